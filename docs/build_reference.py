@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from flows.cli import app
+from flows.cli import every_command
 from pipelines.core.registry import ALL, METRICS, Registry
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.section import Section
@@ -169,15 +168,14 @@ def _cell(text: str) -> str:
 
 def commands_page() -> str:
     """Every command with its arguments and options."""
-    group = typer.main.get_command(app)
-    return "\n".join([COMMANDS_INTRO, *_commands(group, "sqltrain")])
+    return "\n".join([COMMANDS_INTRO, *_commands(every_command(), "sqltrain")])
 
 
-def _commands(group: Any, path: str) -> Iterator[str]:
-    for name, command in sorted(group.commands.items()):
+def _commands(commands: Mapping[str, Any], path: str) -> Iterator[str]:
+    for name, command in sorted(commands.items()):
         whole = f"{path} {name}"
         if hasattr(command, "commands"):
-            yield from _commands(command, whole)
+            yield from _commands(command.commands, whole)
             continue
         yield f"## `{whole}`\n"
         yield f"{inspect.cleandoc(command.help or '')}\n"

@@ -1,18 +1,106 @@
-"""The `sqltrain` command."""
+"""The `sqltrain` command: a table of commands, whose modules are imported when one of them is called."""
 
 import errno
+import importlib
 import io
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from flows.commands import data, evaluation, operations, recipes, training, use
 from pipelines.core.errors import SqltrainError
+
+INTERRUPTED = 130
+OPS_LIBRARIES = frozenset({"fastapi", "great_expectations", "mlflow", "prefect"})
+FILE_ERRORS = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
+    | {errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+)
+
+
+# The commands by their module below `flows.commands` and their panel of the help, with their line there.
+PANELS = {
+    ("operate", None): {
+        "nightly": "Run one night: take new questions, train a challenger, promote it only if it is better.",
+        "status": "Show what runs, what the last night decided, and held-out accuracy over the nights.",
+        "champion": "The checkpoint that nightly retraining promoted.",
+        "store": "What a store holds, and what of it may go.",
+    },
+    ("train", "Train"): {
+        "run": "Run a recipe: every stage that the store lacks, then a table of the figures.",
+        "stages": "List a recipe's stages: key, whether the store has it, and why not.",
+        "adapt": "Teach a model one database: write recipes/NAME.yaml, run it, and say whether its model may serve.",
+        "watch": "Watch a run train: rewards by term, accuracy, entropy, turns, format errors, where the "
+        "time goes, alarms.",
+        "plan": "Say what training takes of each GPU: GiB by use, for 1 to 8 of them.",
+        "sweep": "Make the cells of a table, each common stage once, and the table that they fill, with a "
+        "page of their curves.",
+    },
+    ("train", "Recipes"): {
+        "show": "Print the resolved recipe as YAML: includes, variant and overrides applied.",
+        "recipes": "List the recipes and their variants.",
+        "check": "Check that every recipe loads, and that the gold SQL of one (the miniature by default) "
+        "earns the full reward.",
+    },
+    ("use", "Use"): {
+        "connect": "Read a database and write databases/NAME.yaml: what the agent is told of it, for you to edit.",
+        "ask": "Ask a trained model about a database and watch its turns.",
+        "serve": "Serve the agent of a database: a chat page, and OpenAI's protocol for any client.",
+        "export": "Write a trained model as others take it, with a filled card: weights, tokenizer, prompt, "
+        "protocol, figures.",
+        "mcp": "Serve the sandboxed SQL tool to any MCP client, and the agent beside it.",
+        "environment": "Episodes for other trainers.",
+        "feedback": "What users of `sqltrain serve` asked and said.",
+    },
+    ("evaluate", "Evaluate"): {
+        "evaluate": "Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the "
+        "held-out questions.",
+        "compare": "Compare evaluations question by question: which flipped, and whether the difference is "
+        "more than chance.",
+        "report": "Write the HTML report of a finished run and say where it is.",
+        "score": "Score a prediction file under several equalities in one pass.",
+    },
+    ("data", "Data and teachers"): {
+        "invent": "Make questions with gold SQL for a database that has none.",
+        "review": "Look through questions in a browser, one by one: accept, mend or reject each, by keyboard.",
+        "data": "Benchmarks on this machine.",
+    },
+}
+COMMANDS = {name: module for (module, _), lines in PANELS.items() for name in lines}
+
+
+class LazyGroup(TyperGroup):
+    """The group of all commands: `--help` prints the table alone, and a call imports the module of its command."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for (_, panel), lines in PANELS.items():
+            for name, line in lines.items():
+                self.add_command(TyperCommand(name, help=line, rich_help_panel=panel))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called, and its arguments."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else command(name), rest
+
+
+def command(name: str) -> Any:
+    """A command or group of the table, from its module."""
+    module = importlib.import_module(f"flows.commands.{COMMANDS[name]}")
+    return get_command(module.app).commands[name]  # type: ignore[attr-defined]
+
+
+def every_command() -> dict[str, Any]:
+    """All commands by name; groups have `commands` of their own."""
+    return {name: command(name) for name in COMMANDS}
+
 
 app = typer.Typer(
     name="sqltrain",
+    cls=LazyGroup,
     help="Post-train open-weight language models into multi-turn text-to-SQL agents.",
     epilog="Start with: sqltrain run miniature",
     no_args_is_help=True,
@@ -20,10 +108,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-INTERRUPTED = 130
 
-
-def _show_version(wanted: bool) -> None:
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, if wanted."""
     if wanted:
         from importlib.metadata import version
 
@@ -34,21 +121,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """What holds for every command."""
-
-
-for part in (training, recipes, use, evaluation, data, operations):
-    part.register(app)
-
-
-OF_OPS = frozenset({"fastapi", "great_expectations", "mlflow", "prefect"})
-OF_FILES = frozenset(
-    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
-    | {errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
-)
+    """The options that hold for every command."""
 
 
 def main() -> None:
@@ -61,44 +137,39 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except SqltrainError as error:
-        from pipelines.report.terminal import plain
-
-        print(f"error: {plain(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        sys.exit(_fail(str(error), error.exit_code))
     except Exception as error:
-        sys.exit(_usage(error))
+        if hasattr(error, "show"):  # typer's usage errors
+            error.show()
+            sys.exit(2)
+        line = user_error(error)
+        if line is None:
+            raise
+        sys.exit(_fail(line, 1))
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it would end the end with a traceback
         print("stopped; the same command goes on from here", file=sys.stderr)
     sys.exit(code or 0)
 
 
-def _usage(error: Exception) -> int:
-    """Exit code of a command-line mistake; anything else is our own bug and keeps its traceback."""
-    show = getattr(error, "show", None)  # typer's and click's usage errors
-    if show is not None:
-        show()
-        return 2
-    line = _mistake(error)
-    if line is None:
-        raise error
+def _fail(line: str, code: int) -> int:
     from pipelines.report.terminal import plain
 
     print(f"error: {plain(line)}", file=sys.stderr)
-    return 1
+    return code
 
 
-def _mistake(error: Exception) -> str | None:
-    """What a user can mend of an error that no command has put in words; None where it is our own bug."""
-    if isinstance(error, ModuleNotFoundError) and error.name in OF_OPS:
+def user_error(error: Exception) -> str | None:
+    """The line for an error that a user can mend and no command has put in words; None for a bug of our own."""
+    if isinstance(error, ModuleNotFoundError) and error.name in OPS_LIBRARIES:
         return f"{error.name} is not installed. Run: pip install 'sqltrain[ops]'"
-    if isinstance(error, OSError) and error.errno in OF_FILES:
+    if isinstance(error, OSError) and error.errno in FILE_ERRORS:
         return f"cannot use {error.filename or 'a file'}: {error.strerror}"
-    # Prefect's, when it is imported: an address that is none, a number that is text
+    # Prefect's, when it is imported: an address that is none, a number that is text.
     if isinstance(error, ValueError) and getattr(error, "title", None) == "Settings":
         why = "; ".join(part["msg"] for part in getattr(error, "errors", list)())  # without the values: one is a key
         return f"Prefect's settings cannot be read: {why}. Look at the variables PREFECT_..."
-    # pathlib's, for ~nobody/x and for a link that leads to itself
+    # pathlib's, for ~nobody/x and for a link that leads to itself.
     if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
         return str(error)
     return None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.options import AsJson, emit, split
+from flows.terminal import AsJson, emit, split
 from pipelines.core.errors import UserError
 
 ENGINES = ("plain", "prefect")

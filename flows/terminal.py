@@ -1,32 +1,104 @@
-"""What a person sees while a run goes: bars on a terminal, plain lines elsewhere."""
+"""Options that commands share, and what they print: progress of a run, its stages, its figures, where its results are.
 
-from __future__ import annotations
+On a terminal progress is bars, elsewhere plain lines.
+"""
 
+import functools
+import inspect
 import json
+import os
 import textwrap
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
-from flows.options import FIRST_RUN
+from flows import run as plain_run
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.core.types import from_dict
 from pipelines.evaluation.summary import Summary
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import read_card
 from pipelines.recipe.config import Recipe
 from pipelines.report import terminal
 from pipelines.report.terminal import plain
 from pipelines.stages import graph
 
+RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50 or variant=NAME."),
+]
+Where = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
+FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # the hint where a run is missing
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
+
 QUIET_SECONDS = 10.0
+SHOWN = {
+    "synthesize": ("trajectories", "turns_mean", "broken"),
+    "filter": ("kept", "acceptance"),
+    "gold_schema": ("examples", "agreement", "disagreements"),
+    "sft": ("steps", "loss", "accuracy"),
+    "difficulty": ("questions", "pass_rate", "zero_variance_share", "balanced", "explore"),
+    "grpo": ("steps", "reward", "ex", "turns", "zero_variance"),
+    "evaluate": ("ex", "ex_sampled", "majority", "turns", "tokens"),
+}
+MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
+console = Console(highlight=False)
+
+
+def with_store(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with `--store DIR`, which it gets as the last of its overrides."""
+    signature = inspect.signature(command, eval_str=True)
+    (words,) = signature.parameters.keys() & {"overrides", "axes"}
+
+    @functools.wraps(command)
+    def run(store: str | None = None, **values: Any) -> None:
+        more = [] if store is None else [f"store={store}"]
+        command(**{**values, words: [*(values[words] or []), *more]})
+
+    option = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Where)
+    run.__annotations__ = {**command.__annotations__, "store": Where}
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    return run
+
+
+def open_recipe(name: str, overrides: Sequence[str] | None) -> tuple[Recipe, Store]:
+    """A recipe with its overrides, and the store that they name."""
+    rest, store = split(overrides)
+    return recipes.load(name, rest), store
+
+
+def open_for(name: str, overrides: Sequence[str] | None, model: Path) -> tuple[Recipe, Store]:
+    """A recipe that asks a checkpoint as the checkpoint's own card says; overrides come last and win."""
+    if not (model / "config.json").is_file():
+        raise DataError(f"no model in {model}", "Pass a checkpoint folder that holds a config.json.")
+    card = read_card(model)
+    return open_recipe(name, [*(card.overrides() if card else ()), *(overrides or [])])
+
+
+def split(overrides: Sequence[str] | None) -> tuple[list[str], Store]:
+    """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from what is the recipe's own."""
+    words = overrides or []
+    roots = [word.removeprefix("store=") for word in words if word.startswith("store=")]
+    root = roots[-1] if roots else os.environ.get("SQLTRAIN_STORE") or "store"
+    if not root:
+        raise UserError("--store names no folder", "Write --store DIR, or leave it out for ./store.")
+    return [word for word in words if not word.startswith("store=")], Store(Path(root).expanduser())
+
+
+def emit(value: Mapping[str, Any]) -> None:
+    """One JSON object on one line, for scripts."""
+    typer.echo(json.dumps(value, sort_keys=True))
 
 
 class Bars:
@@ -54,7 +126,7 @@ class Bars:
         self._task: TaskID | None = None
         self._label, self._unit, self._note, self._done, self._total, self._last = "", "", "", 0, 0, 0.0
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
@@ -90,40 +162,22 @@ class Bars:
         self.console.print(Text(plain(text), style="yellow"), soft_wrap=True)
 
 
-# What the command line prints: a run as it goes, its stages, its figures and where to look.
-
-console = Console(highlight=False)
-SHOWN = {
-    "synthesize": ("trajectories", "turns_mean", "broken"),
-    "filter": ("kept", "acceptance"),
-    "gold_schema": ("examples", "agreement", "disagreements"),
-    "sft": ("steps", "loss", "accuracy"),
-    "difficulty": ("questions", "pass_rate", "zero_variance_share", "balanced", "explore"),
-    "grpo": ("steps", "reward", "ex", "turns", "zero_variance"),
-    "evaluate": ("ex", "ex_sampled", "majority", "turns", "tokens"),
-}
-MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
-
-
 def say(words: str) -> None:
     """One line, as it is: names and paths of users may hold markup."""
-    console.print(Text(terminal.plain(words)), soft_wrap=True)
+    console.print(Text(plain(words)), soft_wrap=True)
 
 
 def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
     """A plain run with its progress on the screen."""
-    from flows import run as plain
-
-    title, root = terminal.plain(recipe.title or "a recipe"), terminal.plain(str(store.root))
-    console.print(
-        Text.assemble((terminal.plain(recipe.name), "bold"), f": {title} ", (f"(store: {root})", "dim")), soft_wrap=True
-    )
+    title = plain(recipe.title or "a recipe")
+    place = (f"(store: {plain(str(store.root))})", "dim")
+    console.print(Text.assemble((plain(recipe.name), "bold"), f": {title} ", place), soft_wrap=True)
 
     def done(result: graph.StageResult, seconds: float) -> None:
         how = "cached" if result.cached else f"{seconds:.1f} s"
         head = f"✓ {result.name:<16} {result.key}  {how:<10}"
-        # A figure stays beside its name: what does not fit goes to the next line.
-        figures = facts(result).replace("  ", "\0").replace(" ", "\xa0").replace("\0", "  ")
+        # A figure stays beside its name: a pair that does not fit goes to the next line.
+        figures = stage_figures(result).replace("  ", "\0").replace(" ", "\xa0").replace("\0", "  ")
         folded = textwrap.fill(head + figures, console.width, subsequent_indent="    ", break_on_hyphens=False)
         line = Text(folded.replace("\xa0", " "))
         line.stylize("green", 0, 1)
@@ -131,30 +185,18 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
         console.print(line, soft_wrap=True)
 
     with Bars(console) as bars:
-        return plain.run(recipe, store, bars, until, done)
+        return plain_run.run(recipe, store, bars, until, done)
 
 
-def facts(result: graph.StageResult) -> str:
-    """The numbers of a stage's summary that say most, for one line."""
-    kind = result.name.partition("_")[0]
-    names = SHOWN.get(kind) or SHOWN.get(result.kind) or tuple(result.metrics)[:4]
-    return "  ".join(f"{name} {_number(result.metrics[name])}" for name in names if name in result.metrics)
-
-
-def _number(value: float) -> str:
-    """A whole number with all its digits, any other with four."""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
-
-
-def show_steps(steps: list[graph.Step]) -> None:
-    """The table of `sqltrain stages`."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("stage", "key", "state", "why"):
-        table.add_column(title)
-    for step in steps:
-        state = "[green]cached[/]" if step.cached else "[yellow]to do[/]"
-        table.add_row(step.name, step.key, state, Text(terminal.plain(step.why)))
-    console.print(table)
+def stage_figures(result: graph.StageResult) -> str:
+    """The most telling metrics of a stage, for one line: a whole number with all its digits, any other with four."""
+    names = SHOWN.get(result.name.partition("_")[0]) or SHOWN.get(result.kind) or tuple(result.metrics)[:4]
+    parts = []
+    for name in names:
+        if name in result.metrics:
+            value = result.metrics[name]
+            parts.append(f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:,.4g}")
+    return "  ".join(parts)
 
 
 def conclude(
@@ -172,74 +214,32 @@ def conclude(
         more: further lines for a person.
     """
     by_name = {result.name: result for result in results}
-    where = look(store, by_name)
+    places = {name: str(result.folder / "report.html") for name, result in by_name.items() if result.kind == "report"}
+    newest = by_name.get("grpo") or by_name.get("sft")
+    if newest is not None:
+        places["model"] = str(newest.folder / "model")
+    if (store.root / "mlflow.db").exists():
+        places["tracking"] = f"mlflow ui --backend-store-uri sqlite:///{store.root / 'mlflow.db'}"
     console.print()
-    figures = _checkpoints(recipe, results) if figures is None else figures
+    if figures is None:
+        checkpoints: dict[str, dict[str, Summary]] = {}
+        for result in results:
+            if result.kind in MODELS:
+                benchmark = graph.seen_by(result.name, recipe).benchmark.name
+                checkpoints.setdefault(benchmark, {})[MODELS[result.kind]] = summary_of(result.folder)
+        figures = checkpoints
     if figures:
-        terminal.show_end(console, figures, where)
+        terminal.show_end(console, figures, places)
     else:
-        for label, place in where.items():
+        for label, place in places.items():
             say(f"{label}  {place}")
     for line in more:
         say(line)
     if as_json:
         stages = {name: {"key": r.key, "cached": r.cached, "metrics": r.metrics} for name, r in by_name.items()}
-        print(json.dumps({"recipe": recipe.name, "stages": stages, "look": where}, sort_keys=True))
-
-
-def _checkpoints(recipe: Recipe, results: list[graph.StageResult]) -> dict[str, dict[str, Summary]]:
-    """The figures of a run's evaluations by benchmark and checkpoint."""
-    summaries: dict[str, dict[str, Summary]] = {}
-    for result in results:
-        if result.kind in MODELS:
-            benchmark = graph.seen_by(result.name, recipe).benchmark.name
-            summaries.setdefault(benchmark, {})[MODELS[result.kind]] = summary_of(result.folder)
-    return summaries
+        print(json.dumps({"recipe": recipe.name, "stages": stages, "look": places}, sort_keys=True))
 
 
 def summary_of(folder: Path) -> Summary:
     """The figures of a finished evaluation."""
     return from_dict(Summary, read_json(folder / "summary.json"))
-
-
-def look(store: Store, results: dict[str, graph.StageResult]) -> dict[str, str]:
-    """Where a person goes on from here."""
-    places: dict[str, str] = {}
-    for name, result in results.items():
-        if result.kind == "report":
-            places[name] = str(result.folder / "report.html")
-    newest: Any = next((results[name] for name in ("grpo", "sft") if name in results), None)
-    if newest is not None:
-        places["model"] = str(newest.folder / "model")
-    if (store.root / "mlflow.db").exists():
-        places["tracking"] = f"mlflow ui --backend-store-uri sqlite:///{store.root / 'mlflow.db'}"
-    return places
-
-
-def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
-    """Say where a finished run's report is, or copy it; those of further benchmarks are named after it."""
-    steps = graph.plan(recipe, store)
-    if not any(step.kind == "report" for step in steps):
-        raise DataError(f"the stages of recipe {recipe.name} end without a report", "Add report to `stages`.")
-    missing = [step.name for step in steps if not step.cached and step.kind != "report"]
-    if missing:
-        raise DataError(
-            f"recipe {recipe.name} is not finished: {', '.join(missing)} to do",
-            FIRST_RUN,
-        )
-    results = run(recipe, store, None)
-    first, *others = (result for result in results if result.kind == "report")
-    page = first.folder / "report.html"
-    if out is not None:
-        copy_page(page, out)
-    say(str(out or page))
-    for result in others:
-        say(f"{graph.benchmark_of(result.name)}  {result.folder / 'report.html'}")
-
-
-def copy_page(page: Path, out: Path) -> None:
-    """Copy a report."""
-    try:
-        out.write_bytes(page.read_bytes())
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}", "Name a file with --out.") from None

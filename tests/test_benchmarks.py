@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows import evaluating, nights, terminal
+from flows import nights, terminal
+from flows.commands import evaluate as evaluating
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.recipe import recipes

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows import asking
-from flows.options import open_for
+from flows.terminal import open_for
 from pipelines.core.errors import DataError
 from pipelines.core.store import Store
 from pipelines.recipe import recipes

@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Where the wall clock is read, and what for.
 LABELS = {
     "pipelines/serving/http_server.py": "the moment that OpenAI's protocol wants in an answer",
-    "flows/status.py": "how long ago a run began, by the moment that it wrote for other processes",
+    "flows/commands/operate.py": "how long ago a run began, by the moment that it wrote for other processes",
     "pipelines/nightly/store_gc.py": "the moment that a claim began; the age of files, which have no other clock",
     "pipelines/serving/feedback.py": "the day of a question, which says when it is deleted",
     "pipelines/stages/keys.py": "the age of a file: one that has just been written is read again",

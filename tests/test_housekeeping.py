@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flows import storing
+from flows.commands import operate
 from pipelines.core.errors import DataError
 from pipelines.core.store import Store
 from pipelines.nightly import store_gc
@@ -210,12 +210,15 @@ def test_a_large_store_is_collected_without_reading_every_manifest(
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"stage": "report", "key": "r2", "inputs": null}'])
 @pytest.mark.parametrize("name", ["report/r2", "sft/s2"])
-def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(store: Store, name: str, content: str) -> None:
+def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(
+    store: Store, name: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The newest report's or its model's: what it was made of cannot be read, and a work folder is needed by nobody."""
     (store.root / name / "manifest.json").write_text(content)
     store.work("sft", "new").mkdir()
     assert gone(store) == {"sft/.work-new"}
-    lines = list(storing.collect(store, 0.0, delete=True))
+    operate.collect(str(store.root), 0.0, delete=True)
+    lines = capsys.readouterr().out.splitlines()
     why = f"no finished stage goes: what {name} needs cannot be read. Remove that folder, or make it again"
     assert lines == [why, "removed sft/.work-new  0 B", "1 folders, 0 B"]
     assert f"perhaps needed by what is damaged: {name}" in store_gc.needed(store).values()

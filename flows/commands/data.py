@@ -1,14 +1,44 @@
-"""Commands about questions and teachers: invent, review, judge, data."""
+"""Commands about questions and teachers: invent, review, data add."""
 
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe, with_store
-from pipelines.core.errors import UserError
+from flows.terminal import AsJson, Bars, Overrides, console, emit, open_recipe, say, with_store
+from pipelines.benchmarks import downloads
+from pipelines.core.errors import DataError, UserError
+from pipelines.core.files import write_atomic
+from pipelines.core.types import Example
+from pipelines.databases import card, named
+from pipelines.databases.of_recipe import sql_engine
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.log import RESPONSES
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Execution
+from pipelines.recipe.recipes import LOCAL
+from pipelines.recipe.yaml_files import yaml_text
+from pipelines.report.terminal import plain
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.teachers.invent import Inventor, coverage, lines
+
+app = typer.Typer()
+data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+LINE_CHARS = 300
+MARK = "# questions_sha256: "  # of an entry of conf/local
+WORKERS = 2  # processes that run the SQL of a review
 
 
+@app.command()
+@with_store
 def invent(
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
     teacher: Annotated[str, typer.Option(help="The endpoint that writes SQL and questions (docs/teachers.md).")],
@@ -22,14 +52,53 @@ def invent(
 
     Example: sqltrain invent --database shop.sqlite --count 200 --teacher big --checker other --out shop.jsonl
     """
-    from flows import inventing
+    recipe, store = open_recipe("miniature", overrides)
+    where = named.find(database)
+    # A file that cannot be written is said before anything is bought.
+    hint = "Pass --out FILE.jsonl."
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror}", hint) from None
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no permission'}", hint)
+    asker = Asker.named(teacher, store.root / RESPONSES)
+    other = Asker.named(checker, store.root / RESPONSES) if checker and checker != teacher else asker
+    with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(console) as bars:
+        bars.begin("invent", count, "questions")
+        schema = where.schema(sql, values=3)
+        invented = Inventor(where.database, schema, sql, asker, other, recipe.seed).make(count, bars.advance)
+    doubted = out.with_name(f"{out.name.removesuffix('.jsonl')}.doubted.jsonl")
 
-    recipe, store = open_recipe("miniature", overrides or [])
-    facts = inventing.invent(recipe, store, database, count, teacher, checker, out)
+    def text_of(listed: Sequence[Example]) -> str:
+        """Lines that the JSONL reader takes, with what made each beside; no password is in them."""
+        text = ""
+        for example in listed:
+            row = {"id": example.id, "question": example.question, "database": where.address}
+            more = {"sql": example.gold_sql, "hardness": example.hardness, **example.meta}
+            text += json.dumps({**row, **more}, ensure_ascii=False) + "\n"
+        return text
+
+    write_atomic(doubted, text_of(invented.doubted))
+    if not invented.examples:
+        reasons = ", ".join(f"{reason} {n}" for reason, n in invented.counts.most_common())
+        hint = "Try another teacher, or more questions."
+        raise DataError(f"no question could be made of {database}: {reasons}", hint)
+    write_atomic(out, text_of(invented.examples))
+    say(f"{len(invented.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
+    covered = coverage(invented.examples, schema)
+    for line in lines(covered):
+        say(line)
+    say(f"look through them with: sqltrain review {out}")
+    say(f"{len(invented.doubted)} more, which the checker answers with another result, are in {doubted}")
+    for endpoint in dict.fromkeys((asker, other)):
+        say(endpoint.bill())
     if as_json:
-        emit({**facts, "out": str(out)})
+        counts = {reason: float(n) for reason, n in sorted(invented.counts.items())}
+        emit({"counts": counts, "coverage": dataclasses.asdict(covered), "out": str(out)})
 
 
+@app.command()
 def review(
     questions: Annotated[str, typer.Argument(help="A JSONL file of questions; with --data, a recipe.")],
     overrides: Overrides = None,
@@ -52,48 +121,54 @@ def review(
       sqltrain review sql_trail include=local/bird_dev --data --out corrections.jsonl
     """
     try:
-        from flows import reviewing
+        from pipelines.review import items, server
+        from pipelines.review.decisions import Places, Review
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
     if data and database is not None:
         raise UserError("--database is of a file's questions, and --data of a recipe's", "Pass one of them.")
-    if data:
-        reviewing.review_data(open_recipe(questions, overrides or [])[0], out, port)
-    elif overrides:
+    if overrides and not data:
         raise UserError(f"{overrides[0]} changes a recipe, and {questions} is a file", "Pass --data with a recipe.")
-    else:
-        reviewing.review_file(Path(questions).expanduser(), database, out, port)
+
+    def examined(listed: list[items.Item]) -> list[items.Item]:
+        with Bars(console) as bars:
+            bars.begin("check", len(listed), "questions")
+            found = items.examined(listed, sql)
+            bars.advance(len(listed))
+        return found
+
+    if data:
+        recipe, _ = open_recipe(questions, overrides)
+        places = Places.beside(out or Path("corrections.jsonl"))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            sql_engine(recipe, WORKERS) as sql,
+            server.listening(port) as listener,
+        ):
+            listed = examined(items.of_recipe(recipe, Path(folder)))
+            items.hold_ids_apart(listed)
+            doubted = [item for item in listed if item.doubts]
+            if not doubted:
+                say(f"nothing speaks against the gold SQL of {recipe.name}: {len(listed):,} looked at")
+                return
+            server.serve(Review(recipe.name, doubted, places, items.corrected(listed)), sql, listener, say)
+        return
+    path = Path(questions).expanduser()
+    places = Places.beside(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
+    listed, databases = items.of_file(path, database)
+    address = databases[0].address if database is not None else None
+    if places.out.parent.resolve() != path.parent.resolve() and address is None:
+        # A line's own way to its database would lead elsewhere from another folder: all questions must have one.
+        if len(databases) > 1:
+            hint = "Let --out name a file in the folder of the questions."
+            raise DataError("the questions name several databases", hint)
+        address = databases[0].address
+    with named.sandbox(databases, Execution(), WORKERS) as sql, server.listening(port) as listener:
+        server.serve(Review(path.name, examined(listed), places, None, address), sql, listener, say)
 
 
-def judge(
-    recipe: RecipeName,
-    endpoint: Annotated[str, typer.Option(help="The judge, by its name in conf/local/endpoints.yaml.")],
-    overrides: Overrides = None,
-    count: Annotated[
-        int, typer.Option(min=2, max=1_000_000, help="Answers that it is asked about, half right, half wrong.")
-    ] = 200,
-    as_json: AsJson = False,
-) -> None:
-    """Say how far a judge can be trusted: agreement with execution, and whether place or length move its grades.
-
-    It is asked three times about each of some answers of the recipe's teachers and evaluated models; what it says is
-    kept, so a second look costs nothing.
-
-    Example: sqltrain judge reasoning_sql --endpoint big --count 100
-    """
-    from flows import judge_agreement
-
-    loaded, store = open_recipe(recipe, overrides or [])
-    agreement = judge_agreement.judge(loaded, store, endpoint, count)
-    if as_json:
-        emit(agreement)
-
-
-data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
-
-
-@data_app.command()
-def add(
+@data_app.command("add")
+def data_add(
     name: Annotated[str, typer.Argument(help="A file of conf/data, such as bird_dev; own: your own questions.")],
     path: Annotated[Path, typer.Argument(help="The folder that it was unpacked into; for `own`, a JSONL or CSV file.")],
     called: Annotated[
@@ -111,16 +186,80 @@ def add(
 
       sqltrain data add own ~/sales.jsonl --name sales
     """
-    from flows import datasets
-
-    added = datasets.add(name, path, lambda line: typer.echo(line, err=as_json), called=called)
+    added = add(name, path, lambda line: typer.echo(line, err=as_json), called=called)
     if as_json:
         emit(added)
 
 
-def register(app: typer.Typer) -> None:
-    """Put these commands under the main one."""
-    commands: list[Any] = [with_store(invent), review, with_store(judge)]
-    for command in commands:
-        app.command(rich_help_panel="Data and teachers")(command)
-    app.add_typer(data_app, name="data", rich_help_panel="Data and teachers")
+def add(
+    name: str, path: Path, tell: Callable[[str], None], local: Path = LOCAL, called: str | None = None
+) -> dict[str, Any]:
+    """Check a download and write `conf/local/<slot>.yaml`, which `include=local/<slot>` lays over any recipe.
+
+    Args:
+        called: the slot, and the benchmark's name in reports; by default `name`. Slots of one kind lie side by side.
+
+    Returns the findings as JSON values.
+    """
+    slot = called or name
+    if not re.fullmatch(r"[\w-]+", slot):
+        raise DataError(f"{slot!r} is no name for it", "A name has letters, digits, '_' and '-'.")
+    # A folder that cannot be written is said before the questions are checked, which may take long.
+    nearest = next(place for place in (local, *local.resolve().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise DataError(f"{local} cannot be written", "Run this in a folder of your own.")
+    source, tree = downloads.source_of(name, path)
+    for benchmark in tree["data"].get("test", []) if called is not None else []:
+        benchmark["name"] = slot
+    with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden()) as sql:
+        health = downloads.examine(name, source, Path(folder), sql)
+    published = downloads.BENCHMARKS[name]
+    # Counts beside the authors' own, then what is bad and where to get it.
+    tell(f"{name}: {health.usable:,} of {health.checked:,} questions can run, over {health.databases:,} databases")
+    part = f" ({health.checked:,} of them looked at)" if health.checked != health.rows else ""
+    whole = f"; the whole benchmark has {published.questions:,}" if published.questions is not None else ""
+    tell(f"{health.rows:,} questions{part}{whole}")
+    if published.databases is not None and health.checked == health.rows:
+        tell(f"its authors count {published.databases:,} databases")
+    for reason, number in health.bad.items():
+        tell(f"  {number:,} with {reason.replace('_', ' ')}")
+    for line in map(plain, health.shown):
+        tell(f"    {line if len(line) <= LINE_CHARS else f'{line[: LINE_CHARS - 1]}…'}")
+    is_short = published.questions is not None and health.rows < published.questions
+    if published.get and (is_short or "missing_database" in health.bad):
+        tell(f"what is missing: {published.get}")
+    tell(f"licence: {published.licence}; it stays with the data, none of which is copied")
+    tell(f"questions sha256 {health.questions_sha256}")
+    tell(f"databases sha256 {health.databases_sha256 or 'not computed: more than 4 GiB'}")
+    if not health.usable:
+        raise DataError(f"none of the questions in {path} can run", published.hint)
+    place = local / f"{slot}.yaml"
+    old = place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
+    before = [line.removeprefix(MARK) for line in old if line.startswith(MARK)]
+    if before and before[0] != health.questions_sha256:
+        tell("the questions differ from those added before: the stages that read them will run again")
+    head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {published.licence}.\n"
+    marks = f"{MARK}{health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
+    try:
+        local.mkdir(parents=True, exist_ok=True)
+        write_atomic(place, head + marks + yaml_text(tree))
+    except OSError as error:
+        raise DataError(f"{place} cannot be written: {error.strerror}") from None
+    tell(f"written to {place}; use it with: include=local/{slot}")
+    return {"name": name, "include": f"local/{slot}", "licence": published.licence, **dataclasses.asdict(health)}
+
+
+def chosen(listed: str, tell: Callable[[str], None]) -> str:
+    """The override that puts these benchmarks in a recipe; those that were not added are named and left out.
+
+    Args:
+        listed: names with commas between them, or one of `benchmarks.LISTS`.
+    """
+    names = downloads.LISTS.get(listed) or tuple(listed.split(","))
+    here = [name for name in names if (recipes.LOCAL / f"{name}.yaml").is_file()]
+    for name in names:
+        if name not in here:
+            tell(f"no data of {name}, which is left out; get it, and run: sqltrain data add {name} PATH")
+    if not here:
+        raise DataError(f"none of {', '.join(names)} is on this machine", "Run: sqltrain data add NAME PATH")
+    return f"data.test=[{', '.join(f'local/{name}' for name in here)}]"

@@ -1,14 +1,63 @@
 """Commands that use a model or a database: connect, ask, serve, export, mcp, environment, feedback."""
 
+import contextlib
+import functools
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, get_args
 
 import typer
 
-from flows.options import AsJson, Overrides, RecipeName, Where, emit, open_for, open_recipe, split, with_store
-from pipelines.core.errors import UserError
+from flows import asking
+from flows.asking import newest_model
+from flows.terminal import (
+    AsJson,
+    Bars,
+    Overrides,
+    RecipeName,
+    Where,
+    console,
+    emit,
+    open_for,
+    open_recipe,
+    say,
+    split,
+    with_store,
+)
+from pipelines.core.errors import DataError, UserError
+from pipelines.core.registry import DIALECTS
+from pipelines.databases import card, named, reading
+from pipelines.databases.reading import DatabaseFinding
+from pipelines.endpoints import client
+from pipelines.export import folder as exports
+from pipelines.export.cards import trace
+from pipelines.nightly.ledger import ledgers
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import folder_of
+from pipelines.recipe.config import Execution
+from pipelines.report.terminal import plain
+from pipelines.serving import models
+from pipelines.serving.access import Access, read_keys
+from pipelines.serving.agent import Agent, QuestionBudget
+from pipelines.serving.feedback import Feedback
+from pipelines.serving.models import CHAMPION, KINDS, Served, champion_of
+from pipelines.sql.dialects.dialect import of_address
+
+app = typer.Typer()
+environment_app = typer.Typer(help="Episodes for other trainers.", no_args_is_help=True)
+feedback_app = typer.Typer(help="What users of `sqltrain serve` asked and said.", no_args_is_help=True)
+app.add_typer(environment_app, name="environment")
+app.add_typer(feedback_app, name="feedback")
+
+FeedbackFolder = Annotated[Path, typer.Argument(help="The folder that serve --feedback was given.")]
+SHOWN = 5  # findings of one kind that are printed
+WORKERS = 4  # processes that run SQL
 
 
+@app.command()
 def connect(
     database: Annotated[str, typer.Argument(help="A file, or an address such as postgresql://reader@host/shop.")],
     name: Annotated[str | None, typer.Option(help="What to call it; by default its own name.")] = None,
@@ -27,13 +76,76 @@ def connect(
 
       sqltrain connect postgresql://reader@localhost:5432/shop --name shop
     """
-    from flows import connecting
-
-    facts = connecting.connect(database, name, allow_writes)
+    where = named.find(database, "Pass a file, or an address such as postgresql://reader@host/shop.")
+    dialect = DIALECTS[where.database.engine]
+    is_card = named.is_connected(database)
+    title = name or (database if is_card else card.name_of(where.address) or where.database.id)
+    if not title or not all(sign.isalnum() or sign in "_-" for sign in title):
+        raise DataError(f"{title!r} cannot be the name of a card", "Pass --name with letters, digits, _ and - only.")
+    place = card.place(title)
+    old = card.read(place) if place.is_file() else None
+    if old is not None and old.location != where.address:
+        raise DataError(f"{place} describes another database", "Pass --name for this one.")
+    role, schema = reading.role(where)
+    if role.writes:
+        say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
+        say("an administrator makes a role that only reads with:")
+        for line in dialect.reader_grants(where.address, schema):
+            say(f"  {line}")
+        if role.is_turned_away:
+            raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")
+        if not allow_writes:
+            raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
+    first = card.name_of(where.address)
+    if old is None and first is not None:
+        say(f"note: {card.place(first)} describes this database, too; what either hides is hidden")
+    # An address that holds a password: the card names a variable for it.
+    is_address = of_address(database) is not None
+    has_password = is_address and named.parted(database)[1] is not None
+    variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
+    with Bars(console) as bars:
+        bars.begin("read", 1, "tables")
+        catalogue = reading.read(where, variable)
+        bars.advance(1)
+    database_card = catalogue.card if old is None else card.merged(catalogue.card, old)
+    card.write(place, database_card)
+    tables = catalogue.card.tables.values()
+    rows = sum(table.rows or 0 for table in tables)
+    columns = sum(len(table.columns) for table in tables)
+    say(f"{where.database.id}: {dialect.title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
+    by_kind: dict[str, list[DatabaseFinding]] = {}
+    for finding in catalogue.findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
+    for kind, findings in by_kind.items():
+        say(f"{kind}: {len(findings)}")
+        for finding in findings[:SHOWN]:
+            say(f"  {plain(finding.where)}: {plain(finding.advice)}")
+        if len(findings) > SHOWN:
+            say(f"  ... and {len(findings) - SHOWN} more")
+    known = client.endpoints(client.place())
+    model = f"endpoint:{next(iter(known), 'NAME')}"
+    path = place.as_posix()
+    say(f'wrote {path}: edit it, then ask with: sqltrain ask "..." --database {title} --model {model}')
+    if not known:
+        say(f"  there is no endpoint yet: add one to {client.place()}: {client.EXAMPLE}")
+        say(f"  --model takes a checkpoint folder, too; without any, sqltrain mcp {title} serves the SQL tool")
+    if database_card.password_env is not None and is_address:
+        say(f"the password is not in it: set the environment variable {database_card.password_env}")
     if as_json:
-        emit(facts)
+        emit(
+            {
+                "name": title,
+                "card": path,
+                "engine": database_card.engine,
+                "tables": len(database_card.tables),
+                "columns": sum(len(table.columns) for table in database_card.tables.values()),
+                "findings": dict(Counter(finding.kind for finding in catalogue.findings)),
+            }
+        )
 
 
+@app.command()
+@with_store
 def ask(
     question: Annotated[str, typer.Argument(help="The question, in words.")],
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
@@ -59,24 +171,21 @@ def ask(
 
       sqltrain ask "how many farms are there ?" --database farm --model endpoint:big
     """
-    from flows import asking
-    from pipelines.recipe.checkpoint import folder_of
-    from pipelines.serving import models
-
-    words = overrides or []
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
-        rest, store = split(words)
+        rest, store = split(overrides)
         opened = models.opened(model, recipe or models.SPOKEN, rest, store)
         asking.ask(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
     folder = None if model is None else folder_of(Path(model))
     if folder is None:
-        loaded, store = open_recipe(recipe or "miniature", words)
+        loaded, store = open_recipe(recipe or "miniature", overrides)
     else:
-        loaded, store = open_for(recipe or "miniature", words, folder)
+        loaded, store = open_for(recipe or "miniature", overrides, folder)
     asking.ask(loaded, store, question, database, folder, typer.echo)
 
 
+@app.command()
+@with_store
 def serve(
     database: Annotated[str, typer.Argument(help="A name of databases/, a file, or an address.")],
     overrides: Overrides = None,
@@ -103,17 +212,47 @@ def serve(
       sqltrain serve shop --policy endpoint:big --host 0.0.0.0 --keys keys.yaml --feedback feedback
     """
     try:
-        from flows import serve as serving
+        import uvicorn
+
+        from pipelines.serving.http_server import Service, tend
+        from pipelines.serving.web import check_address, check_place
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
-    from pipelines.serving.agent import QuestionBudget
+    rest, store = split(overrides)
+    where = named.find(database)
+    access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
+    check_address(host, access)
+    check_place(host, port)
+    if policy is None:
+        names = [name for name, ledger in ledgers(store).items() if ledger.champion() is not None]
+        if len(names) != 1:
+            reason = f"{len(names)} recipes have a champion" if names else "no recipe has a champion"
+            raise UserError(f"{reason} in {store.root}", f"Pass --policy with {KINDS}.")
+        policy = CHAMPION + names[0]
+    served = Served(policy, recipe, rest, store)
+    folder = store.root / "serve" / where.database.id
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    with where.sql(served().recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
+        shown = served().recipe.protocol
+        schema = where.schema(sql, shown.schema_values, shown.schema_descriptions)
+        agent = Agent(where, sql, schema, served, QuestionBudget(seconds, rows))
+        kept = None if feedback is None else Feedback(feedback, keep_days)
+        beside: list[Callable[[], Awaitable[None]]] = [served.follow]
+        if kept is not None:
+            beside.append(functools.partial(tend, kept, store.root))
+        service = Service(agent, access, folder / "questions.jsonl", kept, beside)
+        with contextlib.suppress(ImportError):  # of the extra that speaks to MCP clients
+            from pipelines.serving.mcp_server import McpEndpoint
 
-    rest, store = split(overrides or [])
-    budget = QuestionBudget(seconds, rows)
-    options = serving.Options(policy, recipe, host, port, keys, feedback, keep_days, budget, per_minute, at_once)
-    serving.serve(database, options, rest, store)
+            service.mcp = McpEndpoint(service)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        say(f"{plain(where.database.id)} answered by {plain(served().name)}: {address} (stop with Ctrl-C)")
+        say(f"OpenAI's protocol: {address}/v1    audit log: {folder / 'questions.jsonl'}")
+        uvicorn.run(service.app(), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 
+@app.command()
+@with_store
 def export(
     model: Annotated[str, typer.Argument(help="A checkpoint folder, champion:RECIPE, STAGE/KEY, or a trained recipe.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
@@ -131,12 +270,36 @@ def export(
 
       sqltrain export grpo/0a1b2c3d4e5f ~/agent --push me/agent
     """
-    from flows import exporting
+    rest, store = split(overrides)
+    out = out.expanduser()
+    kinds: tuple[exports.Kind, ...] = get_args(exports.Kind)
+    chosen = next((kind for kind in kinds if kind == to), None)
+    if chosen is None:
+        raise UserError(f"there is no export {to!r}", f"There are: {', '.join(kinds)}.")
+    token = None if push is None else exports.require_token()  # before a folder is written
+    stage, _, key = model.partition("/")
+    if Path(model).expanduser().is_dir():
+        checkpoint = Path(model).expanduser()
+    elif model.startswith(CHAMPION):
+        champion = champion_of(store, model.removeprefix(CHAMPION))
+        checkpoint = store.folder(champion.stage, champion.key) / "model"
+    elif key and store.has(stage, key):
+        checkpoint = store.folder(stage, key) / "model"
+    elif model in recipes.recipe_names() or model.endswith(".yaml"):
+        checkpoint = newest_model(recipes.load(model, rest), store)
+    else:
+        raise DataError(f"there is no model {model!r}", "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe.")
+    notes = exports.write(trace(checkpoint), chosen, out)
+    say(f"wrote {out}: read its {exports.README} before you hand it on")
+    for note in notes:
+        say(f"note: {note}")
+    if to == "ollama":
+        say(f"import it: cd {out} && ollama create {out.name}")
+    if push is not None and token is not None:
+        say(f"pushed to {exports.push(out, push, token)}")
 
-    rest, store = split(overrides or [])
-    exporting.export(model, to, out.expanduser(), push, rest, store)
 
-
+@app.command()
 def mcp(
     databases: Annotated[list[str], typer.Argument(help="Files, addresses, or names of databases/.")],
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve HTTP, not stdin and stdout.")] = None,
@@ -158,20 +321,13 @@ def mcp(
       sqltrain mcp shop.sqlite farm.duckdb --port 8765
     """
     try:
-        from pipelines.serving.mcp_server import serve
+        from pipelines.serving.mcp_server import serve as serve_tool
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[mcp]'") from None
-    from pipelines.recipe.config import Execution
-
     model = None
     if policy is not None:
-        from pipelines.serving.models import Served
-
         model = Served(policy, recipe, [], split([] if store is None else [f"store={store}"])[1])
-    serve(databases, Execution(), rows, port, model, None if model is None else model.follow)
-
-
-environment_app = typer.Typer(help="Episodes for other trainers.", no_args_is_help=True)
+    serve_tool(databases, Execution(), rows, port, model, None if model is None else model.follow)
 
 
 @environment_app.command("serve")
@@ -195,21 +351,14 @@ def serve_environment(
     try:
         import uvicorn
 
-        from pipelines.environment.openenv import app
+        from pipelines.environment.openenv import app as openenv_app
+        from pipelines.serving.web import check_place
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[openenv]'") from None
-    from flows import terminal
-    from flows.serve import check_place
-    from pipelines.report.terminal import plain
-
     check_place("127.0.0.1", port)
-    served = app(recipe, overrides or [], databases, sessions, idle, workers)
-    terminal.say(f"episodes of {plain(recipe)}: http://127.0.0.1:{port} (stop with Ctrl-C)")
+    served = openenv_app(recipe, overrides or [], databases, sessions, idle, workers)
+    say(f"episodes of {plain(recipe)}: http://127.0.0.1:{port} (stop with Ctrl-C)")
     uvicorn.run(served, port=port, log_level="warning", timeout_graceful_shutdown=5)
-
-
-feedback_app = typer.Typer(help="What users of `sqltrain serve` asked and said.", no_args_is_help=True)
-FeedbackFolder = Annotated[Path, typer.Argument(help="The folder that serve --feedback was given.")]
 
 
 @feedback_app.command("export")
@@ -221,10 +370,6 @@ def feedback_export(
 
     Example: sqltrain feedback export feedback > feedback.jsonl
     """
-    import json
-
-    from pipelines.serving.feedback import Feedback
-
     for row in Feedback.of(folder).export(user):
         typer.echo(json.dumps(row))
 
@@ -239,19 +384,8 @@ def feedback_delete(
 
     Example: sqltrain feedback delete feedback --user ada
     """
-    from pipelines.serving.feedback import Feedback
-
     count = Feedback.of(folder).delete(user)
     if as_json:
         emit({"deleted": count})
     else:
         typer.echo(f"deleted {count} question{'' if count == 1 else 's'}")
-
-
-def register(app: typer.Typer) -> None:
-    """Put these commands under the main one."""
-    commands: list[Any] = [connect, with_store(ask), with_store(serve), with_store(export), mcp]
-    for command in commands:
-        app.command(rich_help_panel="Use")(command)
-    app.add_typer(environment_app, name="environment", rich_help_panel="Use")
-    app.add_typer(feedback_app, name="feedback", rich_help_panel="Use")

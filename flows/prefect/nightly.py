@@ -9,9 +9,9 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed
 
 from flows.nights import night, title
-from flows.options import split
 from flows.prefect.forms import UNCHANGED, CommonOverrides
 from flows.prefect.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
+from flows.terminal import split
 from pipelines.core.errors import DataError
 from pipelines.nightly.ledger import Ledger, NightInProgress
 from tasks import events

@@ -15,9 +15,9 @@ from prefect.logging import get_run_logger
 from prefect.utilities.annotations import quote
 from pydantic import Field
 
-from flows.options import open_recipe, split
 from flows.prefect.forms import UNCHANGED, CommonOverrides, check_changes, check_form
 from flows.prefect.remote import run_elsewhere
+from flows.terminal import open_recipe, split
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store

@@ -2,8 +2,13 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import json
+import logging
+import os
 import re
+import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -19,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pipelines.core.types import is_sayable
+from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import QUESTION_CHARS, Agent, AnsweringModel, Event
 from pipelines.serving.feedback import Feedback, now
@@ -350,3 +356,38 @@ class _Stream(StreamingResponse):
         with self._allowed:
             async with contextlib.aclosing(self._chunks):
                 await super().__call__(scope, receive, send)
+
+
+# Beside the server: what is kept of questions.
+
+TEND_S = 60.0  # between two looks at old feedback and new verdicts
+log = logging.getLogger(__name__)
+
+
+async def tend(feedback: Feedback, store: Path) -> None:
+    """Remove feedback whose days are over, and log verdicts in MLflow if the store is tracked, until cancelled."""
+    while True:
+        try:
+            feedback.prune()
+            if is_tracked(store) and feedback.has_news():
+                # In a process of its own: MLflow takes seconds to import, and memory that this one never gets back.
+                command = [sys.executable, "-m", "tasks.episodes", str(feedback.folder), str(store)]
+                nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE
+                process = await asyncio.create_subprocess_exec(*command, stdout=nowhere, stderr=pipe)
+                try:
+                    _, output = await process.communicate()
+                finally:
+                    if process.returncode is None:
+                        process.kill()
+                if process.returncode:
+                    lines = output.decode(errors="replace").splitlines() or ["no reason"]
+                    log.warning("MLflow was not told of verdicts, and will be: %s", plain(lines[-1]))
+        except Exception as error:  # of MLflow's library, too: the next round must come
+            log.warning("feedback was not tended: %s", error or type(error).__name__)
+        await asyncio.sleep(TEND_S)
+
+
+def is_tracked(store: Path) -> bool:
+    """Whether MLflow records what happens on a store: it is installed, and has a server or a file there."""
+    place = os.environ.get("MLFLOW_TRACKING_URI") or (store / "mlflow.db").is_file()
+    return bool(place) and importlib.util.find_spec("mlflow") is not None

@@ -1,11 +1,13 @@
-"""What our HTTP servers share: who may ask, the body of a request, work that ends with its client, and pages."""
+"""The base of our HTTP servers: address, access, the body of a request, work that ends with its client, and pages."""
 
 import asyncio
 import base64
 import contextlib
 import hashlib
+import ipaddress
 import json
 import re
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from pipelines.core.errors import SqltrainError
+from pipelines.core.errors import SqltrainError, UserError
+from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 
 PARTS = tuple(Path(__file__).with_name(name) for name in ("common.css", "common.js"))  # of every page
@@ -21,6 +24,33 @@ LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
 BODY_BYTES = 1_000_000
 LOOK_S = 0.1  # between two looks whether the client is still there
 Handler = Callable[[Request, str], Awaitable[Response]]
+
+
+def check_address(host: str, access: Access) -> None:
+    """Refuse to be reached from other machines without a key."""
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if access.is_open and not is_local:
+        raise UserError(f"{host} can be reached from other machines", "Pass --keys FILE with a line USER: KEY each.")
+
+
+def check_place(host: str, port: int) -> None:
+    """Refuse an address that this machine cannot listen at, before anything is loaded and announced."""
+    reason = ""
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind, protocol) as trial:
+                    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    trial.bind(place)
+                return
+            except OSError as error:
+                reason = reason or error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # a name that is none, such as one of 100 letters
+        reason = getattr(error, "strerror", None) or "no such host"
+    raise UserError(f"cannot listen at {plain(host)}, port {port}: {reason}", "Pass another --host or --port.")
 
 
 def guarded(

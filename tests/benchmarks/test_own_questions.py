@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import datasets
+from flows.commands import data
 from pipelines.benchmarks import base
 from pipelines.benchmarks.base import Loaded
 from pipelines.benchmarks.splitting import Shares, cut
@@ -175,7 +175,7 @@ def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder: Path) -> N
 
 def test_a_csv_file_of_own_questions_can_be_added(folder: Path, tmp_path: Path) -> None:
     (folder / "own.csv").write_text("question,sql,database\nwho ?,SELECT name FROM customer,shop.sqlite\n")
-    found = datasets.add("own", folder / "own.csv", lambda line: None, tmp_path / "local", called="sales")
+    found = data.add("own", folder / "own.csv", lambda line: None, tmp_path / "local", called="sales")
     assert (found["usable"], found["rows"]) == (1, 1)
     (noted,) = read_yaml(tmp_path / "local" / "sales.yaml")["data"]["test"]
     assert (noted["kind"], noted["name"]) == ("csv", "sales")

@@ -198,8 +198,8 @@ WITHOUT_CARDS = {
     "pipelines/sql/analyst.py": "it reads SQL text and opens no database",
     "pipelines/sql/dialects/sqlite.py": "example values of a view, for whoever reads the schema",
     "pipelines/sql/equalities/spider_grammar.py": "names by which an equality aligns columns; none is kept or shown",
-    "flows/datasets.py": "it passes what the cards hide",
-    "flows/score.py": "it passes what the cards hide",
+    "flows/commands/data.py": "it passes what the cards hide",
+    "flows/commands/evaluate.py": "it passes what the cards hide",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flows.score import score
+from flows.commands.evaluate import score
 from pipelines.core.errors import UserError
 from pipelines.databases import card
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard

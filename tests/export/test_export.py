@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows import exporting
+from flows.commands import use
 from pipelines.core.errors import DataError, ResourceError, UserError
 from pipelines.core.files import write_json
 from pipelines.core.registry import PROTOCOLS
@@ -95,7 +95,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def export(store: Store, out: Path, kind: str = "hub-folder", push: str | None = None) -> str:
-    exporting.export("grpo/grpo1", kind, out, push, [], store)
+    use.export(model="grpo/grpo1", out=out, overrides=[], to=kind, push=push, store=str(store.root))
     return (out / "README.md").read_text(encoding="utf-8")
 
 
@@ -181,8 +181,9 @@ def test_what_fails_half_way_leaves_nothing(store: Store, tmp_path: Path) -> Non
     with pytest.raises(DataError, match="is damaged"):
         export(store, tmp_path / "agent", "ollama")
     (store.folder("grpo", "grpo1") / "manifest.json").unlink()
+    model, out = str(store.folder("grpo", "grpo1") / "model"), tmp_path / "agent"
     with pytest.raises(DataError, match="refuses a conversation"):
-        exporting.export(str(store.folder("grpo", "grpo1") / "model"), "ollama", tmp_path / "agent", None, [], store)
+        use.export(model=model, out=out, overrides=[], to="ollama", store=str(store.root))
     assert {path.name for path in tmp_path.iterdir()} == {"store"}
 
 
@@ -258,7 +259,7 @@ def test_what_cannot_be_exported_is_one_plain_line(
     store: Store, tmp_path: Path, what: str, kind: str, kinds: type[UserError], said: str
 ) -> None:
     with pytest.raises(kinds, match=said):
-        exporting.export(what, kind, tmp_path / "out", None, [], store)
+        use.export(model=what, out=tmp_path / "out", overrides=[], to=kind, store=str(store.root))
     assert {path.name for path in tmp_path.iterdir()} == {"store"}
     (tmp_path / "there").mkdir()
     with pytest.raises(DataError, match="exists"):

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
 import pytest
-import typer
 
-from flows.cli import app
+from flows.cli import every_command
 from pipelines.core.errors import RecipeError
 from pipelines.recipe import recipes
 
 
-def numeric(app: typer.Typer, path: str = "sqltrain") -> Iterator[tuple[str, Any]]:
-    """The numeric options of each command, as their declarations say."""
-    for group in app.registered_groups:
-        yield from numeric(group.typer_instance, f"{path} {group.name}")
-    for command in app.registered_commands:
-        hints = get_type_hints(command.callback, include_extras=True)
-        for name, hint in hints.items():
-            kind, *infos = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+def numeric(commands: Mapping[str, Any], path: str = "sqltrain") -> Iterator[tuple[str, Any]]:
+    """The types of the numeric options of each command."""
+    for name, command in commands.items():
+        yield from numeric(getattr(command, "commands", {}), f"{path} {name}")
+        for option in command.params:
+            kind = option.type_descriptor.annotation
             if {int, float} & {kind, *get_args(kind)}:
-                yield f"{path} {command.name or command.callback.__name__} {name}", infos[0]
+                yield f"{path} {name} {option.name}", option.type_descriptor.parameter_info
 
 
-OPTIONS = dict(numeric(app))
+OPTIONS = dict(numeric(every_command()))
 
 
 def test_there_are_numeric_options() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import checks
+from flows import terminal
+from flows.commands import train
 from pipelines.core.types import Database, Example
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.recipe import recipes
 from tests.flows.command_line import sqltrain
 
 
@@ -26,8 +27,10 @@ def test_a_gold_sql_that_is_too_large_is_told_from_one_that_fails(sql: str, said
     connection.executescript("CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('a'), ('b'), ('c')")
     connection.close()
     example = Example("q", "?", Database("harbour", "sqlite", str(tmp_path / "harbour.sqlite")), sql)
-    with SqlEngine(Limits(timeout_s=5, max_rows=2)) as engine:
-        assert said in checks._without_result(example, engine)
+    recipe = recipes.load("miniature", ["execution.max_rows=2"])
+    (problem,), counts = train.check_gold(recipe, [[example]], terminal.Bars(terminal.console))
+    assert said in problem
+    assert counts == {"gold_checked": 1, "gold_full": 0}
 
 
 def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(

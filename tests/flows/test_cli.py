@@ -1,5 +1,6 @@
 """The command line as its user meets it: one plain line for a mistake, exit code 2, nothing half-written."""
 
+import inspect
 import json
 import os
 import signal
@@ -225,7 +226,13 @@ def test_a_setting_of_prefect_that_cannot_be_read_is_one_line_without_its_values
 
     with pytest.raises(pydantic.ValidationError) as error:
         Settings.model_validate({"key": "s3cret", "port": "s3cret"})
-    line = cli._mistake(error.value)
+    line = cli.user_error(error.value)
     assert line is not None
     assert line.startswith("Prefect's settings cannot be read: Input should be a valid integer")
     assert "s3cret" not in line
+
+
+def test_the_table_of_commands_has_the_first_sentence_of_each_ones_help() -> None:
+    known = {name: line for lines in cli.PANELS.values() for name, line in lines.items()}
+    helps = {name: inspect.cleandoc(command.help).partition("\n\n")[0] for name, command in cli.every_command().items()}
+    assert known == {name: help.replace("\n", " ") for name, help in helps.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import sqltrain
 
-from flows.terminal import copy_page
+from flows.commands.evaluate import copy_page
 from pipelines.core.errors import UserError
 from pipelines.core.types import to_dict, write_jsonl
 from pipelines.evaluation.record import EpisodeRecord

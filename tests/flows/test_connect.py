@@ -1,5 +1,6 @@
 """`sqltrain connect`: the card that it writes, what it warns of, and what prompts take from an edited card."""
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -11,7 +12,8 @@ import pytest
 import yaml
 from command_line import sqltrain
 
-from flows import asking, connecting
+from flows import asking
+from flows.commands import use
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
 from pipelines.databases import card, named
@@ -187,7 +189,7 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path: Path, monkeypatch: p
     with closing(sqlite3.connect(tmp_path / "post.sqlite")) as connection, connection:
         connection.execute('CREATE TABLE place (zip TEXT, "09" TEXT)')
         connection.executemany("INSERT INTO place VALUES (?, ?)", [(text, text) for text in texts[:3]])
-    connecting.connect("post.sqlite", None, False)
+    use.connect("post.sqlite")
     known = card.read(card.place("post")).tables["place"].columns
     assert known["zip"].values == known["09"].values == ("01890", "08", "09")
     each = {text: text for text in texts}
@@ -195,13 +197,17 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path: Path, monkeypatch: p
     assert yaml_files.read_yaml(tmp_path / "each.yaml") == each
 
 
-def test_a_file_can_be_connected_again_by_its_name(shop: Path) -> None:
-    first = connecting.connect("shop.sqlite", None, False)
+def test_a_file_can_be_connected_again_by_its_name(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def connected(text: str) -> dict[str, str]:
+        use.connect(text, as_json=True)
+        return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+    first = connected("shop.sqlite")
     for text in ("shop.sqlite", "./shop.sqlite", str(shop), "shop"):
-        assert connecting.connect(text, None, False)["card"] == first["card"]
+        assert connected(text)["card"] == first["card"]
     Path("databases/shop.yaml").rename("databases/mine.yaml")
     for text in ("shop.sqlite", "./shop.sqlite"):
-        assert connecting.connect(text, None, False)["name"] == "mine"
+        assert connected(text)["name"] == "mine"
     assert [path.name for path in Path("databases").iterdir()] == ["mine.yaml"]
 
 

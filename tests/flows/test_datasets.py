@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import sqltrain
 
-from flows import datasets
+from flows.commands import data
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.recipe import recipes
@@ -33,7 +33,7 @@ def spider(tmp_path: Path) -> Path:
 
 def test_a_partial_download_is_told_and_can_still_be_included(spider: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    found = datasets.add("spider_dev", spider, said.append, tmp_path / "local")
+    found = data.add("spider_dev", spider, said.append, tmp_path / "local")
     assert (found["rows"], found["usable"], found["databases"]) == (4, 2, 1)
     assert found["bad"] == {"missing_database": 1, "gold_no_such_column": 1}
     text = "\n".join(said)
@@ -50,18 +50,18 @@ def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider: P
     rows[2]["query"] = "SELECT '\x1b[2J', flag FROM ship -- " + "x" * 45_000
     (spider / "dev.json").write_text(json.dumps(rows))
     said: list[str] = []
-    datasets.add("spider_dev", spider, said.append, tmp_path / "local")
+    data.add("spider_dev", spider, said.append, tmp_path / "local")
     assert any("SELECT '\\x1b[2J', flag" in line for line in said)
     assert max(map(len, said)) < 400
 
 
 def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider: Path, tmp_path: Path) -> None:
-    first = datasets.add("spider_dev", spider, lambda line: None, tmp_path / "local")
+    first = data.add("spider_dev", spider, lambda line: None, tmp_path / "local")
     again: list[str] = []
-    assert datasets.add("spider_dev", spider, again.append, tmp_path / "local") == first
+    assert data.add("spider_dev", spider, again.append, tmp_path / "local") == first
     assert not [line for line in again if "differ from those added before" in line]
     (spider / "dev.json").write_text((spider / "dev.json").read_text().replace("Which", "What"))
-    changed = datasets.add("spider_dev", spider, again.append, tmp_path / "local")
+    changed = data.add("spider_dev", spider, again.append, tmp_path / "local")
     assert changed["questions_sha256"] != first["questions_sha256"]
     assert changed["databases_sha256"] == first["databases_sha256"]
     assert [line for line in again if "differ from those added before" in line]
@@ -69,9 +69,9 @@ def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider: Path, tmp
 
 def test_what_is_not_there_says_where_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dev\.json.*Get it from https://bird-bench\.github\.io"):
-        datasets.add("bird_dev", tmp_path, lambda line: None, tmp_path / "local")
+        data.add("bird_dev", tmp_path, lambda line: None, tmp_path / "local")
     with pytest.raises(DataError, match=r"no benchmark 'spyder'.*spider_dev"):
-        datasets.add("spyder", tmp_path, lambda line: None, tmp_path / "local")
+        data.add("spyder", tmp_path, lambda line: None, tmp_path / "local")
     assert not (tmp_path / "local").exists()
 
 
@@ -79,7 +79,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_questions_are_checked
     (tmp_path / "conf").write_text("a file")
     said: list[str] = []
     with pytest.raises(DataError, match=r"conf/local cannot be written\. Run this in a folder of your own"):
-        datasets.add("spider_dev", spider, said.append, tmp_path / "conf" / "local")
+        data.add("spider_dev", spider, said.append, tmp_path / "conf" / "local")
     assert said == []
 
 
@@ -89,14 +89,14 @@ def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path:
     rows = [row, row | {"sql": "SELECT flag FROM ship"}, row | {"database": "airport.sqlite"}]
     mine, said = tmp_path / "mine.jsonl", list[str]()
     mine.write_text("".join(json.dumps(one) + "\n" for one in rows) + "no row\n")
-    found = datasets.add("own", mine, said.append, tmp_path / "local")
+    found = data.add("own", mine, said.append, tmp_path / "local")
     assert (found["rows"], found["usable"], found["licence"]) == (4, 1, "your own")
     assert found["bad"] == {"missing_database": 1, "not_json": 1, "gold_no_such_column": 1}
     assert not [line for line in said if "whole benchmark" in line or "what is missing" in line]
     noted = read_yaml(tmp_path / "local" / "own.yaml")
     assert noted == {"data": {"test": [{"name": "own", "kind": "jsonl", "split": "test", "path": str(mine)}]}}
     with pytest.raises(DataError, match=r"no such file.*Each line of the file is"):
-        datasets.add("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")
+        data.add("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")
 
 
 def test_several_files_of_ones_own_lie_side_by_side_under_names(spider: Path, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_several_files_of_ones_own_lie_side_by_side_under_names(spider: Path, tm
     local = tmp_path / "local"
     for slot in ("sales", "stock"):
         (tmp_path / f"{slot}.jsonl").write_text(json.dumps(row) + "\n")
-        found = datasets.add("own", tmp_path / f"{slot}.jsonl", print, local, called=slot)
+        found = data.add("own", tmp_path / f"{slot}.jsonl", print, local, called=slot)
         assert found["include"] == f"local/{slot}"
     noted = [read_yaml(local / f"{slot}.yaml")["data"]["test"][0] for slot in ("sales", "stock")]
     assert [(one["name"], Path(one["path"]).name) for one in noted] == [
@@ -113,7 +113,7 @@ def test_several_files_of_ones_own_lie_side_by_side_under_names(spider: Path, tm
         ("stock", "stock.jsonl"),
     ]
     with pytest.raises(DataError, match="is no name for it"):
-        datasets.add("own", tmp_path / "sales.jsonl", print, local, called="../sales")
+        data.add("own", tmp_path / "sales.jsonl", print, local, called="../sales")
 
 
 @pytest.mark.parametrize("name", downloads.BENCHMARKS)
@@ -131,7 +131,7 @@ def test_a_noted_benchmark_is_included_by_its_name(
     conf = tmp_path / "conf"
     shutil.copytree(recipes.CONF, conf, ignore=shutil.ignore_patterns("local"))
     monkeypatch.setattr(recipes, "CONF", conf)
-    found = datasets.add("spider_dev", spider, lambda line: None, conf / "local")
+    found = data.add("spider_dev", spider, lambda line: None, conf / "local")
     recipe = recipes.load("sql_trail", [f"include={found['include']}"])
     assert (recipe.benchmark.kind, recipe.benchmark.path) == ("spider", str(spider))
 
@@ -159,7 +159,7 @@ def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are
     shutil.copytree(spider, small)
     (small / "dev.json").rename(small / "Spider-DK.json")
     for name, folder in (("spider_dev", spider), ("spider_dk", small)):
-        datasets.add(name, folder, lambda line: None, local)
+        data.add(name, folder, lambda line: None, local)
     words = ("evaluate", "miniature", "--policy", "oracle", "--benchmarks", "omnisql", "data.max_bad_share=1")
     code, out, err = sqltrain(monkeypatch, capsys, *words, f"--store={tmp_path / 'store'}")
     assert code == 0, err
@@ -170,4 +170,4 @@ def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are
     assert table[1].split() == ["system", "spider_dev", "(strict)", "spider_dk", "(strict)"]
     assert table[2].split() == ["oracle", "100.0", "100.0"]
     with pytest.raises(DataError, match="none of bird_dev is on this machine"):
-        datasets.chosen("bird_dev", lambda line: None)
+        data.chosen("bird_dev", lambda line: None)

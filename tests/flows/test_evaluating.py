@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from command_line import sqltrain
 
-from flows import evaluating, terminal
+from flows import terminal
+from flows.commands import evaluate as evaluating
 from flows.terminal import Bars
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
@@ -294,12 +295,13 @@ def test_a_checkpoint_is_evaluated_in_other_modes_than_it_was_trained_in(tmp_pat
 def test_gc_takes_nothing_from_under_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, claimed = Store(tmp_path), list[str]()
 
-    def asked(*arguments: object) -> Path:
+    def stop(*_: object) -> None:
         claimed.extend(stage for run in store_gc.live(store) for stage, _ in run["stages"])
-        return tmp_path
+        raise InterruptedError
 
-    monkeypatch.setattr(evaluating, "_asked", asked)
+    monkeypatch.setattr(evaluating.graph, "execute", stop)
     oracle = evaluating.Answerer(evaluate.ORACLE, "oracle", {})
-    evaluating._evaluated(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
+    with pytest.raises(InterruptedError):
+        evaluating.evaluated(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
     assert claimed == ["test", "test_schema"]
     assert store_gc.live(store) == []

@@ -1,7 +1,7 @@
 """Commands of operation on a real store: status, store, champion; each with examples in its help."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-import typer
 from command_line import sqltrain
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Running
 
-from flows import cli, status
+from flows import cli
+from flows.commands import operate
 from flows.prefect import remote
 from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger
@@ -56,12 +56,12 @@ def test_help_has_an_example(
 
 
 def test_every_command_names_a_store_by_the_same_option() -> None:
-    def leaves(group: Any, path: str) -> Iterator[tuple[str, Any]]:
-        for name, command in group.commands.items():
+    def leaves(group: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+        for name, command in group.items():
             whole = f"{path} {name}".strip()
-            yield from leaves(command, whole) if hasattr(command, "commands") else [(whole, command)]
+            yield from leaves(command.commands, whole) if hasattr(command, "commands") else [(whole, command)]
 
-    commands = dict(leaves(typer.main.get_command(cli.app), ""))
+    commands = dict(leaves(cli.every_command(), ""))
     takes = {name for name, command in commands.items() if any("--store" in one.opts for one in command.params)}
     changes = {
         name for name, command in commands.items() if {one.name for one in command.params} & {"overrides", "axes"}
@@ -105,8 +105,8 @@ def test_status_shows_several_stores(
 
 def test_a_plot_of_equal_nights_and_of_none() -> None:
     night = {"at": "", "decision": "kept", "ex": 0.5}
-    assert [line for line in status.plot([night, night]) if "┤○" in line] == ["  50.0 ┤○ ○"]
-    assert status.plot([{"at": "", "decision": "nothing", "ex": None}]) == []
+    assert [line for line in operate.plot([night, night]) if "┤○" in line] == ["  50.0 ┤○ ○"]
+    assert operate.plot([{"at": "", "decision": "nothing", "ex": None}]) == []
 
 
 def test_a_deployed_night_is_waited_for_while_the_server_restarts(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows import planning
 from flows.cli import app
+from flows.commands import train
 from pipelines.recipe import recipes
 
 RUNNER = CliRunner()
@@ -26,7 +26,7 @@ def test_the_plan_of_a_recipe_has_a_row_for_each_stage_and_number_of_gpus() -> N
 
 def test_what_fits_is_told_by_the_most_rows() -> None:
     recipe = recipes.load("sql_trail", ["grpo.sampling.episode_tokens=8192", "rollout.slots=16"])
-    lines = planning.fitting(recipe)
+    lines = train.fitting(recipe)
     assert "\n".join(line for line in lines if line.startswith("|")) in GPU_PAGE.read_text(encoding="utf-8")
     assert lines[2].startswith("| Qwen2.5-Coder-0.5B-Instruct | full 8, lora 16, qlora 16 |")
     seven = next(line for line in lines if "Coder-7B" in line)

@@ -10,8 +10,9 @@ import pytest
 from command_line import sqltrain
 from rich.console import Console
 
-from flows import asking, status
+from flows import asking
 from flows import terminal as screen
+from flows.commands import operate
 from flows.terminal import Bars
 from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind
@@ -133,7 +134,7 @@ def test_bars_and_lines_of_stages_fit_80_columns(monkeypatch: pytest.MonkeyPatch
 def test_a_reason_of_the_ledger_stays_one_line() -> None:
     last = {"event": "night", "at": "x", "decision": "refused", "reason": HOSTILE}
     found = {"store": "s", "running": [], "recipes": {"m": {"champion": None, "nights": [], "last": last}}}
-    assert status.render(found).splitlines()[-1] == f"last night, x: refused: {SHOWN}"
+    assert operate.render_state(found).splitlines()[-1] == f"last night, x: refused: {SHOWN}"
 
 
 def test_titles_and_paths_hold_no_markup(
@@ -191,4 +192,4 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.M
 def test_a_count_is_printed_with_all_its_digits() -> None:
     metrics = {"trajectories": 14000.0, "broken": 0.0, "turns_mean": 1.71739}
     result = graph.StageResult("synthesize", "key", Path(), metrics, False)
-    assert screen.facts(result) == "trajectories 14,000  turns_mean 1.717  broken 0"
+    assert screen.stage_figures(result) == "trajectories 14,000  turns_mean 1.717  broken 0"

@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import uvicorn
 
-from flows.reviewing import ReviewApp
 from pipelines.databases import card, named
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
 from pipelines.recipe.config import Execution
 from pipelines.review import items
 from pipelines.review.decisions import Places, Review
+from pipelines.review.server import ReviewApp
 
 SHOP = """
 CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price INTEGER, cost INTEGER);

@@ -13,9 +13,7 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 import httpx
 from review_site import COUNT, DEAREST, HIDDEN, VOTE, lines, listening, reviewing, shop
 
-from flows import reviewing as flow
 from flows.commands import data
-from flows.reviewing import ReviewApp
 from pipelines.benchmarks import own_questions
 from pipelines.core.errors import DataError, ResourceError, UserError
 from pipelines.databases.of_recipe import sql_engine
@@ -23,6 +21,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.review import items
 from pipelines.review.decisions import Decision, Journal, Places, Review
+from pipelines.review.server import ReviewApp
 
 BETTER = "SELECT name FROM item WHERE price = 5"
 
@@ -222,6 +221,6 @@ def test_options_that_do_not_go_together_are_refused(mine: Path) -> None:
 def test_a_file_that_no_review_wrote_is_not_written_over(mine: Path) -> None:
     (mine.parent / "precious.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match="no review wrote it"):
-        flow.review_file(mine, None, mine.parent / "precious.jsonl", 0)
+        data.review(str(mine), out=mine.parent / "precious.jsonl")
     with pytest.raises(DataError, match="no such folder"):
-        flow.review_file(mine, None, mine.parent / "none" / "out.jsonl", 0)
+        data.review(str(mine), out=mine.parent / "none" / "out.jsonl")

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import uvicorn
 
-from flows.serve import add_mcp
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
 from pipelines.databases.named import OpenableDatabase, find, of_card
 from pipelines.recipe import recipes
@@ -132,7 +131,10 @@ def site(
         agent = Agent(where, sql, where.schema(sql), lambda: models[-1], budget or QuestionBudget(30, 100))
         feedback = Feedback(folder / "feedback")
         service = Service(agent, access or Access({}), folder / "questions.jsonl", feedback)
-        add_mcp(service)
+        with suppress(ImportError):
+            from pipelines.serving.mcp_server import McpEndpoint
+
+            service.mcp = McpEndpoint(service)
         server = uvicorn.Server(uvicorn.Config(service.app(), port=0, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run)
         thread.start()

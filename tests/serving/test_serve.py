@@ -16,12 +16,12 @@ import httpx
 import openai
 from served import COUNT, Site, events, people, scripted, site
 
-from flows.serve import check_address, check_place
 from pipelines.benchmarks import own_questions
 from pipelines.core.errors import DataError, UserError
 from pipelines.recipe.config import Source
 from pipelines.serving.access import Access, Denied, read_keys
 from pipelines.serving.agent import QuestionBudget
+from pipelines.serving.web import check_address, check_place
 from tests.flows.command_line import sqltrain
 
 QUESTION = "How many people by city ?"

@@ -18,8 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from shops import build_shop
 from typer.testing import CliRunner
 
-from flows.compare import compare
-from flows.score import score
+from flows.commands.evaluate import compare, score
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.types import Database
 from pipelines.report import writer

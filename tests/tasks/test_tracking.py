@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows import status
+from flows.commands import operate
 from pipelines.core import frames, provenance
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
@@ -82,7 +82,7 @@ def test_status_shows_a_run_that_waits_for_mlflow(
     seen: list[str] = []
 
     def look(*_: object) -> None:
-        seen.append(status.render(status.gather(store)))
+        seen.append(operate.render_state(operate.state_of(store)))
 
     monkeypatch.setattr(MlflowNotes, "note", lambda *_: None)
     monkeypatch.setattr(MlflowNotes, "close", look)

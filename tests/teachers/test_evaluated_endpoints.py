@@ -12,7 +12,8 @@ import yaml
 from teacher_server import TeacherServer, scripted_replies
 from teacher_world import kept, make, recipe_of
 
-from flows import asking, evaluating
+from flows import asking
+from flows.commands import evaluate as evaluating
 from pipelines.core.errors import BoundaryError, DataError, ResourceError
 from pipelines.core.processes import free_port
 from pipelines.core.store import Store

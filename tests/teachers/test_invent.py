@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flows.cli import app
+from flows.commands import data
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
 from pipelines.core.types import HARDNESS_LEVELS, Database
@@ -121,14 +122,9 @@ def test_the_command_balances_levels_and_varies_styles(
 def test_the_command_writes_what_the_reader_reads(
     tmp_path: Path, servers: Any, database: Database, name_endpoint: Any
 ) -> None:
-    from flows.inventing import invent
-    from pipelines.core.store import Store
-    from pipelines.recipe import recipes
-
     name_endpoint(servers(reply))
     out = tmp_path / "mine.jsonl"
-    recipe, store = recipes.load("miniature"), Store(tmp_path / "store")
-    invent(recipe, store, database.location, 2, "teacher", None, out)
+    data.invent(database=database.location, teacher="teacher", count=2, out=out, overrides=[f"store={tmp_path / 's'}"])
     loaded = base.read(Source(kind="jsonl", path=str(out)), 0, tmp_path / "stage")
     assert [one.gold_sql for one in loaded.examples] == [PROPOSALS[0], PROPOSALS[4]]
     assert loaded.quarantine == []
@@ -140,17 +136,12 @@ def test_the_command_writes_what_the_reader_reads(
 def test_a_place_that_cannot_be_written_is_said_before_anything_is_bought(
     tmp_path: Path, servers: Any, database: Database, name_endpoint: Any, where: str
 ) -> None:
-    from flows.inventing import invent
-    from pipelines.core.store import Store
-    from pipelines.recipe import recipes
-
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     server = servers(reply)
     name_endpoint(server)
-    store = Store(tmp_path / "store")
     with pytest.raises(DataError, match="cannot be written"):
-        invent(recipes.load("miniature"), store, database.location, 2, "teacher", None, tmp_path / where)
+        data.invent(database=database.location, teacher="teacher", out=tmp_path / where, overrides=[])
     assert not server.delivered
 
 

@@ -1,16 +1,29 @@
-"""`sqltrain judge` over a real server: what it finds of a judge that is taken in, and that nothing is paid twice."""
+"""`benchmarks/judge.py` over a real server: the figures of a judge that is taken in; nothing is paid twice."""
 
 import json
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from teacher_world import recipe_of, world
 
-from flows import judge_agreement
+from benchmarks import judge as script
 from pipelines.core.store import Store
 from tests.flows.command_line import sqltrain
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the script."""
+    monkeypatch.setattr(sys, "argv", ["judge.py", *words])
+    code = 0
+    try:
+        script.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    return code, *capsys.readouterr()
 
 
 def wrong_half(say: Any) -> Any:
@@ -36,8 +49,8 @@ def test_a_judge_that_likes_long_queries_is_found_out(
         lambda messages: "2.0" if "AS answer_that_was_written_with_care" in messages[-1]["content"] else "0.0"
     )
     name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
-    command = ["judge", "miniature", *world(2), f"--store={store.root}", "--endpoint", "other", "--count", "6"]
-    code, out, said = sqltrain(monkeypatch, capsys, *command, "--json")
+    command = ["miniature", *world(2), f"--store={store.root}", "--endpoint", "other", "--count", "6"]
+    code, out, said = run(monkeypatch, capsys, *command)
     assert code == 0, said
     found = json.loads(out.splitlines()[-1])
     assert found == {
@@ -51,11 +64,11 @@ def test_a_judge_that_likes_long_queries_is_found_out(
     }
     assert "18 of them bought now" in " ".join((out + said).split())
     assert sum(judge.delivered.values()) == 18  # six answers, asked about plainly, turned round, and padded
-    assert judge_agreement.doubts(found) == [
+    assert script.doubts(found) == [
         "its kappa with execution is below 0.6: as a reward it would teach its own mistakes",
         "length raises its grade: a policy would learn to write longer queries",
     ]
-    assert sqltrain(monkeypatch, capsys, *command)[0] == 0
+    assert run(monkeypatch, capsys, *command)[0] == 0
     assert sum(judge.delivered.values()) == 18
 
 
@@ -67,8 +80,8 @@ def test_a_judge_grades_by_the_recipes_own_scale(
     judge = servers(lambda messages: "2")
     name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
     scale = "rewards=[{term: exec}, {term: judge, options: {by: other, scale: 4}}]"
-    command = ["judge", "miniature", *world(2), scale, f"--store={store.root}", "--endpoint", "other", "--count", "6"]
-    code, out, said = sqltrain(monkeypatch, capsys, *command, "--json")
+    command = ["miniature", *world(2), scale, f"--store={store.root}", "--endpoint", "other", "--count", "6"]
+    code, out, said = run(monkeypatch, capsys, *command)
     assert code == 0, said
     found = json.loads(out.splitlines()[-1])
     assert (found["right_accepted"], found["wrong_accepted"], found["unread"]) == (0, 0, 0)
@@ -90,14 +103,14 @@ def test_answers_are_judged_by_the_questions_of_their_own_pool(
     own += ["synthesis.teacher.error_rate=0", "contracts.max_leaked=1", f"--store={tmp_path / 's'}"]
     name_endpoint(servers(lambda messages: "2.0"))
     assert sqltrain(monkeypatch, capsys, "check", "miniature", *own)[0] == 0  # reads both pools
-    code, _, said = sqltrain(monkeypatch, capsys, "judge", "miniature", *own, "--endpoint", "teacher")
+    code, _, said = run(monkeypatch, capsys, "miniature", *own, "--endpoint", "teacher")
     assert code == 2
     assert "are all right" in said
 
 
 def test_an_unknown_name_is_reported_before_anything_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    command = ["judge", "miniature", f"--store={tmp_path / 's'}", "--endpoint", "nobody"]
-    code, _, said = sqltrain(monkeypatch, capsys, *command)
+    command = ["miniature", f"--store={tmp_path / 's'}", "--endpoint", "nobody"]
+    code, _, said = run(monkeypatch, capsys, *command)
     assert (code, said.count("\n")) == (2, 1)
     assert "nobody" in said
     assert not (tmp_path / "s" / "data").exists()
@@ -109,7 +122,7 @@ def test_teachers_that_are_always_right_measure_no_judge(
     name_endpoint(servers(lambda messages: "2.0"))
     careful = "synthesis.teacher.guesses={}"
     oracle = [*world(2)[:4], careful, f"--store={tmp_path / 's'}", "--endpoint", "teacher"]
-    code, _, said = sqltrain(monkeypatch, capsys, "judge", "miniature", *oracle)
+    code, _, said = run(monkeypatch, capsys, "miniature", *oracle)
     assert code == 2
     assert "are all right" in said
     assert "sqltrain run miniature" in said

@@ -1,24 +1,35 @@
-"""`sqltrain judge`: how far an endpoint that is to judge answers can be trusted, before a training pays for it."""
+"""How far a judge can be trusted: agreement with execution, and whether place or length move its grades.
 
+    python benchmarks/judge.py reasoning_sql --endpoint big --count 100 [--store DIR] [KEY=VALUE]...
+
+It is asked three times about each of some answers of the recipe's teachers and evaluated models; its answers are kept,
+so a second look costs nothing. The last line is one JSON object.
+"""
+
+import argparse
 import dataclasses
+import json
+import sys
 from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from flows import terminal
-from flows.terminal import Bars
-from pipelines.core.errors import DataError
+from flows.terminal import Bars, open_recipe
+from pipelines.core.errors import DataError, SqltrainError
 from pipelines.core.store import Store
 from pipelines.core.types import Example, Outcome, Trajectory
 from pipelines.curation.filtering import shuffled
 from pipelines.databases.of_recipe import sql_engine
+from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.stages import graph
 from pipelines.stages.context import examples, trajectories
+from pipelines.teachers.judge import check
 
 BATCH = 512  # trajectories between two moves of the bar
 LOW_KAPPA = 0.6  # "substantial" agreement begins there (Landis and Koch, 1977)
@@ -46,9 +57,6 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
     Returns:
         What `pipelines.teachers.judge.check` found.
     """
-    from pipelines.endpoints.asking import Asker
-    from pipelines.teachers.judge import check
-
     asker = Asker.named(endpoint, store.root / RESPONSES)  # a name that is not there is said before anything runs
     terminal.run(recipe, store, "synthesize")
     there = [step for step in graph.plan(recipe, store) if step.cached]
@@ -137,3 +145,24 @@ def doubts(agreement: dict[str, float]) -> list[str]:
     if agreement["length_shift"] > MOVED:
         lines.append("length raises its grade: a policy would learn to write longer queries")
     return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--endpoint", required=True, help="the judge, by its name in conf/local/endpoints.yaml")
+    parser.add_argument("--count", type=int, default=200, help="answers it is asked about, half right, half wrong")
+    parser.add_argument("--store", help="the store; SQLTRAIN_STORE or ./store by default")
+    given = parser.parse_intermixed_args()
+    try:
+        store = [] if given.store is None else [f"store={given.store}"]
+        agreement = judge(*open_recipe(given.recipe, [*given.overrides, *store]), given.endpoint, given.count)
+    except SqltrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(json.dumps(agreement, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main()

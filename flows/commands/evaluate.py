@@ -1,0 +1,630 @@
+"""Commands that evaluate: evaluate, compare, report, score."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flows import terminal
+from flows.terminal import (
+    FIRST_RUN,
+    AsJson,
+    Bars,
+    Overrides,
+    RecipeName,
+    console,
+    emit,
+    open_for,
+    open_recipe,
+    say,
+    with_store,
+)
+from pipelines.core.errors import DataError, RecipeError, UserError
+from pipelines.core.files import read_json, write_atomic
+from pipelines.core.registry import DIALECTS, EQUALITIES
+from pipelines.core.store import Store
+from pipelines.core.types import Database, escaped, to_dict
+from pipelines.databases import card, named
+from pipelines.endpoints.client import Endpoint, endpoint
+from pipelines.evaluation.evaluate import of_prediction
+from pipelines.nightly import store_gc
+from pipelines.protocols.base import at_once
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import folder_of
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.plugins import plugin_code
+from pipelines.report import terminal as report_terminal
+from pipelines.report import writer
+from pipelines.report.data import ReportData, as_report
+from pipelines.report.formats import ReportTable, TableColumn
+from pipelines.sql import scoring
+from pipelines.sql.diagnoses import Diagnosis, Hint
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.scoring import GoldQuery, ScoredItem, ScoreSummary
+from pipelines.stages import evaluate as asking
+from pipelines.stages import evaluations, graph
+from pipelines.stages.context import Context, examples
+from pipelines.stages.evaluate import latencies
+from pipelines.stages.keys import cards, endpoints, folder_digest, prompt_digest
+from pipelines.stages.report import of_systems, systems_of
+
+app = typer.Typer()
+
+ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and by how it is asked
+EVALUATIONS = "evaluations"
+VERSIONS = {stage.name: stage.version for stage in graph.GRAPH}
+ASKING = ("protocol", "seed", *(f"execution.{name}" for name in ("timeout_s", "max_rows", "max_bytes", "memory_mb")))
+ANSWER_FIELDS = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: they decide its answers
+# Official evaluators know no limit on a result; a cross join that somebody predicted must still end.
+RESULTS = {"max_rows": 5_000_000, "max_bytes": 256_000_000, "memory_mb": 4096}
+MOST_UNAVAILABLE = 0.01  # of the items; a figure of fewer than the others says little
+RECORDS, SUMMARY = "records.jsonl", "summary.json"
+NOTHING_TO_REPORT = "a report needs predictions, and an equality that is no measure of time"
+SHOWN = 12  # item numbers of a disagreement, and left-out items
+
+
+@app.command()
+@with_store
+def evaluate(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option(help="Any checkpoint folder, instead of the recipe's own.")] = None,
+    policy: Annotated[str | None, typer.Option(help="oracle, or endpoint:NAME of conf/local/endpoints.yaml.")] = None,
+    benchmarks: Annotated[
+        str | None,
+        typer.Option(help="To evaluate on, with commas between; omnisql: those added of its nine."),
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Your own questions with their SQL: JSON lines, or CSV with a header.")
+    ] = None,
+    database: Annotated[
+        str | None, typer.Option(help="Of all --questions: a file, an address, or a name of databases/.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Of each benchmark so many questions, drawn by the seed.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print calls, tokens and price at most, and stop; with --model or --policy.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
+
+    Examples:
+
+      sqltrain evaluate miniature
+
+      sqltrain evaluate miniature --model ~/checkpoint protocol.max_turns_eval=3 protocol.schema_view=hidden
+
+      sqltrain evaluate sql_trail --policy endpoint:big include=local/bird_dev
+
+      sqltrain evaluate sql_trail --policy endpoint:big --questions q.csv --database shop --limit 5 --plan
+
+      sqltrain evaluate arctic_sql --model ~/OmniSQL-7B --benchmarks omnisql
+    """
+    from flows.commands.data import chosen
+
+    if model is not None and policy is not None:
+        raise UserError("--model and --policy name two different policies", "Pass one of them.")
+    if plan and model is None and policy is None:
+        raise UserError("--plan is of one policy", "Pass --model or --policy; a recipe's stages: sqltrain stages.")
+    words = list(overrides or [])
+    if questions is not None:
+        if not questions.expanduser().is_file():
+            raise UserError(f"there is no file {questions}", "--questions takes JSON lines, or CSV with a header.")
+        kind, place = ("csv" if questions.suffix.lower() == ".csv" else "jsonl"), questions.expanduser().resolve()
+        source: dict[str, Any] = {"name": "questions", "kind": kind, "path": str(place)}
+        if database is not None:
+            source["options"] = {"database": named.find(database).address}
+        words.append(f"data.test={json.dumps([source])}")
+    elif database is not None:
+        raise UserError("--database is of --questions", "Pass both, or data.test.0.options.database=ADDRESS.")
+    if benchmarks is not None:
+        words.append(chosen(benchmarks, say))
+    model = None if model is None else folder_of(model)
+
+    def opened() -> tuple[Recipe, Store]:
+        return open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
+
+    loaded, store = opened()
+    if limit is not None:
+        words += [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
+        loaded, store = opened()
+    if model is not None:
+        about = {"digest": folder_digest(model), "dtype": loaded.model.compute_dtype, "decoder": loaded.rollout.policy}
+        answerer = Answerer(str(model.resolve()), model.name, about, f"checkpoint {about['digest']}")
+        evaluate_policy(loaded, store, answerer, as_json, plan)
+    elif policy is not None:
+        evaluate_named(loaded, store, policy, as_json, plan)
+    else:
+        terminal.conclude(loaded, store, terminal.run(loaded, store, "evaluate"), as_json)
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """The policy that is evaluated."""
+
+    policy: str  # as `pipelines.stages.evaluate.answering` takes it
+    name: str  # for people
+    about: Mapping[str, object]  # distinguishes it from any other, for the keys
+    note: str = ""  # the same in a few words, for the report
+    entry: Endpoint | None = None  # of an endpoint, with its price
+
+    def price(self, latency: asking.Latency) -> float:
+        """The price of a question."""
+        assert self.entry is not None
+        return (latency.bought_in * self.entry.price_in + latency.bought_out * self.entry.price_out) / 1e6
+
+
+def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool, plan_only: bool = False) -> None:
+    """Evaluate "oracle" or "endpoint:NAME" on the recipe's held-out questions."""
+    if policy.startswith(asking.ENDPOINT):
+        entry = endpoint(policy.removeprefix(asking.ENDPOINT))
+        about = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
+        evaluate_policy(recipe, store, Answerer(policy, policy, about, entry.model, entry), as_json, plan_only)
+    elif policy == asking.ORACLE:
+        evaluate_policy(recipe, store, Answerer(policy, policy, {"policy": policy}), as_json, plan_only)
+    else:
+        raise RecipeError(f"there is no policy {policy!r}", "Choose oracle or endpoint:NAME, or pass --model FOLDER.")
+
+
+def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: bool, plan_only: bool = False) -> None:
+    """Evaluate a policy on every benchmark of the recipe, and write a report of each.
+
+    What it has answered when asked in the same way is not asked again. An evaluation with broken episodes is no last
+    word: the same command makes it anew, and asks only those again.
+
+    Args:
+        plan_only: print what it would ask, and what that costs at most, and stop.
+    """
+    alone = [recipe.on(benchmark.name) for benchmark in recipe.data.test]
+    with Bars(console) as bars:
+        folders = [evaluated(single, store, answerer, bars, plan_only) for single in alone]
+    if plan_only:
+        return
+    results: list[graph.StageResult] = []
+    figures: dict[str, Any] = {}
+    lines: list[str] = []
+    for number, (single, folder) in enumerate(zip(alone, folders, strict=True)):
+        benchmark, metrics = single.benchmark.name, read_json(folder / "metrics.json")
+        title = f"evaluate {answerer.name}{f' on {benchmark}' if number else ''}"
+        results.append(graph.StageResult(title, folder.name, folder, metrics, False))
+        figures[benchmark] = {answerer.name: terminal.summary_of(folder)}
+        if len(alone) > 1:
+            lines.append(benchmark)
+        records = [record for record in asking.records(folder, "greedy", "sampled") if not record.broken]
+        if records and not any(record.well_formed or record.executable for record in records):
+            lines.append(
+                f"warning: every answer was malformed: does {answerer.name} speak the protocol {single.protocol.name} "
+                f"(prompt {single.protocol.prompt}) ?"
+            )
+        if "ex_selected" in metrics:  # the choice of an endpoint among the samples, beside the vote in the table
+            value, low, high = (100 * metrics[name] for name in ("ex_selected", "ex_selected_low", "ex_selected_high"))
+            chosen_line = f"selected by {single.evaluation.selector}  {value:.1f} [{low:.1f}, {high:.1f}]"
+            if "selector_first" in metrics:  # of one that merges there is none
+                chosen_line += f"; {metrics['selector_first']:.0%} of its answers chose the query shown first"
+            lines.append(chosen_line)
+        efficiency = read_json(folder / asking.EFFICIENCY)
+        lines += [f"R-VES  {efficiency['r_ves']:.1f}"] if efficiency else []
+        for name, latency in latencies(folder).items():
+            lines.append(f"latency ({name})  {latency.total_s:.2f} s a question, {latency.sql_s:.2f} s of it in SQL")
+            if answerer.entry is not None:
+                cost = f"{answerer.price(latency):.5f} {answerer.entry.currency} a question"
+                lines.append(
+                    f"cost ({name})  {cost}: {latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
+                )
+        lines.append(f"report  {folder / writer.PAGE}")
+    terminal.conclude(recipe, store, results, as_json, figures, lines)
+
+
+def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan_only: bool = False) -> Path:
+    """A policy's evaluation on the first benchmark of a recipe; of a plan, the folder of the questions."""
+    how = recipe.slice(*ASKING)
+    code = plugin_code(how | recipe.slice("rollout.policy"))
+    alone = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"selector": None})})
+    protocols = [recipe.protocol]
+    with contextlib.suppress(RecipeError):  # of a protocol without a form that asks for an answer in one turn
+        protocols.append(at_once(recipe.protocol)[0])
+    settings: dict[str, object] = {
+        "policy": answerer.about,
+        "recipe": how,
+        "prompts": [prompt_digest(protocol) for protocol in protocols],
+        "version": VERSIONS["evaluate_model"],
+        "plugins": code,
+        "options": recipe.rollout.options if f"policy {recipe.rollout.policy}" in code else {},
+        "user": endpoints(alone, "evaluate_model"),
+        "cards": cards(recipe.data.test[:1], store.root),
+    }
+    with_evaluation = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
+    steps = graph.plan(with_evaluation, store, among=("test", "test_schema"))  # no training questions are needed
+    with store_gc.claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}):
+        results = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
+        test = results["test"]
+        questions = examples(test.folder, "test")
+        if answerer.policy == asking.ORACLE and (mute := sum(not question.gold_sql for question in questions)):
+            raise RecipeError(
+                f"the oracle plays gold SQL, and {mute} of {len(questions)} questions have none",
+                "Evaluate a checkpoint (--model FOLDER) or an endpoint on them.",
+            )
+        links = results["test_schema"].folder if "test_schema" in results else None
+        # Each turn sends the conversation again; a conversation ends at its budget of tokens.
+        asked = {one.name: (len(questions) * one.samples, one.max_turns, one.sampling) for one in asking.passes(recipe)}
+        n_calls = sum(episodes * turns for episodes, turns, _ in asked.values())
+        episodes = ", ".join(f"{number:,} {name}" for name, (number, *_) in asked.items())
+        bars.say(f"{len(questions):,} questions of {recipe.benchmark.name}: {episodes}; at most {n_calls:,} calls")
+        entry = answerer.entry
+        if entry is not None:
+            read = sum(number * turns * sampling.episode_tokens for number, turns, sampling in asked.values())
+            made = sum(number * sampling.episode_tokens for number, _, sampling in asked.values())
+            cost = (read * entry.price_in + made * entry.price_out) / 1e6
+            price = f"{cost:,.2f} {entry.currency}" if cost else "its entry has no price"
+            bars.say(
+                f"at most {read:,} tokens in and {made:,} out: {price}; what is answered already is not asked again"
+            )
+        if plan_only:
+            return test.folder
+
+        def build(folder: Path) -> None:
+            context = Context("evaluate", recipe, folder, {"test": test.folder}, bars)
+            answers = store.root / ANSWERS / recipes.digest(settings)
+            if entry is not None:  # an endpoint that does not answer as it should costs one question
+                (store.root / ANSWERS).mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=store.root / ANSWERS, prefix=".first-") as first:
+                    one = Context("first question", alone, Path(first), {"test": test.folder}, bars)
+                    asking.evaluate_questions(one, questions[:1], answerer.policy, links, answers)
+            asking.evaluate_questions(context, questions, answerer.policy, links, answers)
+            data = of_systems(recipe, tuple(systems_of(folder, answerer.name, note=answerer.note)), test.folder)
+            times = latencies(folder)
+            if entry is not None and times:  # no other report depends on the time that it took
+                texts = ("latency, s", "SQL, s", "tokens in", "tokens out", f"cost, {entry.currency}")
+                costs = ReportTable(
+                    "cost",
+                    "Cost and latency",
+                    (TableColumn("answers"), TableColumn("number", "count"), *(TableColumn(t, "text") for t in texts)),
+                    tuple(
+                        (
+                            name,
+                            one.episodes,
+                            *(f"{value:,.2f}" for value in (one.total_s, one.sql_s)),
+                            *(f"{value:,.0f}" for value in (one.bought_in, one.bought_out)),
+                            f"{answerer.price(one):.5f}",
+                        )
+                        for name, one in times.items()
+                    ),
+                    "Means of an answer, of what this run asked.",
+                )
+                data = dataclasses.replace(data, tables=(*data.tables, costs))
+            writer.write_all(data, folder)
+
+        evaluation = recipe.slice(*graph.VERDICTS, "benchmark.name", "execution", "gold_schema", "stages")
+        whole = {
+            **settings,
+            "name": answerer.name,
+            "evaluation": evaluation,
+            "code": plugin_code(evaluation),
+            "report": VERSIONS["report"],  # not of the answers' key: another page asks no endpoint again
+            "endpoints": endpoints(recipe, "evaluate_model"),
+            "test": test.key,
+            "test_schema": results["test_schema"].key if "test_schema" in results else None,
+        }
+        key = recipes.digest(whole)
+
+        def is_broken() -> bool:
+            folder = store.folder(EVALUATIONS, key)
+            return store.has(EVALUATIONS, key) and any(
+                record.broken for record in asking.records(folder, "greedy", "sampled", asking.ONCE)
+            )
+
+        def waiting() -> None:
+            bars.say("another run makes this evaluation; waiting")
+
+        if is_broken():
+            with store.locked(EVALUATIONS, key, waiting):
+                if is_broken():  # else the run that we waited for has made it anew
+                    store_gc.remove(store.folder(EVALUATIONS, key))
+        return store.make(EVALUATIONS, key, build, whole, waiting)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Two or more: stage folders, records files, or NAME=PATH.")],
+    equality: Annotated[str | None, typer.Option(help="Of the verdicts; by default the first run's own.")] = None,
+    flips: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Questions that flipped to print for each pair.")
+    ] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write the page and every table into this folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare evaluations question by question: which flipped, and whether the difference is more than chance.
+
+    Examples:
+
+      sqltrain compare store/evaluate_sft/KEY store/evaluate_grpo/KEY
+
+      sqltrain compare mine=scores/mine theirs=scores/theirs --equality bird --json
+    """
+    data, loaded, names = evaluations.comparison(runs, equality)
+    if not as_json:
+        summaries = {run.name: summary for run, summary in zip(loaded, data.summaries, strict=True)}
+        console.print(report_terminal.render(report_terminal.figures(summaries), console.width))
+        n_asked = {each.name: summary.n_questions for each, summary in zip(data.systems, data.summaries, strict=True)}
+        for comparison in data.comparisons:
+            console.print()
+            report_terminal.show_comparison(console, comparison, flips)
+            old, new = n_asked[comparison.before], n_asked[comparison.after]
+            if comparison.mode == "greedy" and comparison.paired.n < max(old, new):
+                line = f"compared on {comparison.paired.n:,} questions, of {old:,} and {new:,}: "
+                console.print(f"{line}the others are not in both", soft_wrap=True)
+        for run in loaded:
+            for name, latency in run.timing.items():
+                line = f"{run.name}: {latency.total_s:.2f} s a question ({name})"
+                console.print(line, soft_wrap=True, markup=False)
+    if out is not None:
+        page = evaluations.with_texts(data, loaded, names)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            writer.write_tables(page, out)
+            writer.write(page, out / writer.PAGE)
+        except OSError as error:
+            raise UserError(f"{out} cannot be written: {error.strerror}", "Name a folder with --out.") from None
+    if as_json:
+        of_runs = {
+            run.name: {
+                "folder": str(run.folder),
+                "figures": summary.flat(),
+                "latency_s": {name: latency.total_s for name, latency in run.timing.items()},
+                "left_out": dict(run.left_out),
+            }
+            for run, summary in zip(loaded, data.summaries, strict=True)
+        }
+        comparisons = [to_dict(comparison) for comparison in data.comparisons]
+        emit({"equality": data.equality, "runs": of_runs, "comparisons": comparisons})
+
+
+@app.command()
+@with_store
+def report(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Copy the page to this file.")] = None,
+) -> None:
+    """Write the HTML report of a finished run and say where it is.
+
+    Example: sqltrain report miniature --out report.html
+    """
+    loaded, store = open_recipe(recipe, overrides)
+    steps = graph.plan(loaded, store)
+    if not any(step.kind == "report" for step in steps):
+        raise DataError(f"the stages of recipe {loaded.name} end without a report", "Add report to `stages`.")
+    missing = [step.name for step in steps if not step.cached and step.kind != "report"]
+    if missing:
+        raise DataError(f"recipe {loaded.name} is not finished: {', '.join(missing)} to do", FIRST_RUN)
+    first, *others = (result for result in terminal.run(loaded, store, None) if result.kind == "report")
+    page = first.folder / "report.html"
+    if out is not None:
+        copy_page(page, out)
+    say(str(out or page))
+    for result in others:  # of further benchmarks
+        say(f"{graph.benchmark_of(result.name)}  {result.folder / 'report.html'}")
+
+
+def copy_page(page: Path, out: Path) -> None:
+    """Copy a report."""
+    try:
+        out.write_bytes(page.read_bytes())
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}", "Name a file with --out.") from None
+
+
+@app.command()
+def score(
+    gold: Annotated[Path, typer.Option(help="Gold file: SQL<TAB>db_id a line, or a split's JSON.")],
+    pred: Annotated[Path, typer.Option(help="Predictions: one a line, or BIRD's JSON.")],
+    databases: Annotated[
+        str, typer.Option(help="Folder of DIR/ID/ID.sqlite; a server's address; a name of databases/.")
+    ],
+    tables: Annotated[Path | None, typer.Option(help="Spider's tables.json, for spider_exec's foreign keys.")] = None,
+    equality: Annotated[
+        str, typer.Option(help="Equalities, by commas: strict, strict_nonempty, bird, soft_f1, test_suite, ...")
+    ] = "strict,bird,test_suite",
+    out: Annotated[Path | None, typer.Option(help="Write one JSON line an item here.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Folder for the report: error classes, tables, records for `compare`.")
+    ] = None,
+    difficulty: Annotated[Path | None, typer.Option(help="BIRD's dev.json, for figures by difficulty.")] = None,
+    engine: Annotated[str, typer.Option(help="sqlite, duckdb, postgres or mysql.")] = "sqlite",
+    timeout: Annotated[float, typer.Option(min=0.001, max=86_400, help="Seconds that one query may take.")] = 30.0,
+    workers: Annotated[int, typer.Option(min=0, max=1024, help="Processes that run queries; 0 for one a core.")] = 0,
+    audit: Annotated[Path | None, typer.Option(help="Append a JSON line for every query that runs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")] = False,
+) -> None:
+    """Score a prediction file under several equalities in one pass.
+
+    Gold queries that do not run and databases that are missing are listed apart and never counted as wrong. Exits with
+    1 when nothing was scored or more than 1 % of the items could not be for a database or worker that was not there,
+    with 2 for files that cannot be read. What a card of databases/ hides no query reads.
+
+    Examples:
+
+      sqltrain score --gold dev_gold.sql --pred predicted.sql --databases spider/database
+
+      sqltrain score --gold dev.sql --pred predict_dev.json --databases dev_databases --difficulty dev.json
+          --equality bird,soft_f1,r_ves --out verdicts.jsonl --json
+
+      sqltrain score --gold dev.json --pred mine.sql --databases spider/database --report scores/mine
+    """
+    names = scoring.parse_equalities(equality)
+    items = scoring.read_gold(gold)
+    if difficulty is not None:
+        items = scoring.with_difficulty(items, difficulty)
+    predictions = scoring.read_predictions(pred, items)
+    # The databases.
+    if named.is_connected(databases) and not Path(databases).is_dir():
+        ids = {item.db_id for item in items}
+        if len(ids) > 1:
+            raise UserError(f"the gold file asks {len(ids)} databases, and {databases} is one", "Pass their folder.")
+        located = dict.fromkeys(ids, named.find(databases).database)
+    elif engine not in DIALECTS:
+        raise UserError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
+    elif not DIALECTS[engine].is_server() and not Path(databases).is_dir():
+        hint = "Pass the folder that holds ID/ID.sqlite for each database."
+        raise UserError(f"{databases} is not a folder", hint)
+    else:
+        located = {item.db_id: scoring.locate(item.db_id, databases, engine) for item in items}
+    # Whether all that will be written can be, before the first query.
+    if report is not None and all(EQUALITIES[name].timed for name in names):
+        raise UserError(f"{report}: {NOTHING_TO_REPORT}")
+    files = [] if out is None else [out]
+    files += [] if report is None else [report / name for name in (RECORDS, SUMMARY, writer.PAGE)]
+    for path in files:
+        if path.is_dir():
+            raise UserError(f"{path} cannot be written: it is a folder")
+    # A pipe or a device is written through: nothing is made in its folder.
+    folders = [path.parent for path in files if path.is_file() or not path.exists()]
+    folders += [] if report is None else [report / writer.TABLES]
+    for folder in dict.fromkeys(folders):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()  # a disk may be full, or read-only whoever asks
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+    cores = workers or len(os.sched_getaffinity(0))
+    with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables, hidden=card.hidden()) as sql:
+        scored: list[ScoredItem] = []
+        with Bars(console) as bars:
+            bars.begin("scoring", len(predictions), "items")
+            for chunk in scoring.score_all(items, predictions, located, names, sql):
+                scored += chunk
+                bars.advance(len(chunk))
+        if out is not None:
+            _write(out, "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in scored))
+        summary = scoring.summarise(scored, names)
+        rewritten = scoring.rewritten_there(scored, predictions)
+        _show_score(summary, names, len(items) - len(scored), rewritten)
+        if report is not None:  # last: what was scored is told whatever becomes of it
+            _report_score(report, items, predictions, located, scored, sql)
+    if as_json:
+        emit(
+            {
+                "scored": summary.counts["all"],
+                "counts": dict(summary.counts),
+                "equalities": {name: _rounded(of) for name, of in summary.figures.items()},
+                "disagreements": [
+                    {"yes": yes, "no": no, "count": len(numbers), "items": list(numbers)}
+                    for (yes, no), numbers in summary.disagreements.items()
+                ],
+                "gold_errors": [{"idx": idx, "error": error} for idx, error in summary.gold_errors],
+                "unavailable": [{"idx": idx, "error": error} for idx, error in summary.unavailable],
+                "errors": dict(summary.errors),
+                "unavailable_share": round(summary.unavailable_share, 6),
+                "with_unavailable": _rounded(summary.with_unavailable),
+                "reliability": {name: _rounded(of) for name, of in summary.reliability.items()},
+                "rewritten_there": rewritten,
+            }
+        )
+    if not summary.counts["all"] or summary.unavailable_share > MOST_UNAVAILABLE:
+        raise typer.Exit(1)
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside, then into place: a reader never sees half a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _report_score(
+    folder: Path,
+    items: Sequence[GoldQuery],
+    predictions: Mapping[int, str],
+    databases: Mapping[str, Database],
+    scored: Sequence[ScoredItem],
+    sql: SqlEngine,
+) -> None:
+    """The files of an evaluation, of a prediction file: `sqltrain compare` takes the folder."""
+    scored = [item for item in scored if item.verdict is not None]
+    predictions = {item.idx: predictions[item.idx] for item in scored}
+    judged = [name for name in scored[0].scores if not EQUALITIES[name].timed] if scored else []
+    if not judged:
+        raise UserError(f"{folder}: {NOTHING_TO_REPORT}")
+    verdicts = [item.verdict for item in scored if item.verdict]
+    data: ReportData = as_report(folder.resolve().name, items, predictions, databases, judged, sql, verdicts)
+    # A lone surrogate, which no file takes, becomes its escape; a query that has one never ran.
+    records = []
+    for record in data.systems[0].records:
+        diagnosis = record.diagnosis
+        if diagnosis is not None:
+            hints = tuple(Hint(hint.kind, escaped(hint.detail)) for hint in diagnosis.hints)
+            diagnosis = Diagnosis(diagnosis.error, escaped(diagnosis.evidence), hints)
+        final = None if record.final_sql is None else escaped(record.final_sql)
+        records.append(dataclasses.replace(record, final_sql=final, diagnosis=diagnosis))
+    answers = [
+        of_prediction(one.example_id, None if one.final_sql is None else escaped(one.final_sql), one.policy)
+        for one in data.systems[0].trajectories
+    ]
+    system = dataclasses.replace(data.systems[0], records=tuple(records), trajectories=tuple(answers))
+    data = dataclasses.replace(data, systems=(system,))
+    lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in system.records)
+    _write(folder / RECORDS, "".join(lines))
+    _write(folder / SUMMARY, json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
+    try:
+        if not any(DIALECTS[database.engine].is_server() for database in databases.values()):  # an address is secret
+            asking.keep(folder, tuple(data.examples.values()), system)
+        writer.write_all(data, folder)
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
+    console.print(f"report  {folder / writer.PAGE}", soft_wrap=True, markup=False)
+
+
+def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, rewritten: Sequence[int]) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("equality", no_wrap=True, min_width=max(map(len, names)))
+    for level, count in summary.counts.items():
+        table.add_column(f"{level} ({count})", justify="right")
+    for name in names:
+        figures = summary.figures[name]
+        table.add_row(name, *(f"{figures[level]:.1f}" if level in figures else "-" for level in summary.counts))
+    console.print(table)
+
+    def numbers(shown: Sequence[object]) -> str:
+        return ", ".join(map(str, shown[:SHOWN])) + (", ..." if len(shown) > SHOWN else "")
+
+    for (yes, no), differing in summary.disagreements.items():
+        if names[0] in (yes, no):  # between the others: --json
+            console.print(f"{yes} yes, {no} no: {len(differing)} items ({numbers(differing)})", soft_wrap=True)
+    for name, six in summary.reliability.items():
+        listed = ", ".join(f"{figure.replace('_', ' ')} {value:.1f}" for figure, value in six.items())
+        console.print(f"{name}, with the questions that have no answer: {listed}", soft_wrap=True)
+    if summary.errors:
+        errors = ", ".join(f"{name} {count}" for name, count in summary.errors.items())
+        console.print(f"predictions that did not run: {errors}", soft_wrap=True)
+    for title, left_out in (("gold errors", summary.gold_errors), ("not available", summary.unavailable)):
+        if left_out:
+            reasons = numbers([f"{idx} {error}" for idx, error in left_out])
+            console.print(f"{title}, not counted: {len(left_out)} items ({reasons})", soft_wrap=True)
+    if summary.with_unavailable:
+        listed = ", ".join(f"{name} {value:.1f}" for name, value in summary.with_unavailable.items())
+        share = f"{100 * summary.unavailable_share:.1f} % of the items are not available"
+        console.print(f"{share}; counted as wrong, they would make {listed}", soft_wrap=True)
+    if rewritten:
+        console.print(
+            "the official test suite replaces the letters value by 1 in predictions:"
+            f" {len(rewritten)} that are right here may be wrong there ({numbers(rewritten)})",
+            soft_wrap=True,
+        )
+    if unanswered:
+        console.print(f"{unanswered} gold queries have no prediction and are not counted")

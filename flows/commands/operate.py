@@ -1,0 +1,426 @@
+"""Commands of operation: nightly retraining, its champion, what runs, and the housekeeping of a store."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from flows import run, terminal
+from flows.nights import night, title
+from flows.terminal import AsJson, Bars, Overrides, RecipeName, Where, emit, open_recipe, split, with_store
+from pipelines.core.errors import DataError, SqltrainError, UserError
+from pipelines.core.store import MANIFEST, Store
+from pipelines.core.store_remote import Remote, chosen
+from pipelines.nightly import ledger_remote, store_gc
+from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.report.terminal import plain
+from tasks import spans
+from tasks.models import announce, put_right
+from tasks.run import Tracker
+
+Stores = Annotated[
+    list[str] | None, typer.Option("--store", help="A store, or several of them; SQLTRAIN_STORE or ./store by default.")
+]
+Url = Annotated[str, typer.Argument(help="Where: s3://BUCKET/FOLDER, file:///FOLDER, whatever fsspec knows.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(help="STAGE or STAGE/KEY (or its beginning); all of them when left out.")
+]
+HEIGHT, NIGHTS = 8, 60  # of the plot of `status`: lines, and columns at most
+MARKS = {"promoted": "●", "kept": "○", "worse": "×"}
+
+app = typer.Typer()
+champion_app = typer.Typer(help="The checkpoint that nightly retraining promoted.", no_args_is_help=True)
+store_app = typer.Typer(help="What a store holds, and what of it may go.", no_args_is_help=True)
+app.add_typer(champion_app, name="champion")
+app.add_typer(store_app, name="store")
+
+
+@app.command()
+@with_store
+def nightly(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    deployment: Annotated[
+        str | None, typer.Option(help="Have it run as this deployment, such as retrain/nightly, and wait for its end.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one night: take new questions, train a challenger, promote it only if it is better.
+
+    With --deployment it waits through a restart of the Prefect server, and exits with 0 if the night completed.
+
+    Examples:
+
+      sqltrain nightly miniature nightly.inbox=~/questions
+
+      sqltrain nightly sql_trail nightly.inbox=new.duckdb nightly.table=questions nightly.start=base
+
+      sqltrain nightly miniature --deployment retrain/nightly
+
+    """
+    words, store = split(overrides)
+    if deployment is not None:
+        from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+        from prefect.settings import PREFECT_API_URL
+
+        from flows.prefect.remote import run_elsewhere
+        from tasks.prefect_server import see_server
+
+        if not PREFECT_API_URL.value():
+            raise UserError("PREFECT_API_URL is not set", "Set it to the Prefect server that has the deployment.")
+        see_server()
+        stores = [word.removeprefix("store=") for word in overrides or [] if word.startswith("store=")]
+        parameters: dict[str, Any] = {"store": stores[-1]} if stores else {}
+        unknown = UserError(f"the server has no deployment {deployment!r}", "See: prefect deployment ls")
+        if deployment.count("/") != 1:
+            raise unknown
+        try:
+            state = run_elsewhere(
+                deployment,
+                parameters | {"recipe": recipe, "overrides": words},
+                lambda line: typer.echo(line, err=True),
+            )
+        except ObjectNotFound:
+            raise unknown from None
+        except PrefectHTTPStatusError as error:
+            raise UserError(f"the server refuses {deployment}: {error.response.text[:500]}") from None
+        line = {"decision": str(state.name).lower(), "reason": state.message}
+        typer.echo(json.dumps(line, sort_keys=True) if as_json else f"{line['decision']}: {line['reason']}")
+        return
+    loaded, store = open_recipe(recipe, overrides)
+    put_right(loaded.name, store, terminal.say)
+    with Bars(terminal.console) as bars:
+        with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker, spans.run(tracker):
+            line = night(
+                recipe,
+                words,
+                loaded,
+                store,
+                lambda part, at, steps, role: run.walk(part, at, steps, bars, lambda *_: None, tracker, role),
+            )
+            tracker.decided(line)
+        announce(loaded.name, store, bars.say)
+    if as_json:
+        emit(line)
+    else:
+        terminal.say(f"{line['decision']}: {line['reason']}")
+
+
+@champion_app.command("show")
+@with_store
+def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the champion, and those that a rollback goes back to; MLflow's alias is moved if a rollback could not.
+
+    Example: sqltrain champion show miniature
+    """
+    loaded, store = open_recipe(recipe, overrides)
+    put_right(loaded.name, store, lambda line: typer.echo(line, err=True))
+    champions = [
+        {
+            "stage": champion.stage,
+            "key": champion.key,
+            "model": str(store.folder(champion.stage, champion.key) / "model"),
+            "batches": len(champion.batches),
+        }
+        for champion in reversed(Ledger(store, loaded.name).champions())
+    ]
+    if as_json:
+        emit({"champions": champions})
+        return
+    for place, champion in zip(["champion", *["before"] * len(champions)], champions, strict=False):
+        typer.echo(f"{place:<9} {champion['model']}  ({champion['batches']} batches learned)")
+    if not champions:
+        typer.echo(f"{loaded.name} has no champion yet; run: sqltrain nightly {recipe}")
+
+
+@champion_app.command("rollback")
+@with_store
+def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Make the previous champion the champion again; the one that leaves is not promoted again.
+
+    A night may be running: it decides against the champion that stands when it ends, and does not promote what it
+    trained from the one that left.
+
+    Example: sqltrain champion rollback miniature
+    """
+    loaded, store = open_recipe(recipe, overrides)
+    former, came = Ledger(store, loaded.name).rollback()
+    announce(loaded.name, store, typer.echo)
+    typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {former.stage}/{former.key})")
+
+
+@app.command()
+def status(store: Stores = None, as_json: AsJson = False) -> None:
+    """Show what runs, what the last night decided, and held-out accuracy over the nights.
+
+    Examples:
+
+      sqltrain status
+
+      sqltrain status --store /data/sales --store /data/farms --json
+    """
+    states = [state_of(_store(root)) for root in store] if store else [state_of(_store(None))]
+    texts = [json.dumps(state, sort_keys=True) if as_json else render_state(state) for state in states]
+    typer.echo(("\n" if as_json else "\n\n").join(texts))
+
+
+def state_of(store: Store) -> dict[str, Any]:
+    """The state of a store as JSON values; no server is asked."""
+    # A run claims the stages that it makes and, for as long as it is recorded, itself: with stages it is shown once.
+    runs = {(row["host"], row["pid"]): row for row in sorted(store_gc.live(store), key=lambda row: bool(row["stages"]))}
+    running = []
+    for row in runs.values():
+        waiting = [stage for stage, key in row["stages"] if not store.has(stage, key)]
+        known = {name: row[name] for name in ("recipe", "host", "pid", "since", "flow_run_name") if name in row}
+        n_stages = len(row["stages"])
+        running.append({**known, "stage": next(iter(waiting), ""), "done": n_stages - len(waiting), "of": n_stages})
+    by_recipe = {}
+    for name, ledger in ledgers(store).items():
+        lines, champion = ledger.lines(), ledger.champion()
+        by_recipe[name] = {
+            "champion": None if champion is None else f"{champion.stage}/{champion.key}",
+            "last": lines[-1] if lines else None,
+            "nights": [
+                {"at": row["at"], "decision": row["decision"], "ex": row.get("numbers", {}).get("challenger_ex")}
+                for row in lines
+                if row["event"] == "night"
+            ],
+        }
+    return {"store": str(store.root), "running": running, "recipes": by_recipe}
+
+
+def render_state(state: dict[str, Any]) -> str:
+    """The state for a person."""
+    lines = [f"store {state['store']}", ""]
+    for row in state["running"]:
+        minutes = max(0.0, time.time() - row["since"]) / 60  # the clock may have been set back
+        where = f"{row['stage']}, {row['done']} of {row['of']} stages done"
+        where = where if row["stage"] else "between two stages, or waits for MLflow"
+        lines.append(f"runs: {row['recipe']}: {where}, for {minutes:.0f} min (process {row['pid']} on {row['host']})")
+    if not state["running"]:
+        lines.append("nothing runs")
+    for name, recipe in state["recipes"].items():
+        lines += ["", f"{name}: champion {recipe['champion'] or 'none yet'}"]
+        last = recipe["last"]
+        if last is not None and last["event"] == "night":
+            lines.append(f"last night, {last['at']}: {last['decision']}: {last['reason']}")
+        elif last is not None:
+            lines.append(f"rolled back, {last['at']}: from {last['from']} to {last['to']}")
+        lines += plot(recipe["nights"])
+    if not state["recipes"]:
+        lines.append("no night yet; see: sqltrain nightly --help")
+    return "\n".join(map(plain, lines))
+
+
+def plot(nights: list[dict[str, Any]]) -> list[str]:
+    """Challengers' held-out EX over the nights, in per cent: one column a night that trained one."""
+    points = [(100 * night["ex"], MARKS[night["decision"]]) for night in nights if night["ex"] is not None][-NIGHTS:]
+    if not points:
+        return []
+    low, high = min(value for value, _ in points), max(value for value, _ in points)
+    step = (high - low) / (HEIGHT - 1) or 1.0
+    rows = [[" "] * len(points) for _ in range(HEIGHT)]
+    for column, (value, mark) in enumerate(points):
+        rows[round((value - low) / step)][column] = mark
+    lines = [f"{low + step * index:6.1f} ┤{' '.join(row)}".rstrip() for index, row in reversed(list(enumerate(rows)))]
+    return ["EX %, a column a night: ● promoted, ○ kept, × worse", *lines]
+
+
+@store_app.command("ls")
+def store_ls(
+    store: Where = None,
+    every: Annotated[bool, typer.Option("--all", help="Each finished stage, with who needs it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what a store holds, by kind, with sizes.
+
+    Examples:
+
+      sqltrain store ls
+
+      sqltrain store ls --all --store /data/store
+    """
+    there = _store(store)
+    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage(there).items()}
+    stages: list[dict[str, Any]] = []
+    if every:
+        why = store_gc.needed(there)
+        for name, n_bytes in store_gc.sizes(there).items():
+            stages.append({"name": "/".join(name), "bytes": n_bytes, "needed": why.get(name, "")})
+    if as_json:
+        emit({"store": str(there.root), "kinds": kinds, **({"stages": stages} if every else {})})
+        return
+    typer.echo(there.root)
+    for kind, use in kinds.items():
+        typer.echo(f"{human(use['bytes']):>10}  {use['stages']:>5} finished  {kind}")
+    typer.echo(f"{human(sum(use['bytes'] for use in kinds.values())):>10}  in all")
+    for stage in stages:
+        typer.echo(f"{human(stage['bytes']):>10}  {stage['name']:<40} {stage['needed']}".rstrip())
+
+
+@store_app.command("gc")
+def collect(
+    store: Where = None,
+    days: Annotated[float, typer.Option(min=0, max=36_500, help="Keep what is younger than this.")] = 7.0,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this, only say what would go.")] = False,
+) -> None:
+    """Remove what nobody needs: no run at work, no champion or its predecessor, no pin, no recipe's newest report.
+
+    Examples:
+
+      sqltrain store gc
+
+      sqltrain store gc --days 30 --delete
+    """
+    there = _store(store)
+    doomed = store_gc.doomed(there, days, typer.echo)
+    count = n_bytes = 0
+    for entry, went in store_gc.collect(there, doomed) if delete else ((entry, False) for entry in doomed):
+        where = entry.folder.relative_to(there.root)
+        if delete and not went:
+            typer.echo(f"left {where}: it is needed by now, or gone")
+            continue
+        count, n_bytes = count + 1, n_bytes + entry.n_bytes
+        typer.echo(f"{'removed' if delete else 'would remove'} {where}  {human(entry.n_bytes)}")
+    hint = "" if delete or not doomed else "; with --delete they go"
+    typer.echo(f"{count} folders, {human(n_bytes)}{hint}")
+
+
+@store_app.command("verify")
+def verify(store: Where = None) -> None:
+    """Read every finished stage and compare its bytes with its manifest; exit code 1 when something is damaged.
+
+    Example: sqltrain store verify --store /data/store
+    """
+    there = _store(store)
+    bad = count = 0
+    for stage, key in there.names():
+        count += 1
+        wrong = there.damage(stage, key, whole=True)
+        if wrong:
+            bad += 1
+            typer.echo(f"damaged: {there.folder(stage, key)}: {', '.join(wrong[:5])}")
+    typer.echo(f"{count} stages, {bad} damaged")
+    if bad:
+        raise SqltrainError(f"{bad} stages are damaged", "Remove their folders and run again.")
+
+
+@store_app.command("pin")
+def store_pin(
+    name: Annotated[str, typer.Argument(help="STAGE/KEY, or the beginning of the key.")],
+    store: Where = None,
+    off: Annotated[bool, typer.Option("--off", help="Keep it no longer.")] = False,
+) -> None:
+    """Keep a stage, with all that it was made of, whatever gc thinks of it.
+
+    Examples:
+
+      sqltrain store pin report/da120b4f
+
+      sqltrain store pin report/da120b4f --off
+    """
+    stage, key = store_gc.pin(_store(store), name, not off)
+    typer.echo(f"{'no longer kept' if off else 'kept'}: {stage}/{key}")
+
+
+@store_app.command("push")
+def store_push(url: Url, names: Names = None, store: Where = None) -> None:
+    """Copy finished stages, and without names the nights too, to object storage; what is there unchanged is left alone.
+
+    Examples:
+
+      sqltrain store push s3://bucket/sqltrain
+
+      sqltrain store push file:///backup grpo report/da120b4f
+    """
+    push(_store(store), url, names or [], typer.echo)
+
+
+def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
+    """Upload the finished stages that are not whole there; without names, the nights too.
+
+    Of a stage that two machines made with different bytes, the first to come stays: others may have pulled it.
+    """
+    remote = Remote(url)
+    there = set(remote.names())
+    pushed = damaged = 0
+    for name in chosen(list(store.names()), names, str(store.root)):
+        manifest = remote.whole(*name) if name in there else None
+        if manifest is not None:
+            if manifest != (store.folder(*name) / MANIFEST).read_bytes():
+                say(f"not pushed: {'/'.join(name)} is whole there, with another manifest than here")
+        elif wrong := store.damage(*name, whole=True):
+            damaged += 1
+            say(f"damaged, not pushed: {'/'.join(name)} ({wrong[0]})")
+        else:
+            remote.push(store, *name)
+            pushed += 1
+            say(f"pushed {'/'.join(name)}")
+    say(_sum(pushed, "pushed"))
+    if not names:
+        ledger_remote.push(remote, store, say)
+    if damaged:
+        raise SqltrainError(f"{_sum(damaged, 'damaged')} here and not pushed", "Run again what made them, then push.")
+
+
+@store_app.command("pull")
+def store_pull(url: Url, names: Names = None, store: Where = None) -> None:
+    """Fetch finished stages that are lacking or damaged, and without names the nights too, checked against manifests.
+
+    Example: sqltrain store pull s3://bucket/sqltrain data synthesize filter
+    """
+    pull(split([] if store is None else [f"store={store}"])[1], url, names or [], typer.echo)
+
+
+def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
+    """Download the finished stages that the store lacks or has damaged, saying each; without names, the nights too."""
+    remote = Remote(url)
+    failures: list[DataError] = []
+    count = 0
+    for name in chosen(remote.names(), names, url):
+        if store.has(*name):
+            wrong = store.damage(*name, whole=True)
+            aside = store.set_aside(*name, whole=True) if wrong else None
+            if aside is not None:
+                say(f"{'/'.join(name)} is damaged ({wrong[0]}): set aside as {aside.name}")
+            if store.has(*name):
+                continue
+        try:
+            remote.pull(store, *name)
+        except DataError as error:
+            failures.append(error)
+            say(f"not pulled: {'/'.join(name)}: {error.message}")
+            continue
+        count += 1
+        say(f"pulled {'/'.join(name)}")
+    say(_sum(count, "pulled"))
+    if not names:
+        ledger_remote.pull(remote, store, say)
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        raise DataError(f"{_sum(len(failures), 'not pulled')}; the first: {failures[0].message}", failures[0].hint)
+
+
+def _store(root: str | None) -> Store:
+    """The store that an option or the environment names, which must be there already."""
+    store = split([] if root is None else [f"store={root}"])[1]
+    if not store.root.is_dir():
+        raise UserError(f"no store at {store.root}", "Pass --store DIR or set SQLTRAIN_STORE; a run makes one.")
+    return store
+
+
+def _sum(count: int, what: str) -> str:
+    return f"{count} stage{'' if count == 1 else 's'} {what}"
+
+
+def human(n_bytes: int) -> str:
+    """A size for people, in powers of 1,024."""
+    size = float(n_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,500 @@
+"""Commands about training (run, stages, adapt, watch, plan, sweep) and about recipes (show, recipes, check)."""
+
+import functools
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from flows import nights, terminal
+from flows import run as plain_run
+from flows.sweep import sweep
+from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, split, with_store
+from pipelines.adaptation import estimate, outcome, recipe_file
+from pipelines.adaptation.questions import counts_of, gather
+from pipelines.core.errors import DataError, RecipeError, UserError
+from pipelines.core.registry import DIALECTS, REWARDS
+from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn
+from pipelines.databases import card, named
+from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.nightly.ledger import Champion, Ledger
+from pipelines.protocols.base import build
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.yaml_files import read_yaml, yaml_text
+from pipelines.report import terminal as report_terminal
+from pipelines.report import writer
+from pipelines.rewards.outcome import make_outcomes
+from pipelines.rewards.panel import Rubric
+from pipelines.sql import health as gold_health
+from pipelines.sql.schema import render
+from pipelines.stages import graph
+from pipelines.stages.context import examples
+from tasks import spans
+from tasks.models import announce
+from tasks.run import Tracker
+
+if TYPE_CHECKING:
+    from pipelines.training.memory import Way
+
+app = typer.Typer()
+app.command()(with_store(sweep))
+
+GPUS = (1, 2, 4, 8)
+SIZES = (24, 48, 80)  # GB of usual GPUs
+ROWS = (64, 32, 16, 8, 4, 2, 1)
+USES = ("weights", "copies", "gradients", "optimizer", "activations", "logits", "cache", "peak")  # of GPU memory
+TRAINED = ("sft", "grpo")
+
+
+@app.command()
+@with_store
+def run(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    until: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
+    engine: Annotated[str, typer.Option(help="plain: this process. prefect: a flow in a Prefect server.")] = "plain",
+    as_json: AsJson = False,
+) -> None:
+    """Run a recipe: every stage that the store lacks, then a table of the figures.
+
+    Examples:
+
+      sqltrain run miniature
+
+      sqltrain run miniature rewards.turns.weight=0
+
+      sqltrain run sql_trail data.sft.path=~/spider data.rl.0.path=~/synsql data.rl.1.path=~/spider \
+          data.dev.path=~/spider data.test.0.path=~/spider --until filter
+    """
+    loaded, store = open_recipe(recipe, overrides)
+    if engine == "prefect":
+        from flows.prefect.pipeline import run_with_prefect
+
+        results = run_with_prefect(loaded, store, until)
+    elif engine == "plain":
+        results = terminal.run(loaded, store, until)
+    else:
+        raise UserError(f"there is no engine {engine!r}", "Choose plain or prefect.")
+    terminal.conclude(loaded, store, results, as_json)
+
+
+@app.command()
+@with_store
+def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """List a recipe's stages: key, whether the store has it, and why not.
+
+    Example: sqltrain stages miniature rewards.exec.weight=3
+    """
+    loaded, store = open_recipe(recipe, overrides)
+    steps = graph.plan(loaded, store)
+    table = Table("stage", "key", "state", "why", box=None, pad_edge=False)
+    for step in steps:
+        state = "[green]cached[/]" if step.cached else "[yellow]to do[/]"
+        table.add_row(step.name, step.key, state, Text(report_terminal.plain(step.why)))
+    terminal.console.print(table)
+    if as_json:
+        emit({"stages": [{"name": s.name, "key": s.key, "cached": s.cached, "why": s.why} for s in steps]})
+
+
+@app.command()
+@with_store
+def adapt(
+    database: Annotated[str, typer.Argument(help="A name of databases/, as `sqltrain connect` wrote it.")],
+    overrides: Overrides = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Your own questions with their SQL: JSON lines, or CSV with a header.")
+    ] = None,
+    invented: Annotated[
+        Path | None, typer.Option(help="Questions of `sqltrain invent`, which only train where you have your own.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A checkpoint folder or a hub name; the tiny model when left out.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A shipped recipe; a checkpoint's own, else sql_trail, when left out.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Write the recipe, say what it takes, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Teach a model one database: write recipes/NAME.yaml, run it, and say whether its model may serve.
+
+    The questions are parted so that no two parts ask the same. Time and cost are told before the first stage. The
+    end is a page, before and after on held-out questions, and a promotion where a paired test shows that the model is
+    better. Without options the recipe that is there is run.
+
+    Examples:
+
+      sqltrain adapt shop --questions questions.csv
+
+      sqltrain adapt shop --questions questions.csv --invented shop.jsonl --model Qwen/Qwen2.5-Coder-3B-Instruct
+
+      sqltrain adapt shop grpo.steps=40
+    """
+    card_file = card.place(database)
+    if "/" in database or not card_file.is_file():
+        hint = "Run: sqltrain connect FILE_OR_ADDRESS --name NAME, then its name."
+        raise DataError(f"{database} is not connected", hint)
+    database_card = card.read(card_file)
+    dialect = DIALECTS[database_card.engine]
+    if dialect.is_server():  # the drivers of the stages find the password in the environment
+        password = named.password_of(database_card.engine, database_card.password_env)
+        if password is not None:
+            os.environ[dialect.password_variable] = password
+    if database in recipes.recipe_names():  # they would share their nights and their champion
+        hint = f"Connect it as another: sqltrain connect {database} --name NAME"
+        raise RecipeError(f"{database} is the name of a shipped recipe", hint)
+    place = recipe_file.place(database)
+    page = place.with_suffix(".html")
+    if any((questions, invented, model, recipe)) or not place.is_file():
+        gathered = gather(questions, invented, database_card.location)
+        start = recipe_file.start(model, recipe, len(render(database_card.shown(), "compact")))
+        old = recipe_file.write(database, recipe_file.tree(database, start, gathered), start, gathered)
+        counts = gathered.counts
+        say(
+            f"{database}: {counts['train']:,} questions to train on, {counts['dev']:,} to watch training by, "
+            f"{counts['test']:,} to measure by: no two parts ask the same"
+        )
+        if gathered.bad:
+            say(f"{gathered.bad:,} rows cannot be used; the run says why")
+        if gathered.repeats:
+            say(f"{gathered.repeats:,} invented questions are left out: a held-out question asks the same")
+        if old is not None:
+            say(f"the recipe that was there is kept as {old}")
+        say(f"recipe  {place}: {start.about}")
+    rest, store = split(overrides)
+    stores = [f"--store={word.removeprefix('store=')}" for word in overrides or [] if word.startswith("store=")][-1:]
+    command = shlex.join(["sqltrain", "adapt", database, *rest, *stores])
+    loaded = recipes.load(str(place), rest)
+    recipe_file.trained(loaded)  # fails if it cannot be adapted
+    nights.guards(str(place), rest, loaded)  # they are asked last: a word that is wrong should not cost a training
+    steps = graph.plan(loaded, store)
+    # Work and cost, before the run begins.
+    question_counts = counts_of(loaded)
+    works = estimate.estimate(loaded, question_counts, steps)
+    for name, work in works.items():
+        say(f"  {name:<15} {f'{work.number:,}' if work.number else '':>7} {work.what}")
+    if not works:
+        say("  all stages are cached")
+    say(f"cost    {estimate.price(loaded, question_counts)}")
+    if plan:
+        say(f"nothing was made; go on with: {command}")
+        if as_json:
+            emit({"recipe": str(place), "to_make": [step.name for step in steps if not step.cached]})
+        return
+    results = {result.name: result for result in terminal.run(loaded, store, None)}
+    # The model is compared with the champion, or else with the model that it was made from.
+    trained = recipe_file.trained(loaded)
+    challenger = nights.Challenger(trained, results[trained].key, results["model"].key, ())
+    ledger, base = Ledger(store, loaded.name), nights.UntrainedModel("model", challenger.base)
+    before: nights.UntrainedModel | Champion = base
+    title = f"{loaded.name} adapted"
+    with Bars(terminal.console) as bars, Tracker(loaded, store, bars.say, title) as tracker, spans.run(tracker):
+
+        def walk(part: Recipe, at: Store, to_walk: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
+            return plain_run.walk(part, at, to_walk, bars, lambda *_: None, tracker, role)
+
+        site = nights.NightContext(str(place), rest, loaded, store, walk)
+        with ledger.locked():
+            champion = ledger.champion()
+            if champion is not None and champion.key == challenger.key:
+                line: dict[str, Any] = {"decision": "nothing", "reason": "it is the champion already", "numbers": {}}
+            else:
+                curated = {name: results[name].key for name in nights.CURATION if name in results}
+                line, before = nights.conclude(site, ledger, challenger, [curated]), champion or base
+        tracker.decided(line)
+        sides = [(who, nights.evaluated(site, loaded, who, "")) for who in (before, challenger)]
+        announce(loaded.name, store, bars.say)
+    old_side, new_side = ((result.folder, f"{who.stage} {who.key}") for who, result in sides)
+    verdict = f"{line['decision']}: {line['reason']}"
+    data = outcome.page(loaded, results["test"].folder, old_side, new_side, verdict)
+    try:
+        writer.write(data, page)
+    except OSError as error:
+        raise DataError(f"{page} cannot be written: {error.strerror}") from None
+    terminal.conclude(loaded, store, list(results.values()), as_json=False)
+    for table in data.tables:
+        if table.slug != outcome.FAILED:
+            terminal.console.print(report_terminal.render(table, terminal.console.width))
+    say(verdict)
+    say(f"before and after, and what is still failed: {page}")
+    if line["decision"] in ("promoted", "nothing"):
+        serve = shlex.join(["sqltrain", "serve", database, *stores, "--policy", f"champion:{database}"])
+        say(f"serve it: {serve} --feedback feedback")
+    else:
+        say(f"it does not serve; look at the page, add questions to the file, and run: {command}")
+    if as_json:
+        emit({**line, "page": str(page), "recipe": str(place)})
+
+
+@app.command()
+@with_store
+def watch(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and leave.")] = False,
+) -> None:
+    """Watch a run train: rewards by term, accuracy, entropy, turns, format errors, where the time goes, alarms.
+
+    It reads what the training stages write, so it may come and go while they run, and looks back on finished ones.
+
+    Examples:
+
+      sqltrain watch miniature
+
+      sqltrain watch miniature grpo.steps=40 --store /tmp/s --once
+    """
+    loaded, store = open_recipe(recipe, overrides)
+    steps = [step for step in graph.plan(loaded, store) if step.name in TRAINED]
+    if not steps:
+        raise DataError(f"recipe {loaded.name} trains nothing", f"Its stages: {', '.join(loaded.stages)}.")
+    from pipelines.training import watch as curves
+    from pipelines.training.plan import CURVES
+
+    def page() -> Text | None:
+        """The newest training stage that has made a step; None if none has."""
+        for step in reversed(steps):
+            for folder in (step.folder, store.work(step.name, step.key)):
+                if (folder / CURVES).is_file():
+                    state = "finished" if store.has(step.name, step.key) else "running, or stopped"
+                    total = loaded.grpo.steps if step.name == "grpo" and loaded.grpo.epochs is None else None
+                    lines = curves.view(curves.read(folder), total)
+                    return Text("\n".join([f"{loaded.name}: {step.name} {step.key}, {state}", *lines]))
+        return None
+
+    first = page()
+    if once or not terminal.console.is_terminal:
+        if first is None:
+            raise DataError(f"no training of recipe {loaded.name} has begun", FIRST_RUN)
+        terminal.console.print(first, soft_wrap=True)
+        return
+    nothing = Text(f"{loaded.name}: no training step is done yet")
+    with Live(first or nothing, console=terminal.console, auto_refresh=False) as live:
+        while not store.has(steps[-1].name, steps[-1].key):
+            time.sleep(every)
+            live.update(page() or nothing, refresh=True)
+
+
+@app.command()
+@with_store
+def plan(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    sizes: Annotated[bool, typer.Option("--sizes", help="What fits which GPU, for models of 0.5B to 14B.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what training takes of each GPU: GiB by use, for 1 to 8 of them.
+
+    Weights, gradients and optimiser are exact, activations estimated. Nothing is loaded.
+
+    Examples:
+
+      sqltrain plan sql_trail
+
+      sqltrain plan sql_trail 'model.lora={rank: 32, alpha: 64}'
+
+      sqltrain plan sql_trail grpo.sampling.episode_tokens=8192 rollout.slots=16 --sizes
+    """
+    from pipelines.training import memory
+
+    loaded, _ = open_recipe(recipe, overrides)
+    if sizes:
+        for line in fitting(loaded):
+            say(line)
+        return
+    shape = memory.shape_of(loaded.model)
+    kinds: list[Literal["sft", "grpo"]] = [kind for kind in ("sft", "grpo") if kind in loaded.stages]
+    rows: list[dict[str, Any]] = []
+    say(f"{'stage':6}{'GPUs':>5}  {'way':6}" + "".join(f"{name:>12}" for name in USES) + "  fits")
+    for kind in kinds:
+        for gpus in GPUS:
+            how = memory.setup(loaded, kind, gpus)
+            used = memory.estimate(shape, how)
+            gib = {name: round(getattr(used, name) / 2**30, 2) for name in USES}
+            rows.append({"stage": kind, "gpus": gpus, "way": how.way, **gib})
+            fits = " ".join(str(size) for size in SIZES if gib["peak"] <= size * 1e9 / 2**30) or "none"
+            say(f"{kind:6}{gpus:5}  {how.way:6}" + "".join(f"{gib[name]:12.2f}" for name in USES) + f"  {fits}")
+    say(f"GiB on each GPU; fits: of {', '.join(map(str, SIZES))} GB")
+    if as_json:
+        emit({"memory": rows})
+
+
+def fitting(recipe: Recipe) -> list[str]:
+    """For models of 0.5B to 14B: the ways that fit one GPU of each size, and eight of 80 GB, with the most rows."""
+    from pipelines.training import memory
+
+    heads = [*(f"{size} GB" for size in SIZES), f"8 x {SIZES[-1]} GB"]
+    lines = ["| model | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    rank = recipe.model.lora.rank if recipe.model.lora is not None else 32
+    for name, shape in memory.SHAPES.items():
+        cells = []
+        for gpus, size in [*((1, size) for size in SIZES), (8, SIZES[-1])]:
+            base = memory.setup(recipe, "grpo", gpus)
+            ways: tuple[Way, ...] = ("full", "lora", "qlora") if gpus == 1 else ("full", "zero2", "zero3", "lora")
+            fits = []
+            for way in ways:
+                how = replace(base, way=way, half=True, rank=rank)
+                small = (rows for rows in ROWS if memory.estimate(shape, replace(how, rows=rows)).peak <= size * 1e9)
+                most = next(small, 0)
+                fits += [f"{way} {most}"] if most else []
+            cells.append(", ".join(fits) or "–")
+        lines.append(f"| {name.rpartition('/')[2]} | " + " | ".join(cells) + " |")
+    tokens, slots = recipe.grpo.sampling.episode_tokens, memory.setup(recipe, "grpo", 1).slots
+    about = f"rows of a micro-batch, episodes of {tokens:,} tokens, {slots} decoded together, adapters of rank {rank}"
+    return [*lines, "", about]
+
+
+@app.command()
+@with_store
+def show(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Print the resolved recipe as YAML: includes, variant and overrides applied.
+
+    Example: sqltrain show sql_trail variant=no_turns
+    """
+    loaded, _ = open_recipe(recipe, overrides)
+    typer.echo(yaml_text(loaded.model_dump(mode="json"), width=80), nl=False)
+
+
+@app.command("recipes")
+def list_recipes() -> None:
+    """List the recipes and their variants."""
+    for name in recipes.recipe_names():
+        typer.echo(f"{name:<16} {recipes.load(name).title}")
+        for variant, changes in recipes.variants(name).items():
+            typer.echo(f"  variant={variant:<20} {' '.join(changes)}")
+
+
+@app.command()
+@with_store
+def check(
+    recipe: Annotated[str | None, typer.Argument(help="One recipe; all of them when left out.")] = None,
+    overrides: Overrides = None,
+    data: Annotated[bool, typer.Option("--data", help="Also report on the health of the gold SQL.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check that every recipe loads, and that the gold SQL of one (the miniature by default) earns the full reward.
+
+    Examples:
+
+      sqltrain check
+
+      sqltrain check miniature --data
+    """
+    rest, store = split(overrides)
+    if recipe is not None and "=" in recipe:
+        hint = f"Name one before overrides: sqltrain check miniature {recipe}"
+        raise RecipeError(f"there is no recipe {recipe!r}", hint)
+    with Bars(terminal.console) as bars:
+        problems: list[str] = []
+        names = recipes.recipe_names() if recipe is None else [recipe]
+        n_variants = 0
+        for name in names:
+            known: Mapping[str, Any] = recipes.variants(name)
+            if name not in recipes.recipe_names():  # of a user's own file: its own, and not those that it includes
+                known = read_yaml(Path(name)).get("variants") or {}
+            n_variants += len(known)
+            for words in ([], *([f"variant={variant}"] for variant in known)):
+                try:
+                    loaded = recipes.load(name, [*words, *rest])
+                    build(loaded.protocol)
+                    if loaded.rewards:
+                        Rubric(loaded.rewards)
+                except UserError as error:
+                    problems.append(f"{name} {' '.join([*words, *rest])}: {error}")
+        number = "1 recipe" if len(names) == 1 else f"{len(names)} recipes"
+        bars.say(f"{number} with {n_variants} variants: {'all load' if not problems else 'problems'}")
+        loaded = recipes.load(recipe or "miniature", rest)
+        margin = Rubric(loaded.rewards).margin() if loaded.rewards else None
+        if margin is not None and margin < 0:  # as an ablation it may be meant
+            bars.say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
+        among = {stage.name for stage in graph.active(loaded) if graph.kind_of(stage.name) in ("data", "test")}
+        steps = graph.plan(loaded, store, among=among)
+        folders = [graph.execute(step, loaded, store, bars, steps).folder for step in steps]
+        # Pool by pool, for an id is of one question within a pool alone; a question of several pools is kept once.
+        seen: set[tuple[str, ...]] = set()
+        pools: list[tuple[str, list[Example]]] = []
+        for folder in folders:
+            for pool in ("sft", "rl", "dev", "test"):
+                pools.append((pool, []))
+                for example in examples(folder, pool):
+                    # Each stage links a database in its own folder; the target of the link is the same.
+                    target = os.path.realpath(example.database.location)
+                    text = (example.id, example.question, example.gold_sql, target)
+                    if text not in seen:
+                        seen.add(text)
+                        pools[-1][1].append(example)
+        gold_problems, facts = check_gold(loaded, [questions for _, questions in pools], bars)
+        bars.say(f"{facts['gold_checked']} gold SQL of {loaded.name}: {facts['gold_full']} earn the full reward")
+        if data:
+            training = [*chain(*(questions for pool, questions in pools if pool in ("sft", "rl")))]
+            rest_of = chain(*(questions for pool, questions in pools if pool not in ("sft", "rl")))
+            with sql_engine(loaded) as sql:
+                report = gold_health.examine([*training, *rest_of], sql)
+            for line in gold_health.lines(report):
+                bars.say(line)
+            n_trained = 0 if loaded.data.drop_empty else len(training)
+            trained_on = [finding for finding in report if finding.place < n_trained]
+            empty = gold_health.counts(trained_on)["empty"]
+            if empty:
+                equal = "have an empty gold result, which any query without rows equals:"
+                bars.say(f"note: {empty} training questions {equal}")
+                bars.say("  data.drop_empty=true leaves them out")
+            facts |= {"health": gold_health.counts(report), "empty_trained": empty}
+    problems += gold_problems
+    if as_json:
+        emit({"recipes": len(names), "variants": n_variants, **facts, "problems": problems})
+    if problems:
+        raise UserError(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}, the first: {problems[0]}")
+
+
+def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -> tuple[list[str], dict[str, Any]]:
+    """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
+    parts = [pool[start : start + 512] for pool in pools for start in range(0, len(pool), 512)]
+    count = sum(map(len, parts))
+    rubric = Rubric(recipe.rewards) if recipe.rewards else None
+    problems: list[str] = []
+    full = 0
+    judge = functools.partial(make_outcomes, reads=rubric.reads if rubric else ())
+    bars.begin("gold SQL", count, "queries")
+    with sql_engine(recipe) as sql:
+        for part in parts:
+            by_id, answers = {example.id: example for example in part}, []
+            for example in part:
+                turn = Turn("", Action(ActionKind.SOLUTION, example.gold_sql, "gold"))
+                solution = (example.gold_sql, StopReason.SOLUTION)
+                answers.append(Trajectory(example.id, 0, "gold", "check", (), (turn,), *solution))
+            equality = recipe.execution.equality
+            for outcome in judge(answers, by_id, sql, schemas(recipe), equality, recipe.protocol.max_turns):
+                example, why = by_id[outcome.example_id], ""
+                if outcome.broken:
+                    (result,) = sql.execute_many([(example.database, example.gold_sql)])
+                    why = "it runs now and did not before" if result.ok else f"it does not run ({result.error_class})"
+                    if result.truncated:
+                        limits = "raise execution.max_rows or execution.max_bytes"
+                        why = f"its result is larger than a verdict may read ({limits})"
+                elif not outcome.correct:
+                    why = f"it does not equal itself under {outcome.equality}"
+                elif rubric is not None:  # terms of phases cannot be earned in one turn: left out
+                    low = [
+                        name
+                        for name, value in rubric.score(outcome).by_term.items()
+                        if (right := REWARDS[name].right) is not None and value < right[1]
+                    ]
+                    if low:
+                        why = f"{', '.join(low)} below {'its' if len(low) == 1 else 'their'} highest value"
+                full += not why
+                if why:
+                    problems.append(f"gold SQL of {example.id}: {why}: {example.gold_sql}")
+            bars.advance(len(part))
+    return problems, {"gold_checked": count, "gold_full": full}
