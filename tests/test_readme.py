@@ -10,7 +10,12 @@ from flows.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-TREE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("<!-- tree: begin -->")[2].partition("<!-- tree: end -->")[0]
+TREE = (
+    (ROOT / "CONTRIBUTING.md")
+    .read_text(encoding="utf-8")
+    .partition("<!-- tree: begin -->")[2]
+    .partition("<!-- tree: end -->")[0]
+)
 
 
 def tree_paths() -> list[str]:

@@ -176,7 +176,7 @@ def state_of(store: Store) -> dict[str, Any]:
         known = {name: row[name] for name in ("recipe", "host", "pid", "since", "flow_run_name") if name in row}
         n_stages = len(row["stages"])
         running.append({**known, "stage": next(iter(waiting), ""), "done": n_stages - len(waiting), "of": n_stages})
-    by_recipe = {}
+    by_recipe: dict[str, Any] = {}
     for name, ledger in ledgers(store).items():
         lines, champion = ledger.lines(), ledger.champion()
         by_recipe[name] = {
