@@ -1,16 +1,16 @@
 """What an adaptation gave: before and after on the same questions, by table and hardness, and what is still failed."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipelines.core.types import HARDNESS_LEVELS, Example
 from pipelines.databases.of_recipe import schemas
-from pipelines.evaluation.paired_comparison import Comparison, compare
+from pipelines.evaluation.paired_comparison import compare
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.recipe.config import Recipe
 from pipelines.report.data import ReportData
-from pipelines.report.formats import Cell, ReportTable, TableColumn
+from pipelines.report.formats import ReportTable, TableColumn
 from pipelines.sql import analyst
 from pipelines.stages.evaluate import records
 from pipelines.stages.report import of_systems, systems_of
@@ -85,25 +85,15 @@ def paired(
         old, new = ([record for record in side if record.example_id in set(ids)] for side in (before, after))
         comparison = compare(old, new, recipe.headline, (BEFORE, AFTER), seed=recipe.seed)
         if comparison is not None:
-            rows.append((name, *_figures(comparison)))
+            figures = (comparison.paired.n, comparison.accuracy_before, comparison.accuracy_after)
+            rows.append((name, *figures, comparison.paired, comparison.gained, comparison.lost))
     return ReportTable(
         slug, title, columns, tuple(rows), "Question by question, with 95 % intervals of the difference."
     )
 
 
-def _figures(comparison: Comparison) -> Iterable[Cell]:
-    return (
-        comparison.paired.n,
-        comparison.accuracy_before,
-        comparison.accuracy_after,
-        comparison.paired,
-        comparison.gained,
-        comparison.lost,
-    )
-
-
 def failed(questions: Mapping[str, Example], after: Sequence[EpisodeRecord], equality: str) -> ReportTable:
-    """The questions that the adapted model answers wrong, with what it said and what is right."""
+    """The questions that the adapted model answers wrong, with its SQL and the gold SQL."""
     columns = tuple(map(TableColumn, ("question", "hardness", "why", "its SQL", "gold SQL")))
     wrong = [record for record in after if not record.right(equality) and record.example_id in questions]
     rows = tuple(

@@ -1,5 +1,6 @@
 """The recipe of an adaptation, as a file that a person reads and edits: `recipes/NAME.yaml` of the working folder."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -12,7 +13,7 @@ from pipelines.adaptation.questions import AdaptationQuestions
 from pipelines.core.errors import DataError
 from pipelines.core.files import write_atomic
 from pipelines.recipe import recipes
-from pipelines.recipe.checkpoint import CheckpointCard, folder_of, read_card, require_sound
+from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import yaml_text
 
@@ -31,7 +32,7 @@ MARGIN = 64  # of a context, that no episode fills
 
 @dataclass(frozen=True)
 class Start:
-    """Where training starts."""
+    """The start of training."""
 
     includes: tuple[str, ...]  # files of `conf/`, as a recipe includes them
     settings: dict[str, Any]  # what the recipe sets of its sections beside them
@@ -40,15 +41,33 @@ class Start:
 
 
 def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
-    """Where training starts, and by which recipe.
+    """The start of training: the weights, and the recipe.
 
     Args:
         model: a folder or a hub name; None for the tiny model.
         recipe: a shipped one, by name; None for that of a checkpoint's card, else `RECIPE`.
         schema_chars: how long the schema is in a prompt.
     """
+    about_adapters = f"by LoRA adapters of rank {LORA['rank']}"
+
+    def large(source: str, name: str, about: str) -> Start:
+        settings: dict[str, Any] = {"model": {"source": source, "compute_dtype": "bfloat16", "lora": LORA}}
+        settings |= {stage: {"optimizer": {"lr": rate}} for stage, rate in RATES.items()}
+        return Start((f"recipes/{name}",), settings, False, about)
+
     if model is None:
-        return _tiny(_known(recipe or RECIPE), schema_chars)
+        needed = schema_chars // CHARS + EPISODE
+        context = next((size for size in CONTEXTS if needed <= size), None)
+        name = _known(recipe or RECIPE)
+        if context is None:
+            raise DataError(
+                f"the schema is some {schema_chars // CHARS:,} tokens: too long for the tiny model",
+                "Hide tables in the card, or pass --model with a language model.",
+            )
+        most = context - MARGIN
+        settings = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": most}}
+        settings |= _budgets(episode_tokens=most)
+        return Start((f"recipes/{name}", TINY), settings, True, "the tiny model, made from scratch")
     folder = folder_of(Path(model))
     if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         from huggingface_hub import HfApi
@@ -59,15 +78,22 @@ def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
             is_known = True
         if not is_known:
             raise DataError(f"the hub has no model {model}", "Check the spelling; a private one needs HF_TOKEN.")
-        return _large(_known(recipe or RECIPE), model, "")
+        return large(model, _known(recipe or RECIPE), f"{model}, {about_adapters}")
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a folder that holds a config.json, or a hub name.")
     require_sound(folder)
     card, place = read_card(folder), str(folder.resolve())
-    made_by = card.recipe if card is not None and card.recipe in recipes.recipe_names() else RECIPE
+    name = _known(recipe or (card.recipe if card is not None and card.recipe in recipes.recipe_names() else RECIPE))
     if is_small(place):
-        return _with_card(_small(_known(recipe or made_by), place), card)
-    return _with_card(_large(_known(recipe or made_by), place, f" ({_bytes(folder) / 1e9:.1f} GB)"), card)
+        begun = Start((f"recipes/{name}", TINY), {"model": {"source": place}}, True, f"{place}, all of its weights")
+    else:
+        begun = large(place, name, f"{place} ({_bytes(folder) / 1e9:.1f} GB), {about_adapters}")
+    if card is None:
+        return begun
+    # It goes on in the words of the checkpoint's own card.
+    sampling = card.sampling.model_dump(mode="json", include={"turn_tokens", "episode_tokens"})
+    own = {"protocol": card.protocol.model_dump(mode="json"), **_budgets(**sampling)}
+    return dataclasses.replace(begun, settings=recipes.laid_over(begun.settings, own))
 
 
 def is_small(source: str) -> bool:
@@ -86,40 +112,6 @@ def _known(recipe: str) -> str:
             f"{recipe} is a file of your own", f"--recipe takes one of {', '.join(recipes.recipe_names())}."
         )
     return recipe
-
-
-def _tiny(recipe: str, schema_chars: int) -> Start:
-    needed = schema_chars // CHARS + EPISODE
-    context = next((size for size in CONTEXTS if needed <= size), None)
-    if context is None:
-        raise DataError(
-            f"the schema is some {schema_chars // CHARS:,} tokens: too long for the tiny model",
-            "Hide tables in the card, or pass --model with a language model.",
-        )
-    most = context - MARGIN
-    settings = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": most}, **_budgets(episode_tokens=most)}
-    return Start((f"recipes/{recipe}", TINY), settings, True, "the tiny model, made from scratch")
-
-
-def _small(recipe: str, folder: str) -> Start:
-    return Start((f"recipes/{recipe}", TINY), {"model": {"source": folder}}, True, f"{folder}, all of its weights")
-
-
-def _large(recipe: str, source: str, size: str) -> Start:
-    settings: dict[str, Any] = {"model": {"source": source, "compute_dtype": "bfloat16", "lora": LORA}}
-    settings |= {stage: {"optimizer": {"lr": rate}} for stage, rate in RATES.items()}
-    return Start((f"recipes/{recipe}",), settings, False, f"{source}{size}, by LoRA adapters of rank {LORA['rank']}")
-
-
-def _with_card(start_from: Start, card: CheckpointCard | None) -> Start:
-    """The same, speaking as the checkpoint's own card says."""
-    if card is None:
-        return start_from
-    sampling = card.sampling.model_dump(mode="json", include={"turn_tokens", "episode_tokens"})
-    settings = {"protocol": card.protocol.model_dump(mode="json"), **_budgets(**sampling)}
-    return Start(
-        start_from.includes, recipes.laid_over(start_from.settings, settings), start_from.is_small, start_from.about
-    )
 
 
 def _budgets(**sampling: int) -> dict[str, Any]:
@@ -146,7 +138,7 @@ HEAD = """\
 
 
 def place(name: str) -> Path:
-    """Where the recipe of that database lies, in the working folder."""
+    """The path of that database's recipe, in the working folder."""
     return FOLDER / f"{name}.yaml"
 
 
@@ -154,31 +146,28 @@ def tree(name: str, start: Start, questions: AdaptationQuestions) -> dict[str, A
     """The recipe's keys and values."""
     pool = {part: {**questions.source, "split": part} for part in questions.counts}
     data = {"sft": pool["train"], "rl": [pool["train"]], "dev": pool["dev"], "test": [{"name": name, **pool["test"]}]}
-    settings = recipes.laid_over(_sizes(start, questions.counts["train"]), start.settings)
+    # How often so many questions are shown, and how many of them a step asks.
+    trained, shipped = questions.counts["train"], start.includes[0].partition("/")[2]
+    stages = recipes.load(shipped, [f"include={scale}" for scale in start.includes[1:]]).stages
+    sizes: dict[str, Any] = {"difficulty": {"candidates": None, "keep": None, "explore_parts": []}}
+    if trained < MANY:
+        sizes = {"stages": [stage for stage in stages if stage != "difficulty"]}
+    if start.is_small:
+        sizes |= {"synthesis": {"samples": SAMPLES}, "filter": {"per_example": SAMPLES}}
+        epochs = min(MOST_EPOCHS, max(1, round(SHOWN / (SAMPLES * trained))))
+        sizes |= {"sft": {"epochs": epochs}, "grpo": {"steps": SMALL_STEPS, "drop_zero_variance": True}}
+    else:
+        sizes["sft"] = {"batch": LARGE_BATCH, "micro_batch": 1, "epochs": LARGE_EPOCHS}
+        grpo = {"epochs": LARGE_EPOCHS, "questions_per_step": min(LARGE_BATCH, trained), "micro_batch": 1}
+        sizes["grpo"] = {**grpo, "drop_zero_variance": True}
     return {
         "name": name,
         "title": f"Questions about {name}",
         "include": [*start.includes],
         "data": data,
-        **settings,
+        **recipes.laid_over(sizes, start.settings),
         "nightly": {"inbox": INBOX},
     }
-
-
-def _sizes(start: Start, trained: int) -> dict[str, Any]:
-    """How often so many questions are shown, and how many of them a step asks."""
-    name, *scales = start.includes
-    shipped = recipes.load(name.partition("/")[2], [f"include={scale}" for scale in scales])
-    stages = [stage for stage in shipped.stages if stage != "difficulty"]
-    chosen: dict[str, Any] = {"difficulty": {"candidates": None, "keep": None, "explore_parts": []}}
-    sizes = chosen if trained >= MANY else {"stages": stages}
-    if start.is_small:
-        sizes |= {"synthesis": {"samples": SAMPLES}, "filter": {"per_example": SAMPLES}}
-        epochs = min(MOST_EPOCHS, max(1, round(SHOWN / (SAMPLES * trained))))
-        return {**sizes, "sft": {"epochs": epochs}, "grpo": {"steps": SMALL_STEPS, "drop_zero_variance": True}}
-    sft = {"batch": LARGE_BATCH, "micro_batch": 1, "epochs": LARGE_EPOCHS}
-    grpo = {"epochs": LARGE_EPOCHS, "questions_per_step": min(LARGE_BATCH, trained), "micro_batch": 1}
-    return {**sizes, "sft": sft, "grpo": {**grpo, "drop_zero_variance": True}}
 
 
 def write(name: str, values: Mapping[str, Any], start: Start, questions: AdaptationQuestions) -> Path | None:
@@ -206,7 +195,7 @@ _USES = {"train": "train on", "dev": "watch training by", "test": "measure by"}
 
 
 def trained(recipe: Recipe) -> str:
-    """The name of the recipe's last training stage; a DataError if it trains or evaluates nothing."""
+    """The name of the recipe's last training stage; a DataError if it has no training or no evaluation."""
     last = [name for name in ("sft", "grpo") if name in recipe.stages]
     if not last or "evaluate" not in recipe.stages:
         raise DataError(f"recipe {recipe.name} lacks a stage", "To adapt it needs evaluate, and sft or grpo.")

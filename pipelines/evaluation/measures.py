@@ -34,7 +34,7 @@ def series(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, 
 
 
 def moving_average(points: Points, window: int = SMOOTH) -> list[tuple[float, float]]:
-    """The mean over the last `window` steps at each point; what is measured more rarely than that stays as it is."""
+    """The mean over the last `window` steps at each point; values that are measured more rarely stay as they are."""
     smooth = []
     for index, (step, _) in enumerate(points):
         part = [value for at, value in points[max(0, index + 1 - window) : index + 1] if at > step - window]
@@ -43,7 +43,7 @@ def moving_average(points: Points, window: int = SMOOTH) -> list[tuple[float, fl
 
 
 def steps_to(points: Points, threshold: float, window: int = SMOOTH) -> float | None:
-    """The first step at which the moving average reaches a threshold; None where it never does.
+    """The first step at which the moving average reaches a threshold; None if it never does.
 
     Only averages over a whole window count, or the luck of the first steps would decide. SkyRL-SQL, figure 6, compares
     two trainings by this number.
@@ -83,7 +83,7 @@ AnswerValue = Callable[[EpisodeRecord, str], float | None]
 
 
 def _is_of_class(name: str) -> AnswerValue:
-    """Whether a wrong answer is of an error class; None where it is right."""
+    """Whether a wrong answer is of an error class; None if it is right."""
     return lambda record, equality: None if (why := record.wrong(equality)) is None else float(why.error == name)
 
 

@@ -14,7 +14,7 @@ from pipelines.evaluation.stats import Paired, detectable, mcnemar, paired, pair
 
 
 class Question(NamedTuple):
-    """What is known of a question: its id in one evaluation, its database, and the digests of gold and words."""
+    """The identity of a question: its id in one evaluation, its database, and the digests of gold and words."""
 
     id: str
     database: str

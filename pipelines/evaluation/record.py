@@ -26,7 +26,7 @@ def text_digest(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Overlap:
-    """Two sets compared, as counts: what a prediction names, what gold names, and what both do."""
+    """Two sets compared, as counts: the items of a prediction, those of gold, and those of both."""
 
     predicted: Number
     gold: Number
@@ -68,7 +68,7 @@ class Linking:
 
     @classmethod
     def of(cls, predicted: SchemaItems | None, gold: SchemaItems | None) -> Linking | None:
-        """None without a gold schema; a prediction without items (absent, or not parsable) has found nothing."""
+        """None without a gold schema; a prediction without items (absent, or not parsable) counts as an empty one."""
         if gold is None:
             return None
         items = predicted or SchemaItems(frozenset(), frozenset())
@@ -142,7 +142,7 @@ class EpisodeRecord:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What names the trajectory within one system's evaluation."""
+        """The identity of the trajectory within one system's evaluation."""
         return self.mode, self.example_id, self.sample
 
     @property

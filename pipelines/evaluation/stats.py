@@ -67,7 +67,7 @@ class Paired:
 
     @property
     def flipped(self) -> str:
-        """What the sign-flip test flips: each "database" as a whole; each "question" where there are few databases."""
+        """The unit of the sign-flip test: each "database" as a whole, or each "question" if there are few databases."""
         return "database" if self.n_clusters >= MIN_CLUSTERS else "question"
 
 
@@ -85,7 +85,7 @@ def wilson(successes: float, n: int) -> tuple[float, float]:
 
 
 def estimate(scores: Sequence[float], clusters: Sequence[Hashable], seed: int = 0) -> Estimate | None:
-    """The mean of scores in [0, 1] with a 95 % interval; None when there is nothing to average.
+    """The mean of scores in [0, 1] with a 95 % interval; None without scores.
 
     Whole clusters are resampled when there are at least `MIN_CLUSTERS`; else Wilson for right-or-wrong scores, and
     single questions are resampled for graded ones. Scores that are all equal leave a bootstrap nothing to vary: Wilson.

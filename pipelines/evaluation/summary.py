@@ -33,7 +33,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """What a report says about one system."""
+    """The figures of one system."""
 
     equality: str  # the headline's.
     # n_questions, n_databases: with at least one verdict.

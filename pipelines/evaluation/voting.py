@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may vote."""
+    """The candidates that may vote."""
 
     # whether results without rows vote ("vote"), or only when there are no others ("last").
     empty: Literal["vote", "last"] = "vote"

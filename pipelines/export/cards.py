@@ -17,9 +17,8 @@ from pipelines.core.files import folders, read_json
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, from_dict
 from pipelines.curation.card import LICENCES, UNKNOWN
-from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Summary
-from pipelines.protocols.base import Protocol, build
+from pipelines.protocols.base import build
 from pipelines.recipe.checkpoint import CheckpointCard, read_card, require_sound
 from pipelines.recipe.yaml_files import yaml_text
 
@@ -38,7 +37,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Lineage:
-    """A checkpoint and where it comes from."""
+    """A checkpoint and its origin."""
 
     folder: Path  # with the weights.
     adapter: Path | None  # with the low-rank adapters that were merged into them; None where all weights were trained.
@@ -50,7 +49,7 @@ class Lineage:
     demonstrations: str = ""  # the card of what it was shown; "" where there is none.
 
     def setting(self, path: str) -> Any:
-        """What the recipe said at a path that one of the stages reads whole; None where none does."""
+        """The recipe's value at a path that one of the stages reads whole; None if none does."""
         slices = (manifest.get("recipe", {}) for manifest in self.manifests.values())
         return next((benchmarks[path] for benchmarks in slices if path in benchmarks), None)
 
@@ -66,7 +65,14 @@ def trace(folder: Path) -> Lineage:
     if not (place / MANIFEST).is_file() or folder.name != "model":
         return Lineage(folder, None, card)
     store, stage, key = Store(place.parent.parent), place.parent.name, place.name
-    keys = dict(_made_of(store, stage, key))
+    # The stages behind this one that the store still has, itself first; of two of a kind the nearest.
+    keys: dict[str, str] = {}
+    waiting = [(stage, key)]
+    while waiting:
+        kind, input_key = waiting.pop(0)
+        if kind not in keys and store.has(kind, input_key):
+            keys[kind] = input_key
+            waiting += store.manifest(kind, input_key).get("inputs", {}).items()
     places = {kind: store.folder(kind, input_key) for kind, input_key in keys.items()}
     questions_card = places["filter"] / QUESTIONS_CARD if "filter" in places else None
     return Lineage(
@@ -78,17 +84,6 @@ def trace(folder: Path) -> Lineage:
         tuple(_evaluations(store, stage, key)),
         questions_card.read_text(encoding="utf-8") if questions_card is not None and questions_card.is_file() else "",
     )
-
-
-def _made_of(store: Store, stage: str, key: str) -> Iterator[tuple[str, str]]:
-    """The stages behind a stage that the store still has, itself first; of two of a kind the nearest."""
-    waiting, seen = [(stage, key)], set[str]()
-    while waiting:
-        kind, input_key = waiting.pop(0)
-        if kind not in seen and store.has(kind, input_key):
-            seen.add(kind)
-            yield kind, input_key
-            waiting += store.manifest(kind, input_key).get("inputs", {}).items()
 
 
 def _evaluations(store: Store, stage: str, key: str) -> Iterator[Evaluated]:
@@ -144,31 +139,8 @@ def model_card(lineage: Lineage, name: str, kind: str) -> str:
         name: of the model.
         kind: "model" for whole weights, "adapter" for low-rank adapters alone.
     """
-    parts = [
-        f"---\n{yaml_text(_metadata(lineage, name, kind))}---",
-        f"# {name}",
-        _about(lineage),
-        *(_asking(lineage.card, name) if lineage.card is not None else ()),
-        *_recipe(lineage),
-        *_data(lineage),
-        *_figures(lineage),
-        _licence(lineage),
-        "## Limits\n\nIts SQL must run in a sandbox that only reads: nothing in the weights keeps it from writing any "
-        "other statement. The weights were trained on questions, queries and results of the databases named by the "
-        "licence above, and whoever has the weights may make them say parts of those.",
-        _versions(lineage),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def dataset_card(lineage: Lineage) -> str:
-    """What it was shown: the card of its demonstrations; without any, the counts of its questions."""
-    return lineage.demonstrations or "\n\n".join(["# Questions", *_data(lineage)]) + "\n"
-
-
-def _metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
     base = base_name(lineage)
-    about: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "license": "other",
         "license_name": "see-the-card",
         "library_name": "peft" if kind == "adapter" else "transformers",
@@ -176,30 +148,82 @@ def _metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
         "tags": ["text-to-sql", "agent", "sqltrain"],
     }
     if base is not None:
-        about["base_model"] = base
-    results = [_result(evaluation) for evaluation in lineage.evaluations if evaluation.summary.ex]
-    return about | ({"model-index": [{"name": name, "results": results}]} if results else {})
-
-
-def _result(evaluated: Evaluated) -> dict[str, Any]:
-    figures = [
-        {"type": "execution_accuracy", "name": f"EX ({equality})", "value": round(100 * ex.value, 2)}
-        for equality, ex in evaluated.summary.ex.items()
+        metadata["base_model"] = base
+    results = [
+        {
+            "task": {"type": "text-generation", "name": "text-to-SQL"},
+            "dataset": {"type": "text-to-sql", "name": evaluated.benchmark},
+            "metrics": [
+                {"type": "execution_accuracy", "name": f"EX ({equality})", "value": round(100 * ex.value, 2)}
+                for equality, ex in evaluated.summary.ex.items()
+            ],
+        }
+        for evaluated in lineage.evaluations
+        if evaluated.summary.ex
     ]
-    task = {"type": "text-generation", "name": "text-to-SQL"}
-    return {"task": task, "dataset": {"type": "text-to-sql", "name": evaluated.benchmark}, "metrics": figures}
+    if results:
+        metadata["model-index"] = [{"name": name, "results": results}]
 
-
-def _about(lineage: Lineage) -> str:
-    base = base_name(lineage)
-    source = _settings(lineage, "model").get("source")
-    origin = f"`{base}`" if base else "a small model made from scratch" if source == "tiny" else LOCAL
+    # A path of one machine stands in no card.
+    model = dict(lineage.setting("model") or {})
+    if model.get("source") not in (None, "tiny") and base is None:
+        model["source"] = LOCAL
+    origin = f"`{base}`" if base else "a small model made from scratch" if model.get("source") == "tiny" else LOCAL
     stage = f", after its stage `{lineage.card.stage}`" if lineage.card else ""
     recipe = f" with the recipe `{lineage.card.recipe}`" if lineage.card else ""
-    return (
-        f"An agent that answers questions about a database in SQL, over several turns in which it runs queries and "
-        f"reads their results. Post-trained by sqltrain{recipe}{stage}, from {origin}."
-    )
+    parts = [
+        f"---\n{yaml_text(metadata)}---",
+        f"# {name}",
+        "An agent that answers questions about a database in SQL, over several turns in which it runs queries and "
+        f"reads their results. Post-trained by sqltrain{recipe}{stage}, from {origin}.",
+        *(_asking(lineage.card, name) if lineage.card is not None else ()),
+    ]
+    settings = {section: value for section in RECIPE if (value := lineage.setting(section)) is not None}
+    if settings:
+        if "model" in settings:
+            settings["model"] = model
+        text = yaml_text(settings, width=100).rstrip()
+        parts.append(f"## Recipe\n\nThe settings of the stages that made it:\n\n{_fenced(text, 'yaml')}")
+    parts += _data(lineage)
+
+    if lineage.evaluations:
+        words = "Execution accuracy of greedy answers to held-out questions, with its 95 % interval."
+        parts.append(f"## Figures\n\n{words}")
+    for evaluation in lineage.evaluations:
+        summary = evaluation.summary
+        figures = [(f"all, equality `{equality}`", ex) for equality, ex in summary.ex.items()]
+        figures += [(level.name, level.ex) for level in summary.by_hardness if level.ex is not None]
+        rows = [
+            (
+                title,
+                f"{100 * ex.value:.1f} % ({100 * ex.low:.1f} to {100 * ex.high:.1f}; {ex.n:,} questions, "
+                f"{ex.n_clusters:,} databases, {ex.method})",
+            )
+            for title, ex in figures
+        ]
+        rows.append(("questions that could not be asked", str(sum(summary.left_out.values()))))
+        parts.append(_table((evaluation.benchmark, "EX"), rows))
+
+    kinds = {str(source["kind"]) for pool in POOLS for source in _sources(lineage, pool)}
+    licences = [f"- questions and databases, {each}: {LICENCES.get(each, UNKNOWN)}" for each in sorted(kinds)]
+    weights = f"- weights: the licence of `{base}` holds" if base else "- weights: yours, within the data's terms"
+    terms = [*([weights] if lineage.manifests else []), *(licences or [f"- {UNKNOWN}"])]
+    own = [manifest.get("made_by", {}) for manifest in lineage.manifests.values()]
+    made_by = [f"- sqltrain {importlib.metadata.version('sqltrain')}"]
+    made_by += [f"- {each}: {text}" for each, text in (provenance.as_tags(own[0]) if own else {}).items()]
+    parts += [
+        "\n".join(["## Licence\n", *terms]),
+        "## Limits\n\nIts SQL must run in a sandbox that only reads: nothing in the weights keeps it from writing any "
+        "other statement. The weights were trained on questions, queries and results of the databases named by the "
+        "licence above, and whoever has the weights may make them say parts of those.",
+        "\n".join(["## Made by\n", *made_by]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def dataset_card(lineage: Lineage) -> str:
+    """The card of its demonstrations; without any, the counts of its questions."""
+    return lineage.demonstrations or "\n\n".join(["# Questions", *_data(lineage)]) + "\n"
 
 
 def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
@@ -219,47 +243,25 @@ def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
         ("tokens of a turn and of all", f"{card.sampling.turn_tokens:,}, {card.sampling.episode_tokens:,}"),
     ]
     yield _table(("protocol", f"`{settings.name}`, prompt `{settings.prompt}`"), rows)
-    example = _observation(protocol)
-    if example:
+    # A result of one made-up row, for protocols that have results.
+    actions = (Action(kind, "SELECT name, price FROM product") for kind in QUERIES)
+    query = next((action for action in actions if protocol.query(action) is not None), None)
+    if query is not None:
+        result = ExecutionResult(ExecutionStatus.OK, ("name", "price"), (("pen", 3),))
+        example = protocol.observe(query, result, 2)
         yield f"A result goes back as a user message, with the conversation so far before it:\n\n{_fenced(example)}"
     code = ASK.format(folder=name, stop=list(protocol.stop), tokens=card.sampling.turn_tokens)
     yield f"One turn, with transformers alone:\n\n{_fenced(code.rstrip(), 'python')}"
     yield "`sqltrain serve DATABASE --policy FOLDER` runs the whole agent: prompt, sandbox, turns and limits as above."
 
 
-def _observation(protocol: Protocol) -> str:
-    """How a result of one made-up row is shown; "" for a protocol without results."""
-    result = ExecutionResult(ExecutionStatus.OK, ("name", "price"), (("pen", 3),))
-    actions = (Action(kind, "SELECT name, price FROM product") for kind in QUERIES)
-    example_action = next((action for action in actions if protocol.query(action) is not None), None)
-    return "" if example_action is None else protocol.observe(example_action, result, 2)
-
-
-def _recipe(lineage: Lineage) -> Iterator[str]:
-    settings = {name: value for name in RECIPE if (value := lineage.setting(name)) is not None}
-    if settings:
-        if "model" in settings:
-            settings["model"] = _settings(lineage, "model")
-        text = yaml_text(settings, width=100).rstrip()
-        yield f"## Recipe\n\nThe settings of the stages that made it:\n\n{_fenced(text, 'yaml')}"
-
-
-def _settings(lineage: Lineage, part: str) -> dict[str, Any]:
-    """A section of the recipe; what is a path of one machine is not said."""
-    section = dict(lineage.setting(part) or {})
-    source = section.get("source")
-    if source not in (None, "tiny") and base_name(lineage) is None:
-        section["source"] = LOCAL
-    return section
-
-
 def _data(lineage: Lineage) -> Iterator[str]:
-    counts = lineage.metrics.get("data", {})
-    rows = [
-        (pool, f"{_kinds(lineage, pool)}, {counts.get(pool, 0):,.0f} questions")
-        for pool in POOLS
-        if lineage.setting(f"data.{pool}")
-    ]
+    counts, rows = lineage.metrics.get("data", {}), []
+    for pool in POOLS:
+        sources = _sources(lineage, pool)
+        kinds = " and ".join(dict.fromkeys(f"{source['kind']} ({source['split']})" for source in sources))
+        if sources:
+            rows.append((pool, f"{kinds}, {counts.get(pool, 0):,.0f} questions"))
     if rows:
         yield f"## Data\n\n{_table(('pool', 'questions'), rows)}"
         yield "What demonstrations it was shown is in `dataset/README.md`."
@@ -268,40 +270,6 @@ def _data(lineage: Lineage) -> Iterator[str]:
 def _sources(lineage: Lineage, pool: str) -> list[Mapping[str, Any]]:
     value = lineage.setting(f"data.{pool}") or []
     return value if isinstance(value, list) else [value]
-
-
-def _kinds(lineage: Lineage, pool: str) -> str:
-    return " and ".join(dict.fromkeys(f"{source['kind']} ({source['split']})" for source in _sources(lineage, pool)))
-
-
-def _figures(lineage: Lineage) -> Iterator[str]:
-    if lineage.evaluations:
-        yield "## Figures\n\nExecution accuracy of greedy answers to held-out questions, with its 95 % interval."
-    for evaluation in lineage.evaluations:
-        rows = [(f"all, equality `{name}`", _figure(ex)) for name, ex in evaluation.summary.ex.items()]
-        rows += [(level.name, _figure(level.ex)) for level in evaluation.summary.by_hardness if level.ex is not None]
-        rows += [("questions that could not be asked", str(sum(evaluation.summary.left_out.values())))]
-        yield _table((evaluation.benchmark, "EX"), rows)
-
-
-def _figure(ex: Estimate) -> str:
-    bounds = f"{100 * ex.low:.1f} to {100 * ex.high:.1f}"
-    return f"{100 * ex.value:.1f} % ({bounds}; {ex.n:,} questions, {ex.n_clusters:,} databases, {ex.method})"
-
-
-def _licence(lineage: Lineage) -> str:
-    kinds = {str(source["kind"]) for pool in POOLS for source in _sources(lineage, pool)}
-    data = [f"- questions and databases, {kind}: {LICENCES.get(kind, UNKNOWN)}" for kind in sorted(kinds)]
-    base = base_name(lineage)
-    weights = f"- weights: the licence of `{base}` holds" if base else "- weights: yours, within the data's terms"
-    return "## Licence\n\n" + "\n".join([*([weights] if lineage.manifests else []), *(data or [f"- {UNKNOWN}"])])
-
-
-def _versions(lineage: Lineage) -> str:
-    own = [manifest.get("made_by", {}) for manifest in lineage.manifests.values()]
-    facts = provenance.as_tags(own[0]) if own else {}
-    lines = [f"- {name}: {text}" for name, text in facts.items()]
-    return "## Made by\n\n" + "\n".join([f"- sqltrain {importlib.metadata.version('sqltrain')}", *lines])
 
 
 def _codes(words: Any) -> str:

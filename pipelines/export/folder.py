@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipelines.core.errors import DataError, EndpointError, ResourceError, UserError
 from pipelines.core.files import read_json, require_room, write_json, writing
@@ -23,10 +23,19 @@ ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
-    """Write an export; returns what a person should know of it, a line each."""
+    """Write an export; returns notes for its user, a line each."""
     if out.exists():
         raise DataError(f"{out} exists", "Name a folder that is not there yet.")
-    files = _adapters(lineage) if kind == "hub-adapter" else list(_files(lineage.folder, WEIGHTS))
+    if kind == "hub-adapter":
+        if lineage.adapter is None:
+            raise DataError(f"{lineage.folder} has no adapters beside it", HINT)
+        if cards.base_name(lineage) is None:
+            raise DataError("the base of these adapters has no hub name, so nobody could load them", HINT)
+        if lineage.card is not None and lineage.card.stage == "grpo" and "sft" in lineage.manifests:
+            raise DataError("these adapters lie over the checkpoint of SFT, which has no hub name", HINT)
+        files = list(_files(lineage.adapter, ADAPTER))
+    else:
+        files = list(_files(lineage.folder, WEIGHTS))
     files += _files(lineage.folder, (CARD, *TOKENIZER))
     beside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
@@ -43,43 +52,26 @@ def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
     return notes
 
 
-def _adapters(lineage: Lineage) -> list[Path]:
-    if lineage.adapter is None:
-        raise DataError(f"{lineage.folder} has no adapters beside it", HINT)
-    if cards.base_name(lineage) is None:
-        raise DataError("the base of these adapters has no hub name, so nobody could load them", HINT)
-    if lineage.card is not None and lineage.card.stage == "grpo" and "sft" in lineage.manifests:
-        raise DataError("these adapters lie over the checkpoint of SFT, which has no hub name", HINT)
-    return list(_files(lineage.adapter, ADAPTER))
-
-
 def _describe(lineage: Lineage, kind: Kind, folder: Path, name: str) -> list[str]:
-    """Write the cards, and what this kind needs besides."""
-    if kind == "hub-adapter":
-        _name_base(lineage, folder / "adapter_config.json")
+    """Write the cards, and the further files of this kind."""
+    if kind == "hub-adapter":  # its base goes by its hub name and commit, and never by a path of this machine
+        revision = (lineage.setting("model") or {}).get("revision")
+        names = {"base_model_name_or_path": cards.base_name(lineage), "revision": revision}
+        write_json(folder / "adapter_config.json", {**read_json(folder / "adapter_config.json"), **names})
     text = cards.model_card(lineage, name, "adapter" if kind == "hub-adapter" else "model")
     (folder / README).write_text(text, encoding="utf-8")
     (folder / DATASET).parent.mkdir()
     (folder / DATASET).write_text(cards.dataset_card(lineage), encoding="utf-8")
     if kind != "ollama":
         return []
-    (folder / MODELFILE).write_text(ollama.modelfile(folder, _tokenizer(folder), lineage.card), encoding="utf-8")
-    return list(ollama.lacks(folder))
-
-
-def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError) as error:
         raise DataError(f"its tokenizer cannot be read: {str(error).splitlines()[0]}", HINT) from None
-
-
-def _name_base(lineage: Lineage, path: Path) -> None:
-    """Let adapters name their base by its hub name and commit, and never by a path of this machine."""
-    revision = (lineage.setting("model") or {}).get("revision")
-    write_json(path, {**read_json(path), "base_model_name_or_path": cards.base_name(lineage), "revision": revision})
+    (folder / MODELFILE).write_text(ollama.modelfile(folder, tokenizer, lineage.card), encoding="utf-8")
+    return list(ollama.lacks(folder))
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
@@ -104,7 +96,7 @@ def require_token() -> str:
 
 
 def push(folder: Path, name: str, token: str) -> str:
-    """Upload a folder into a repository of that name, made private where there is none; returns its address."""
+    """Upload a folder into a repository of that name, made private if it is new; returns its address."""
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -114,7 +106,7 @@ def push(folder: Path, name: str, token: str) -> str:
         url = api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message="Upload a model of sqltrain")
     except HFValidationError as error:
-        raise UserError(f"{name!r} is no name of a repository: {_line(error)}", "Write OWNER/NAME.") from None
+        raise UserError(f"{name!r} is not a valid name of a repository: {_line(error)}", "Write OWNER/NAME.") from None
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):

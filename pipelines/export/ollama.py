@@ -71,7 +71,7 @@ def template(tokenizer: Any, thought: str) -> str:
 
 
 def lacks(folder: Path) -> Iterator[str]:
-    """What Ollama may not be able to do with a checkpoint, a line each."""
+    """The parts of a checkpoint that Ollama may not support, a line each."""
     config = read_json(folder / "config.json")
     kind = next(iter(config.get("architectures") or ["unknown"]))
     if kind not in CONVERTED:
@@ -93,7 +93,7 @@ def _context(folder: Path, card: CheckpointCard) -> int:
 
 
 def _around(tokenizer: Any, role: str) -> tuple[str, str]:
-    """What stands before and behind a message of a role."""
+    """The texts before and behind a message of a role."""
     chat = [("user", "first"), (role, MARK)] if role == "assistant" else [(role, MARK)]
     first = _render(tokenizer, chat[:-1], False) if len(chat) > 1 else ""
     before, marked, after = _render(tokenizer, chat, False).removeprefix(first).partition(MARK)
@@ -101,7 +101,7 @@ def _around(tokenizer: Any, role: str) -> tuple[str, str]:
 
 
 def _opening(tokenizer: Any) -> str:
-    """What stands where the agent is to speak."""
+    """The text that opens the agent's turn."""
     chat = [("user", MARK)]
     return _render(tokenizer, chat, True).removeprefix(_render(tokenizer, chat, False))
 
@@ -119,5 +119,5 @@ def _render(tokenizer: Any, chat: Sequence[tuple[str, str]], opened: bool) -> st
 
 
 def _said(text: str) -> str:
-    """A text that Go's template says as it is."""
+    """A text escaped for Go's template."""
     return text.replace("{{", '{{ "{{" }}')

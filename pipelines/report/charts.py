@@ -36,15 +36,12 @@ def tag(name: str, /, *children: Child, **attributes: str | float | bool | None)
 
     An attribute's trailing underscore is dropped and others become hyphens: `class_="a"`, `data_tip="b"`.
     """
-    opening = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}"
+    opening = f"<{name}"
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            opening += f" {key.rstrip('_').replace('_', '-').replace('viewbox', 'viewBox')}"
+            opening += "" if value is True else f'="{html.escape(text_of(value))}"'
     return Html(f"{opening}/>" if name in VOID else f"{opening}>{join(*children)}</{name}>")
-
-
-def _attribute(key: str, value: str | float | bool | None) -> str:
-    if value is None or value is False:
-        return ""
-    name = key.rstrip("_").replace("_", "-").replace("viewbox", "viewBox")
-    return f" {name}" if value is True else f' {name}="{html.escape(text_of(value))}"'
 
 
 def text_of(value: str | float) -> str:
@@ -131,7 +128,7 @@ def around(values: Sequence[float]) -> tuple[float, float]:
 
 
 def canvas(width: float, height: float, label: str, *children: Child, class_: str = "") -> Html:
-    """A chart; `label` is what a screen reader says of it."""
+    """A chart; `label` is its text for a screen reader."""
     return tag(
         "svg",
         *children,
@@ -164,7 +161,7 @@ def grid_y(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[f
 
 
 def axis_x(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str], label: str) -> Html:
-    """Values under the plot, and what they are."""
+    """Values under the plot, and their label."""
     return tag(
         "g",
         tag("line", x1=frame.left, x2=frame.right, y1=frame.bottom, y2=frame.bottom, class_="axis"),
@@ -248,10 +245,6 @@ def _whole(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
-def _with_unit(share: float) -> str:
-    return _whole(share) + (" %" if share == 1 else "")
-
-
 def forest(groups: Sequence[Group], label: str) -> Html:
     """Shares with their intervals, group by group: dot and whisker, and the figures beside them."""
     left, right, pitch, gap = 170.0, 850.0, 21.0, 14.0
@@ -267,26 +260,24 @@ def forest(groups: Sequence[Group], label: str) -> Html:
         parts.append(text(0, middle + (0 if group.note else 4), group.label, "row-label"))
         parts.append(text(0, middle + 15, group.note, "row-note"))
         for row in group.rows:
-            parts.append(_whisker(scale, y + pitch / 2, row))
+            at, estimate = y + pitch / 2, row.estimate
             y += pitch
+            if estimate is None:
+                parts.append(text(WIDE - 122, at + 4, formats.NONE, "value", "end"))
+                continue
+            low, high, whisker = scale(estimate.low), scale(estimate.high), _styled("whisker", row.style)
+            figure = f"{formats.percent(estimate.value)} % {formats.interval(estimate)}"
+            tip = f"{row.name}: {figure}, n = {estimate.n}, {estimate.method}"
+            drawn = (
+                tag("line", x1=low, x2=high, y1=at, y2=at, class_=whisker),
+                marker(scale(estimate.value), at, row.style, tip),
+                text(WIDE - 122, at + 4, formats.percent(estimate.value), "value", "end"),
+                text(WIDE, at + 4, formats.interval(estimate), "bounds", "end"),
+            )
+            parts.append(tag("g", *drawn))
         y += gap
-    parts.append(axis_x(scale, frame, PERCENTS, _with_unit, ""))
+    parts.append(axis_x(scale, frame, PERCENTS, lambda share: _whole(share) + (" %" if share == 1 else ""), ""))
     return canvas(WIDE, height, label, parts, class_="wide")
-
-
-def _whisker(scale: Scale, y: float, row: ChartRow) -> Html:
-    estimate = row.estimate
-    if estimate is None:
-        return text(WIDE - 122, y + 4, formats.NONE, "value", "end")
-    figure = f"{formats.percent(estimate.value)} % {formats.interval(estimate)}"
-    tip = f"{row.name}: {figure}, n = {estimate.n}, {estimate.method}"
-    return tag(
-        "g",
-        tag("line", x1=scale(estimate.low), x2=scale(estimate.high), y1=y, y2=y, class_=_styled("whisker", row.style)),
-        marker(scale(estimate.value), y, row.style, tip),
-        text(WIDE - 122, y + 4, formats.percent(estimate.value), "value", "end"),
-        text(WIDE, y + 4, formats.interval(estimate), "bounds", "end"),
-    )
 
 
 def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) -> Html:
@@ -415,7 +406,12 @@ def histogram(rates: Sequence[float], label: str) -> Html:
     """How many questions have each pass rate: a bar for each that occurs, or twelve bins when more do."""
     width, height = 500.0, 200.0
     frame = Frame(44, 18, width - 8, height - 38)
-    names, counts = _bins(rates)
+    distinct = sorted(set(rates))
+    if len(distinct) <= 12:
+        names, counts = [f"{rate:.2g}" for rate in distinct], [rates.count(rate) for rate in distinct]
+    else:
+        edges = [min(int(rate * 12), 11) for rate in rates]
+        names, counts = [f"{index / 12:.2f}+" for index in range(12)], [edges.count(index) for index in range(12)]
     up = Scale(0, around([0, max(counts)])[1], frame.bottom, frame.top)
     slot = (frame.right - frame.left) / len(counts)
     parts = [grid_y(up, frame, ticks(0, up.high), formats.count)]
@@ -430,14 +426,6 @@ def histogram(rates: Sequence[float], label: str) -> Html:
     parts.append(tag("line", x1=frame.left, x2=frame.right, y1=frame.bottom, y2=frame.bottom, class_="axis"))
     parts.append(text(frame.right, frame.bottom + 32, "pass rate of the policy after SFT", "axis-label", "end"))
     return canvas(width, height, label, parts)
-
-
-def _bins(rates: Sequence[float]) -> tuple[list[str], list[int]]:
-    distinct = sorted(set(rates))
-    if len(distinct) <= 12:
-        return [f"{rate:.2g}" for rate in distinct], [sum(rate == height for rate in rates) for height in distinct]
-    edges = [min(int(rate * 12), 11) for rate in rates]
-    return [f"{index / 12:.2f}+" for index in range(12)], [edges.count(index) for index in range(12)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

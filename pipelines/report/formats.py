@@ -91,7 +91,7 @@ _MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "[": r"\[", "]": r"\]", "!":
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column: its heading, what its cells are, and a longer word for the heading ("" for none)."""
+    """A column: its heading, the kind of its cells, and a longer text for the heading ("" for none)."""
 
     name: str
     kind: Kind = "text"
@@ -136,23 +136,21 @@ def signed(difference: Paired, unit: float) -> str:
 
 def markdown(table: ReportTable) -> str:
     """A GitHub table under its title."""
-    lines = [_markdown_row(column.name.translate(_MARKDOWN) for column in table.columns)]
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+
+    lines = [line(column.name.translate(_MARKDOWN) for column in table.columns)]
     lines.append("|" + "|".join(" :--- " if column.kind == "text" else " ---: " for column in table.columns) + "|")
-    lines += [_markdown_row(map(_markdown_cell, row, _shown(table, row))) for row in table.rows]
+    for row in table.rows:
+        # Words hold no link, image or tag; a figure is ours, and its interval keeps its brackets.
+        pairs = zip(row, _shown(table, row), strict=True)
+        lines.append(line(w.translate(_MARKDOWN) if isinstance(c, str) else w.replace("<", "&lt;") for c, w in pairs))
     return "\n".join([f"### {table.title}", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
 
 
 def _shown(table: ReportTable, row: Iterable[Cell]) -> list[str]:
     return [show(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
-
-
-def _markdown_cell(cell: Cell, words: str) -> str:
-    """Words that hold no link, image or tag; a figure is ours, and its interval keeps its brackets."""
-    return words.translate(_MARKDOWN) if isinstance(cell, str) else words.replace("<", "&lt;")
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
 
 
 def latex(table: ReportTable) -> str:
@@ -183,28 +181,23 @@ def to_csv(table: ReportTable) -> str:
     """Raw values, an interval's bounds in columns of their own, and n; absent ones are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_harmless(name) for column in table.columns for name in _headings(column)])
+    headings: list[str] = []
+    for column in table.columns:
+        bounds = ("", " low", " high", " n") if column.kind in ("estimate", "difference") else ("",)
+        headings += [_harmless(f"{column.name}{bound}") for bound in bounds]
+    writer.writerow(headings)
     for row in table.rows:
-        writer.writerow(
-            [value for cell, column in zip(row, table.columns, strict=True) for value in _raw(cell, column)]
-        )
+        values: list[str | float | None] = []
+        for cell, column in zip(row, table.columns, strict=True):
+            if isinstance(cell, Estimate | Paired):
+                value = cell.value if isinstance(cell, Estimate) else cell.difference
+                values += [value, cell.low, cell.high, cell.n]
+            elif column.kind in ("estimate", "difference"):
+                values += [cell, None, None, None]
+            else:
+                values.append(_harmless(cell) if isinstance(cell, str) else cell)
+        writer.writerow(values)
     return out.getvalue()
-
-
-def _headings(column: TableColumn) -> list[str]:
-    if column.kind in ("estimate", "difference"):
-        return [column.name, f"{column.name} low", f"{column.name} high", f"{column.name} n"]
-    return [column.name]
-
-
-def _raw(cell: Cell, column: TableColumn) -> list[str | float | None]:
-    if isinstance(cell, Estimate):
-        return [cell.value, cell.low, cell.high, cell.n]
-    if isinstance(cell, Paired):
-        return [cell.difference, cell.low, cell.high, cell.n]
-    if column.kind in ("estimate", "difference"):
-        return [cell, None, None, None]
-    return [_harmless(cell) if isinstance(cell, str) else cell]
 
 
 def _harmless(text: str) -> str:

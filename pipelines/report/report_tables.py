@@ -5,9 +5,8 @@ from itertools import pairwise
 
 from pipelines.core.registry import METRICS
 from pipelines.evaluation.measures import SMOOTH, series, steps_to
-from pipelines.evaluation.metrics import KPoint, data_efficiency, execution_accuracy, scored, value_of
-from pipelines.evaluation.paired_comparison import Comparison
-from pipelines.evaluation.summary import Level, Summary
+from pipelines.evaluation.metrics import data_efficiency, execution_accuracy, scored, value_of
+from pipelines.evaluation.summary import Level
 from pipelines.report import formats
 from pipelines.report.data import ReportData
 from pipelines.report.formats import Cell, ReportTable, TableColumn
@@ -41,7 +40,7 @@ def all_tables(data: ReportData) -> Iterator[ReportTable]:
 
 
 def leader(data: ReportData) -> ReportTable:
-    """EX of each system: greedy, the mean of its samples, and what voting and the best of k make of them."""
+    """EX of each system: greedy, the mean of its samples, their vote, and the best of k."""
     k = max((point.k for summary in data.summaries for point in summary.points), default=0)
     columns = [TableColumn("system"), TableColumn("EX greedy", "estimate")]
     if k:
@@ -52,7 +51,7 @@ def leader(data: ReportData) -> ReportTable:
     for style, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
         row: list[Cell] = [system.name, summary.ex.get(data.equality)]
         if k:
-            point = _point(summary, k)
+            point = next((point for point in summary.points if point.k == k), None)
             row += [summary.sampled, point.majority_at if point else None, point.pass_at if point else None]
         rows.append(tuple(row))
         styles.append(style)
@@ -80,10 +79,6 @@ def left_out(data: ReportData) -> list[str]:
     return [f"{system.name}: {words}" for system, words in zip(data.systems, notes, strict=True) if words]
 
 
-def _point(summary: Summary, k: int) -> KPoint | None:
-    return next((point for point in summary.points if point.k == k), None)
-
-
 def equalities(data: ReportData) -> ReportTable | None:
     """Greedy EX under every equality that was evaluated: the same answers, other numbers."""
     names = list(dict.fromkeys(name for summary in data.summaries for name in summary.ex))
@@ -99,16 +94,26 @@ def equalities(data: ReportData) -> ReportTable | None:
 
 
 def behaviour(data: ReportData) -> ReportTable:
-    """What each system does for its accuracy, and what that costs."""
+    """The behaviour of each system, and its cost."""
     columns, values = _metrics(data, "behaviour")
     about = "EX points gained over the baseline per 1,000 training examples"
     columns.append(TableColumn("points / 1,000", "mean", about))
-    rows = tuple((*row, _efficiency(data, index)) for index, row in enumerate(values))
+    # Counted from the first system in one turn, as in SQL-Trail (5.1, equation 5), if it was asked so.
+    first, ex = data.systems[0], data.summaries[0].headline
+    single = execution_accuracy(scored(first.at_once), data.equality, data.seed) if first.at_once else None
+    before = (first.name, ex.value) if ex is not None else None
+    if single is not None:
+        before = f"{first.name} in one turn", single.value
+    rows = []
+    for index, (row, system, summary) in enumerate(zip(values, data.systems, data.summaries, strict=True)):
+        gained = None
+        if index and system.training_examples and before is not None and summary.headline is not None:
+            gained = data_efficiency(before[1], summary.headline.value, system.training_examples)
+        rows.append((*row, gained))
     note = "Means over the greedy episodes; shares in percent."
-    before = _baseline(data)
     if before is not None and any(system.training_examples for system in data.systems[1:]):
         note += f" Points per 1,000 examples are counted from {before[0]} ({100 * before[1]:.1f})."
-    return ReportTable("behaviour", "Behaviour and cost", tuple(columns), rows, note, tuple(range(len(rows))))
+    return ReportTable("behaviour", "Behaviour and cost", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
 
 
 def _metrics(data: ReportData, table: str) -> tuple[list[TableColumn], list[tuple[Cell, ...]]]:
@@ -125,7 +130,7 @@ def _metrics(data: ReportData, table: str) -> tuple[list[TableColumn], list[tupl
 
 
 def costs(data: ReportData) -> ReportTable | None:
-    """What an answer took, where it was noted: wall-clock facts of one machine at one hour."""
+    """The time and cost of an answer, if they were noted: wall-clock facts of one machine at one hour."""
     names = list(dict.fromkeys(name for system in data.systems for name in system.costs))
     if not names:
         return None
@@ -140,24 +145,6 @@ def likeness(data: ReportData) -> ReportTable:
     columns, rows = _metrics(data, "likeness")
     note = "Schema linking against the gold schema, in percent."
     return ReportTable("likeness", "Likeness to gold", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
-
-
-def _baseline(data: ReportData) -> tuple[str, float] | None:
-    """What data efficiency is counted from: the first system in one turn, as in SQL-Trail (5.1), if it was asked so."""
-    first, ex = data.systems[0], data.summaries[0].headline
-    single = execution_accuracy(scored(first.at_once), data.equality, data.seed) if first.at_once else None
-    if single is not None:
-        return f"{first.name} in one turn", single.value
-    return (first.name, ex.value) if ex is not None else None
-
-
-def _efficiency(data: ReportData, index: int) -> float | None:
-    """Points gained over the baseline per 1,000 training examples (SQL-Trail, equation 5)."""
-    before, after = _baseline(data), data.summaries[index].headline
-    examples = data.systems[index].training_examples
-    if not index or not examples or before is None or after is None:
-        return None
-    return data_efficiency(before[1], after.value, examples)
 
 
 def paired(data: ReportData) -> ReportTable:
@@ -246,31 +233,28 @@ def _slices(data: ReportData, what: str, title: str, attribute: str) -> ReportTa
         TableColumn("questions", "count"),
         TableColumn("EX greedy", "estimate"),
         TableColumn("EX sampled", "estimate"),
-        TableColumn("turns", "mean"),
-        TableColumn("± turns", "mean", "their standard deviation"),
-        TableColumn("tokens in", "mean"),
-        TableColumn("tokens out", "mean"),
-        TableColumn("reasoning", "mean", "mean characters of thinking"),
+        *(
+            TableColumn(METRICS[name].title, METRICS[name].unit, METRICS[name].about)
+            for name in ("turns", "turns_deviation", "tokens_in", "tokens_out", "reasoning_chars")
+        ),
     )
+
+    def costs_of(level: Level) -> tuple[float | None, ...]:
+        means = (cost.mean if cost else None for cost in (level.tokens_in, level.tokens_out, level.reasoning_chars))
+        return (level.turns.mean, level.turns.std, *means) if level.turns else (None, None, *means)
+
     by_system: list[dict[str, Level]] = [
         {level.name: level for level in getattr(summary, attribute)} for summary in data.summaries
     ]
     names = list(dict.fromkeys(name for levels in by_system for name in levels))
     numbered = [
-        (index, _slice(system.name, levels[name]))
+        (index, (name, system.name, level.n, level.ex, level.sampled, *costs_of(level)))
         for name in names
         for index, (system, levels) in enumerate(zip(data.systems, by_system, strict=True))
-        if name in levels
+        if (level := levels.get(name)) is not None
     ]
     styles = tuple(index for index, _ in numbered)
     return ReportTable(attribute, title, columns, tuple(row for _, row in numbered), "", styles)
-
-
-def _slice(system: str, level: Level) -> tuple[Cell, ...]:
-    costs = (level.tokens_in, level.tokens_out, level.reasoning_chars)
-    means = (cost.mean if cost else None for cost in costs)
-    turns = (level.turns.mean, level.turns.std) if level.turns else (None, None)
-    return level.name, system, level.n, level.ex, level.sampled, *turns, *means
 
 
 def thresholds(data: ReportData) -> ReportTable:
@@ -294,22 +278,17 @@ def errors(data: ReportData) -> ReportTable:
     column_pairs = (
         (TableColumn(system.name, "count"), TableColumn(f"{system.name} %", "percent")) for system in data.systems
     )
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (name.replace("_", " "), *_shares([summary.errors[name] for summary in data.summaries], data))
-        for name in ERROR_CLASSES
-    )
-    total = ("all", *_shares([sum(summary.errors.values()) for summary in data.summaries], data))
+    rows = []
+    for name in (*ERROR_CLASSES, "all"):
+        row: list[Cell] = [name.replace("_", " ")]
+        for summary in data.summaries:
+            wrong = sum(summary.errors.values())
+            number = wrong if name == "all" else summary.errors[name]
+            row += [number, number / wrong if wrong else None]
+        rows.append(tuple(row))
     columns = (TableColumn("error class"), *(column for pair in column_pairs for column in pair))
     note = "TRUST-SQL, section 3.1; in percent of the system's wrong answers."
-    return ReportTable("errors", "Wrong answers by error class", columns, (*rows, total), note)
-
-
-def _shares(counts: list[int], data: ReportData) -> Iterator[Cell]:
-    """Each system's count, and its share of the system's wrong answers."""
-    for number, summary in zip(counts, data.summaries, strict=True):
-        wrong = sum(summary.errors.values())
-        yield number
-        yield number / wrong if wrong else None
+    return ReportTable("errors", "Wrong answers by error class", columns, tuple(rows), note)
 
 
 def clues(data: ReportData) -> ReportTable:
@@ -327,19 +306,15 @@ def clues(data: ReportData) -> ReportTable:
 
 
 def verdicts(data: ReportData) -> Iterator[str]:
-    """What the paired tests say of each system and the one before it, one plain sentence each."""
+    """The result of the paired tests of each system and the one before it, one plain sentence each."""
     for old, new in pairwise(system.name for system in data.systems):
-        comparisons = [
-            comparison for comparison in data.comparisons if (comparison.before, comparison.after) == (old, new)
-        ]
-        if comparisons:
-            yield f"From {old} to {new}: {'; '.join(map(_verdict, comparisons))}."
-
-
-def _verdict(comparison: Comparison) -> str:
-    measure = "greedy EX" if comparison.mode == "greedy" else "mean sampled EX"
-    result = comparison.paired
-    size = f"{formats.points(result.difference)} points of {measure}"
-    bounds = f"[{formats.points(result.low)}, {formats.points(result.high)}]"
-    unsure = " (may be chance)" if result.low <= 0 <= result.high else ""
-    return f"{size} {bounds}{unsure}"
+        parts = []
+        for comparison in data.comparisons:
+            if (comparison.before, comparison.after) == (old, new):
+                result = comparison.paired
+                measure = "greedy EX" if comparison.mode == "greedy" else "mean sampled EX"
+                bounds = f"[{formats.points(result.low)}, {formats.points(result.high)}]"
+                unsure = " (may be chance)" if result.low <= 0 <= result.high else ""
+                parts.append(f"{formats.points(result.difference)} points of {measure} {bounds}{unsure}")
+        if parts:
+            yield f"From {old} to {new}: {'; '.join(parts)}."

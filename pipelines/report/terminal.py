@@ -10,10 +10,8 @@ from rich.text import Text
 
 from pipelines.evaluation.metrics import value_of
 from pipelines.evaluation.paired_comparison import Comparison
-from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Summary
 from pipelines.report import formats
-from pipelines.report import formats as digits
 from pipelines.report.formats import Cell, ReportTable, TableColumn
 
 SHOWN_FLIPS = 10
@@ -61,13 +59,15 @@ def plain(words: str, lines: bool = False) -> str:
     """
     if words.isprintable():
         return words
-    return "".join(c if c.isprintable() or (lines and c == "\n") else _visible(c) for c in words)
-
-
-def _visible(character: str) -> str:
-    if unicodedata.category(character) == "Zs":  # such as the narrow space between thousands
-        return " "
-    return character.encode("unicode_escape").decode("ascii")
+    shown = []
+    for character in words:
+        if character.isprintable() or (lines and character == "\n"):
+            shown.append(character)
+        elif unicodedata.category(character) == "Zs":  # such as the narrow space between thousands
+            shown.append(" ")
+        else:
+            shown.append(character.encode("unicode_escape").decode("ascii"))
+    return "".join(shown)
 
 
 def _line(words: str) -> Text:
@@ -81,32 +81,32 @@ def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> ReportTabl
     Args:
         benchmark: what its recipe calls the questions; "" where no recipe names them.
     """
-    columns: tuple[TableColumn, ...] = (
-        TableColumn("system"),
-        TableColumn("EX greedy", "estimate"),
-        TableColumn("EX sampled", "estimate"),
-        TableColumn("majority@k", "estimate"),
-        TableColumn("turns", "mean"),
-        TableColumn("questions", "count"),
+    of_all = summaries.values()
+    columns: list[tuple[TableColumn, list[Cell]]] = [
+        (TableColumn("system"), [*summaries]),
+        (TableColumn("EX greedy", "estimate"), [each.ex.get(each.equality) for each in of_all]),
+        (TableColumn("EX sampled", "estimate"), [each.sampled for each in of_all]),
+        (
+            TableColumn("majority@k", "estimate"),
+            [each.points[-1].majority_at if each.points else None for each in of_all],
+        ),
+        (TableColumn("turns", "mean"), [value_of(each.measured.get("turns")) for each in of_all]),
+        (TableColumn("questions", "count"), [each.n_questions for each in of_all]),
+    ]
+    # Of an incomplete benchmark or evaluation.
+    extras: tuple[tuple[TableColumn, list[float | None]], ...] = (
+        (TableColumn("left out", "count"), [sum(each.left_out.values()) for each in of_all]),
+        (TableColumn("broken", "count"), [each.n_broken for each in of_all]),
+        (TableColumn("not asked", "count"), [each.n_unasked for each in of_all]),
     )
-    rows: tuple[tuple[Cell, ...], ...] = tuple((name, *_figures(summary)) for name, summary in summaries.items())
-    if any(summary.left_out for summary in summaries.values()):  # an incomplete benchmark
-        columns = (*columns, TableColumn("left out", "count"))
-        missing = (sum(summary.left_out.values()) for summary in summaries.values())
-        rows = tuple((*row, number) for row, number in zip(rows, missing, strict=True))
-    for name, number_of in (("broken", "n_broken"), ("not asked", "n_unasked")):
-        if any(getattr(summary, number_of) for summary in summaries.values()):
-            columns = (*columns, TableColumn(name, "count"))
-            rows = tuple(
-                (*row, getattr(summary, number_of)) for row, summary in zip(rows, summaries.values(), strict=True)
-            )
-    if any(summary.n_broken for summary in summaries.values()):
-        columns = (*columns, TableColumn("EX, broken as wrong", "percent"))
-        rows = tuple((*row, summary.ex_with_broken) for row, summary in zip(rows, summaries.values(), strict=True))
+    columns += [(column, [*numbers]) for column, numbers in extras if any(numbers)]
+    if any(each.n_broken for each in of_all):
+        columns.append((TableColumn("EX, broken as wrong", "percent"), [each.ex_with_broken for each in of_all]))
     equality = next((summary.equality for summary in summaries.values()), "")
     where = f" on {benchmark}" if benchmark else ""
     title = f"Held-out execution accuracy{where}, equality {equality}, 95 % intervals"
-    return ReportTable("figures", title, columns, rows)
+    rows = tuple(zip(*(cells for _, cells in columns), strict=True))
+    return ReportTable("figures", title, tuple(column for column, _ in columns), rows)
 
 
 def across(judged: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
@@ -126,14 +126,8 @@ def across(judged: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
     return ReportTable("across", "EX greedy, benchmark by benchmark", columns, rows)
 
 
-def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
-    majority = summary.points[-1].majority_at if summary.points else None
-    turns = value_of(summary.measured.get("turns"))
-    return summary.ex.get(summary.equality), summary.sampled, majority, turns, summary.n_questions
-
-
 def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]], look: Mapping[str, str]) -> None:
-    """Print the end of a run: its figures by benchmark and system, and where to look ("report" -> a path, ...)."""
+    """Print the end of a run: its figures by benchmark and system, and the places of its files ("report" -> a path, ...)."""
     for benchmark, summaries in by_benchmark.items():
         console.print(render(figures(summaries, benchmark), console.width))
     if len(by_benchmark) > 1:
@@ -146,24 +140,24 @@ def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]]
 def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN_FLIPS) -> None:
     """Print one comparison: the difference and its tests, then the first `shown` questions that flipped."""
     paired = comparison.paired
-    bounds = f"[{digits.points(paired.low)}, {digits.points(paired.high)}]"
+    bounds = f"[{formats.points(paired.low)}, {formats.points(paired.high)}]"
     console.print(
         _line(
             f"{comparison.before} → {comparison.after} "
             f"({comparison.mode}, {comparison.equality}, {paired.n} questions): "
-            f"{digits.percent(comparison.accuracy_before)} → {digits.percent(comparison.accuracy_after)} %, "
-            f"{digits.points(paired.difference)} points {bounds}"
+            f"{formats.percent(comparison.accuracy_before)} → {formats.percent(comparison.accuracy_after)} %, "
+            f"{formats.points(paired.difference)} points {bounds}"
         ),
         soft_wrap=True,
     )
-    tests = f"sign-flip by {paired.flipped} p {digits.p_value(paired.p_permutation)}"
+    tests = f"sign-flip by {paired.flipped} p {formats.p_value(paired.p_permutation)}"
     if comparison.p_mcnemar is not None:
-        mcnemar = f"McNemar p {digits.p_value(comparison.p_mcnemar)}"
+        mcnemar = f"McNemar p {formats.p_value(comparison.p_mcnemar)}"
         tests = f"gained {comparison.gained}, lost {comparison.lost}; {mcnemar}; {tests}"
     if comparison.needed is not None:
-        tests += f"; {digits.count(comparison.needed)} questions would show a difference of this size"
+        tests += f"; {formats.count(comparison.needed)} questions would show a difference of this size"
     if comparison.detectable is not None:
-        tests += f", and {digits.count(paired.n)} show one of {digits.percent(comparison.detectable)} points"
+        tests += f", and {formats.count(paired.n)} show one of {formats.percent(comparison.detectable)} points"
     console.print(_line(tests), soft_wrap=True)
     for flip in comparison.flips[:shown]:
         sign = "+" if flip.gained else "−"

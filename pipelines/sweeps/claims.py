@@ -50,7 +50,7 @@ class Contrast(Section):
 
     @property
     def unit(self) -> float:
-        """What one of its numbers is in the measure's values: a point is a hundredth."""
+        """The value of one of its numbers in the measure's own unit: a point is a hundredth."""
         return 0.01 if measure(self.measure).kind == "percent" else 1.0
 
 
@@ -79,7 +79,7 @@ class Claim(Section):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decided:
-    """What came of one contrast."""
+    """The result of one contrast."""
 
     contrast: Contrast
     # in the direction of `row - over`, whatever the claim says; None where a row was not made.
@@ -135,15 +135,15 @@ def outcome(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[Decided]:
 def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> Decided:
     first, second = runs.get(contrast.row, {}), runs.get(contrast.over, {})
     shared = [seed for seed in wanted if seed in first and seed in second]
-    if not shared or len(shared) < len(wanted):
-        return Decided(contrast, None, (), 0, "not measured", None)
-    after = [measure(contrast.measure).scores(first[seed]) for seed in shared]
-    before = [measure(contrast.over_measure or contrast.measure).scores(second[seed]) for seed in shared]
-    if contrast.beyond is not None:
-        other = measure(contrast.beyond)
-        after = [_minus(scores, other.scores(first[seed])) for scores, seed in zip(after, shared, strict=True)]
-        before = [_minus(scores, other.scores(second[seed])) for scores, seed in zip(before, shared, strict=True)]
-    difference = stats.difference(before, after, first[shared[0]].seed)
+    difference = None
+    if shared and len(shared) == len(wanted):
+        after = [measure(contrast.measure).scores(first[seed]) for seed in shared]
+        before = [measure(contrast.over_measure or contrast.measure).scores(second[seed]) for seed in shared]
+        if contrast.beyond is not None:
+            other = measure(contrast.beyond)
+            after = [_minus(scores, other.scores(first[seed])) for scores, seed in zip(after, shared, strict=True)]
+            before = [_minus(scores, other.scores(second[seed])) for scores, seed in zip(before, shared, strict=True)]
+        difference = stats.difference(before, after, first[shared[0]].seed)
     if difference is None:
         return Decided(contrast, None, (), 0, "not measured", None)
     singles = [stats.difference([old], [new]) for old, new in zip(before, after, strict=True)]

@@ -92,7 +92,7 @@ def line_class(place: int) -> str:
 
 
 def chart(lines: Sequence[Line], name: str, names: Sequence[str]) -> Html:
-    """One number of training of several runs against the step; each line and its band says whose it is.
+    """One number of training of several runs against the step; each line and its band has its row's name.
 
     Args:
         names: all rows, whose places are their colours.

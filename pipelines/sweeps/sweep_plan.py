@@ -83,63 +83,57 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
     """
     options = [[AxisValue(ROW, row, tuple(row_words)) for row, row_words in rows.items()]] if rows else []
     options += [_choices(word) for word in words]
-    return [_cell(name, picked, options) for picked in itertools.product(*options)]
-
-
-def _cell(name: str, picked: Sequence[AxisValue], options: Sequence[Sequence[AxisValue]]) -> Cell:
-    in_title = [
-        choice for choice, choices in zip(picked, options, strict=True) if len(choices) > 1 or choice.axis == ROW
-    ]
-    picked_words = [word for choice in picked for word in choice.words]
-    sources, after, asked = (
-        [word.partition("=")[2] for word in picked_words if word.startswith(f"{axis}=")] for axis in NO_OVERRIDES
-    )
-    if any(stage not in CHECKPOINTS for stage in after):
-        raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
-    source = [name, *sources][-1]
-    overrides = [override for word in picked_words if (override := _override(word))]
-    recipe = recipes.load(source, overrides)
-    if asked:  # a wrong key is said before anything is made
-        recipes.load(source, [*overrides, *asked])
-    values = {choice.axis: choice.value for choice in in_title}
-    return Cell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked))
+    found = []
+    for picked in itertools.product(*options):
+        picked_words = [word for choice in picked for word in choice.words]
+        sources, after, asked = (
+            [word.partition("=")[2] for word in picked_words if word.startswith(f"{axis}=")] for axis in NO_OVERRIDES
+        )
+        if any(stage not in CHECKPOINTS for stage in after):
+            raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
+        source = [name, *sources][-1]
+        overrides = []
+        for word in picked_words:
+            axis, _, value = word.partition("=")
+            if axis in INCLUDED:
+                # Of one that `sqltrain data add` noted, the file with its path.
+                here = axis == "benchmark" and (recipes.LOCAL / f"{value}.yaml").is_file()
+                overrides.append(f"include={'local' if here else INCLUDED[axis]}/{value}")
+            elif axis not in NO_OVERRIDES and (axis, value) != ("variant", AS_IT_IS):
+                overrides.append(word)
+        recipe = recipes.load(source, overrides)
+        if asked:  # a wrong key is said before anything is made
+            recipes.load(source, [*overrides, *asked])
+        values = {
+            choice.axis: choice.value
+            for choice, choices in zip(picked, options, strict=True)
+            if len(choices) > 1 or choice.axis == ROW
+        }
+        found.append(Cell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked)))
+    return found
 
 
 def _choices(word: str) -> list[AxisValue]:
-    """What an argument stands for: one value, or those of an axis."""
+    """The values of an argument: one, or those of an axis."""
     axis, equals, text = word.partition("=")
     span = RANGE.fullmatch(text)
-    values = [str(number) for number in range(int(span[1]), int(span[2]) + 1)] if span else _split(text)
+    if span:
+        values = [str(number) for number in range(int(span[1]), int(span[2]) + 1)]
+    else:  # the parts between commas that stand in no bracket
+        values, depth = [""], 0
+        for letter in text:
+            depth += (letter in "[{") - (letter in "]}")
+            if letter == "," and not depth:
+                values.append("")
+            else:
+                values[-1] += letter
     if not equals or not values or len(set(values)) < len(values):
-        raise RecipeError(f"{word!r} is no axis and no override", "Write key=value, key=a,b,c or seed=0..2.")
+        raise RecipeError(f"{word!r} is neither an axis nor an override", "Write key=value, key=a,b,c or seed=0..2.")
     return [AxisValue(axis, value, (f"{axis}={value}",)) for value in values]
 
 
-def _split(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
-
-
-def _override(word: str) -> str:
-    """A word as the recipe takes it; "" where it says nothing to the recipe."""
-    axis, _, value = word.partition("=")
-    if axis in NO_OVERRIDES or (axis == "variant" and value == AS_IT_IS):
-        return ""
-    if axis not in INCLUDED:
-        return word
-    here = axis == "benchmark" and (recipes.LOCAL / f"{value}.yaml").is_file()  # with its path: `sqltrain data add`
-    return f"include={'local' if here else INCLUDED[axis]}/{value}"
-
-
 def outlook(planned: Sequence[Cell], store: Store) -> Iterator[str]:
-    """What will be made: a line a cell with the stages that no cell before it makes, then the sum."""
+    """The stages to make: a line a cell with those that no cell before it makes, then the sum."""
     seen: set[tuple[str, str]] = set()
     to_make = cached = shared = 0
     for cell in planned:
@@ -179,50 +173,42 @@ def fill(planned: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Fi
 
 
 def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> Filled:
+    def touched(stage: str, key: str) -> int:
+        work = store.work(stage, key)
+        return work.stat().st_mtime_ns if work.is_dir() else 0
+
     try:
         # When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves.
-        steps = graph.plan(cell.recipe, store)
-        before = {(step.kind, step.key): _touched(step.kind, step.key, store) for step in steps}
+        before = {(step.kind, step.key): touched(step.kind, step.key) for step in graph.plan(cell.recipe, store)}
     except SqltrainError as error:
         return Filled(cell.values, error=str(error))
     reasons = [failed[stage] for stage in before if stage in failed]
     if reasons:
         return Filled(cell.values, error=reasons[0])
-    filled = _attempt(cell, store, make)
-    if filled.error:
-        moved = (stage for stage in before if not store.has(*stage) and _touched(*stage, store) != before[stage])
-        failed |= dict.fromkeys(moved, filled.error)
-    return filled
-
-
-def _attempt(cell: Cell, store: Store, make: Make) -> Filled:
     try:
         make(cell)
-        asked = _asked_again(cell, store) if cell.asked else cell
+        asked = asked_again(cell, store) if cell.asked else cell
         if cell.asked:
             make(asked)
         _, trained = _evaluated(cell, store)
-        condition = _condition(cell.recipe, trained.name, asked.recipe)
+        condition = condition_of(cell.recipe, trained.name, asked.recipe)
         return dataclasses.replace(_result(asked, store), values=cell.values, condition=condition)
     except StoppedError:
         raise  # whoever asked the training to stop meant the sweep
     except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
         reason = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
-        return Filled(cell.values, error=reason)
+    moved = (stage for stage in before if not store.has(*stage) and touched(*stage) != before[stage])
+    failed |= dict.fromkeys(moved, reason)
+    return Filled(cell.values, error=reason)
 
 
-def _asked_again(cell: Cell, store: Store) -> Cell:
+def asked_again(cell: Cell, store: Store) -> Cell:
     """The cell that evaluates a finished cell's checkpoint as its `asked` says."""
     _, trained = _evaluated(cell, store)
     named = trained.name == "model" and cell.recipe.model.source != "tiny"  # a base model's weights lie elsewhere
     source = [] if named else [f"model.source={trained.folder / 'model'}"]
     overrides = (*cell.overrides, *cell.asked, *source, f"stages={ASKING}")
     return Cell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
-
-
-def _touched(stage: str, key: str, store: Store) -> int:
-    work = store.work(stage, key)
-    return work.stat().st_mtime_ns if work.is_dir() else 0
 
 
 def _result(cell: Cell, store: Store) -> Filled:
@@ -242,8 +228,8 @@ def _result(cell: Cell, store: Store) -> Filled:
     return Filled(cell.values, run, curves)
 
 
-def _condition(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
-    """Who taught and judged a row's checkpoint, and which schema it is asked with."""
+def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
+    """The teacher and the judge of a row's checkpoint, and the schema that it is asked with."""
     synthesis = recipe.synthesis
     taught = [teacher.endpoint or teacher.kind for teacher in synthesis.mix or (synthesis.teacher,)]
     judges = [str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge" and term.weight]

@@ -10,7 +10,6 @@ from pipelines.evaluation import measures, stats
 from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, moving_average, series
 from pipelines.evaluation.stats import Estimate, Paired, wilson
 from pipelines.report import formats
-from pipelines.report import formats as digits
 from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sweeps import claims
 from pipelines.sweeps.claims import Claim, Contrast, Decided
@@ -61,7 +60,7 @@ class Sweep:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """The values of the axis that rows average over; () where there is no such axis."""
+        """The values of the axis that rows average over; () without such an axis."""
         return tuple(dict.fromkeys(cell.values[SEED] for cell in self.cells if SEED in cell.values))
 
     def rows(self) -> list[SweepRow]:
@@ -81,13 +80,18 @@ class SweepRow:
 
     @property
     def name(self) -> str:
-        """Its values, without the axes' names: what a legend and a chart say."""
+        """Its values without the axes' names, for legends and charts."""
         return ", ".join(self.values.values()) or "the recipe"
 
     @property
     def runs(self) -> list[FinishedEvaluation]:
         """The evaluations of those cells that were made."""
         return [cell.run for cell in self.cells if cell.run is not None]
+
+    @property
+    def seed(self) -> int:
+        """Of the bootstraps of its figures."""
+        return self.runs[0].seed if self.runs else 0
 
     @property
     def error(self) -> str:
@@ -113,40 +117,39 @@ def named(values: Mapping[str, str]) -> str:
 
 
 def table(sweep: Sweep) -> ReportTable:
-    """A row for each combination of the axes' values, averaged over seeds, and the paper's figures where it has any."""
+    """A row for each combination of the axes' values, averaged over seeds, and the paper's figures if it has any."""
     chosen = [measures.measure(name) for name in sweep.measures]
-    rows = sweep.rows()
-    return ReportTable(
-        "sweep",
-        sweep.title,
-        tuple(_columns(sweep, chosen)),
-        tuple(tuple(_cells(row, rows, sweep, chosen)) for row in rows),
-        _note(sweep),
-    )
-
-
-def _columns(sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[TableColumn]:
-    yield from (TableColumn(axis) for axis in sweep.axes)
+    has_seeds, rows = len(sweep.seeds) > 1, sweep.rows()
+    columns = [TableColumn(axis) for axis in sweep.axes]
     for place, measure in enumerate(chosen):
         heading = measures.title(measure.name)
         share = measure.kind == "percent"
-        yield TableColumn(heading, "estimate" if share else "mean")
+        columns.append(TableColumn(heading, "estimate" if share else "mean"))
         if _is_reported(sweep, measure):
-            yield TableColumn(f"{heading}, paper", "percent" if share else "mean", "the paper's own figure")
+            columns.append(TableColumn(f"{heading}, paper", "percent" if share else "mean", "the paper's own figure"))
         if not place:
-            yield TableColumn("difference", "difference", "from the baseline's row, question by question, in points")
-            if len(sweep.seeds) > 1:
-                kind: formats.Kind = "percent" if share else "mean"
-                unit = ", in points" if share else ""
-                yield TableColumn("deviation", kind, f"sample deviation of the seeds' {heading}{unit}")
-    if len(sweep.seeds) > 1:
-        yield TableColumn("seeds", "count", "that were made")
-    yield from (
-        TableColumn("equality"),
-        TableColumn("questions", "count"),
-        TableColumn("condition"),
-        TableColumn("error"),
-    )
+            about = "from the baseline's row, question by question, in points"
+            columns.append(TableColumn("difference", "difference", about))
+        if not place and has_seeds:
+            kind: formats.Kind = "percent" if share else "mean"
+            about = f"sample deviation of the seeds' {heading}{', in points' if share else ''}"
+            columns.append(TableColumn("deviation", kind, about))
+    columns += [TableColumn("seeds", "count", "that were made")] if has_seeds else []
+    columns += [TableColumn("equality"), TableColumn("questions", "count")]
+    columns += [TableColumn("condition"), TableColumn("error")]
+
+    notes = ["Intervals are 95 %."]
+    if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
+        baseline = sweep.baseline.get(ROW) or named(sweep.baseline)
+        others = [f"of {name} from {other}" for name, other in sweep.against.items()]
+        notes.append(f"The difference is {', '.join([f'from {baseline}', *others])}, question by question.")
+    if has_seeds:
+        notes.append(f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both.")
+    if sweep.reported and BENCHMARK not in sweep.axes:
+        named_first = dict.fromkeys(next(iter(benchmarks), "") for benchmarks in sweep.reported.values())
+        notes.append(f"The paper's figures are of {', '.join(named_first)}.")
+    cells = tuple(tuple(_cells(row, rows, sweep, chosen)) for row in rows)
+    return ReportTable("sweep", sweep.title, tuple(columns), cells, " ".join(notes))
 
 
 def _cells(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Cell]:
@@ -158,7 +161,7 @@ def _cells(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, chosen: Sequen
         if not place:
             yield _difference(row, rows, sweep, measure)
             if len(sweep.seeds) > 1:
-                yield stats.deviation([value for run in row.runs if (value := _folded(run, measure)) is not None])
+                yield stats.deviation(_folded(row, measure))
     if len(sweep.seeds) > 1:
         yield float(len(row.runs))
     yield ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
@@ -170,7 +173,7 @@ def _cells(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, chosen: Sequen
 
 
 def decided(sweep: Sweep) -> list[Decided]:
-    """What came of each contrast of the sweep's claim; none of a sweep that tests no claim."""
+    """The result of each contrast of the sweep's claim; none of a sweep without a claim."""
     if sweep.claim is None:
         return []
     runs: dict[str, dict[str, FinishedEvaluation]] = {}
@@ -182,59 +185,60 @@ def decided(sweep: Sweep) -> list[Decided]:
 
 def verdicts(sweep: Sweep) -> ReportTable:
     """The contrasts of the sweep's claim, each with its interval and its verdict."""
-    return ReportTable(
-        "verdict",
-        sweep.claim.text if sweep.claim is not None else "",
-        (
-            TableColumn("contrast"),
-            TableColumn("measure"),
-            TableColumn("difference"),
-            TableColumn("each seed"),
-            TableColumn("could be shown", about="the smallest difference that so many questions show with 80 % power"),
-            TableColumn("questions", "count"),
-            TableColumn("verdict"),
-        ),
-        tuple(tuple(_contrast(part)) for part in decided(sweep)),
-        f"{claims.together([part.verdict for part in decided(sweep)])}. {sweep.claim.reading}" if sweep.claim else "",
+    parts = decided(sweep)
+    columns = (
+        TableColumn("contrast"),
+        TableColumn("measure"),
+        TableColumn("difference"),
+        TableColumn("each seed"),
+        TableColumn("could be shown", about="the smallest difference that so many questions show with 80 % power"),
+        TableColumn("questions", "count"),
+        TableColumn("verdict"),
     )
-
-
-def _contrast(part: Decided) -> Iterator[Cell]:
-    contrast, difference = part.contrast, part.difference
-    yield from (contrast.says, measured(contrast))
-    yield formats.signed(difference, contrast.unit) if difference is not None else None
-    yield ", ".join(digits.signed_number(value, contrast.unit) for value in part.by_seed) or None
-    yield digits.signed_number(part.detectable, contrast.unit).lstrip("+") if part.detectable is not None else None
-    yield float(part.questions) or None
-    yield part.verdict
+    rows: list[tuple[Cell, ...]] = []
+    for part in parts:
+        contrast, unit = part.contrast, part.contrast.unit
+        rows.append(
+            (
+                contrast.says,
+                measured(contrast),
+                formats.signed(part.difference, unit) if part.difference is not None else None,
+                ", ".join(formats.signed_number(value, unit) for value in part.by_seed) or None,
+                formats.signed_number(part.detectable, unit).lstrip("+") if part.detectable is not None else None,
+                float(part.questions) or None,
+                part.verdict,
+            )
+        )
+    title, note = "", ""
+    if sweep.claim is not None:
+        title = sweep.claim.text
+        note = f"{claims.together([part.verdict for part in parts])}. {sweep.claim.reading}"
+    return ReportTable("verdict", title, columns, tuple(rows), note)
 
 
 def measured(contrast: Contrast) -> str:
-    """What a contrast is of: "EX", "EX at once against EX"."""
+    """The measure of a contrast, in words: "EX", "EX at once against EX"."""
     names = [contrast.measure, *([contrast.over_measure] if contrast.over_measure is not None else [])]
     words = " against ".join(map(measures.title, names))
     return words if contrast.beyond is None else f"{words}, less that of {measures.title(contrast.beyond)}"
 
 
 def figure(row: SweepRow, of: Measure) -> Estimate | float | None:
-    """A row's figure: a share with its interval, or the mean over seeds of a count; None where nothing says it."""
+    """A row's figure: a share with its interval, or the mean over seeds of a count; None if no run has it."""
     if of.kind == "percent":
-        return stats.mean([of.scores(run) for run in row.runs], _seed(row))
-    values = [value for run in row.runs if (value := _folded(run, of)) is not None]
+        return stats.mean([of.scores(run) for run in row.runs], row.seed)
+    values = _folded(row, of)
     return math.fsum(values) / len(values) if values else None
 
 
-def _folded(run: FinishedEvaluation, of: Measure) -> float | None:
-    values = [value for _, value in of.scores(run).values()]
-    return of.fold(values) if values else None
-
-
-def _seed(row: SweepRow) -> int:
-    return row.runs[0].seed if row.runs else 0
+def _folded(row: SweepRow, of: Measure) -> list[float]:
+    """The figure of each run that has values."""
+    by_run = ([value for _, value in of.scores(run).values()] for run in row.runs)
+    return [of.fold(values) for values in by_run if values]
 
 
 def paper(row: SweepRow, sweep: Sweep, of: Measure) -> float | None:
-    """The paper's own figure of a row; where the sweep has no axis of benchmarks, that of the first that it names."""
+    """The paper's own figure of a row; of the first benchmark that it names, if the sweep has no axis of them."""
     reported = sweep.reported.get(row.values.get(ROW, ""), {})
     benchmark = row.values.get(BENCHMARK) or next(iter(reported), "")
     value = reported.get(benchmark, {}).get(of.name)
@@ -256,21 +260,7 @@ def _difference(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, of: Measu
     before = {cell.values.get(SEED): cell.run for cell in first.cells if cell.run is not None}
     pairs = [(before.get(cell.values.get(SEED)), cell.run) for cell in row.cells]
     both = [(old, new) for old, new in pairs if old is not None and new is not None and old.equality == new.equality]
-    return stats.difference([of.scores(old) for old, _ in both], [of.scores(new) for _, new in both], _seed(row))
-
-
-def _note(sweep: Sweep) -> str:
-    parts = ["Intervals are 95 %."]
-    if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
-        baseline = sweep.baseline.get(ROW) or named(sweep.baseline)
-        others = [f"of {name} from {other}" for name, other in sweep.against.items()]
-        parts.append(f"The difference is {', '.join([f'from {baseline}', *others])}, question by question.")
-    if len(sweep.seeds) > 1:
-        parts.append(f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both.")
-    if sweep.reported and BENCHMARK not in sweep.axes:
-        named_first = dict.fromkeys(next(iter(benchmarks), "") for benchmarks in sweep.reported.values())
-        parts.append(f"The paper's figures are of {', '.join(named_first)}.")
-    return " ".join(parts)
+    return stats.difference([of.scores(old) for old, _ in both], [of.scores(new) for _, new in both], row.seed)
 
 
 def curves(sweep: Sweep) -> dict[str, list[Line]]:

@@ -275,16 +275,16 @@ def test_a_condition_is_of_the_checkpoint_and_of_how_it_is_asked(
     words: tuple[str, ...], checkpoint: str, asked: tuple[str, ...], said: str
 ) -> None:
     recipe, once_more = (recipes.load("mini_reasoning_sql", [*words, *more]) for more in ((), asked))
-    assert sweep_plan._condition(recipe, checkpoint, once_more) == said
+    assert sweep_plan.condition_of(recipe, checkpoint, once_more) == said
 
 
 def test_a_base_model_is_asked_once_more_by_its_own_name(tmp_path: Path) -> None:
     """The store refers to a hub's weights and has no folder of them."""
     words = ["stages=[data, gold_schema, evaluate, report]", "asked=variant=gold_filtered"]
     (cell,) = sweep_plan.cells("reasoning_sql", words)
-    assert sweep_plan._asked_again(cell, Store(tmp_path)).recipe.model.source == "Qwen/Qwen2.5-Coder-7B-Instruct"
+    assert sweep_plan.asked_again(cell, Store(tmp_path)).recipe.model.source == "Qwen/Qwen2.5-Coder-7B-Instruct"
     (tiny,) = sweep_plan.cells("mini_reasoning_sql", words)
-    assert sweep_plan._asked_again(tiny, Store(tmp_path)).recipe.model.source.endswith("/model")
+    assert sweep_plan.asked_again(tiny, Store(tmp_path)).recipe.model.source.endswith("/model")
 
 
 def test_a_row_may_be_held_against_another_than_the_baseline() -> None:

@@ -300,5 +300,5 @@ def test_a_token_that_is_refused_is_one_plain_line(tmp_path: Path, monkeypatch: 
             monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
             with pytest.raises(UserError, match=said):
                 hub.push(tmp_path, "me/agent", "hf_wrong")
-    with pytest.raises(UserError, match="is no name of a repository"):
+    with pytest.raises(UserError, match="is not a valid name of a repository"):
         hub.push(tmp_path, "a/b/c", "hf_wrong")
