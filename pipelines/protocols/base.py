@@ -6,7 +6,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import DataError, RecipeError
@@ -14,7 +14,7 @@ from pipelines.core.registry import DIALECTS, PROTOCOLS
 from pipelines.core.types import Action, Example, ExecutionResult, SchemaItems, Trajectory
 from pipelines.protocols import observations
 from pipelines.protocols.blocks import Scan, literals, scan
-from pipelines.recipe import config, section
+from pipelines.recipe import config
 from pipelines.recipe.recipes import CONF
 from pipelines.sql.schema import Schema, render
 
@@ -27,15 +27,10 @@ SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
     "filtered": "Only the tables and columns that the question may need are given.",
 }
 Messages = tuple[tuple[str, str], ...]
-Options = TypeVar("Options", bound=section.Section)
 
 
 class Protocol(abc.ABC):
-    """One way to speak with a database.
-
-    Attributes:
-        strict: whether more than the tags counts (`config.format`).
-    """
+    """One way to speak with a database."""
 
     name: ClassVar[str]  # as recipes call it.
     prompts: ClassVar[Path] = PROMPTS  # the folder of its prompt files, `NAME_PROMPT.txt` each.
@@ -47,6 +42,7 @@ class Protocol(abc.ABC):
     # the tag that the environment writes for the agent where it forces the final answer, so that the turn can be
     # nothing else (SQL-Trail, algorithm 1, line 29); "" where `force` asks in words alone.
     opening: str = ""
+    demand: ClassVar[str] = ""  # appended to the last observation when the turn cap forces the final answer.
     # whether `schema_view: prefill` has a meaning: a first turn that is given and shows the schema.
     can_prefill: ClassVar[bool] = False
 
@@ -58,7 +54,7 @@ class Protocol(abc.ABC):
             )
         self.config = config
         self.brief = config.prompt.startswith("brief")
-        self.strict = config.format == "strict"
+        self.strict = config.format == "strict"  # whether more than the tags counts
 
     def _speak(self, thought: str, actions: Sequence[str], environment: str, ends: Sequence[str]) -> None:
         """Fix the tags: the reasoning block's, the agent's others, the environment's, and what ends a turn."""
@@ -85,9 +81,25 @@ class Protocol(abc.ABC):
         """Whether a turn's text ends inside an open `<think>` block: a closing tag that it holds ends nothing."""
         return self.thought == THINK and text.rfind(f"<{THINK}>") > text.rfind(f"</{THINK}>")
 
-    @abc.abstractmethod
-    def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
-        """The first messages as (role, text); roles are "system" and "user" (and "assistant" in a synthetic turn)."""
+    def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
+        """The first messages as (role, text); roles are "system" and "user" (and "assistant" in a synthetic turn).
+
+        They are the protocol's prompt file with the question's values and `extra`; texts from outside are defused.
+        """
+        values = {
+            "engine": DIALECTS[example.database.engine].title,
+            "database": observations.defuse(example.database.id),
+            "schema": observations.defuse(self.schema_text(example, schema)),
+            "schema_note": SCHEMA_NOTES.get(self.config.schema_view, ""),
+            "thought": self.thought,
+            "evidence": observations.defuse(example.evidence) or ("" if self.brief else "None"),
+            "question": observations.defuse(example.question),
+            "max_turns": str(max_turns),
+            "rows": str(self.config.observation_rows),
+            **extra,
+        }
+        sections = self.sections()
+        return tuple((role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections)
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:
@@ -106,9 +118,9 @@ class Protocol(abc.ABC):
         shown = observations.defuse(answer[: self.config.observation_chars])
         return self._respond(f"The user says: {shown}\nTurns left: {turns_left}")
 
-    @abc.abstractmethod
     def force(self) -> str:
-        """What is appended to the last observation when the turn cap forces one final answer."""
+        """The text that asks for the final answer when the turn cap forces one."""
+        return " answer" if self.brief else self.demand
 
     @abc.abstractmethod
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
@@ -122,23 +134,6 @@ class Protocol(abc.ABC):
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
         """How many turns, counted from the first, each track spans; "full" is always there."""
 
-    def _fill(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
-        """The protocol's prompt file with a question's values put in; texts from outside are defused."""
-        values = {
-            "engine": DIALECTS[example.database.engine].title,
-            "database": observations.defuse(example.database.id),
-            "schema": observations.defuse(self.schema_text(example, schema)),
-            "schema_note": SCHEMA_NOTES.get(self.config.schema_view, ""),
-            "thought": self.thought,
-            "evidence": observations.defuse(example.evidence) or ("" if self.brief else "None"),
-            "question": observations.defuse(example.question),
-            "max_turns": str(max_turns),
-            "rows": str(self.config.observation_rows),
-            **extra,
-        }
-        sections = self.sections()
-        return tuple((role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections)
-
     def schema_text(self, example: Example, schema: Schema) -> str:
         """The schema as far as the prompt shows it (`config.schema_view`); "" when hidden or prefilled."""
         view = self.config.schema_view
@@ -146,7 +141,14 @@ class Protocol(abc.ABC):
             return ""
         if view == "names":
             return render(schema, "names")
-        keep = _linked(example) if view == "filtered" else None
+        keep = None
+        if view == "filtered":  # the schema linker's choice: tables, and [table, column] pairs
+            linked = example.meta.get("linked_schema")
+            if not isinstance(linked, Mapping):
+                hint = "Run the schema linker first, or set protocol.schema_view=full"
+                raise DataError(f"example {example.id!r} has no linked schema", hint)
+            columns = frozenset((str(table), str(column)) for table, column in linked["columns"])
+            keep = SchemaItems(frozenset(map(str, linked["tables"])), columns)
         schema = prompt_schema.show(example, schema)
         return render(schema, "compact" if self.brief else "ddl", keep)
 
@@ -186,16 +188,6 @@ class Protocol(abc.ABC):
         return turn
 
 
-def _linked(example: Example) -> SchemaItems:
-    """What the schema linker kept for a question: `meta["linked_schema"]`, tables and [table, column] pairs."""
-    linked = example.meta.get("linked_schema")
-    if not isinstance(linked, Mapping):
-        hint = "Run the schema linker first, or set protocol.schema_view=full"
-        raise DataError(f"example {example.id!r} has no linked schema", hint)
-    columns = frozenset((str(table), str(column)) for table, column in linked["columns"])
-    return SchemaItems(frozenset(map(str, linked["tables"])), columns)
-
-
 @functools.cache
 def read_prompt(path: Path) -> Mapping[str, string.Template]:
     """A prompt file's sections in order: a line `[system]`, `[user]` or another name in brackets opens each.
@@ -208,11 +200,6 @@ def read_prompt(path: Path) -> Mapping[str, string.Template]:
         raise RecipeError(f"no prompt {path.stem!r} in {path.parent.name}/", f"There are: {known}")
     parts = re.split(r"^\[([a-z]+)\]\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {name: string.Template(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def read_options(kind: type[Options], protocol: config.ProtocolSection) -> Options:
-    """A protocol's own options; the recipe has checked them."""
-    return kind.model_validate(protocol.options)
 
 
 def build(config: config.ProtocolSection) -> Protocol:

@@ -62,7 +62,11 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], raw: str =
         environment: names of the tags that only the environment writes.
         raw: the tag of a block in which other tags are text: what a model thinks is its own affair.
     """
-    text = _without_end(text)
+    # The one end-of-turn marker that a policy may leave at the end is no part of the turn.
+    stripped = text.rstrip()
+    last = stripped.rfind("<") if stripped.endswith(">") else -1
+    if last >= 0 and _MARKER.fullmatch(stripped, last):
+        text = stripped[:last]
     if not text.strip():
         return Scan((), error="empty_turn")
     if not is_sayable(text):
@@ -73,7 +77,15 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], raw: str =
         name, closing = match["name"], match["close"] == "/"
         if name is not None and raw and opened == raw and not (closing and name == raw):
             continue
-        error = _misplaced(name, closing, opened, environment)
+        error = None
+        if name is None:
+            error = "forged_role"
+        elif name in environment:
+            error = "forged_observation"
+        elif closing and not opened:
+            error = "unopened_tag"
+        elif opened and not (closing and name == opened):
+            error = "nested_tag"
         if error:
             return Scan(tuple(blocks), stray, error)
         if closing:
@@ -85,25 +97,6 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], raw: str =
     if opened:
         return Scan(tuple(blocks), stray, "unclosed_tag")
     return Scan(tuple(blocks), stray or bool(text[end:].strip()))
-
-
-def _without_end(text: str) -> str:
-    """The text without the one end-of-turn marker that a policy may leave at its end."""
-    stripped = text.rstrip()
-    start = stripped.rfind("<") if stripped.endswith(">") else -1
-    return stripped[:start] if start >= 0 and _MARKER.fullmatch(stripped, start) else text
-
-
-def _misplaced(name: str | None, closing: bool, opened: str, environment: Sequence[str]) -> str | None:
-    if name is None:
-        return "forged_role"
-    if name in environment:
-        return "forged_observation"
-    if closing and not opened:
-        return "unopened_tag"
-    if opened and not (closing and name == opened):
-        return "nested_tag"
-    return None
 
 
 def invalid(error: str, scan: Scan | None = None, reasoning_tag: str = "") -> Action:

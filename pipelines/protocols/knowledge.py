@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.core.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_sayable
+from pipelines.core.types import ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_sayable
 from pipelines.protocols import tools
 from pipelines.protocols.observations import json_text
 from pipelines.sql import analyst
@@ -66,7 +66,11 @@ def schema_turns(trajectory: Trajectory) -> int:
 def proposed(trajectory: Trajectory) -> SchemaItems | None:
     """The tables and columns of the last proposal, lower-cased; None without one."""
     last = proposed_turn(trajectory)
-    return None if last is None else schema_of(trajectory.turns[last].action)
+    if last is None:
+        return None
+    value = json.loads(trajectory.turns[last].action.content)  # JSON, as the protocol has checked
+    columns = {(table.lower(), column.lower()) for table, names in value["columns"].items() for column in names}
+    return SchemaItems(frozenset(name.lower() for name in value["tables"]), frozenset(columns))
 
 
 def proposal(tables: Sequence[str], columns: Mapping[str, Sequence[str]], joins: Sequence[Any] = ()) -> str:
@@ -89,14 +93,26 @@ def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
     It is JSON, `{"tables": [...], "columns": {table: [...]}, "joins": [...]}`, where the joins may be left out; in
     brief, `singer : name , age ; concert`.
     """
-    value = _unfold(text) if brief else tools.read_json(text)
-    if value is None:
-        return "", "bad_schema" if brief else "bad_json"
+    value: Any = None
+    if brief:
+        listed: dict[str, list[str]] = {}
+        for part in text.split(";"):
+            table, colon, names = (piece.strip() for piece in part.partition(":"))
+            of_table = [name.strip() for name in names.split(",")] if colon else []
+            if not table or table in listed or not all(of_table):  # a name is empty, or a table comes twice
+                return "", "bad_schema"
+            listed[table] = of_table
+        value = {"tables": [*listed], "columns": {table: names for table, names in listed.items() if names}}
+    elif (value := tools.read_json(text)) is None:
+        return "", "bad_json"
     if not isinstance(value, Mapping) or not {"tables", "columns"} <= set(value) <= {"tables", "columns", "joins"}:
         return "", "bad_schema"
     columns, joins = value["columns"], value.get("joins", [])
-    if not isinstance(columns, Mapping) or not all(_texts(names) for names in (value["tables"], *columns.values())):
+    if not isinstance(columns, Mapping):
         return "", "bad_schema"
+    for texts in (value["tables"], *columns.values()):
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+            return "", "bad_schema"
     if not isinstance(joins, list) or not (value["tables"] or columns):
         return "", "bad_schema"
     content = proposal(value["tables"], columns, joins)
@@ -114,29 +130,6 @@ def write_schema(content: str, brief: bool) -> str:
     return " ; ".join(parts)
 
 
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) and item.strip() for item in value)
-
-
-def _unfold(text: str) -> dict[str, Any] | None:
-    """The brief form as the JSON's value; None where a name is empty or a table comes twice."""
-    columns: dict[str, list[str]] = {}
-    for part in text.split(";"):
-        table, colon, names = (piece.strip() for piece in part.partition(":"))
-        listed = [name.strip() for name in names.split(",")] if colon else []
-        if not table or table in columns or not all(listed):
-            return None
-        columns[table] = listed
-    return {"tables": [*columns], "columns": {table: names for table, names in columns.items() if names}}
-
-
-def schema_of(action: Action) -> SchemaItems:
-    """The tables and columns of one proposal, whose content a protocol has checked to be this JSON."""
-    value = json.loads(action.content)
-    columns = {(table.lower(), column.lower()) for table, names in value["columns"].items() for column in names}
-    return SchemaItems(frozenset(name.lower() for name in value["tables"]), frozenset(columns))
-
-
 def unverified(trajectory: Trajectory) -> frozenset[str]:
     """Names in the last proposal that no earlier turn had verified: hallucinated, or guessed."""
     last, items = proposed_turn(trajectory), proposed(trajectory)
@@ -145,7 +138,10 @@ def unverified(trajectory: Trajectory) -> frozenset[str]:
     seen = list(_evidence(trajectory, last))
     words = {word for text in seen for word in _WORD.findall(text)}
     names = items.tables | {column for _, column in items.columns}
-    return frozenset(name for name in names if not _shown(name, words, seen))
+    # A name stands as a whole word; one with other characters ("Charter School (Y/N)") anywhere in a text.
+    return frozenset(
+        name for name in names if not (name in words if _WORD.fullmatch(name) else any(name in text for text in seen))
+    )
 
 
 def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
@@ -161,23 +157,17 @@ def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
                 yield "".join(part for part in re.split(r"(\W+)", shown) if part not in naming.own)
         elif look is not None and turn.n_rows:  # a pragma for a table that is not there gives no row, and no error
             is_of_table = (look["pragma"] or "").lower() in _OF_TABLES
-            yield f"{_cells(shown)}\n{(look['table'] or '').lower() if is_of_table else ''}"
-
-
-def _cells(shown: str) -> str:
-    """The cells of the rows that a lower-cased observation shows: JSON records, or a table with or without header."""
-    body = _TAG.sub("", shown)
-    value = tools.read_json(body)
-    if isinstance(value, Mapping):
-        return "\n".join(str(cell) for row in value.get("data", []) for cell in row)
-    first, *lines = body.strip().split("\n")
-    is_header = all(cell.strip() in _HEADERS for cell in first.split("|"))
-    return "\n".join(line for line in (lines if is_header else [first, *lines]) if not _AFTER_ROWS.fullmatch(line))
-
-
-def _shown(name: str, words: set[str], texts: list[str]) -> bool:
-    """Whether a name stands as a whole word; one with other characters ("Charter School (Y/N)") anywhere in a text."""
-    return name in words if _WORD.fullmatch(name) else any(name in text for text in texts)
+            # The cells of the rows that it shows: JSON records, or a table with or without header.
+            body = _TAG.sub("", shown)
+            value = tools.read_json(body)
+            if isinstance(value, Mapping):
+                cells = "\n".join(str(cell) for row in value.get("data", []) for cell in row)
+            else:
+                first, *lines = body.strip().split("\n")
+                if not all(cell.strip() in _HEADERS for cell in first.split("|")):
+                    lines = [first, *lines]
+                cells = "\n".join(line for line in lines if not _AFTER_ROWS.fullmatch(line))
+            yield f"{cells}\n{(look['table'] or '').lower() if is_of_table else ''}"
 
 
 # What counts as a probe: a rule for TRUST-SQL's explore action, and the mark of an agent that lists everything.
@@ -215,27 +205,22 @@ def _is_catalogue(token: str) -> bool:
     return name in _CATALOGUES or name.startswith("PRAGMA_")
 
 
-def _sources(tokens: list[str]) -> list[str]:
-    """The token after each FROM and JOIN; an opening bracket leads to a FROM of its own."""
-    after = [tokens[i + 1] for i in range(len(tokens) - 1) if tokens[i] in ("FROM", "JOIN")]
-    return [token for token in after if token != "("]
-
-
 def _reads_catalogue(tokens: list[str]) -> bool:
     """Whether a query reads the engine's catalogue and nothing else."""
     if tokens and tokens[0] in _COMMANDS:
         return True
-    sources = _sources(tokens)
+    # The token after each FROM and JOIN; an opening bracket leads to a FROM of its own.
+    after = [second for first, second in itertools.pairwise(tokens) if first in ("FROM", "JOIN")]
+    sources = [token for token in after if token != "("]
     return bool(sources) and all(_is_catalogue(token) for token in sources)
 
 
 def is_probe(sql: str) -> bool:
     """Whether a query may be asked in the explore phase."""
     tokens = list(_tokens(sql))
-    return _reads_catalogue(tokens) or _looks_at_one_table(tokens)
-
-
-def _looks_at_one_table(tokens: list[str]) -> bool:
+    if _reads_catalogue(tokens):
+        return True
+    # A look at the values of one table.
     if tokens.count("SELECT") != 1 or tokens.count("FROM") != 1 or not _NOT_IN_A_LOOK.isdisjoint(tokens):
         return False
     if any(token in _ANSWERING and after == "(" for token, after in itertools.pairwise(tokens)):
@@ -257,13 +242,10 @@ def lists_everything(sql: str) -> bool:
     tokens = list(_tokens(sql))
     if not _reads_catalogue(tokens):
         return False
-    listing = len([token for token in tokens if _is_catalogue(token)]) > 1 and any("_INFO" in t for t in tokens)
-    details = listing or "SQL" in tokens or "COLUMNS" in tokens or "DUCKDB_COLUMNS" in tokens or _star(tokens)
+    is_listing = sum(map(_is_catalogue, tokens)) > 1 and any("_INFO" in token for token in tokens)
+    has_details = not {"SQL", "COLUMNS", "DUCKDB_COLUMNS"}.isdisjoint(tokens)
+    details = is_listing or has_details or ("SELECT", "*") in itertools.pairwise(tokens)
     names_table = any(
         token in _TABLE_NAMES and after in ("=", "IN", "LIKE") for token, after in itertools.pairwise(tokens)
     )
     return details and not names_table and tokens[0] not in _COMMANDS
-
-
-def _star(tokens: list[str]) -> bool:
-    return any(first == "SELECT" and second == "*" for first, second in itertools.pairwise(tokens))

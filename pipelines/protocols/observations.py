@@ -26,7 +26,10 @@ CUT = "\u2026"
 
 def defuse(text: str) -> str:
     """The text with every sign that could begin a tag or a marker escaped, and all that cannot be seen; lines stay."""
-    return _OPENING.sub(lambda match: _escape(match[0]), _visible(text.replace("\r\n", "\n")))
+    text = text.replace("\r\n", "\n")
+    if not text.isprintable():
+        text = "".join(c if c in _KEPT or unicodedata.category(c) not in _UNSEEN else _escape(c) for c in text)
+    return _OPENING.sub(lambda match: _escape(match[0]), text)
 
 
 def indented(text: str) -> str:
@@ -37,18 +40,6 @@ def indented(text: str) -> str:
 def under_headings(parts: Iterable[tuple[str, str]]) -> str:
     """Texts under their headings, with no line of one that could be taken for a heading."""
     return "\n\n".join(f"{heading}:\n{indented(text)}" for heading, text in parts)
-
-
-def _visible(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c in _KEPT or unicodedata.category(c) not in _UNSEEN else _escape(c) for c in text)
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def _escape(text: str) -> str:
@@ -70,7 +61,9 @@ def cell(value: Scalar, limit: int) -> str:
     if text == "":
         return "''"
     shown = text if len(text) <= limit else text[:limit] + CUT
-    return defuse(_printable(shown)).replace("|", "\\|")
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else _escape(c) for c in shown)
+    return defuse(shown).replace("|", "\\|")
 
 
 def table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int, brief: bool = False) -> str:
@@ -91,22 +84,20 @@ def table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int,
             break
         lines.append(line)
     shown = len(lines) - 1
-    if not brief:
-        return "\n".join([*lines, _count(shown, result)])
-    return "\n".join(f" {line}" for line in (lines if result.rows else [*lines, "no rows"]))
+    if brief:
+        return "\n".join(f" {line}" for line in (lines if result.rows else [*lines, "no rows"]))
+    if result.truncated:
+        count = f"(first {shown} rows; there are more)"
+    elif shown < len(result.rows):
+        count = f"(first {shown} of {len(result.rows)} rows)"
+    else:
+        count = "(1 row)" if shown == 1 else f"({shown} rows)"
+    return "\n".join([*lines, count])
 
 
 def _line(values: tuple[Scalar, ...], cell_chars: int, total_chars: int) -> str:
     line = " | ".join(cell(value, cell_chars) for value in values)
     return line if len(line) <= total_chars else line[:total_chars] + CUT
-
-
-def _count(shown: int, result: ExecutionResult) -> str:
-    if result.truncated:
-        return f"(first {shown} rows; there are more)"
-    if shown < len(result.rows):
-        return f"(first {shown} of {len(result.rows)} rows)"
-    return "(1 row)" if shown == 1 else f"({shown} rows)"
 
 
 def failure(result: ExecutionResult, limit: int) -> str:

@@ -1,34 +1,32 @@
-"""What the protocols share whose turn is a reasoning block and then exactly one action block."""
+"""The protocols whose turn is a reasoning block and then exactly one action block."""
 
-import abc
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pipelines.core.registry import protocol
 from pipelines.core.types import Action, ActionKind, Example, ExecutionResult, Trajectory
 from pipelines.protocols import knowledge, tools
-from pipelines.protocols.base import Messages, Protocol, read_options
+from pipelines.protocols.base import Messages, Protocol
 from pipelines.protocols.blocks import invalid, reasoning_error
 from pipelines.recipe import config, section
 from pipelines.recipe.section import Count, Section
 from pipelines.sql.schema import Schema
 
+# How a block holds its SQL: (read, write). Reading gives the SQL and a fault; a fault without SQL leaves nothing to do.
+BlockForm = tuple[Callable[[str], tuple[str, str | None]], Callable[[str], str]]
+FENCE: BlockForm = (tools.read_fence, tools.write_fence)
+CALL: BlockForm = (tools.read_call, tools.write_call)
+
 
 class OneAction(Protocol):
-    """Reads and writes such turns; a subclass names the tags and says how a block holds its SQL.
+    """Reads and writes such turns; a subclass names the tags.
 
     With `reasoning: false` the reasoning block is optional (models that think by themselves).
     """
 
-    kinds: Mapping[str, ActionKind]
-
-    @abc.abstractmethod
-    def read_content(self, tag: str, body: str) -> tuple[str, str | None]:
-        """The SQL of a block and what is wrong with it; no SQL with an error leaves nothing to execute."""
-
-    @abc.abstractmethod
-    def write_content(self, tag: str, sql: str) -> str:
-        """The block's text for a query; `read_content` gives the query back."""
+    kinds: Mapping[str, ActionKind]  # of the action tags.
+    forms: Mapping[str, BlockForm]  # by tag; the text of any other block is the SQL.
 
     def parse(self, text: str) -> Action:
         """Read one turn.
@@ -42,22 +40,21 @@ class OneAction(Protocol):
         if scan.error or len(actions) != 1:
             problem = scan.error or ("two_actions" if actions else "no_action")
             return invalid(problem, scan, self.thought)
-        sql, fault = self.read_content(actions[0].tag, actions[0].body)
+        tag, body = actions[0].tag, actions[0].body
+        sql, fault = self.forms[tag][0](body) if tag in self.forms else (body, None)
         if not sql:
             return invalid(fault or "empty_action", scan, self.thought)
         reasoning = "".join(scan.bodies(self.thought)[:1])
         error = reasoning_error(scan, self.thought, self.config.reasoning, self.strict)
         error = error or (fault if self.strict else None)
-        return Action(self.kinds[actions[0].tag], sql, reasoning, error)
+        return Action(self.kinds[tag], sql, reasoning, error)
 
     def query(self, action: Action) -> str | None:
-        """See `Protocol.query`."""
         return action.content if action.kind is ActionKind.SQL else None
 
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
-        """See `Protocol.blocks`."""
         tags = [tag for tag, kind in self.kinds.items() if kind is action.kind]
-        return [(tag, self.write_content(tag, action.content)) for tag in tags]
+        return [(tag, self.forms[tag][1](action.content) if tag in self.forms else action.content) for tag in tags]
 
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
         """One track: the whole episode."""
@@ -85,34 +82,30 @@ class React(OneAction):
 
     name = "react"
     opening = "<solution>"
+    # SQL-Trail, algorithm 1, line 29
+    demand = "\nNo turns are left. Give the final SQL now in <solution>...</solution>."
     settings: ClassVar[type[ReactOptions]] = ReactOptions  # the model of its options.
     others: ClassVar[Mapping[str, ActionKind]] = {}  # tags of further actions, by what they ask for.
 
     def __init__(self, config: config.ProtocolSection) -> None:
         super().__init__(config)
         self.kinds = {"sql": ActionKind.SQL, **self.others, "solution": ActionKind.SOLUTION}
-        options = read_options(self.settings, config)
+        self.forms = {}
+        options = self.settings.model_validate(config.options)
         self.headers = options.headers
         if options.scout:
             self.kinds["schema"] = ActionKind.PROPOSE
+            read, write = knowledge.read_schema, knowledge.write_schema
+            self.forms["schema"] = (
+                functools.partial(read, brief=self.brief),
+                functools.partial(write, brief=self.brief),
+            )
         self._speak(options.reasoning_tag, tuple(self.kinds), "observation", tuple(self.kinds))
 
     @classmethod
     def single(cls, given: config.ProtocolSection) -> str:
-        """See `Protocol.single`; a model that thinks by itself is not asked to."""
+        """Name the prompt for one turn; a model that thinks by itself is not asked to."""
         return "single" if given.reasoning else "single_bare"
-
-    def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
-        """See `Protocol.prompt`."""
-        return self._fill(example, schema, max_turns)
-
-    def read_content(self, tag: str, body: str) -> tuple[str, str | None]:
-        """The block's text is the SQL; a proposal is read as in TRUST-SQL."""
-        return knowledge.read_schema(body, self.brief) if tag == "schema" else (body, None)
-
-    def write_content(self, tag: str, sql: str) -> str:
-        """The SQL is the block's text."""
-        return knowledge.write_schema(sql, self.brief) if tag == "schema" else sql
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""
@@ -128,10 +121,6 @@ class React(OneAction):
             return self._respond(f"{shown}\n {turns_left} left")
         noun = "turn" if turns_left == 1 else "turns"
         return self._respond(f"{shown}\nYou have {turns_left} {noun} left to complete the task.")
-
-    def force(self) -> str:
-        """See `Protocol.force` (SQL-Trail, algorithm 1, line 29)."""
-        return " answer" if self.brief else "\nNo turns are left. Give the final SQL now in <solution>...</solution>."
 
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
         """The whole episode; with a scout, also its schema track."""
@@ -162,12 +151,12 @@ class Ask(React):
 
     def __init__(self, config: config.ProtocolSection) -> None:
         super().__init__(config)
-        options = read_options(AskOptions, config)
+        options = AskOptions.model_validate(config.options)
         self.user, self.patience = options.user, options.patience
 
     @classmethod
     def single(cls, given: config.ProtocolSection) -> str:
-        """See `Protocol.single`: there is nobody to ask in one turn."""
+        """Raise: there is nobody to ask in one turn."""
         return super(React, cls).single(given)
 
 
@@ -181,36 +170,22 @@ class SingleTurn(OneAction):
     """Reason, answer."""
 
     name = "single_turn"
+    demand = "\nGive your answer now."  # the paper has no second turn
 
     def __init__(self, config: config.ProtocolSection) -> None:
         super().__init__(config)
         self.kinds = {"answer": ActionKind.SOLUTION}
+        self.forms = {} if self.brief else {"answer": FENCE}
         self._speak("reasoning", tuple(self.kinds), "observation", tuple(self.kinds))
 
     @classmethod
     def single(cls, given: config.ProtocolSection) -> str:
-        """See `Protocol.single`: any of its prompts."""
+        """Any of its prompts is for one turn."""
         return given.prompt
-
-    def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
-        """See `Protocol.prompt`."""
-        return self._fill(example, schema, max_turns)
-
-    def read_content(self, tag: str, body: str) -> tuple[str, str | None]:
-        """An answer in its fence (errors: `tools.read_fence`)."""
-        return (body, None) if self.brief else tools.read_fence(body)
-
-    def write_content(self, tag: str, sql: str) -> str:
-        """The answer in its fence."""
-        return sql if self.brief else tools.write_fence(sql)
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """Only an invalid turn is answered, and only where a recipe gives this protocol more than one turn."""
         return self._respond(" invalid" if self.brief else INVALID_ANSWER)
-
-    def force(self) -> str:
-        """See `Protocol.force`; the paper has no second turn."""
-        return " answer" if self.brief else "\nGive your answer now."
 
 
 # Tool calls in JSON over many turns: MTIR-SQL (3.2, appendix B and C).
@@ -223,39 +198,23 @@ class ToolCall(OneAction):
     """Think, call the tool, read its answer; at last, the answer."""
 
     name = "tool_call"
+    demand = "\nNo turns are left. Give your answer now."  # the paper's episodes end at the cap instead
 
     def __init__(self, config: config.ProtocolSection) -> None:
         super().__init__(config)
         self.kinds = {"tool_call": ActionKind.SQL, "answer": ActionKind.SOLUTION}
+        self.forms = {} if self.brief else {"tool_call": CALL, "answer": FENCE}
         self._speak("think", tuple(self.kinds), "tool_response", tuple(self.kinds))
 
     @classmethod
     def single(cls, given: config.ProtocolSection) -> str:
-        """See `Protocol.single`."""
         return "single"
 
-    def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
-        """See `Protocol.prompt`."""
-        return self._fill(example, schema, max_turns, tool=tools.signature(self.config.observation_rows))
-
-    def read_content(self, tag: str, body: str) -> tuple[str, str | None]:
-        """A JSON call (errors: `tools.read_call`) or an answer in its fence (errors: `tools.read_fence`)."""
-        if self.brief:
-            return body, None
-        return tools.read_call(body) if tag == "tool_call" else tools.read_fence(body)
-
-    def write_content(self, tag: str, sql: str) -> str:
-        """A JSON call or an answer in its fence."""
-        if self.brief:
-            return sql
-        return tools.write_call(sql) if tag == "tool_call" else tools.write_fence(sql)
+    def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
+        return super().prompt(example, schema, max_turns, tool=tools.signature(self.config.observation_rows))
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
-        """The tool's answer as JSON, or the sentence that asks to rethink. Turns left are not told, as in the paper."""
+        """The tool's answer as JSON, or the sentence that asks to rethink; not the turns left, as in the paper."""
         if result is None:
             return " rethink" if self.brief else RETHINK
         return self._respond(self._show(result, as_json=True))
-
-    def force(self) -> str:
-        """See `Protocol.force`; the paper's episodes end at the cap instead."""
-        return " answer" if self.brief else "\nNo turns are left. Give your answer now."

@@ -17,8 +17,8 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.registry import protocol
 from pipelines.core.types import Action, ActionKind, Example, ExecutionResult, Trajectory
 from pipelines.protocols import knowledge, observations, tools
-from pipelines.protocols.base import Messages, Protocol, read_options
-from pipelines.protocols.blocks import Scan, invalid, reasoning_error
+from pipelines.protocols.base import Messages, Protocol
+from pipelines.protocols.blocks import invalid, reasoning_error
 from pipelines.protocols.knowledge import is_probe
 from pipelines.recipe import config, section
 from pipelines.sql.schema import Schema, render
@@ -69,10 +69,11 @@ class Phases(Protocol):
 
     name = "phases"
     can_prefill = True
+    demand = "\nNo turns are left. Confirm your answer now."  # the paper's episodes end at the cap instead
 
     def __init__(self, config: config.ProtocolSection) -> None:
         super().__init__(config)
-        options = read_options(PhasesOptions, config)
+        options = PhasesOptions.model_validate(config.options)
         self.phases, self.probes_only = options.phases, options.probes_only
         if config.schema_view == "prefill" and "explore" not in self.phases:
             raise RecipeError(
@@ -83,13 +84,14 @@ class Phases(Protocol):
         self.names = {name: kind for name, kind in NAMES.items() if kind in allowed}
         self._speak("think", ("action", *TAGS), "tool_response", TAGS)
 
-    def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
-        """See `Protocol.prompt`. Prefilled: a synthetic exploring turn and the whole schema follow (section 4.3)."""
+    def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
+        """The first messages; prefilled, a synthetic exploring turn and the whole schema follow (section 4.3)."""
         sections = {} if self.brief else self.sections()
         actions = "\n".join(sections[phase].template.strip() + "\n" for phase in self.phases if phase in sections)
-        names = ", ".join(self.names)
         tool = tools.signature(self.config.observation_rows)
-        messages = self._fill(example, schema, max_turns, actions=actions.rstrip(), names=names, tool=tool)
+        messages = super().prompt(
+            example, schema, max_turns, actions=actions.rstrip(), names=", ".join(self.names), tool=tool
+        )
         if self.config.schema_view != "prefill":
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
@@ -107,79 +109,60 @@ class Phases(Protocol):
         format is strict, text outside the tags or a wrong order leave the action usable.
         """
         scan = self.scan(text)
-        kind, error = self._kind(scan)
+        tags = [block.tag for block in scan.blocks]
+        names, contents = scan.bodies("action"), [tag for tag in tags if tag in TAGS]
+        # The action that the turn names, with exactly one content block and the right one.
+        kind = self.names.get(names[0]) if len(names) == 1 else None
+        error = scan.error
+        if error is None and kind is None:
+            error = "unknown_action" if len(names) == 1 else "two_actions" if names else "no_action"
+        if error is None and len(contents) != 1:
+            error = "two_contents" if contents else "missing_content"
+        if error is None and kind is not None and contents[0] != CONTENT[kind]:
+            error = "wrong_content"
         if error or kind is None:
-            return invalid(error or "no_action", scan, self.thought)
-        content, error = self._content(kind, scan.bodies(CONTENT[kind])[0])
+            return invalid(str(error), scan, self.thought)
+        content = scan.bodies(CONTENT[kind])[0]
+        if not content:
+            error = "empty_action"
+        elif kind is ActionKind.PROPOSE:
+            content, error = knowledge.read_schema(content, self.brief)
+        elif kind is not ActionKind.SOLUTION and not self.brief:
+            content, error = tools.read_call(content)
+        if not error and self.probes_only and kind is ActionKind.EXPLORE and not is_probe(content):
+            error = "not_a_probe"
         if error:
             return invalid(error, scan, self.thought)
-        tags = [block.tag for block in scan.blocks]
         fault = reasoning_error(scan, self.thought, self.config.reasoning, self.strict)
         if self.strict and not fault and tags.index("action") > tags.index(CONTENT[kind]):
             fault = "wrong_order"
         return Action(kind, content, "".join(scan.bodies(self.thought)[:1]), fault)
 
-    def _kind(self, scan: Scan) -> tuple[ActionKind | None, str | None]:
-        """The action that a scanned turn names, when it has exactly one content block and the right one."""
-        if scan.error:
-            return None, scan.error
-        names = scan.bodies("action")
-        if len(names) != 1:
-            return None, "two_actions" if names else "no_action"
-        kind = self.names.get(names[0])
-        if kind is None:
-            return None, "unknown_action"
-        contents = [block.tag for block in scan.blocks if block.tag in TAGS]
-        if len(contents) != 1:
-            return None, "two_contents" if contents else "missing_content"
-        return kind, None if contents[0] == CONTENT[kind] else "wrong_content"
-
-    def _content(self, kind: ActionKind, body: str) -> tuple[str, str | None]:
-        if not body:
-            return "", "empty_action"
-        if kind is ActionKind.PROPOSE:
-            return knowledge.read_schema(body, self.brief)
-        if kind is ActionKind.SOLUTION or self.brief:
-            sql, error = body, None
-        else:
-            sql, error = tools.read_call(body)
-        if not error and self.probes_only and kind is ActionKind.EXPLORE and not is_probe(sql):
-            return "", "not_a_probe"
-        return sql, error
-
     def query(self, action: Action) -> str | None:
-        """See `Protocol.query`: exploring and generated SQL runs; a proposal and the answer do not."""
+        """Exploring and generated SQL runs; a proposal and the answer do not."""
         return action.content if action.kind in (ActionKind.EXPLORE, ActionKind.GENERATE) else None
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """The tool's answer: records, or an error. The paper does not tell the agent how many turns are left."""
-        return self._respond(self._body(action, result))
-
-    def _body(self, action: Action, result: ExecutionResult | None) -> str:
         if result is not None:
-            return self._show(result, as_json=True)
-        if action.kind is ActionKind.PROPOSE:
-            return " noted" if self.brief else NOTED
-        if self.brief:
-            return " invalid"
-        return NOT_A_PROBE if action.format_error == "not_a_probe" else INVALID
-
-    def force(self) -> str:
-        """See `Protocol.force`; the paper's episodes end at the cap instead."""
-        return " answer" if self.brief else "\nNo turns are left. Confirm your answer now."
+            body = self._show(result, as_json=True)
+        elif action.kind is ActionKind.PROPOSE:
+            body = " noted" if self.brief else NOTED
+        elif self.brief:
+            body = " invalid"
+        else:
+            body = NOT_A_PROBE if action.format_error == "not_a_probe" else INVALID
+        return self._respond(body)
 
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
-        """See `Protocol.blocks`."""
         if action.kind not in self.names.values():
             return []
-        return [("action", NAME_OF[action.kind]), (CONTENT[action.kind], self._write_content(action))]
-
-    def _write_content(self, action: Action) -> str:
+        content = action.content
         if action.kind is ActionKind.PROPOSE:
-            return knowledge.write_schema(action.content, self.brief)
-        if self.brief or action.kind is ActionKind.SOLUTION:
-            return action.content
-        return tools.write_call(action.content)
+            content = knowledge.write_schema(content, self.brief)
+        elif not self.brief and action.kind is not ActionKind.SOLUTION:
+            content = tools.write_call(content)
+        return [("action", NAME_OF[action.kind]), (CONTENT[action.kind], content)]
 
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
         """The schema track ends with the proposal (TRUST-SQL, 3.4): the last of several; without one it has all."""
