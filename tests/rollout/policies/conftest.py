@@ -22,6 +22,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, answer: Callable[[dict[str, Any]], Answer]) -> None:
         self.answer = answer
+        self.models: Answer | None = None  # for a GET, in place of `answer`: the list that a run asks for first
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.now = self.most = 0
@@ -37,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self._reply(self.server.answer({}))
+        self._reply(self.server.models or self.server.answer({}))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
