@@ -16,7 +16,7 @@ devices sample, then all train. Apart: some sample and the others train, in turn
 division is searched. Printed are episodes a second, and the share of device seconds in which nothing is decoded or
 trained.
 
-`--order` asks what it is worth to begin those episodes first that are likely to be long (`pipelines/rollout/engine.py`).
+`--order` asks what it is worth to begin those episodes first that are likely to be long (`rollout/engine.py`).
 Lengths are made up for it, as far apart as those of models that think: turns and tokens a turn vary by question and by
 sample (log-normal, 0.6 and 0.5).
 """

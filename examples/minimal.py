@@ -2,10 +2,10 @@
 
     python examples/minimal.py        # under a minute on a CPU; no GPU, weights, network or server
 
-Read it from top to bottom. A model of one million parameters first copies a teacher that looks a stored value up in half
-of its demonstrations and guesses it in the other half. A guess is wrong, for the database stores "red" as "RD". GRPO then
-raises the share of episodes that look first, because those are paid. `sqltrain run miniature` does the same on thousands of
-questions, with databases and questions that were never trained on.
+Read it from top to bottom. A model of one million parameters first copies a teacher that looks a stored value up in
+half of its demonstrations and guesses it in the other half. A guess is wrong, for the database stores "red" as "RD".
+GRPO then raises the share of episodes that look first, because those are paid. `sqltrain run miniature` does the same
+on thousands of questions, with databases and questions that were never trained on.
 
 Letters in shapes: G episodes of the question (the group), T tokens of an episode.
 """
@@ -60,8 +60,8 @@ RIGHT = THINK.format("Red is RD.") + "<solution>SELECT count(*) FROM item WHERE 
 WRONG = THINK.format("Red is red.") + "<solution>SELECT count(*) FROM item WHERE colour = 'red'</solution>"
 
 
-# 3. An episode: prompt, turn, observation, turn ... as token ids. The mask marks the agent's own tokens, which alone are
-#    trained; the environment runs the SQL in a read-only sandbox and pays at the end.
+# 3. An episode: prompt, turn, observation, turn ... as token ids. The mask marks the agent's own tokens, which alone
+#    are trained; the environment runs the SQL in a read-only sandbox and pays at the end.
 
 
 @dataclass
@@ -94,8 +94,8 @@ def play(environment: Environment, question: Example, codec: ChatCodec, turn_of)
     return episode
 
 
-# 4. The policy: one token after the other, until a tag that ends a turn. Sampled at temperature 1, so that what is drawn
-#    is what the loss takes the probability of.
+# 4. The policy: one token after the other, until a tag that ends a turn. Sampled at temperature 1, so that the loss
+#    takes the probability of just those draws.
 
 
 @torch.no_grad()

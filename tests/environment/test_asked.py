@@ -67,6 +67,6 @@ def test_environment_serve_names_the_extra_if_openenv_is_not_installed(monkeypat
 
     monkeypatch.setitem(sys.modules, "openenv", None)
     monkeypatch.delitem(sys.modules, "pipelines.environment.openenv", raising=False)
-    with pytest.raises(UserError, match="openenv.* is not installed") as error:
+    with pytest.raises(UserError, match=r"openenv.* is not installed") as error:
         serve_environment("skyrl_sql")
     assert "sqltrain[openenv]" in str(error.value)
