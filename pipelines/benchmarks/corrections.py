@@ -1,4 +1,4 @@
-"""Lays corrected gold SQL over a source's questions: what a benchmark's readers found wrong, with their reasons.
+"""Lays corrected gold SQL over a source's questions: errors that readers of a benchmark found, with their reasons.
 
 The file is a JSON list, or has one JSON object a line:
 
@@ -6,14 +6,13 @@ The file is a JSON list, or has one JSON object a line:
 
 Instead of `id`, an entry may have BIRD's `question_id` (so a corrected copy of its question file is such a file too);
 `SQL`, `query` or `gold_sql` stand for `sql`. A `question` or `evidence` in an entry replaces the published one as well.
-What was published stays in the example's `meta["corrected"]`, with the reason.
+The published text stays in the example's `meta["corrected"]`, with the reason.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_lines
@@ -25,13 +24,27 @@ TEXTS = ("question", "evidence", "reason")
 
 
 def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
-    """The examples, as they are asked for, with every correction that differs from what was published."""
+    """The examples, as they are asked for, with every correction that differs from the published text."""
     entries = _entries(path)
     used = not entries
     for example in examples:
-        key = _key(example, entries)
-        used = used or key is not None
-        yield example if key is None else _corrected(example, entries[key])
+        names = (example.id, f"question_id {example.meta.get('question_id')}")
+        entry = next((entries[name] for name in names if name in entries), None)
+        used = used or entry is not None
+        now = {"sql": example.gold_sql, "question": example.question, "evidence": example.evidence}
+        published = {name: now[name] for name, text in (entry or {}).items() if name in now and text != now[name]}
+        if entry is None or not published:
+            yield example
+            continue
+        now |= {name: entry[name] for name in published}
+        yield dataclasses.replace(
+            example,
+            gold_sql=now["sql"],
+            question=now["question"],
+            evidence=now["evidence"],
+            hardness=None if "sql" in published else example.hardness,
+            meta={**example.meta, META: {"reason": entry.get("reason", ""), **published}},
+        )
     if not used:
         raise DataError(f"no correction of {path} is of a question of this source", HINT)
 
@@ -41,32 +54,20 @@ def count(examples: Iterable[Example]) -> int:
     return sum(META in example.meta for example in examples)
 
 
-def _key(example: Example, entries: Mapping[str, Mapping[str, str]]) -> str | None:
-    names = (example.id, f"question_id {example.meta.get('question_id')}")
-    return next((name for name in names if name in entries), None)
-
-
-def _corrected(example: Example, entry: Mapping[str, str]) -> Example:
-    published = {"sql": example.gold_sql, "question": example.question, "evidence": example.evidence}
-    changed = {name: text for name, text in entry.items() if name in published and text != published[name]}
-    if not changed:
-        return example
-    published_entry = {"reason": entry.get("reason", ""), **{name: published[name] for name in changed}}
-    now = published | changed
-    return dataclasses.replace(
-        example,
-        gold_sql=now["sql"],
-        question=now["question"],
-        evidence=now["evidence"],
-        hardness=None if "sql" in changed else example.hardness,
-        meta={**example.meta, META: published_entry},
-    )
-
-
 def _entries(path: Path) -> dict[str, dict[str, str]]:
-    """What the file says, by the id of the question."""
+    """The corrections of a file by the id of the question."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        is_list = text.lstrip().startswith("[")
+        rows = [(f"entry {number}", row) for number, row in enumerate(json.loads(text))] if is_list else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"corrections: cannot read {path}: {getattr(error, 'strerror', None) or error}", HINT) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", HINT) from None
+    if rows is None:
+        rows = [(f"line {number}", row) for number, row in read_lines(path, HINT)]
     entries: dict[str, dict[str, str]] = {}
-    for where, row in _rows(path):
+    for where, row in rows:
         if not isinstance(row, dict):
             raise DataError(f"{path}, {where}: a {type(row).__name__} where an object was expected", HINT)
         key = str(row["id"]) if "id" in row else f"question_id {row.get('question_id')}"
@@ -78,16 +79,3 @@ def _entries(path: Path) -> dict[str, dict[str, str]]:
         except BadRow as bad:
             raise DataError(f"{path}, {where}: {bad.detail}", HINT) from None
     return entries
-
-
-def _rows(path: Path) -> list[tuple[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"corrections: cannot read {path}: {getattr(error, 'strerror', None) or error}", HINT) from None
-    if not text.lstrip().startswith("["):
-        return [(f"line {number}", row) for number, row in read_lines(path, HINT)]
-    try:
-        return [(f"entry {number}", row) for number, row in enumerate(json.loads(text))]
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}", HINT) from None

@@ -1,7 +1,7 @@
-"""The benchmarks that `sqltrain data add` knows: what a whole download holds, where to get it, and a check.
+"""The benchmarks of `sqltrain data add`: the content of a whole download, its address, and a check.
 
-A user's own questions are checked in the same way, under the name `own`. What a benchmark is to a recipe stands in
-`conf/data/<name>.yaml`; here stands what its authors say of it.
+A user's own questions are checked in the same way, under the name `own`. A recipe's view of a benchmark stands in
+`conf/data/<name>.yaml`; its authors' figures stand here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BYTES = 4 << 30  # databases beyond this many bytes together are not hashed
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkDownload:
-    """What a whole download holds."""
+    """The content of a whole download."""
 
     questions: int | None  # rows; databases: different ones that they ask of. None where nobody says.
     databases: int | None
@@ -40,7 +40,7 @@ class BenchmarkDownload:
 
     @property
     def hint(self) -> str:
-        """What to do about a download that cannot be read."""
+        """The hint beside a download that cannot be read."""
         return f"Get it from {self.get}" if self.get else OWN
 
 
@@ -50,12 +50,15 @@ OWN = (
 )
 _SPIDER = "https://yale-lily.github.io/spider"
 _BIRD = "https://bird-bench.github.io"
+_MINI_DEV = "https://github.com/bird-bench/mini_dev: the complete package"
+_KAGGLE = "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
+_SHARED = "CC BY-SA 4.0"
 _BESIDE = "into the folder of Spider, whose databases it asks of"
 _BY_MAIL = f"(with git lfs). {livesqlbench.HINT}"
 BENCHMARKS: Mapping[str, BenchmarkDownload] = {
-    "spider_train": BenchmarkDownload(8659, 146, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
-    "spider_dev": BenchmarkDownload(1034, 20, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
-    "spider_test": BenchmarkDownload(2147, 40, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_train": BenchmarkDownload(8659, 146, _SHARED, f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_dev": BenchmarkDownload(1034, 20, _SHARED, f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_test": BenchmarkDownload(2147, 40, _SHARED, f"{_SPIDER}: unpack spider_data.zip"),
     "spider_dk": BenchmarkDownload(
         535, 10, "see the LICENSE in its repository", f"git clone https://github.com/ygan/Spider-DK {_BESIDE}"
     ),
@@ -63,38 +66,28 @@ BENCHMARKS: Mapping[str, BenchmarkDownload] = {
         1034, 20, "see the LICENSE in its repository", f"git clone https://github.com/ygan/Spider-Syn {_BESIDE}"
     ),
     "spider_realistic": BenchmarkDownload(
-        508, None, "CC BY-SA 4.0", f"https://zenodo.org/record/5205322: put spider-realistic.json {_BESIDE}"
+        508, None, _SHARED, f"https://zenodo.org/record/5205322: put spider-realistic.json {_BESIDE}"
     ),
-    "bird_train": BenchmarkDownload(9428, 69, "CC BY-SA 4.0", f"{_BIRD}: unpack train.zip and its train_databases.zip"),
-    "bird_dev": BenchmarkDownload(1534, 11, "CC BY-SA 4.0", f"{_BIRD}: unpack dev.zip and its dev_databases.zip"),
-    "bird_mini_dev": BenchmarkDownload(
-        500, 11, "CC BY-SA 4.0", "https://github.com/bird-bench/mini_dev: the complete package"
-    ),
+    "bird_train": BenchmarkDownload(9428, 69, _SHARED, f"{_BIRD}: unpack train.zip and its train_databases.zip"),
+    "bird_dev": BenchmarkDownload(1534, 11, _SHARED, f"{_BIRD}: unpack dev.zip and its dev_databases.zip"),
+    "bird_mini_dev": BenchmarkDownload(500, 11, _SHARED, _MINI_DEV),
     "bird_mini_dev_postgresql": BenchmarkDownload(
-        500,
-        11,
-        "CC BY-SA 4.0",
-        "https://github.com/bird-bench/mini_dev: the complete package; make the database BIRD of a PostgreSQL server "
-        "from its BIRD_dev.sql",
+        500, 11, _SHARED, f"{_MINI_DEV}; make the database BIRD of a PostgreSQL server from its BIRD_dev.sql"
     ),
     "bird_mini_dev_mysql": BenchmarkDownload(
-        500,
-        11,
-        "CC BY-SA 4.0",
-        "https://github.com/bird-bench/mini_dev: the complete package; make the database BIRD of a MySQL server from "
-        "its BIRD_dev.sql",
+        500, 11, _SHARED, f"{_MINI_DEV}; make the database BIRD of a MySQL server from its BIRD_dev.sql"
     ),
     "bird_dev_1106": BenchmarkDownload(
         1534,
         11,
-        "CC BY-SA 4.0",
+        _SHARED,
         "https://huggingface.co/datasets/birdsql/bird_sql_dev_20251106: save its questions as dev_20251106.json beside "
         "the dev_databases of BIRD dev",
     ),
     "bird_train_filtered": BenchmarkDownload(
         6601,
         69,
-        "CC BY-SA 4.0",
+        _SHARED,
         "https://huggingface.co/datasets/birdsql/bird23-train-filtered: save its questions as train_filtered.json "
         "beside the train_databases of BIRD train",
     ),
@@ -119,16 +112,13 @@ BENCHMARKS: Mapping[str, BenchmarkDownload] = {
         "spider2-lite/resource/databases/spider2-localdb",
     ),
     "livesqlbench": BenchmarkDownload(
-        270,
-        18,
-        "CC BY-SA 4.0",
-        f"git clone https://huggingface.co/datasets/birdsql/livesqlbench-base-lite-sqlite {_BY_MAIL}",
+        270, 18, _SHARED, f"git clone https://huggingface.co/datasets/birdsql/livesqlbench-base-lite-sqlite {_BY_MAIL}"
     ),
     "mini_interact": BenchmarkDownload(
-        300, 26, "CC BY-SA 4.0", f"git clone https://huggingface.co/datasets/birdsql/mini-interact {_BY_MAIL}"
+        300, 26, _SHARED, f"git clone https://huggingface.co/datasets/birdsql/mini-interact {_BY_MAIL}"
     ),
     "bird_critic": BenchmarkDownload(
-        500, 15, "CC BY-SA 4.0", f"git clone https://huggingface.co/datasets/birdsql/bird-critic-1.0-sqlite {_BY_MAIL}"
+        500, 15, _SHARED, f"git clone https://huggingface.co/datasets/birdsql/bird-critic-1.0-sqlite {_BY_MAIL}"
     ),
     "synsql": BenchmarkDownload(
         2_544_390,
@@ -136,12 +126,8 @@ BENCHMARKS: Mapping[str, BenchmarkDownload] = {
         "Apache-2.0",
         "https://huggingface.co/datasets/seeklhy/SynSQL-2.5M: data.json, and unpack databases.zip",
     ),
-    "kaggledbqa": BenchmarkDownload(
-        185, 8, "CC BY-SA 4.0", "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
-    ),
-    "kaggledbqa_whole": BenchmarkDownload(
-        272, 8, "CC BY-SA 4.0", "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
-    ),
+    "kaggledbqa": BenchmarkDownload(185, 8, _SHARED, _KAGGLE),
+    "kaggledbqa_whole": BenchmarkDownload(272, 8, _SHARED, _KAGGLE),
     "own": BenchmarkDownload(None, None, "your own", ""),
 }
 
@@ -155,7 +141,7 @@ LISTS: Mapping[str, tuple[str, ...]] = {  # tables of benchmarks that the field 
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """What a download was found to hold."""
+    """The content of a download that was checked."""
 
     rows: int  # questions in its files; `usable` of them have a database and a gold SQL that runs.
     checked: int  # questions that were looked at: all, or a seeded sample.
@@ -203,13 +189,16 @@ def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
     ]
     content = hashlib.sha256()
     for example in loaded.examples:
-        content.update(
-            "\0".join(
-                (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
-            ).encode()
-        )
+        fields = (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
+        content.update("\0".join(fields).encode())
     here = [example.database for example in loaded.examples if not DIALECTS[example.database.engine].is_server()]
     files = sorted({(database.id, root / database.location) for database in here})
+    whole = None
+    if sum(path.stat().st_size for _, path in files) <= BYTES:
+        whole = hashlib.sha256()
+        for id, path in files:
+            with path.open("rb") as file:
+                whole.update(f"{id} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return Health(
         rows=total,
         checked=rows,
@@ -218,15 +207,5 @@ def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
         bad=dict(bad.most_common()),
         shown=tuple(examples_of_bad),
         questions_sha256=content.hexdigest(),
-        databases_sha256=_hash(files),
+        databases_sha256=None if whole is None else whole.hexdigest(),
     )
-
-
-def _hash(files: list[tuple[str, Path]]) -> str | None:
-    if sum(path.stat().st_size for _, path in files) > BYTES:
-        return None
-    whole = hashlib.sha256()
-    for name, path in files:
-        with path.open("rb") as file:
-            whole.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()

@@ -23,9 +23,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.benchmarks.base import Loaded, check_file, collect, link, named, read_options, source_folder
+from pipelines.benchmarks.base import (
+    Loaded,
+    check_file,
+    collect,
+    link,
+    named,
+    read_objects,
+    read_options,
+    source_folder,
+)
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_lines
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, is_plain_name, text_field
 from pipelines.recipe.config import Source
@@ -42,14 +50,14 @@ HINT = (
     'Cases]", and put the file that comes back beside the questions'
 )
 ISSUE = "\n\nThe SQL that has the issue:\n"
-# What the published default test case calls. One that calls anything else is a test of its own.
+# The calls of the published default test case. One that calls anything else is a test of its own.
 DEFAULT_TEST = frozenset(("remove_comments", "remove_distinct", "remove_round", "ex_base"))
 KNOWLEDGE, MEANINGS = "_kb.jsonl", "_column_meaning_base.json"
 Row = Mapping[str, Any]
 
 
 class FileLayout(NamedTuple):
-    """What a benchmark calls its question file, the fields of question and database, and the databases' folder."""
+    """The name of a benchmark's question file, the fields of question and database, and the databases' folder."""
 
     file: str
     question: str = "query"
@@ -65,15 +73,15 @@ LAYOUTS = {
 
 
 class LiveSqlBenchOptions(Section):
-    """What is read, and what is told."""
+    """The files that are read, and the parts of the evidence."""
 
     # the file with gold SQL and test cases, relative to the path; null takes the one whose name has `_gt_`.
     gold: str | None = None
     # whether questions that change data are decided by the state of the database; false rejects those whose test case
     # is a Python function, which leaves what the official script decides in the same way.
     state: bool = True
-    knowledge: bool = True  # whether the database's own knowledge is told with each question.
-    meanings: bool = True  # whether the meanings of all columns are told with it.
+    knowledge: bool = True  # whether the database's own knowledge is in the evidence.
+    meanings: bool = True  # whether the meanings of all columns are in the evidence.
 
 
 @reader("livesqlbench", options=LiveSqlBenchOptions)
@@ -84,7 +92,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     options = read_options(LiveSqlBenchOptions, source)
     folder, layout = source_folder(source), LAYOUTS[source.kind]
     home = folder / layout.folder
-    gold = {str(row.get("instance_id")): row for path in _gold(folder, options) for row in _rows(path)}
+    gold = {str(row.get("instance_id")): row for path in _gold(folder, options) for row in read_objects(path, HINT)}
     evidence_of = functools.cache(_evidence)
 
     def make(row: Any) -> Example:
@@ -93,7 +101,16 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         if not is_plain_name(name) or not is_plain_name(id):
             raise BadRow("bad_database_id", f"{name!r} or {id!r} is not a plain name")
         setup = _script(row, "preprocess_sql")
-        place = _place(home, name, root, source, id, setup)
+        path = _database(home, name)
+        check_file(path)
+        place = link(path, root, source)
+        if setup:  # a question whose script must prepare the database has a link of its own
+            own = Path(place).parent / id / path.name
+            (root / own).parent.mkdir(exist_ok=True)
+            (root / own).unlink(missing_ok=True)
+            (root / own).symlink_to(path.resolve())
+            (root / f"{own}{SETUP}").write_text(setup, encoding="utf-8")
+            place = str(own)
         ambiguities = _ambiguities(row)
         hidden = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
         meta: dict[str, Any] = {"difficulty": f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()}
@@ -101,37 +118,24 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         meta |= {"ambiguities": ambiguities} if source.kind == "mini_interact" else {}
         sql = _sql({**row, **gold.get(id, {})}, options.state)
         evidence = evidence_of(home / name / name, hidden, options.knowledge, options.meanings)
-        return Example(
-            f"{source.kind}_{id}",
-            question + (ISSUE + issue if issue else ""),
-            Database(name, "sqlite_stateful", place),
-            sql,
-            evidence,
-            source=source.kind,
-            meta=meta,
-        )
+        question += ISSUE + issue if issue else ""
+        database = Database(name, "sqlite_stateful", place)
+        return Example(f"{source.kind}_{id}", question, database, sql, evidence, source=source.kind, meta=meta)
 
     file = folder / layout.file
-    return collect(((f"{file.name}[{index}]", row) for index, row in enumerate(_rows(file))), make)
+    return collect(((f"{file.name}[{index}]", row) for index, row in enumerate(read_objects(file, HINT))), make)
 
 
 def files(source: Source) -> Iterator[Path]:
-    """The questions, their gold SQL, and the databases that they name with what is said of them."""
+    """The questions, their gold SQL, and the databases that they name with their knowledge and meanings."""
     options, folder = read_options(LiveSqlBenchOptions, source), source_folder(source)
     layout = LAYOUTS[source.kind]
     home = folder / layout.folder
     yield folder / layout.file
     yield from _gold(folder, options)
-    for name in filter(is_plain_name, named(_rows(folder / layout.file), layout.database)):
+    for name in filter(is_plain_name, named(read_objects(folder / layout.file, HINT), layout.database)):
         yield _database(home, name)
         yield from (home / name / f"{name}{end}" for end in (KNOWLEDGE, MEANINGS))
-
-
-def _rows(path: Path) -> list[Row]:
-    rows = [row for _, row in read_lines(path, HINT)]
-    if not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} holds something else than objects", HINT)
-    return rows
 
 
 def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
@@ -148,21 +152,6 @@ def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
 def _database(folder: Path, name: str) -> Path:
     template = folder / name / f"{name}_template.sqlite"
     return template if template.is_file() else folder / name / f"{name}.sqlite"
-
-
-def _place(folder: Path, name: str, root: Path, source: Source, id: str, setup: str) -> str:
-    """The place of a question's database; one of its own where a script must prepare it."""
-    path = _database(folder, name)
-    check_file(path)
-    place = link(path, root, source)
-    if not setup:
-        return place
-    own = Path(place).parent / id / path.name
-    (root / own).parent.mkdir(exist_ok=True)
-    (root / own).unlink(missing_ok=True)
-    (root / own).symlink_to(path.resolve())
-    (root / f"{own}{SETUP}").write_text(setup, encoding="utf-8")
-    return str(own)
 
 
 def _script(row: Row, field: str) -> str:
@@ -190,8 +179,8 @@ def _sql(row: Row, state: bool) -> str:
 
 
 def _ambiguities(row: Row) -> list[dict[str, Any]]:
-    """What is marked as vague in a question: the words, what they mean in SQL, of what kind that is, whether an answer
-    depends on it, and the number of the knowledge that was taken out.
+    """The vague words of a question: each with its meaning in SQL, its kind, whether an answer depends on it, and the
+    number of the knowledge that was taken out.
     """
     marked = row.get("user_query_ambiguity")
     by_name = {**marked, **row} if isinstance(marked, dict) else row
@@ -216,25 +205,21 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _evidence(stem: Path, hidden: frozenset[int], knowledge: bool, meanings: bool) -> str:
-    """What is told beside a question: the database's knowledge but for what is hidden, and what its columns mean."""
+    """The database's knowledge but for the hidden part, and the meanings of its columns."""
     lines = []
     about = stem.with_name(stem.name + KNOWLEDGE)
-    for row in _rows(about) if knowledge and about.is_file() else ():
+    for row in read_objects(about, HINT) if knowledge and about.is_file() else ():
         if row.get("id") not in hidden:
             lines.append(f"{row.get('knowledge')} ({row.get('description')}): {row.get('definition')}")
     columns = stem.with_name(stem.name + MEANINGS)
-    for name, meaning in _object(columns).items() if meanings and columns.is_file() else ():
-        lines.append(f"{'.'.join(name.split('|')[-2:])}: {_flat(meaning)}")
+    if meanings and columns.is_file():
+        try:
+            named_columns = json.loads(columns.read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"{columns} cannot be read: {error}", "It has the meanings of a database's columns."
+            ) from None
+        for name, meaning in named_columns.items() if isinstance(named_columns, dict) else ():
+            text = meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)
+            lines.append(f"{'.'.join(name.split('|')[-2:])}: {text}")
     return "\n".join(" ".join(line.split()) for line in lines)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read: {error}", "It tells what the columns of a database mean.") from None
-    return value if isinstance(value, dict) else {}
-
-
-def _flat(meaning: Any) -> str:
-    return meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)

@@ -4,8 +4,8 @@
 
 `database` is a path relative to the file's folder, a `postgresql://` address without a password, or, with the option
 `databases`, the name of a database in that folder. `evidence` and `id` may be left out, and `database` where the option
-of that name says what is asked. With the options `dev` and `test` one file is all that there is: `split` says which of
-its three parts is read (`data/cutting.py`).
+of that name has it. With the options `dev` and `test` one file is all that there is: `split` says which of
+its three parts is read (`splitting.py`).
 """
 
 import contextlib
@@ -15,24 +15,34 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.base import Loaded, Rejected, check_file, collect, link, named, read_options, source_folder
+from pipelines.benchmarks.base import (
+    Loaded,
+    Rejected,
+    check_address,
+    check_file,
+    collect,
+    link,
+    named,
+    read_options,
+    source_folder,
+)
 from pipelines.benchmarks.splitting import Shares, cut
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, text_field
 from pipelines.recipe.config import Source
 from pipelines.recipe.section import Section, Share
-from pipelines.sql.dialects.dialect import file_suffixes, has_password, of_address, of_file
+from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file
 from pipelines.sql.dialects.hiding import identity
-
-# The rows of a CSV file with a header, as the JSON objects that a JSONL file would have.
 
 DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a number's digits
 HINT = "Its first line names the columns: question, sql and, where you have them, id, database and evidence."
+Row = tuple[int, Any]  # the line that it stands in, and a JSON value or the `BadRow` that it is
 
 
 def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
-    """Each row by the names of the header's columns, in lower case, with the line that it ends in.
+    """The rows of a CSV file as the JSON objects of a JSONL file: each by the names of the header's columns, in lower
+    case, with the line that it ends in.
 
     Args:
         needed: columns that must be there, each with the other names that it may have.
@@ -43,8 +53,19 @@ def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dic
             stream.seek(0)
             records = _records(stream, max(DELIMITERS, key=first.count))
             header = [name.strip().lower() for name in next(records, (1, []))[1]]
-            _check(file, header, needed)
-            yield from ((line, _csv_row(header, cells)) for line, cells in records if any(map(str.strip, cells)))
+            missing = [names[0] for names in needed if not {name.lower() for name in names} & set(header)]
+            if missing:
+                has = ", ".join(filter(None, header)) or "none"
+                text = f"{file.name} has no column {' and no column '.join(missing)}; its columns: {has}"
+                raise DataError(text, HINT)
+            for line, cells in records:
+                if len(cells) > len(header) and any(map(str.strip, cells)):
+                    count = f"{len(cells)} cells under {len(header)} columns"
+                    shown = ",".join(cells)[:200]
+                    reason = f"{count}: a text with a comma in it needs quotes: {shown}"
+                    yield line, BadRow("too_many_cells", reason)
+                elif any(map(str.strip, cells)):
+                    yield line, {name: cell for name, cell in zip(header, cells, strict=False) if cell.strip()}
     except UnicodeDecodeError:
         raise DataError(f"{file.name} is not UTF-8", "Save it as “CSV UTF-8”.") from None
     except OSError as error:
@@ -62,46 +83,24 @@ def _records(stream: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[
             lines.append(line)
             yield line
 
-    reader = csv.reader(kept(), delimiter=delimiter)
-    for cells in reader:
-        if "".join(lines).count('"') % 2 and _is_open(lines, delimiter):
-            raise csv.Error(f"a quote that opens in line {reader.line_num - len(lines) + 1} is never closed")
-        yield reader.line_num, cells
+    records = csv.reader(kept(), delimiter=delimiter)
+    for cells in records:
+        if "".join(lines).count('"') % 2:  # a strict reader raises at a quote that is still open
+            try:
+                list(csv.reader(lines, delimiter=delimiter, strict=True))
+            except csv.Error as error:
+                if "unexpected end of data" in str(error):
+                    line = records.line_num - len(lines) + 1
+                    raise csv.Error(f"a quote that opens in line {line} is never closed") from None
+        yield records.line_num, cells
         lines.clear()
 
 
-def _is_open(lines: Sequence[str], delimiter: str) -> bool:
-    try:
-        list(csv.reader(lines, delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        return "unexpected end of data" in str(error)
-    return False
-
-
-def _check(file: Path, header: Sequence[str], needed: Sequence[Sequence[str]]) -> None:
-    missing = [names[0] for names in needed if not {name.lower() for name in names} & set(header)]
-    if missing:
-        has = ", ".join(filter(None, header)) or "none"
-        raise DataError(f"{file.name} has no column {' and no column '.join(missing)}; its columns: {has}", HINT)
-
-
-def _csv_row(header: Sequence[str], cells: Sequence[str]) -> dict[str, Any] | BadRow:
-    """The filled cells of a row by their columns."""
-    if len(cells) > len(header):
-        shown = ",".join(cells)[:200]
-        reason = f"{len(cells)} cells under {len(header)} columns: a text with a comma in it needs quotes: {shown}"
-        return BadRow("too_many_cells", reason)
-    return {name: cell for name, cell in zip(header, cells, strict=False) if cell.strip()}
-
-
-Row = tuple[int, Any]  # the line that it stands in, and a JSON value or the `BadRow` that it is
-
-
 class OwnOptions(Section):
-    """What a reader of own questions knows."""
+    """The databases of own questions, and their parts."""
 
     databases: str | None = None  # the folder in which a name is looked up, relative to the file's folder.
-    database: str | None = None  # what the rows ask that name no database; named as a row would.
+    database: str | None = None  # the database of rows that name none; named as a row would.
     # dev, test: shares of the questions that are held out; with either, `split` names the part that is read.
     dev: Share = 0.0
     test: Share = 0.0
@@ -116,9 +115,9 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     own = _load(source, root)
     if not (options.dev or options.test):
         return own
-    more = _load(_invented(source, options), root) if options.invented else Loaded([], [])
-    parts, repeats = cut(list(own.examples), list(more.examples), Shares(options.dev, options.test))
-    bad = [*own.quarantine, *more.quarantine] if source.split == "train" else []  # of the file, told once
+    invented = next((_load(second, root) for second, _ in _sources(source)[1:]), Loaded([], []))
+    parts, repeats = cut(list(own.examples), list(invented.examples), Shares(options.dev, options.test))
+    bad = [*own.quarantine, *invented.quarantine] if source.split == "train" else []  # of the file, told once
     reason = "it asks what a held-out question asks"
     aside = [Rejected(example.id, "repeats_held_out", reason, chosen=False) for example in repeats]
     return Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
@@ -141,15 +140,11 @@ def addresses(source: Source) -> Iterator[str]:
         yield from (name for name in _names(file_source, options) if "://" in name)
 
 
-def _sources(source: Source) -> Iterator[tuple[Source, OwnOptions]]:
+def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:
+    """The file of a person's own questions, and that of the invented ones if there is one."""
     options = read_options(OwnOptions, source)
-    yield source, options
-    if options.invented:
-        yield _invented(source, options), options
-
-
-def _invented(source: Source, options: OwnOptions) -> Source:
-    return source.model_copy(update={"kind": "jsonl", "path": options.invented})
+    invented = source.model_copy(update={"kind": "jsonl", "path": options.invented})
+    return [(source, options), *([(invented, options)] if options.invented else [])]
 
 
 def _names(source: Source, options: OwnOptions) -> list[str]:
@@ -167,7 +162,9 @@ def _load(source: Source, root: Path) -> Loaded:
             raise row
         question, sql = text_field(row, "question"), text_field(row, *SQL)
         name = _asked(row, file.parent, options)
-        id = _id(row) or f"{file.stem}_{number}"
+        id = row.get("id")  # many files number their questions
+        is_number = isinstance(id, int) and not isinstance(id, bool)
+        id = str(id) if is_number else text_field(row, "id", required=False) or f"{file.stem}_{number}"
         evidence = text_field(row, "evidence", required=False)
         return Example(id, question, _database(name, file.parent, options, root, source), sql, evidence, source="jsonl")
 
@@ -182,24 +179,7 @@ def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
     if source.kind == "csv":
         needed = [("question",), SQL, *([DATABASE] if options.database is None else [])]
         yield from ((f"{file.name}:{number}", (number, row)) for number, row in rows(file, needed))
-    else:
-        yield from ((place, (number, _row(line))) for place, (number, line) in _lines(file))
-
-
-def _row(line: bytes) -> Any:
-    try:
-        return _parse(line)
-    except BadRow as bad:
-        return bad
-
-
-def _id(row: Any) -> str:
-    """A question's id as text: many files number their questions."""
-    id = row.get("id")
-    return str(id) if isinstance(id, int) and not isinstance(id, bool) else text_field(row, "id", required=False)
-
-
-def _lines(file: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:
+        return
     try:
         stream = file.open("rb")
     except OSError as error:
@@ -207,21 +187,20 @@ def _lines(file: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:
     with stream:
         for number, line in enumerate(stream, 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if text.strip():
-                yield f"{file.name}:{number}", (number, text)
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except UnicodeDecodeError:
-        raise BadRow("not_utf8", "the line is not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise BadRow("not_json", f"not JSON: {error}") from None
+            if not text.strip():
+                continue
+            value: Any
+            try:
+                value = json.loads(text)
+            except UnicodeDecodeError:
+                value = BadRow("not_utf8", "the line is not UTF-8")
+            except (ValueError, RecursionError) as error:
+                value = BadRow("not_json", f"not JSON: {error}")
+            yield f"{file.name}:{number}", (number, value)
 
 
 def _asked(row: Any, folder: Path, options: OwnOptions) -> str:
-    """What a row asks, by its own name or, where that is the same, by the option's."""
+    """The database of a row, by its own name or, if that is the same one, by the option's."""
     default = options.database
     name = text_field(row, *DATABASE, required=default is None)
     if default is None:
@@ -236,9 +215,7 @@ def _asked(row: Any, folder: Path, options: OwnOptions) -> str:
 
 
 def _database(name: str, folder: Path, options: OwnOptions, root: Path, source: Source) -> Database:
-    if has_password(name):
-        detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
-        raise BadRow("password_in_address", detail)
+    check_address(name)
     engine = of_address(name)
     if engine is not None:
         return Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)

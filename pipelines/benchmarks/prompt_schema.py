@@ -1,4 +1,4 @@
-"""What tables and columns mean, as a benchmark or the database itself says, put into a schema for prompts.
+"""Descriptions of tables and columns, by a benchmark or the database itself, put into a schema for prompts.
 
 BIRD            <db_id>/database_description/<table>.csv beside <db_id>.sqlite: descriptions of columns and values
 Spider          tables.json above the folder of databases: natural names; only those that say more than the name
@@ -18,10 +18,9 @@ import re
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from pipelines.benchmarks.bird import columns_described
 from pipelines.core.registry import DIALECTS
@@ -30,7 +29,7 @@ from pipelines.sql import analyst
 from pipelines.sql import schema as catalogs
 from pipelines.sql.dialects.base import quoted
 from pipelines.sql.engine import SqlEngine
-from pipelines.sql.schema import Column, Schema, Table
+from pipelines.sql.schema import Schema
 
 Words = Mapping[tuple[str, str], str]  # by (table, column), lower-cased; a table's own under column ""
 TABLES = ("tables.json", "test_tables.json", "KaggleDBQA_tables.json")
@@ -51,16 +50,15 @@ def describe(schema: Schema, database: Database) -> Schema:
 
 
 def beside(location: Path) -> Words:
-    """What the files of a benchmark say of an SQLite database among them; {} where there are none."""
+    """The descriptions in a benchmark's files of an SQLite database among them; {} where there are none."""
     file = location.resolve()
     words: dict[tuple[str, str], str] = {}
     for path in files(file):
         if path.suffix == ".csv":
-            words |= {
-                (path.stem.strip().lower(), name.lower()): words_about for name, words_about in columns_described(path)
-            }
+            table = path.stem.strip().lower()
+            words |= {(table, name.lower()): words_about for name, words_about in columns_described(path)}
         else:
-            words |= _natural(_entries(path).get(file.parent.name, {}))
+            words |= _natural_names(path).get(file.parent.name, {})
     return words
 
 
@@ -77,36 +75,36 @@ def tables_of(folder: Path) -> Iterator[Path]:
 
 
 @functools.cache
-def _entries(path: Path) -> dict[str, dict[str, Any]]:
-    """The databases of a tables.json by name; {} where it is none."""
+def _natural_names(path: Path) -> dict[str, Words]:
+    """Natural names and descriptions in a tables.json, by database, where they add to the names themselves; {} for a
+    file that is none, or a database whose entry is malformed.
+    """
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        return {row["db_id"]: row for row in rows}
+        entries = {row["db_id"]: row for row in json.loads(path.read_text(encoding="utf-8"))}
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}
-
-
-def _natural(entry: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    """Natural names and descriptions of one database, where they say more than the names themselves."""
-    try:
-        tables, originals = entry["table_names"], entry["table_names_original"]
-        columns = zip(entry["column_names"], entry["column_names_original"], strict=True)
-        texts = entry.get("column_descriptions") or [""] * len(entry["column_names"])
-        columns_named = [(originals[at], name, natural) for (_, natural), (at, name) in columns if at >= 0]
-        more = texts[len(texts) - len(columns_named) :]
-        pairs = [
-            (table, name, words or natural) for (table, name, natural), words in zip(columns_named, more, strict=True)
-        ]
-        pairs += [(name, "", natural) for name, natural in zip(originals, tables, strict=True)]
-        return {(table.lower(), name.lower()): words for table, name, words in pairs if _says(words, name or table)}
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        return {}
-
-
-def _says(words: str, name: str) -> bool:
-    """Whether words tell more than a name."""
-    plain = "".join(name.lower().split("_"))
-    return bool(words.strip()) and "".join(words.lower().split()) not in (plain, name.lower())
+    names: dict[str, Words] = {}
+    for id, entry in entries.items():
+        try:
+            tables, originals = entry["table_names"], entry["table_names_original"]
+            columns = zip(entry["column_names"], entry["column_names_original"], strict=True)
+            texts = entry.get("column_descriptions") or [""] * len(entry["column_names"])
+            of_tables = [(originals[at], name, natural) for (_, natural), (at, name) in columns if at >= 0]
+            more = texts[len(texts) - len(of_tables) :]
+            pairs = [
+                (table, name, text or natural) for (table, name, natural), text in zip(of_tables, more, strict=True)
+            ]
+            pairs += [(name, "", natural) for name, natural in zip(originals, tables, strict=True)]
+            names[id] = {
+                (table.lower(), name.lower()): words
+                for table, name, words in pairs
+                if words.strip()
+                and "".join(words.lower().split())
+                not in ((name or table).lower(), (name or table).lower().replace("_", ""))
+            }
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            continue
+    return names
 
 
 # The part of its schema that a question is shown (`schema_view: filtered`), in `meta["linked_schema"]`.
@@ -116,15 +114,18 @@ Schemas = Callable[[Database], Schema]
 
 
 def link(example: Example, items: SchemaItems | None, schema: Schema) -> Example:
-    """The example with what of its schema is shown; all of it where nothing was chosen."""
-    chosen = items or _whole(schema)
-    columns = [list(pair) for pair in sorted(chosen.columns) if pair[0]]
-    linked = {"tables": sorted(chosen.tables), "columns": columns}
+    """The example with the shown part of its schema; all of it where nothing was chosen."""
+    if items:
+        tables, pairs = items.tables, items.columns
+    else:
+        tables = frozenset(table.name.lower() for table in schema.tables)
+        pairs = frozenset((table.name.lower(), one.name.lower()) for table in schema.tables for one in table.columns)
+    linked = {"tables": sorted(tables), "columns": [list(pair) for pair in sorted(pairs) if pair[0]]}
     return dataclasses.replace(example, meta={**example.meta, "linked_schema": linked})
 
 
 def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, SchemaItems | None]:
-    """What each example's gold SQL reads, by the example's id; None where it cannot be read."""
+    """The items that each example's gold SQL reads, by the example's id; None where it cannot be read."""
     queries = [(example.gold_sql, schema(example.database), example.database.engine) for example in examples]
     return dict(zip((example.id for example in examples), analyst.schema_items(queries), strict=True))
 
@@ -135,12 +136,7 @@ def gold_linked(examples: Sequence[Example], schema: Schemas) -> list[Example]:
     return [link(example, gold[example.id], schema(example.database)) for example in examples]
 
 
-def _whole(schema: Schema) -> SchemaItems:
-    pairs = {(table.name.lower(), column.name.lower()) for table in schema.tables for column in table.columns}
-    return SchemaItems(frozenset(table.name.lower() for table in schema.tables), frozenset(pairs))
-
-
-# Stored values that a question speaks of: an index of a database's texts, and what of it a prompt shows.
+# Stored values that a question mentions: an index of a database's texts, and its part in a prompt.
 
 LONGEST = 80  # characters of a text that is a value; longer ones are prose
 DISTINCT = 50_000  # texts of a column that are looked at
@@ -173,12 +169,26 @@ class ValueIndex:
             "CREATE VIRTUAL TABLE searched USING fts5(value, tokenize = 'porter unicode61 remove_diacritics 2')"
         )
         self._places: dict[str, list[Place]] = {}
-        columns = [(table, column) for table in schema.tables for column in table.columns if _may_hold_text(column)]
-        results = sql.execute_many([(database, _distinct(database, *pair)) for pair in columns], DISTINCT)
-        for (table, column), result in zip(columns, results, strict=True):
-            for (value,) in result.rows if result.ok else ():
-                if isinstance(value, str) and 0 < len(value) <= LONGEST:
-                    self._places.setdefault(value, []).append((table.name, column.name))
+        columns, queries = [], []
+        is_sqlite = database.engine == "sqlite"
+        for table in schema.tables:
+            for column in table.columns:
+                if any(word in column.type.upper() for word in NO_TEXT):
+                    continue
+                name = value = quoted(column.name)
+                if not is_sqlite:
+                    value = f"CAST({name} AS {DIALECTS[database.engine].text_type})"
+                is_text = f"typeof({name}) = 'text' AND " if is_sqlite else ""
+                columns.append((table.name, column.name))
+                queries.append(
+                    f"SELECT DISTINCT {value} FROM {quoted(table.name)} "
+                    f"WHERE {is_text}length({value}) BETWEEN 1 AND {LONGEST} LIMIT {DISTINCT}"
+                )
+        results = sql.execute_many([(database, query) for query in queries], DISTINCT)
+        for place, result in zip(columns, results, strict=True):
+            for (cell,) in result.rows if result.ok else ():
+                if isinstance(cell, str) and 0 < len(cell) <= LONGEST:
+                    self._places.setdefault(cell, []).append(place)
         self._store.executemany("INSERT INTO searched VALUES (?)", ((value,) for value in self._places))
 
     def __enter__(self) -> ValueIndex:
@@ -196,7 +206,7 @@ class ValueIndex:
         return frozenset(value.lower() for value in self._places)
 
     def find(self, question: str, count: int) -> list[tuple[str, list[Place]]]:
-        """Up to `count` values that the question speaks of, the likeliest first, with the columns that hold them."""
+        """Up to `count` values that the question mentions, the likeliest first, with the columns that hold them."""
         words = dict.fromkeys(word for word in WORD.findall(question.lower()) if word not in STOP)
         if not words:
             return []
@@ -217,22 +227,6 @@ def closeness(value: str, question: str) -> float:
     return match.size / len(low)
 
 
-def _may_hold_text(column: Column) -> bool:
-    """Whether a column may hold texts; a type says it but in SQLite, where it is told by the values."""
-    kind = column.type.upper()
-    return not any(word in kind for word in NO_TEXT)
-
-
-def _distinct(database: Database, table: Table, column: Column) -> str:
-    name = quoted(column.name)
-    text = f"typeof({name}) = 'text' AND " if database.engine == "sqlite" else ""
-    value = name if database.engine == "sqlite" else f"CAST({name} AS {DIALECTS[database.engine].text_type})"
-    return (
-        f"SELECT DISTINCT {value} FROM {quoted(table.name)} "
-        f"WHERE {text}length({value}) BETWEEN 1 AND {LONGEST} LIMIT {DISTINCT}"
-    )
-
-
 def retrieve(
     examples: Sequence[Example],
     count: int,
@@ -240,7 +234,7 @@ def retrieve(
     sql: SqlEngine,
     kept: dict[Database, ValueIndex] | None = None,
 ) -> list[Example]:
-    """The examples with the values that their questions speak of in `meta["values"]`: [table, column, value] each.
+    """The examples with the values that their questions mention in `meta["values"]`: [table, column, value] each.
 
     Args:
         kept: the indices of earlier calls, of which those within `RENEWED_S` are used; gets the new ones. Without it
@@ -274,15 +268,13 @@ def show(example: Example, schema: Schema) -> Schema:
     by_column: dict[Place, list[str]] = {}
     for table, column, value in example.meta.get("values", ()):
         by_column.setdefault((str(table), str(column)), []).append(str(value))
-    if not by_column:
-        return schema
-    return dataclasses.replace(schema, tables=tuple(_with_values(table, by_column) for table in schema.tables))
-
-
-def _with_values(table: Table, by_column: Mapping[Place, Iterable[str]]) -> Table:
-    def column(shown_column: Column) -> Column:
-        first = tuple(by_column.get((table.name, shown_column.name), ()))
-        first_values = tuple(dict.fromkeys((*first, *shown_column.values)))[: max(len(first), len(shown_column.values))]
-        return dataclasses.replace(shown_column, values=first_values)
-
-    return dataclasses.replace(table, columns=tuple(map(column, table.columns)))
+    tables = []
+    for table in schema.tables if by_column else ():
+        columns = []
+        for column in table.columns:
+            first = by_column.get((table.name, column.name), [])
+            length = max(len(first), len(column.values))
+            values = tuple(dict.fromkeys((*first, *column.values)))[:length]
+            columns.append(dataclasses.replace(column, values=values))
+        tables.append(dataclasses.replace(table, columns=tuple(columns)))
+    return dataclasses.replace(schema, tables=tuple(tables)) if by_column else schema

@@ -14,7 +14,7 @@ import heapq
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from pipelines.benchmarks.base import Loaded, collect, find_database, link, read_options, source_folder
 from pipelines.core.errors import DataError
@@ -32,7 +32,7 @@ Complexity = Literal["Simple", "Moderate", "Complex", "Highly Complex"]
 
 
 class SynsqlOptions(Section):
-    """Which rows are looked at."""
+    """The rows that are read."""
 
     complexity: tuple[Complexity, ...] | None = None  # SynSQL's own levels of the SQL; null takes all.
     styles: tuple[str, ...] | None = None  # question styles ("Formal", "Colloquial", "Vague", ...); null takes all.
@@ -43,24 +43,27 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style."""
     options = read_options(SynsqlOptions, source)
     folder = source_folder(source)
-    rows = _asked(stream(folder / "data.json"), options)
+    filters = tuple(zip(KEPT, (options.complexity, options.styles), strict=True))
+    rows = (  # a row that is no object goes on, to be rejected with its reason
+        (number, row)
+        for number, row in stream(folder / "data.json")
+        if not isinstance(row, dict) or all(wanted is None or row.get(key) in wanted for key, wanted in filters)
+    )
     if source.count is not None:
         rows = iter(draw(rows, source.count * (SPARE if source.hardness else 1), seed))
 
     @functools.cache  # a few databases, millions of rows
     def place(id: str) -> str:
-        return link(find_database(id, lambda name: [folder / "databases" / name / f"{name}.sqlite"]), root, source)
+        path = find_database(id, lambda name: [folder / "databases" / name / f"{name}.sqlite"])
+        return link(path, root, source)
 
     def make(row: Any) -> Example:
         number, row = row
         id = text_field(row, "db_id").removesuffix(".db")
         question, sql = text_field(row, "question"), text_field(row, "sql")
         database = Database(id, "sqlite", place(id))
-        meta = {
-            name: row[key]
-            for name, key in (("difficulty", "sql_complexity"), ("style", "question_style"))
-            if isinstance(row.get(key), str)
-        }
+        names = zip(("difficulty", "style"), KEPT, strict=True)
+        meta = {name: row[key] for name, key in names if isinstance(row.get(key), str)}
         evidence = text_field(row, "external_knowledge", required=False)
         return Example(f"synsql_{number}", question, database, sql, evidence, None, "synsql", meta)
 
@@ -72,18 +75,6 @@ def files(source: Source) -> Iterator[Path]:
     folder = source_folder(source)
     yield folder / "data.json"
     yield from (folder / "databases").glob("*/*.sqlite")
-
-
-def _asked(rows: Iterator[tuple[int, Any]], options: SynsqlOptions) -> Iterator[tuple[int, Any]]:
-    return ((number, row) for number, row in rows if _wanted(row, options))
-
-
-def _wanted(row: Any, options: SynsqlOptions) -> bool:
-    """Whether a row is asked for; one that is no object goes on, to be rejected with its reason."""
-    if not isinstance(row, dict):
-        return True
-    filters = zip(KEPT, (options.complexity, options.styles), strict=True)
-    return all(wanted is None or row.get(key) in wanted for key, wanted in filters)
 
 
 def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[int, Any]]:
@@ -100,53 +91,44 @@ def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[i
 
 
 def stream(path: Path) -> Iterator[tuple[int, Any]]:
-    """The items of one JSON list with their places, holding no more than one chunk and one item."""
+    """The items of one JSON list with their numbers, holding no more than one chunk and one item."""
+    decoder, number = json.JSONDecoder(), 0
     try:
         file = path.open(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", HINT) from None
     with file:
         try:
-            yield from _items(file, path)
+            text = file.read(CHUNK)
+            place = _skip(text, 0)
+            if text[place : place + 1] != "[":
+                raise DataError(f"{path} does not begin with a JSON list", HINT)
+            place += 1
+            while True:
+                place = _skip(text, place)
+                if text[place : place + 1] == "]":
+                    return
+                try:
+                    item, end = decoder.raw_decode(text, place)
+                except (ValueError, RecursionError):
+                    item, end = None, len(text)
+                if end < len(text):
+                    yield number, item
+                    number, place = number + 1, end
+                    continue
+                more = file.read(CHUNK)  # the item is cut off here, or may be
+                if not more:
+                    raise DataError(f"{path} is torn: it ends within item {number}", "Download it again.")
+                text, place = text[place:] + more, 0
+                if len(text) > MOST_CHARS:
+                    limit = f"longer than {MOST_CHARS} characters"
+                    raise DataError(f"{path}: item {number} is not JSON, or {limit}", HINT)
         except UnicodeDecodeError:
             raise DataError(f"{path} is not UTF-8", HINT) from None
 
 
-def _items(file: TextIO, path: Path) -> Iterator[tuple[int, Any]]:
-    decoder, number = json.JSONDecoder(), 0
-    text = file.read(CHUNK)
-    place = _skip(text, 0)
-    if text[place : place + 1] != "[":
-        raise DataError(f"{path} does not begin with a JSON list", HINT)
-    place += 1
-    while True:
-        place = _skip(text, place)
-        if text[place : place + 1] == "]":
-            return
-        item, end = _item(decoder, text, place)
-        if end < len(text):
-            yield number, item
-            number, place = number + 1, end
-            continue
-        more = file.read(CHUNK)  # the item is cut off here, or may be
-        if not more:
-            raise DataError(f"{path} is torn: it ends within item {number}", "Download it again.")
-        text, place = text[place:] + more, 0
-        if len(text) > MOST_CHARS:
-            raise DataError(f"{path}: item {number} is not JSON, or longer than {MOST_CHARS} characters", HINT)
-
-
-def _item(decoder: json.JSONDecoder, text: str, place: int) -> tuple[Any, int]:
-    """The item that begins there and where it ends; the text's end when it is not whole."""
-    try:
-        item, end = decoder.raw_decode(text, place)
-    except (ValueError, RecursionError):
-        return None, len(text)
-    return item, end
-
-
 def _skip(text: str, place: int) -> int:
-    """Past the blanks and the commas before the next item."""
+    """The place behind the blanks and the commas before the next item."""
     while text[place : place + 1] and text[place] in " \t\r\n,":
         place += 1
     return place

@@ -17,7 +17,6 @@ from pipelines.core.types import (
     Database,
     EngineName,
     ExecutionStatus,
-    Hardness,
     is_plain_name,
     text_field,
 )
@@ -51,7 +50,7 @@ def read_gold(path: Path) -> list[GoldQuery]:
     """Gold queries: lines of "SQL<TAB>db_id" (Spider, BIRD), or the JSON of a Spider or BIRD split."""
     text = _read(path)
     if _is_json(text):
-        return [_gold_record(path, number, row) for number, row in enumerate(_json(path, text))]
+        return _gold_records(path, text)
     golds = []
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{path}, line {number}"
@@ -60,36 +59,40 @@ def read_gold(path: Path) -> list[GoldQuery]:
         sql, tab, db_id = line.strip().rpartition("\t")
         if not tab:
             raise DataError(f"{where}: no tab between the gold SQL and its database", "Is it a gold file?")
-        golds.append(GoldQuery(sql.strip(), _named(where, db_id.strip())))
+        golds.append(GoldQuery(sql.strip(), _checked_name(where, db_id.strip())))
     return golds
 
 
-def _gold_record(path: Path, number: int, row: Any) -> GoldQuery:
-    where = f"{path}, record {number}"
-    try:
-        answerable = not official.is_unanswerable(row)
-        sql = text_field(row, *SQL) if answerable else ""
-        db_id, level = _named(where, text_field(row, "db_id")), text_field(row, "difficulty", required=False) or None
-        question, evidence = (text_field(row, name, required=False) for name in ("question", "evidence"))
+def _gold_records(path: Path, text: str) -> list[GoldQuery]:
+    golds = []
+    for number, row in enumerate(_json(path, text)):
+        where = f"{path}, record {number}"
+        try:
+            answerable = not official.is_unanswerable(row)
+            sql = text_field(row, *SQL) if answerable else ""
+            db_id = _checked_name(where, text_field(row, "db_id"))
+            level, question, evidence = (
+                text_field(row, name, required=False) for name in ("difficulty", "question", "evidence")
+            )
+        except BadRow as bad:
+            raise DataError(f"{where}: {bad.detail}", "It needs a db_id and an SQL or query.") from None
         if "is_impossible" in row:
             sql = official.repaired(sql)  # as published, some of EHRSQL's queries do not run
-        return GoldQuery(
-            sql, db_id, level, question, evidence, "" if row.get("id") is None else str(row["id"]), answerable
-        )
-    except BadRow as bad:
-        raise DataError(f"{where}: {bad.detail}", "It needs a db_id and an SQL or query.") from None
+        id = "" if row.get("id") is None else str(row["id"])
+        golds.append(GoldQuery(sql, db_id, level or None, question, evidence, id, answerable))
+    return golds
 
 
-def _named(where: str, db_id: str) -> str:
+def _checked_name(where: str, db_id: str) -> str:
     """A database's name, which becomes a part of a path or of an address."""
     if not is_plain_name(db_id):
-        raise DataError(f"{where}: {db_id[:60]!r} is no plain name of a database")
+        raise DataError(f"{where}: {db_id[:60]!r} is not a plain name of a database")
     return db_id
 
 
 def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
     """Gold queries with BIRD's difficulties and questions, from the split's JSON in the same order."""
-    rows = [_gold_record(path, number, row) for number, row in enumerate(_json(path, _read(path)))]
+    rows = _gold_records(path, _read(path))
     if len(rows) != len(gold):
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
     return [
@@ -114,21 +117,24 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery]) -> dict[int, str]:
             if twice:
                 raise DataError(f"{path} names questions by their ids, and {twice[0]!r} is the id of several")
             return {idx: _bird_sql(path, id, value.get(id, MISSING)) for id, idx in ids.items()}
-        return _bird_predictions(path, value, count)
-    lines = [line.strip().split("\t")[0] for line in text.split("\n")]
-    while len(lines) > count and not lines[-1]:
-        lines.pop()
-    return _numbered(path, lines if len(lines) == count else [line for line in lines if line], count)
-
-
-def _bird_predictions(path: Path, value: Any, count: int) -> dict[int, str]:
-    if isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value):
-        beyond = max(value, key=lambda key: (len(key), key), default="0")
-        if len(beyond) > DIGITS or int(beyond) >= count:
-            raise DataError(f"{path} has a prediction {beyond[:DIGITS]}, and there are {count} gold queries (from 0)")
-        return dict(sorted((int(key), _bird_sql(path, key, row)) for key, row in value.items()))
-    rows = value.items() if isinstance(value, dict) else enumerate(value)
-    return _numbered(path, [_bird_sql(path, key, row) for key, row in rows], count)
+        if isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value):
+            beyond = max(value, key=lambda key: (len(key), key), default="0")
+            if len(beyond) > DIGITS or int(beyond) >= count:
+                shown = beyond[:DIGITS]
+                raise DataError(f"{path} has a prediction {shown}, and there are {count} gold queries (from 0)")
+            return dict(sorted((int(key), _bird_sql(path, key, row)) for key, row in value.items()))
+        rows = value.items() if isinstance(value, dict) else enumerate(value)
+        predictions = [_bird_sql(path, key, row) for key, row in rows]
+    else:
+        predictions = [line.strip().split("\t")[0] for line in text.split("\n")]
+        while len(predictions) > count and not predictions[-1]:
+            predictions.pop()
+        if len(predictions) != count:
+            predictions = [line for line in predictions if line]
+    if len(predictions) != count:
+        text = f"{path} has {len(predictions)} predictions for {count} gold queries"
+        raise DataError(text, "One a line, in their order.")
+    return dict(enumerate(predictions))
 
 
 def _bird_sql(path: Path, key: object, row: Any) -> str:
@@ -136,14 +142,6 @@ def _bird_sql(path: Path, key: object, row: Any) -> str:
     if isinstance(row, dict | list):
         raise DataError(f"{path}, prediction {key}: an object where SQL text was expected", 'As in {"0": "SELECT 1"}.')
     return row.split(BIRD_SEPARATOR)[0].strip() if isinstance(row, str) else ""
-
-
-def _numbered(path: Path, predictions: Sequence[str], count: int) -> dict[int, str]:
-    if len(predictions) != count:
-        raise DataError(
-            f"{path} has {len(predictions)} predictions for {count} gold queries", "One a line, in their order."
-        )
-    return dict(enumerate(predictions))
 
 
 def _read(path: Path) -> str:
@@ -200,13 +198,11 @@ class ScoredItem:
             fields["difficulty"] = self.difficulty
         if self.verdict is None:
             fields["abstained"] = not self.answered
-        return {**fields, **self._verdicts(), "error": self.error}
-
-    def _verdicts(self) -> dict[str, Any]:
-        return {
+        verdicts = {
             name: None if value is None else round(value, 6) if EQUALITIES[name].graded else value == 1.0
             for name, value in self.scores.items()
         }
+        return {**fields, **verdicts, "error": self.error}
 
 
 def locate(db_id: str, databases: str, engine: EngineName) -> Database:
@@ -253,28 +249,21 @@ def score_all(
     for start in range(0, len(items), CHUNK):
         chunk = [(idx, gold[idx], sent) for idx, sent in items[start : start + CHUNK]]
         answerable = [(question, databases[question.db_id], sent) for _, question, sent in chunk if question.answerable]
-        verdicts = iter(
-            sql.verdicts([Pair(database, question.sql, sent) for question, database, sent in answerable], names)
-        )
+        pairs = [Pair(database, question.sql, sent) for question, database, sent in answerable]
+        verdicts = iter(sql.verdicts(pairs, names))
         levels = iter(analyst.hardness([(question.sql, database.engine) for question, database, _ in answerable]))
-        yield [
-            _scored(idx, question, next(levels), next(verdicts), not official.is_abstention(sent))
-            if question.answerable
-            else _unanswerable(idx, question, names, not official.is_abstention(sent))
-            for idx, question, sent in chunk
-        ]
-
-
-def _unanswerable(idx: int, gold: GoldQuery, names: Sequence[str], answered: bool) -> ScoredItem:
-    return ScoredItem(idx, gold.db_id, "", gold.difficulty, dict.fromkeys(names), None, None, answered)
-
-
-def _scored(idx: int, gold: GoldQuery, level: Hardness, verdict: Verdict, answered: bool) -> ScoredItem:
-    error = verdict.error_class
-    if verdict.gold not in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
-        error = f"gold_{error}"
-    scores: Mapping[str, float | None] = dict.fromkeys(verdict.scores) if verdict.broken else verdict.scores
-    return ScoredItem(idx, gold.db_id, level, gold.difficulty, scores, error, verdict, answered)
+        scored = []
+        for idx, question, sent in chunk:
+            level, scores, error, verdict = "", dict[str, float | None].fromkeys(names), None, None
+            if question.answerable:
+                level, verdict = next(levels), next(verdicts)
+                error = verdict.error_class
+                if verdict.gold not in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
+                    error = f"gold_{error}"
+                scores = dict.fromkeys(verdict.scores) if verdict.broken else dict(verdict.scores)
+            answered = not official.is_abstention(sent)
+            scored.append(ScoredItem(idx, question.db_id, level, question.difficulty, scores, error, verdict, answered))
+        yield scored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,36 +297,32 @@ def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary
     levels: dict[str, list[ScoredItem]] = {"all": scored}
     for level in DIFFICULTIES if by_difficulty else HARDNESS_LEVELS:
         levels[level] = [item for item in scored if (item.difficulty if by_difficulty else item.hardness) == level]
-    figures = {name: {level: _figure(name, of) for level, of in levels.items() if of} for name in names}
     uncounted = [item for item in items if item.verdict is not None and not item.counted]
-    left_out = [(item.idx, item.error or "") for item in uncounted]
-    unavailable = [(idx, error) for idx, error in left_out if not error.startswith("gold_")]
-    wrong = [dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)) for item in uncounted]
-    wrong = [item for item in wrong if not (item.error or "").startswith("gold_")]
-    errors: dict[str, int] = {}
-    for item in scored:
-        if item.error is not None:
-            errors[item.error] = errors.get(item.error, 0) + 1
+    gold_errors = [(item.idx, item.error or "") for item in uncounted if (item.error or "").startswith("gold_")]
+    broken = [item for item in uncounted if not (item.error or "").startswith("gold_")]
+    wrong = [dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)) for item in broken]
+    disagreements: dict[tuple[str, str], list[int]] = {}
+    for yes, no in itertools.permutations([name for name in names if not EQUALITIES[name].graded], 2):
+        numbers = [item.idx for item in scored if item.scores[yes] and not item.scores[no]]
+        if numbers:
+            disagreements[yes, no] = numbers
+    # EHRSQL's figures are of the questions that count, and of those without an answer.
+    whole = [item for item in items if item.counted or item.verdict is None]
+    reliability = {
+        name: official.reliability(
+            [(item.counted, item.answered, item.answered and item.scores[name] == 1.0) for item in whole]
+        )
+        for name in (names if any(item.verdict is None for item in items) else ())
+    }
     return ScoreSummary(
-        figures,
+        {name: {level: _figure(name, of) for level, of in levels.items() if of} for name in names},
         {level: len(of) for level, of in levels.items()},
-        _disagreements(scored, [name for name in names if not EQUALITIES[name].graded]),
-        [(idx, error) for idx, error in left_out if error.startswith("gold_")],
-        unavailable,
-        dict(sorted(errors.items(), key=lambda pair: -pair[1])),
-        {name: _figure(name, [*scored, *wrong]) for name in names} if unavailable else {},
-        {name: _reliability(items, name) for name in names} if any(item.verdict is None for item in items) else {},
-    )
-
-
-def _reliability(items: Sequence[ScoredItem], name: str) -> dict[str, float]:
-    """EHRSQL's figures of the questions that count, and of those without an answer."""
-    return official.reliability(
-        [
-            (item.counted, item.answered, item.answered and item.scores[name] == 1.0)
-            for item in items
-            if item.counted or item.verdict is None
-        ]
+        disagreements,
+        gold_errors,
+        [(item.idx, item.error or "") for item in broken],
+        dict(Counter(item.error for item in scored if item.error is not None).most_common()),
+        {name: _figure(name, [*scored, *wrong]) for name in names} if broken else {},
+        reliability,
     )
 
 
@@ -356,12 +341,3 @@ def rewritten_there(items: Sequence[ScoredItem], predictions: Mapping[int, str])
 def _figure(name: str, items: Sequence[ScoredItem]) -> float:
     values = [item.scores[name] or 0.0 for item in items]
     return r_ves(values) if name == "r_ves" else 100 * sum(values) / len(values)
-
-
-def _disagreements(items: Sequence[ScoredItem], names: Sequence[str]) -> dict[tuple[str, str], list[int]]:
-    disagreements: dict[tuple[str, str], list[int]] = {}
-    for yes, no in itertools.permutations(names, 2):
-        numbers = [item.idx for item in items if item.scores[yes] and not item.scores[no]]
-        if numbers:
-            disagreements[yes, no] = numbers
-    return disagreements

@@ -1,4 +1,4 @@
-"""What makes two questions alike: the same words, or the same query but for its values."""
+"""Similarity of questions: the same words, or the same query but for its values."""
 
 import functools
 import itertools
@@ -37,17 +37,15 @@ def sql_shape(sql: str, names: bool = False) -> str:
             continue
         if word in ("as", "inner") or (shape and tokens[index - 1].lower() == "as" and follows != "("):
             continue
-        shape.append(_masked(word, follows, names))
+        is_name = (word[0].isalpha() or word[0] == "_") and word not in KEYWORDS and follows != "("
+        if word[0] in "'\"" or word[0].isdigit():
+            word = "?"
+        elif word[0] in "`[":
+            word = word[1:-1] if names else "x"
+        elif is_name and not names:
+            word = "x"
+        shape.append(word)
     return " ".join(shape)
-
-
-def _masked(word: str, follows: str, names: bool) -> str:
-    if word[0] in "'\"" or word[0].isdigit():
-        return "?"
-    if word[0] in "`[":
-        return word[1:-1] if names else "x"
-    is_name = (word[0].isalpha() or word[0] == "_") and word not in KEYWORDS and follows != "("
-    return "x" if is_name and not names else word
 
 
 def normalised(question: str) -> tuple[str, ...]:
@@ -56,13 +54,11 @@ def normalised(question: str) -> tuple[str, ...]:
     return tuple(sorted(word for word in _WORD.findall(plain) if word not in _FILLERS))
 
 
-# What makes trajectories near-duplicates: their plan and their SQL's shape, whatever the words and values.
-
-_SHAPE_WORD = re.compile(r"\w+")
+# Near-duplicate trajectories: equal in their plan and their SQL's shape, whatever the words and values.
 
 
 def plan(trajectory: Trajectory) -> tuple[str, ...]:
-    """What an episode does: each turn's action with the shape of its SQL; wording and values left out."""
+    """The plan of an episode: each turn's action with the shape of its SQL; wording and values left out."""
     return tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
 
 
@@ -76,10 +72,6 @@ def distinct_2(trajectories: Iterable[Trajectory]) -> float:
 
     It falls with the amount of text, so compare it between as many trajectories.
     """
-    pairs = [pair for trajectory in trajectories for turn in trajectory.turns for pair in _pairs(turn.action.reasoning)]
+    texts = [turn.action.reasoning.lower() for trajectory in trajectories for turn in trajectory.turns]
+    pairs = [pair for text in texts for pair in itertools.pairwise(_WORD.findall(text))]
     return len(set(pairs)) / len(pairs) if pairs else 0.0
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    words = _SHAPE_WORD.findall(text.lower())
-    return list(itertools.pairwise(words))
