@@ -44,7 +44,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     options = read_options(SynsqlOptions, source)
     folder = source_folder(source)
     filters = tuple(zip(KEPT, (options.complexity, options.styles), strict=True))
-    rows = (  # a row that is no object goes on, to be rejected with its reason
+    rows: Iterator[tuple[int, Any]] = (  # a row that is no object goes on, to be rejected with its reason
         (number, row)
         for number, row in stream(folder / "data.json")
         if not isinstance(row, dict) or all(wanted is None or row.get(key) in wanted for key, wanted in filters)
