@@ -127,7 +127,7 @@ def across(judged: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
 
 
 def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]], look: Mapping[str, str]) -> None:
-    """Print the end of a run: its figures by benchmark and system, and the places of its files ("report" -> a path, ...)."""
+    """Print the end of a run: its figures by benchmark and system, and its files by name ("report" -> a path, ...)."""
     for benchmark, summaries in by_benchmark.items():
         console.print(render(figures(summaries, benchmark), console.width))
     if len(by_benchmark) > 1:
