@@ -29,7 +29,7 @@ from pipelines.report import formats
 from pipelines.stages import graph
 from pipelines.sweeps import claims, paper_tables, sweep_plan
 from pipelines.sweeps import sweep_table as report
-from pipelines.sweeps.claims import Claim, Contrast, Decided
+from pipelines.sweeps.claims import Claim, Contrast, ContrastResult
 from pipelines.training import watch
 
 DOCS = Path(__file__).resolve().parent
@@ -46,23 +46,25 @@ def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Seq
     if source.claim is None:
         raise DataError(f"{name} tests no claim", "A file of conf/tables/claims says its claim.")
     cells, empty = (
-        ([], report.Sweep(name, ())) if source.claim.untold else sweep_plan.of_paper(name, words, None, False)
+        ([], report.Sweep(name, ()))
+        if source.claim.untold
+        else sweep_plan.cells_of_paper_table(name, words, None, False)
     )
     plans = {cell.name: graph.plan(cell.recipe, store) for cell in cells}
 
-    def look(cell: sweep_plan.Cell) -> None:
+    def look(cell: sweep_plan.SweepCell) -> None:
         missing = [step.name for step in plans[cell.name] if not step.cached and step.name != "report"]
         if missing:
             raise DataError(f"not made yet: {', '.join(missing)}")
 
     filled = tuple(sweep_plan.fill(cells, store, look, lambda line: None))
     sweep = dataclasses.replace(empty, cells=filled)
-    decided = tuple(report.decided(sweep)) if filled else ()
+    decided = tuple(report.contrast_results(sweep)) if filled else ()
     seconds, settings = sum(_trainings(plans.values()).values()), _settings(source.claim, cells)
     return Tested(name, source.claim, sweep, decided, seconds, settings, _made_by(plans.values(), store))
 
 
-def _settings(claim: Claim, cells: Sequence[sweep_plan.Cell]) -> str:
+def _settings(claim: Claim, cells: Sequence[sweep_plan.SweepCell]) -> str:
     """A digest of what decides a claim's figures: another one says that they are of another experiment."""
     arms = []
     for cell in cells:
@@ -111,7 +113,7 @@ def with_kept(tested: Sequence[Tested], rows: Sequence[Mapping[str, str]], page_
     return both
 
 
-def _decided(contrast: Contrast, row: Mapping[str, str]) -> Decided:
+def _decided(contrast: Contrast, row: Mapping[str, str]) -> ContrastResult:
     """What a row of the data says of a contrast."""
     difference = None
     if row["difference"]:
@@ -120,7 +122,7 @@ def _decided(contrast: Contrast, row: Mapping[str, str]) -> Decided:
     by_seed = tuple(map(float, row["by_seed"].split()))
     could_be_shown = float(row["could_be_shown"]) if row["could_be_shown"] else None
     verdict = next(verdict for verdict in STYLE_OF if verdict == row["verdict"])
-    return Decided(contrast, difference, by_seed, int(row["questions"]), verdict, could_be_shown)
+    return ContrastResult(contrast, difference, by_seed, int(row["questions"]), verdict, could_be_shown)
 
 
 def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
@@ -247,13 +249,20 @@ def data(tested: Sequence[Tested]) -> str:
     return out.getvalue()
 
 
-def _values(entry: Tested, part: Decided) -> list[str | float | None]:
+def _values(entry: Tested, part: ContrastResult) -> list[str | float | None]:
     contrast, difference = part.contrast, part.difference
     figures: list[float | None] = [None] * 3
     if difference is not None:
         figures = [difference.difference, difference.low, difference.high]
     return [
-        *(entry.claim.number, entry.name, contrast.says, contrast.row, contrast.over, report.measured(contrast)),
+        *(
+            entry.claim.number,
+            entry.name,
+            contrast.says,
+            contrast.row,
+            contrast.over,
+            report.contrast_measure(contrast),
+        ),
         *("share" if contrast.unit < 1 else "count", *figures, " ".join(f"{value:.6f}" for value in part.by_seed)),
         *(part.questions, part.detectable, contrast.margin, contrast.matters, part.verdict, entry.verdict),
         *(f"{entry.seconds / 60:.1f}", entry.settings, entry.made_by),

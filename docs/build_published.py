@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.report import writer
-from pipelines.report.data import as_report
+from pipelines.report.data import report_of_predictions
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.scoring import GoldQuery, locate
 
@@ -47,7 +47,7 @@ def gather(shared: Path) -> writer.ReportData:
 def _one(name: str, found: Sequence[Mapping[str, Any]], folder: Path, sql: SqlEngine) -> writer.ReportData:
     gold = [GoldQuery(row["gold"], row["db_id"]) for row in found]
     databases = {one.db_id: locate(one.db_id, str(folder), "sqlite") for one in gold}
-    return as_report(name, gold, dict(enumerate(row["pred"] for row in found)), databases, EQUALITIES, sql)
+    return report_of_predictions(name, gold, dict(enumerate(row["pred"] for row in found)), databases, EQUALITIES, sql)
 
 
 def without_texts(data: writer.ReportData) -> writer.ReportData:

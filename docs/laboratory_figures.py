@@ -13,7 +13,7 @@ from pipelines.report import charts, formats, page
 from pipelines.report.charts import Frame, Html, Scale, around, axis_x, canvas, marker, tag, text
 from pipelines.sweeps import claims, sweep_page
 from pipelines.sweeps import sweep_table as report
-from pipelines.sweeps.claims import Claim, Decided, Verdict
+from pipelines.sweeps.claims import Claim, ContrastResult, Verdict
 
 ASSETS = Path(page.__file__).parent / "assets"
 RULES = re.compile(r"[^{}]+\{[^{}]*\}")
@@ -47,7 +47,7 @@ class Tested:
     name: str
     claim: Claim
     sweep: report.Sweep
-    decided: tuple[Decided, ...]
+    decided: tuple[ContrastResult, ...]
     seconds: float
     settings: str
     made_by: str
@@ -66,7 +66,9 @@ class Tested:
     @property
     def verdict(self) -> Verdict:
         """On the whole claim."""
-        return "cannot be told" if self.claim.untold else claims.together([part.verdict for part in self.decided])
+        return (
+            "cannot be told" if self.claim.untold else claims.overall_verdict([part.verdict for part in self.decided])
+        )
 
 
 def standalone(drawing: Html) -> str:
@@ -99,7 +101,7 @@ def forest(tested: Sequence[Tested]) -> Html:
     return canvas(width, frame.bottom + 40, label, parts)
 
 
-def _drawn(entry: Tested, part: Decided, difference: Paired, across: Scale, y: float) -> Html:
+def _drawn(entry: Tested, part: ContrastResult, difference: Paired, across: Scale, y: float) -> Html:
     contrast, scale = part.contrast, part.detectable or 1.0
     sign = -1 if contrast.less else 1
     ends = [

@@ -43,7 +43,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.recipe.plugins import plugin_code
 from pipelines.report import terminal as report_terminal
 from pipelines.report import writer
-from pipelines.report.data import ReportData, as_report
+from pipelines.report.data import ReportData, report_of_predictions
 from pipelines.report.formats import ReportTable, TableColumn
 from pipelines.sql import scoring
 from pipelines.sql.diagnoses import Diagnosis, Hint
@@ -562,7 +562,9 @@ def _report_score(
     if not judged:
         raise UserError(f"{folder}: {NOTHING_TO_REPORT}")
     verdicts = [item.verdict for item in scored if item.verdict]
-    data: ReportData = as_report(folder.resolve().name, items, predictions, databases, judged, sql, verdicts)
+    data: ReportData = report_of_predictions(
+        folder.resolve().name, items, predictions, databases, judged, sql, verdicts
+    )
     # A lone surrogate, which no file takes, becomes its escape; a query that has one never ran.
     records = []
     for record in data.systems[0].records:

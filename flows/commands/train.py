@@ -1,5 +1,6 @@
 """Commands about training (run, stages, adapt, watch, plan, sweep) and about recipes (show, recipes, check)."""
 
+import contextlib
 import functools
 import os
 import shlex
@@ -17,7 +18,6 @@ from rich.text import Text
 
 from flows import nights, terminal
 from flows import run as plain_run
-from flows.sweep import sweep
 from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, split, with_store
 from pipelines.adaptation import estimate, outcome, recipe_file
 from pipelines.adaptation.questions import counts_of, gather
@@ -32,14 +32,15 @@ from pipelines.protocols.base import build
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import read_yaml, yaml_text
+from pipelines.report import formats, writer
 from pipelines.report import terminal as report_terminal
-from pipelines.report import writer
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
 from pipelines.sql import health as gold_health
 from pipelines.sql.schema import render
 from pipelines.stages import graph
 from pipelines.stages.context import examples
+from pipelines.sweeps import paper_tables, sweep_plan, sweep_table
 from tasks import spans
 from tasks.models import announce
 from tasks.run import Tracker
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from pipelines.training.memory import Way
 
 app = typer.Typer()
-app.command()(with_store(sweep))
 
 GPUS = (1, 2, 4, 8)
 SIZES = (24, 48, 80)  # GB of usual GPUs
@@ -158,8 +158,8 @@ def adapt(
     page = place.with_suffix(".html")
     if any((questions, invented, model, recipe)) or not place.is_file():
         gathered = gather(questions, invented, database_card.location)
-        start = recipe_file.start(model, recipe, len(render(database_card.shown(), "compact")))
-        old = recipe_file.write(database, recipe_file.tree(database, start, gathered), start, gathered)
+        start = recipe_file.training_start(model, recipe, len(render(database_card.shown(), "compact")))
+        old = recipe_file.write(database, recipe_file.recipe_values(database, start, gathered), start, gathered)
         counts = gathered.counts
         say(
             f"{database}: {counts['train']:,} questions to train on, {counts['dev']:,} to watch training by, "
@@ -176,7 +176,7 @@ def adapt(
     stores = [f"--store={word.removeprefix('store=')}" for word in overrides or [] if word.startswith("store=")][-1:]
     command = shlex.join(["sqltrain", "adapt", database, *rest, *stores])
     loaded = recipes.load(str(place), rest)
-    recipe_file.trained(loaded)  # fails if it cannot be adapted
+    recipe_file.last_training_stage(loaded)  # fails if it cannot be adapted
     nights.guards(str(place), rest, loaded)  # they are asked last: a word that is wrong should not cost a training
     steps = graph.plan(loaded, store)
     # Work and cost, before the run begins.
@@ -194,7 +194,7 @@ def adapt(
         return
     results = {result.name: result for result in terminal.run(loaded, store, None)}
     # The model is compared with the champion, or else with the model that it was made from.
-    trained = recipe_file.trained(loaded)
+    trained = recipe_file.last_training_stage(loaded)
     challenger = nights.Challenger(trained, results[trained].key, results["model"].key, ())
     ledger, base = Ledger(store, loaded.name), nights.UntrainedModel("model", challenger.base)
     before: nights.UntrainedModel | Champion = base
@@ -498,3 +498,100 @@ def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -
                     problems.append(f"gold SQL of {example.id}: {why}: {example.gold_sql}")
             bars.advance(len(part))
     return problems, {"gold_checked": count, "gold_full": full}
+
+
+SWEEP_ENGINES = ("plain", "prefect")
+SweepName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE|PAPER/TABLE",
+        help="A recipe as in `sqltrain run`, or a table of a paper or a claim: a file of conf/tables, such as "
+        "sql_trail/table6 or claims/turn_reward.",
+    ),
+]
+SweepAxes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[AXIS=A,B]...",
+        help="Overrides in their order; one with several values is an axis: variant=none,no_turns model=NAME,NAME "
+        "benchmark=NAME,NAME after=model,sft,grpo, or any key. seed=0..2 is averaged. asked=KEY=VALUE asks a "
+        "checkpoint in another way than it was trained.",
+    ),
+]
+
+
+@app.command()
+@with_store
+def sweep(
+    what: SweepName,
+    axes: SweepAxes = None,
+    baseline: Annotated[str | None, typer.Option(help="AXIS=VALUE: the row that others are held against.")] = None,
+    miniature: Annotated[bool, typer.Option("--miniature", help="A paper's table on the generated world.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what will be made.")] = False,
+    engine: Annotated[str, typer.Option(help="plain: this process. prefect: a flow a cell.")] = "plain",
+    out: Annotated[Path | None, typer.Option(help="Folder of table and page; one in the store by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the cells of a table, each common stage once, and the table that they fill, with a page of their curves.
+
+    A cell that fails leaves its error in the table; the same command goes on where a killed one ended.
+
+    Examples:
+
+      sqltrain sweep miniature variant=none,no_turns,exec_only seed=0..2 --baseline variant=none
+
+      sqltrain sweep sql_trail/table6 --miniature
+
+      sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
+    """
+    if engine not in SWEEP_ENGINES:
+        raise UserError(f"there is no engine {engine!r}", f"Choose one of {', '.join(SWEEP_ENGINES)}.")
+    words, store = split(axes or [])
+    if paper_tables.is_table(what):
+        cells, empty = sweep_plan.cells_of_paper_table(what, words, baseline, miniature)
+    elif miniature:
+        raise UserError("--miniature is for a paper's table", "A recipe has its own miniature: mini_sql_trail, ...")
+    else:
+        cells, empty = sweep_plan.cells_of_recipe(what, words, baseline)
+    forecast = list(sweep_plan.forecast(cells, store))
+    for line in forecast:
+        say(line)
+    if empty.claim is not None and empty.claim.seconds:
+        say(f"about {empty.claim.seconds} s of processor time where nothing of it is there yet")
+    if plan and as_json:
+        to_make = {cell.name: line.removeprefix(f"{cell.name}: ") for cell, line in zip(cells, forecast, strict=False)}
+        emit({"cells": to_make, "sum": forecast[-1]})
+    if plan:
+        return
+    folder = out or store.root / "sweeps" / recipes.digest([what, miniature, words, dict(empty.baseline)])
+    with sweep_plan.writing_to(folder):  # said before the first cell is made
+        folder.mkdir(parents=True, exist_ok=True)
+
+    with contextlib.ExitStack() as stack:
+        if engine == "prefect":  # one server for all cells: each would start its own
+            from tasks.prefect_server import prefect_server
+
+            stack.enter_context(prefect_server())
+
+        def make(cell: sweep_plan.SweepCell) -> object:
+            if engine == "prefect":
+                from flows.prefect.pipeline import run_with_prefect
+
+                return run_with_prefect(cell.recipe, store, name=cell.name)
+            return terminal.run(cell.recipe, store, None)
+
+        made = replace(empty, cells=tuple(sweep_plan.fill(cells, store, make, say)))
+    sweep_plan.write(made, folder)
+
+    tables = [sweep_table.table(made), *([sweep_table.verdicts(made)] if made.claim is not None else [])]
+    for line in "\n".join(map(formats.markdown, tables)).splitlines():
+        say(line)
+    say(f"table  {folder / 'sweep.md'}")
+    say(f"page   {folder / sweep_plan.PAGE}")
+    errors = {cell.name: cell.error for cell in made.cells if cell.error}
+    if as_json:
+        emit({"folder": str(folder), "failed": errors})
+    if errors:
+        raise UserError(
+            f"{len(errors)} of {len(made.cells)} cells failed", "Their errors stand in the table; run it again."
+        )

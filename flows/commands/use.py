@@ -33,7 +33,7 @@ from pipelines.databases import card, named, reading
 from pipelines.databases.reading import DatabaseFinding
 from pipelines.endpoints import client
 from pipelines.export import folder as exports
-from pipelines.export.cards import trace
+from pipelines.export.cards import lineage_of
 from pipelines.nightly.ledger import ledgers
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import folder_of
@@ -289,7 +289,7 @@ def export(
         checkpoint = newest_model(recipes.load(model, rest), store)
     else:
         raise DataError(f"there is no model {model!r}", "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe.")
-    notes = exports.write(trace(checkpoint), chosen, out)
+    notes = exports.write(lineage_of(checkpoint), chosen, out)
     say(f"wrote {out}: read its {exports.README} before you hand it on")
     for note in notes:
         say(f"note: {note}")

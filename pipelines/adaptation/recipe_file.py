@@ -31,7 +31,7 @@ MARGIN = 64  # of a context, that no episode fills
 
 
 @dataclass(frozen=True)
-class Start:
+class TrainingStart:
     """The start of training."""
 
     includes: tuple[str, ...]  # files of `conf/`, as a recipe includes them
@@ -40,7 +40,7 @@ class Start:
     about: str  # in a few words, for a person
 
 
-def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
+def training_start(model: str | None, recipe: str | None, schema_chars: int) -> TrainingStart:
     """The start of training: the weights, and the recipe.
 
     Args:
@@ -50,10 +50,10 @@ def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
     """
     about_adapters = f"by LoRA adapters of rank {LORA['rank']}"
 
-    def large(source: str, name: str, about: str) -> Start:
+    def large(source: str, name: str, about: str) -> TrainingStart:
         settings: dict[str, Any] = {"model": {"source": source, "compute_dtype": "bfloat16", "lora": LORA}}
         settings |= {stage: {"optimizer": {"lr": rate}} for stage, rate in RATES.items()}
-        return Start((f"recipes/{name}",), settings, False, about)
+        return TrainingStart((f"recipes/{name}",), settings, False, about)
 
     if model is None:
         needed = schema_chars // CHARS + EPISODE
@@ -67,7 +67,7 @@ def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
         most = context - MARGIN
         settings = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": most}}
         settings |= _budgets(episode_tokens=most)
-        return Start((f"recipes/{name}", TINY), settings, True, "the tiny model, made from scratch")
+        return TrainingStart((f"recipes/{name}", TINY), settings, True, "the tiny model, made from scratch")
     folder = folder_of(Path(model))
     if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         from huggingface_hub import HfApi
@@ -85,7 +85,9 @@ def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
     card, place = read_card(folder), str(folder.resolve())
     name = _known(recipe or (card.recipe if card is not None and card.recipe in recipes.recipe_names() else RECIPE))
     if is_small(place):
-        begun = Start((f"recipes/{name}", TINY), {"model": {"source": place}}, True, f"{place}, all of its weights")
+        begun = TrainingStart(
+            (f"recipes/{name}", TINY), {"model": {"source": place}}, True, f"{place}, all of its weights"
+        )
     else:
         begun = large(place, name, f"{place} ({_bytes(folder) / 1e9:.1f} GB), {about_adapters}")
     if card is None:
@@ -142,7 +144,7 @@ def place(name: str) -> Path:
     return FOLDER / f"{name}.yaml"
 
 
-def tree(name: str, start: Start, questions: AdaptationQuestions) -> dict[str, Any]:
+def recipe_values(name: str, start: TrainingStart, questions: AdaptationQuestions) -> dict[str, Any]:
     """The recipe's keys and values."""
     pool = {part: {**questions.source, "split": part} for part in questions.counts}
     data = {"sft": pool["train"], "rl": [pool["train"]], "dev": pool["dev"], "test": [{"name": name, **pool["test"]}]}
@@ -170,7 +172,7 @@ def tree(name: str, start: Start, questions: AdaptationQuestions) -> dict[str, A
     }
 
 
-def write(name: str, values: Mapping[str, Any], start: Start, questions: AdaptationQuestions) -> Path | None:
+def write(name: str, values: Mapping[str, Any], start: TrainingStart, questions: AdaptationQuestions) -> Path | None:
     """Write the recipe. One that is there and differs is kept as `NAME.yaml.old-1` and so on; that path is returned."""
     where = place(name)
     counts = ", ".join(f"{count} to {_USES[part]}" for part, count in questions.counts.items())
@@ -194,7 +196,7 @@ def write(name: str, values: Mapping[str, Any], start: Start, questions: Adaptat
 _USES = {"train": "train on", "dev": "watch training by", "test": "measure by"}
 
 
-def trained(recipe: Recipe) -> str:
+def last_training_stage(recipe: Recipe) -> str:
     """The name of the recipe's last training stage; a DataError if it has no training or no evaluation."""
     last = [name for name in ("sft", "grpo") if name in recipe.stages]
     if not last or "evaluate" not in recipe.stages:

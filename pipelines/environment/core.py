@@ -296,7 +296,7 @@ class Environment:
     def verdicts(self, example: Example, sql: str | None, equalities: Sequence[str]) -> dict[str, float] | None:
         """What an answer is worth under each equality, in [0, 1]; None where the database, or the gold SQL, failed."""
         pair = Pair(example.database, example.gold_sql, sql)
-        if result_files.is_asked_for([example], equalities):
+        if result_files.is_decided_by_files([example], equalities):
             (verdict,) = result_files.verdicts([pair], [example.meta[result_files.META]], self.sql)
         else:
             (verdict,) = self.sql.verdicts([pair], equalities)

@@ -69,7 +69,7 @@ def evaluate(
     ]
     if verdicts is not None:
         pass
-    elif result_files.is_asked_for(asked, equalities):
+    elif result_files.is_decided_by_files(asked, equalities):
         verdicts = result_files.verdicts(pairs, [example.meta[result_files.META] for example in asked], sql)
     else:
         verdicts = sql.verdicts(pairs, equalities)

@@ -27,7 +27,7 @@ SMOOTH = 10  # steps of the moving average (SQL-Trail, figure 3)
 Points = Sequence[tuple[float, float]]  # (step, value), by ascending step
 
 
-def series(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
+def curve_points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
     """One number's points; rows without it, with words in its place or without a finite value are left out."""
     rows_with_value = [row for row in rows if isinstance(row.get(name), int | float)]
     return [(float(row["step"]), float(row[name])) for row in rows_with_value if math.isfinite(row[name])]
@@ -136,7 +136,7 @@ def measure(name: str) -> Measure:
 
     def of_training(run: FinishedEvaluation) -> Scores:
         """A number of training at each step, or its distance from the step before; a step is its own cluster."""
-        points = series(run.curves, curve)
+        points = curve_points(run.curves, curve)
         if kind == "swing":
             points = [(step, abs(value - before)) for (_, before), (step, value) in itertools.pairwise(points)]
         return {f"{step:g}": (f"{step:g}", value) for step, value in points}

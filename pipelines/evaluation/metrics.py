@@ -40,7 +40,7 @@ class KPoint:
     tied: float  # share of the votes that were ties.
 
 
-def scored(records: Iterable[EpisodeRecord]) -> list[EpisodeRecord]:
+def unbroken(records: Iterable[EpisodeRecord]) -> list[EpisodeRecord]:
     """The records that count: those of unbroken episodes."""
     return [record for record in records if not record.broken]
 
@@ -55,7 +55,7 @@ def group(records: Iterable[EpisodeRecord], key: Callable[[EpisodeRecord], Key])
 
 def by_question(records: Iterable[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
     """Unbroken records by question, each group in the order of its samples."""
-    groups = group(scored(records), lambda record: record.example_id)
+    groups = group(unbroken(records), lambda record: record.example_id)
     return {example: sorted(members, key=lambda record: record.sample) for example, members in groups.items()}
 
 
@@ -126,13 +126,13 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 def cost(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> Spread | None:
     """The spread of a cost over the unbroken episodes that were asked and know it; None when none does."""
-    figures = (value(record) for record in scored(records) if record.stop is not StopReason.UNASKED)
+    figures = (value(record) for record in unbroken(records) if record.stop is not StopReason.UNASKED)
     return spread([figure for figure in figures if figure is not None])
 
 
 def mean_by_episode(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> float | None:
     """The mean of a value over the unbroken episodes that have it, without an interval."""
-    figures = [figure for record in scored(records) if (figure := value(record)) is not None]
+    figures = [figure for record in unbroken(records) if (figure := value(record)) is not None]
     return math.fsum(figures) / len(figures) if figures else None
 
 
@@ -275,7 +275,7 @@ for _name, _read, _title, _about in (
 @metric("linking_n", unit="count", title="episodes with a gold schema", about="what the means are over", table="")
 def linking_n(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
     """Episodes that have a gold schema."""
-    return float(sum(record.linking is not None for record in scored(records))) or None
+    return float(sum(record.linking is not None for record in unbroken(records))) or None
 
 
 _declare(  # SQL-Trail, equation 9

@@ -29,7 +29,7 @@ Cell = str | float | None
 Gold = Mapping[str, Any]
 
 
-def is_asked_for(examples: Sequence[Example], equalities: Sequence[str]) -> bool:
+def is_decided_by_files(examples: Sequence[Example], equalities: Sequence[str]) -> bool:
     """Whether result files decide here, and not gold queries."""
     by_files = EQUALITY in equalities
     if by_files and len(set(equalities)) > 1:

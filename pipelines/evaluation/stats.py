@@ -319,7 +319,7 @@ def _by_question(runs: Sequence[Scores]) -> tuple[list[Hashable], list[dict[int,
     return list(databases.values()), list(rows.values()), len(nonempty)
 
 
-def student(runs: int) -> float:
+def student_t(runs: int) -> float:
     """Student's t for two-sided 95 % over so many runs; beyond 31 runs that of 31, which is a little wide."""
     return STUDENT[min(runs - 1, len(STUDENT)) - 1]
 
@@ -342,7 +342,7 @@ def _interval(
     low, high = crossed_bootstrap(totals, counts, seed)
     by_run = [[row[number] for row in rows if number in row] for number in range(n_runs)]
     means = [math.fsum(values) / len(values) for values in by_run]
-    half = student(n_runs) * statistics.stdev(means) / math.sqrt(n_runs)
+    half = student_t(n_runs) * statistics.stdev(means) / math.sqrt(n_runs)
     if 2 * half <= high - low:
         return low, high, "bootstrap by database and seed" if by_database else "bootstrap by question and seed"
     centre = math.fsum(means) / n_runs

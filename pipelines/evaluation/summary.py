@@ -125,7 +125,7 @@ def summarise(
     """
     if not records:
         raise ValueError("there is nothing to summarise")
-    good = metrics.scored(records)
+    good = metrics.unbroken(records)
     greedy = [record for record in good if record.mode == "greedy"]
     sampled = [record for record in good if record.mode == "sampled"]
     chief = greedy or sampled

@@ -54,7 +54,7 @@ class Lineage:
         return next((benchmarks[path] for benchmarks in slices if path in benchmarks), None)
 
 
-def trace(folder: Path) -> Lineage:
+def lineage_of(folder: Path) -> Lineage:
     """All that is known of a checkpoint's folder."""
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a checkpoint folder that holds a config.json.")

@@ -71,7 +71,7 @@ def _describe(lineage: Lineage, kind: Kind, folder: Path, name: str) -> list[str
     except (OSError, ValueError) as error:
         raise DataError(f"its tokenizer cannot be read: {str(error).splitlines()[0]}", HINT) from None
     (folder / MODELFILE).write_text(ollama.modelfile(folder, tokenizer, lineage.card), encoding="utf-8")
-    return list(ollama.lacks(folder))
+    return list(ollama.conversion_warnings(folder))
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:

@@ -70,7 +70,7 @@ def template(tokenizer: Any, thought: str) -> str:
     return f"{{{{ range .Messages }}}}{{{{ {cases}{{{{ end }}}}{{{{ end }}}}{_said(opening)}"
 
 
-def lacks(folder: Path) -> Iterator[str]:
+def conversion_warnings(folder: Path) -> Iterator[str]:
     """The parts of a checkpoint that Ollama may not support, a line each."""
     config = read_json(folder / "config.json")
     kind = next(iter(config.get("architectures") or ["unknown"]))

@@ -123,7 +123,7 @@ def schemas_by_card(sql: SqlEngine) -> Callable[[Database], Schema]:
     return schema
 
 
-def as_report(
+def report_of_predictions(
     name: str,
     gold: Sequence[GoldQuery],
     predictions: Mapping[int, str],

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from pipelines.evaluation.measures import SMOOTH, series
+from pipelines.evaluation.measures import SMOOTH, curve_points
 from pipelines.evaluation.stats import Estimate
 from pipelines.report import charts, formats, report_tables
 from pipelines.report.charts import Html
@@ -178,7 +178,7 @@ def _charts(report: ReportData) -> dict[str, Any]:
 def _stage_curves(rows: Sequence[Mapping[str, float]], style: int) -> dict[str, list[Any]]:
     """The curves that matter, the others, and in words those that never move."""
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
-    curves = {name: values for name in names if len(values := series(rows, name)) > 1}
+    curves = {name: values for name in names if len(values := curve_points(rows, name)) > 1}
     moving = [name for name, values in curves.items() if len({y for _, y in values}) > 1]
     first = [name for name in LEADING if name in moving]
     plain = {name: name.replace("_", " ") for name in curves}

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from pipelines.core.registry import METRICS
-from pipelines.evaluation.measures import SMOOTH, series, steps_to
-from pipelines.evaluation.metrics import data_efficiency, execution_accuracy, scored, value_of
+from pipelines.evaluation.measures import SMOOTH, curve_points, steps_to
+from pipelines.evaluation.metrics import data_efficiency, execution_accuracy, unbroken, value_of
 from pipelines.evaluation.summary import Level
 from pipelines.report import formats
 from pipelines.report.data import ReportData
@@ -56,7 +56,7 @@ def leader(data: ReportData) -> ReportTable:
         rows.append(tuple(row))
         styles.append(style)
         if system.at_once:
-            forced = execution_accuracy(scored(system.at_once), data.equality, data.seed)
+            forced = execution_accuracy(unbroken(system.at_once), data.equality, data.seed)
             rows.append((f"{system.name}, at once", forced, *(None,) * (len(columns) - 2)))
             styles.append(style)
     notes = [f"Percent, equality {data.equality}, with 95 % intervals."]
@@ -100,7 +100,7 @@ def behaviour(data: ReportData) -> ReportTable:
     columns.append(TableColumn("points / 1,000", "mean", about))
     # Counted from the first system in one turn, as in SQL-Trail (5.1, equation 5), if it was asked so.
     first, ex = data.systems[0], data.summaries[0].headline
-    single = execution_accuracy(scored(first.at_once), data.equality, data.seed) if first.at_once else None
+    single = execution_accuracy(unbroken(first.at_once), data.equality, data.seed) if first.at_once else None
     before = (first.name, ex.value) if ex is not None else None
     if single is not None:
         before = f"{first.name} in one turn", single.value
@@ -264,7 +264,7 @@ def thresholds(data: ReportData) -> ReportTable:
         f"{stage}: {words}": [steps_to(points, level, window) for level in levels]
         for stage, rows in data.curves.items()
         for name, (words, window) in WATCHED.items()
-        if (points := series(rows, name))
+        if (points := curve_points(rows, name))
     }
     reached = [place for place in range(len(levels)) if any(steps[place] is not None for steps in steps_of.values())]
     columns = (TableColumn("curve"), *(TableColumn(f"{100 * levels[place]:.0f} %", "count") for place in reached))

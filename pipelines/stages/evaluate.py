@@ -45,7 +45,7 @@ from pipelines.core.frames import DATA
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.types import read_jsonl, write_jsonl
 from pipelines.evaluation import evaluate, summary
-from pipelines.evaluation.metrics import execution_accuracy, scored, value_of
+from pipelines.evaluation.metrics import execution_accuracy, unbroken, value_of
 from pipelines.evaluation.record import Mode
 from pipelines.evaluation.voting import Rule
 from pipelines.protocols.base import at_once
@@ -443,7 +443,7 @@ def _r_ves(recipe: Recipe, evaluated: Sequence[EpisodeRecord], questions: Sequen
     to a side file and is no part of a dataset: wall-clock times differ with every run.
     """
     with_gold = {question.id: question for question in questions if question.gold_sql}
-    greedy = [record for record in scored(evaluated) if record.mode == "greedy" and record.example_id in with_gold]
+    greedy = [record for record in unbroken(evaluated) if record.mode == "greedy" and record.example_id in with_gold]
     if not greedy:
         return None
     examples = [with_gold[record.example_id] for record in greedy]
@@ -486,7 +486,7 @@ def _once(forced: list[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
 
 def _accuracy(name: str, evaluated: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
     """EX with its bounds under these names; {} where there are no records."""
-    estimate = execution_accuracy(scored(evaluated), recipe.headline, recipe.seed)
+    estimate = execution_accuracy(unbroken(evaluated), recipe.headline, recipe.seed)
     return (
         {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
         if estimate is not None

@@ -78,7 +78,7 @@ class Claim(Section):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decided:
+class ContrastResult:
     """The result of one contrast."""
 
     contrast: Contrast
@@ -100,7 +100,7 @@ def decide(low: float, high: float, margin: float | None = None, matters: float 
     return "cannot be told"
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
+def overall_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict on a claim of several contrasts."""
     if not verdicts or "not measured" in verdicts:
         return "not measured"
@@ -118,12 +118,12 @@ def detectable(difference: Paired, runs: int = 1) -> float:
     """
     normal = NormalDist()
     by_t = difference.method == "Student's t over seeds"
-    quantile = stats.student(runs) if by_t else normal.inv_cdf(1 - ALPHA / 2)
+    quantile = stats.student_t(runs) if by_t else normal.inv_cdf(1 - ALPHA / 2)
     error = (difference.high - difference.low) / (2 * quantile)
     return (quantile + normal.inv_cdf(POWER)) * error
 
 
-def outcome(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[Decided]:
+def decide_contrasts(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[ContrastResult]:
     """Each contrast of a claim, over the seeds that all its rows have.
 
     Args:
@@ -132,7 +132,7 @@ def outcome(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[Decided]:
     return [_decided(contrast, runs, wanted) for contrast in claim.contrasts]
 
 
-def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> Decided:
+def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> ContrastResult:
     first, second = runs.get(contrast.row, {}), runs.get(contrast.over, {})
     shared = [seed for seed in wanted if seed in first and seed in second]
     difference = None
@@ -145,11 +145,11 @@ def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> Decided:
             before = [_minus(scores, other.scores(second[seed])) for scores, seed in zip(before, shared, strict=True)]
         difference = stats.difference(before, after, first[shared[0]].seed)
     if difference is None:
-        return Decided(contrast, None, (), 0, "not measured", None)
+        return ContrastResult(contrast, None, (), 0, "not measured", None)
     singles = [stats.difference([old], [new]) for old, new in zip(before, after, strict=True)]
     low, high = (difference.low, difference.high) if not contrast.less else (-difference.high, -difference.low)
     margin = None if contrast.margin is None else contrast.margin * contrast.unit
-    return Decided(
+    return ContrastResult(
         contrast,
         difference,
         tuple(part.difference for part in singles if part is not None),

@@ -25,7 +25,7 @@ from pipelines.stages import graph
 from pipelines.stages.evaluate import ONCE, records
 from pipelines.sweeps import paper_tables
 from pipelines.sweeps.sweep_page import page
-from pipelines.sweeps.sweep_table import ROW, SEED, Filled, Sweep, named, table, verdicts
+from pipelines.sweeps.sweep_table import ROW, SEED, FinishedCell, Sweep, cell_title, table, verdicts
 
 INCLUDED = {"model": "models", "benchmark": "data"}  # axes whose values are files of a folder of `conf/`
 AS_IT_IS = "none"  # of the axis `variant`: the recipe itself
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One cell: its value on each axis, and the recipe that they make."""
 
     values: Mapping[str, str]
@@ -54,7 +54,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Its values in the order of the axes."""
-        return named(self.values) or self.recipe.name
+        return cell_title(self.values) or self.recipe.name
 
     @property
     def key(self) -> str:
@@ -62,7 +62,7 @@ class Cell:
         return recipes.digest(self.recipe.model_dump(mode="json"))
 
 
-Make = Callable[[Cell], object]
+Make = Callable[[SweepCell], object]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class AxisValue:
     words: tuple[str, ...]
 
 
-def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | None = None) -> list[Cell]:
+def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | None = None) -> list[SweepCell]:
     """Every combination of the axes' values, the last axis fastest.
 
     Args:
@@ -109,7 +109,7 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
             for choice, choices in zip(picked, options, strict=True)
             if len(choices) > 1 or choice.axis == ROW
         }
-        found.append(Cell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked)))
+        found.append(SweepCell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked)))
     return found
 
 
@@ -132,7 +132,7 @@ def _choices(word: str) -> list[AxisValue]:
     return [AxisValue(axis, value, (f"{axis}={value}",)) for value in values]
 
 
-def outlook(planned: Sequence[Cell], store: Store) -> Iterator[str]:
+def forecast(planned: Sequence[SweepCell], store: Store) -> Iterator[str]:
     """The stages to make: a line a cell with those that no cell before it makes, then the sum."""
     seen: set[tuple[str, str]] = set()
     to_make = cached = shared = 0
@@ -153,13 +153,13 @@ def outlook(planned: Sequence[Cell], store: Store) -> Iterator[str]:
     yield f"{len(planned)} cells: {to_make} stages to make, {cached} cached, {shared} shared"
 
 
-def fill(planned: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Filled]:
+def fill(planned: Sequence[SweepCell], store: Store, make: Make, say: Say) -> list[FinishedCell]:
     """Make every cell. Whatever ends one is its error in the table, and a failed stage is not tried for another."""
     failed: dict[tuple[str, str], str] = {}
     keys: set[str] = set()
     filled = []
 
-    def once(cell: Cell) -> None:
+    def once(cell: SweepCell) -> None:
         if cell.key not in keys:
             make(cell)
         keys.add(cell.key)
@@ -172,7 +172,7 @@ def fill(planned: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Fi
     return filled
 
 
-def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> Filled:
+def _filled(cell: SweepCell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> FinishedCell:
     def touched(stage: str, key: str) -> int:
         work = store.work(stage, key)
         return work.stat().st_mtime_ns if work.is_dir() else 0
@@ -181,10 +181,10 @@ def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], 
         # When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves.
         before = {(step.kind, step.key): touched(step.kind, step.key) for step in graph.plan(cell.recipe, store)}
     except SqltrainError as error:
-        return Filled(cell.values, error=str(error))
+        return FinishedCell(cell.values, error=str(error))
     reasons = [failed[stage] for stage in before if stage in failed]
     if reasons:
-        return Filled(cell.values, error=reasons[0])
+        return FinishedCell(cell.values, error=reasons[0])
     try:
         make(cell)
         asked = asked_again(cell, store) if cell.asked else cell
@@ -199,19 +199,19 @@ def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], 
         reason = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
     moved = (stage for stage in before if not store.has(*stage) and touched(*stage) != before[stage])
     failed |= dict.fromkeys(moved, reason)
-    return Filled(cell.values, error=reason)
+    return FinishedCell(cell.values, error=reason)
 
 
-def asked_again(cell: Cell, store: Store) -> Cell:
+def asked_again(cell: SweepCell, store: Store) -> SweepCell:
     """The cell that evaluates a finished cell's checkpoint as its `asked` says."""
     _, trained = _evaluated(cell, store)
     named = trained.name == "model" and cell.recipe.model.source != "tiny"  # a base model's weights lie elsewhere
     source = [] if named else [f"model.source={trained.folder / 'model'}"]
     overrides = (*cell.overrides, *cell.asked, *source, f"stages={ASKING}")
-    return Cell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
+    return SweepCell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
 
 
-def _result(cell: Cell, store: Store) -> Filled:
+def _result(cell: SweepCell, store: Store) -> FinishedCell:
     """The episodes of a cell's evaluation on its first benchmark, and the curves of the training before it."""
     evaluated, trained = _evaluated(cell, store)
     settings, path = cell.recipe.evaluation, trained.folder / "curves.jsonl"
@@ -225,7 +225,7 @@ def _result(cell: Cell, store: Store) -> Filled:
         cell.recipe.seed,
         curves,
     )
-    return Filled(cell.values, run, curves)
+    return FinishedCell(cell.values, run, curves)
 
 
 def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
@@ -239,7 +239,7 @@ def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
     return f"teacher {teacher}; judge {judge}; schema {view}" + (f" by {linker}" if view == "filtered" else "")
 
 
-def _evaluated(cell: Cell, store: Store) -> tuple[graph.Step, graph.Step]:
+def _evaluated(cell: SweepCell, store: Store) -> tuple[graph.Step, graph.Step]:
     """The evaluation that a cell shows, and the stage that made the checkpoint."""
     steps = {step.name: step for step in graph.plan(cell.recipe, store)}
     names = [f"evaluate_{checkpoint}" for checkpoint in CHECKPOINTS if cell.after in ("", checkpoint)]
@@ -250,7 +250,7 @@ def _evaluated(cell: Cell, store: Store) -> tuple[graph.Step, graph.Step]:
     return done[-1], steps[done[-1].name.removeprefix("evaluate_")]
 
 
-def baseline_of(planned: Sequence[Cell], name: str | None) -> Mapping[str, str]:
+def baseline_of(planned: Sequence[SweepCell], name: str | None) -> Mapping[str, str]:
     """The axis and value that every other row is held against: "variant=none"; the first value of the first axis."""
     axes = [axis for axis in planned[0].values if axis != SEED]  # seeds are averaged: they are no rows
     if not axes and name is None:
@@ -286,7 +286,7 @@ def writing_to(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder} cannot be written: {error.strerror}", "Name another folder with --out.") from None
 
 
-def of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[Cell], Sweep]:
+def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[SweepCell], Sweep]:
     """The cells of a recipe's axes, and the sweep that they will fill."""
     planned = cells(name, words)
     axes = tuple(dict.fromkeys(axis for cell in planned for axis in cell.values))
@@ -294,7 +294,9 @@ def of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[li
     return planned, Sweep(f"{name}: {len(planned)} cells", (), baseline_of(planned, baseline), facts=facts)
 
 
-def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
+def cells_of_paper_table(
+    name: str, words: Sequence[str], baseline: str | None, miniature: bool
+) -> tuple[list[SweepCell], Sweep]:
     """The cells of a paper's table, and the sweep that they will fill."""
     source = paper_tables.load(name)
     form = source.form(miniature)

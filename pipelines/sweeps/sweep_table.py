@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.evaluation import measures, stats
-from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, moving_average, series
+from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, curve_points, moving_average
 from pipelines.evaluation.stats import Estimate, Paired, wilson
 from pipelines.report import formats
 from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sweeps import claims
-from pipelines.sweeps.claims import Claim, Contrast, Decided
+from pipelines.sweeps.claims import Claim, Contrast, ContrastResult
 
 SEED = "seed"  # the axis that a row averages over
 BENCHMARK, ROW = "benchmark", "row"
@@ -23,7 +23,7 @@ Reported = Mapping[str, Mapping[str, Mapping[str, float]]]  # row -> benchmark -
 
 
 @dataclasses.dataclass(frozen=True)
-class Filled:
+class FinishedCell:
     """A cell that was made, or the error that it ended with."""
 
     values: Mapping[str, str]  # on each axis
@@ -35,7 +35,7 @@ class Filled:
     @property
     def name(self) -> str:
         """Its values in the order of the axes."""
-        return named(self.values)
+        return cell_title(self.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Sweep:
     """All cells of a sweep."""
 
     title: str
-    cells: tuple[Filled, ...]
+    cells: tuple[FinishedCell, ...]
     baseline: Mapping[str, str] = dataclasses.field(default_factory=dict)  # axis and value of the row of reference
     measures: tuple[str, ...] = MEASURES  # the table's columns; the difference is of the first
     curves: tuple[str, ...] = CURVES  # that the page's charts show first
@@ -65,7 +65,7 @@ class Sweep:
 
     def rows(self) -> list[SweepRow]:
         """The rows in the order of their first cells."""
-        groups: dict[tuple[str, ...], list[Filled]] = {}
+        groups: dict[tuple[str, ...], list[FinishedCell]] = {}
         for cell in self.cells:
             groups.setdefault(tuple(cell.values[axis] for axis in self.axes), []).append(cell)
         return [SweepRow(dict(zip(self.axes, values, strict=True)), tuple(cells)) for values, cells in groups.items()]
@@ -76,7 +76,7 @@ class SweepRow:
     """Cells that differ in their seed alone."""
 
     values: Mapping[str, str]
-    cells: tuple[Filled, ...]
+    cells: tuple[FinishedCell, ...]
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class Line:
     points: tuple[tuple[float, float, float, float], ...]
 
 
-def named(values: Mapping[str, str]) -> str:
+def cell_title(values: Mapping[str, str]) -> str:
     """A cell's values as one text: "variant=no_turns seed=1"."""
     return " ".join(f"{axis}={value}" for axis, value in values.items())
 
@@ -140,7 +140,7 @@ def table(sweep: Sweep) -> ReportTable:
 
     notes = ["Intervals are 95 %."]
     if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
-        baseline = sweep.baseline.get(ROW) or named(sweep.baseline)
+        baseline = sweep.baseline.get(ROW) or cell_title(sweep.baseline)
         others = [f"of {name} from {other}" for name, other in sweep.against.items()]
         notes.append(f"The difference is {', '.join([f'from {baseline}', *others])}, question by question.")
     if has_seeds:
@@ -172,7 +172,7 @@ def _cells(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, chosen: Sequen
     yield row.error or None
 
 
-def decided(sweep: Sweep) -> list[Decided]:
+def contrast_results(sweep: Sweep) -> list[ContrastResult]:
     """The result of each contrast of the sweep's claim; none of a sweep without a claim."""
     if sweep.claim is None:
         return []
@@ -180,12 +180,12 @@ def decided(sweep: Sweep) -> list[Decided]:
     for cell in sweep.cells:
         if cell.run is not None:
             runs.setdefault(cell.values[ROW], {})[cell.values.get(SEED, "")] = cell.run
-    return claims.outcome(sweep.claim, runs, sweep.seeds or ("",))
+    return claims.decide_contrasts(sweep.claim, runs, sweep.seeds or ("",))
 
 
 def verdicts(sweep: Sweep) -> ReportTable:
     """The contrasts of the sweep's claim, each with its interval and its verdict."""
-    parts = decided(sweep)
+    parts = contrast_results(sweep)
     columns = (
         TableColumn("contrast"),
         TableColumn("measure"),
@@ -201,7 +201,7 @@ def verdicts(sweep: Sweep) -> ReportTable:
         rows.append(
             (
                 contrast.says,
-                measured(contrast),
+                contrast_measure(contrast),
                 formats.signed(part.difference, unit) if part.difference is not None else None,
                 ", ".join(formats.signed_number(value, unit) for value in part.by_seed) or None,
                 formats.signed_number(part.detectable, unit).lstrip("+") if part.detectable is not None else None,
@@ -212,11 +212,11 @@ def verdicts(sweep: Sweep) -> ReportTable:
     title, note = "", ""
     if sweep.claim is not None:
         title = sweep.claim.text
-        note = f"{claims.together([part.verdict for part in parts])}. {sweep.claim.reading}"
+        note = f"{claims.overall_verdict([part.verdict for part in parts])}. {sweep.claim.reading}"
     return ReportTable("verdict", title, columns, tuple(rows), note)
 
 
-def measured(contrast: Contrast) -> str:
+def contrast_measure(contrast: Contrast) -> str:
     """The measure of a contrast, in words: "EX", "EX at once against EX"."""
     names = [contrast.measure, *([contrast.over_measure] if contrast.over_measure is not None else [])]
     words = " against ".join(map(measures.title, names))
@@ -282,9 +282,11 @@ def _line(row: SweepRow, name: str) -> Line | None:
     """
     at: dict[float, list[float]] = {}
     for cell in row.cells:
-        for step, value in smoothed(series(cell.curves, name)):
+        for step, value in smoothed(curve_points(cell.curves, name)):
             at.setdefault(step, []).append(value)
-    asked = {step: int(n) for cell in row.cells for step, n in series(cell.curves, ASKED)} if name == HELD_OUT else {}
+    asked = (
+        {step: int(n) for cell in row.cells for step, n in curve_points(cell.curves, ASKED)} if name == HELD_OUT else {}
+    )
     points = []
     for step, values in sorted(at.items()):
         mean = math.fsum(values) / len(values)

@@ -11,7 +11,7 @@ from pipelines.evaluation.measures import FinishedEvaluation, measure
 from pipelines.evaluation.stats import Paired
 from pipelines.sweeps import claims, paper_tables
 from pipelines.sweeps.claims import Claim, Contrast, Verdict
-from pipelines.sweeps.sweep_table import Filled, Sweep, verdicts
+from pipelines.sweeps.sweep_table import FinishedCell, Sweep, verdicts
 
 TABLES = paper_tables.claims()
 
@@ -46,7 +46,7 @@ def test_the_interval_decides(low: float, high: float, margin: float | None, mat
     ],
 )
 def test_a_claim_holds_if_all_of_its_contrasts_do(verdicts: list[Verdict], whole: Verdict) -> None:
-    assert claims.together(verdicts) == whole
+    assert claims.overall_verdict(verdicts) == whole
 
 
 def test_what_could_have_been_shown_follows_from_the_intervals_width() -> None:
@@ -78,7 +78,7 @@ def test_a_contrast_pairs_questions_within_each_seed() -> None:
         "a": {str(seed): run("1111111111110000", seed=seed) for seed in (1, 2, 3)},
         "b": {str(seed): run(right, seed=seed) for seed, right in enumerate(before, 1)},
     }
-    (decided,) = claims.outcome(claim(), rows, ("1", "2", "3"))
+    (decided,) = claims.decide_contrasts(claim(), rows, ("1", "2", "3"))
     assert decided.by_seed == (8 / 16, 6 / 16, 4 / 16)
     assert decided.questions == 48
     assert decided.difference is not None
@@ -89,10 +89,10 @@ def test_a_contrast_pairs_questions_within_each_seed() -> None:
     assert decided.verdict == "holds"
     # The standard error is 0.125 / sqrt(3): a t test needs 4.303 + 0.842 of it.
     assert decided.detectable == pytest.approx((4.303 + 0.841621) * 0.0721688, abs=1e-5)
-    (reverse,) = claims.outcome(claim(less=True), rows, ("1", "2", "3"))
+    (reverse,) = claims.decide_contrasts(claim(less=True), rows, ("1", "2", "3"))
     assert reverse.verdict == "does not hold"
     assert reverse.difference == decided.difference
-    (two,) = claims.outcome(claim(), rows, ("1", "2"))
+    (two,) = claims.decide_contrasts(claim(), rows, ("1", "2"))
     assert two.verdict == "cannot be told"  # Student's t of two seeds is 12.7
 
 
@@ -113,7 +113,7 @@ def test_margins_and_what_matters_are_in_points(
 ) -> None:
     signs = "1" * gained + "0" * lost
     rows = {"a": {"1": spread(signs)}, "b": {"1": spread("".join("10"[int(sign)] for sign in signs))}}
-    (decided,) = claims.outcome(claim(**changes), rows, ("1",))
+    (decided,) = claims.decide_contrasts(claim(**changes), rows, ("1",))
     assert decided.difference is not None
     assert decided.difference.difference == pytest.approx((gained - lost) / 600)
     assert decided.verdict == verdict
@@ -136,20 +136,20 @@ def spread(signs: str) -> FinishedEvaluation:
 
 def test_a_contrast_that_lacks_a_seed_is_not_measured() -> None:
     rows = {"a": {"1": run("1111"), "2": run("1111")}, "b": {"1": run("0000")}}
-    (decided,) = claims.outcome(claim(), rows, ("1", "2"))
+    (decided,) = claims.decide_contrasts(claim(), rows, ("1", "2"))
     assert (decided.verdict, decided.difference, decided.detectable) == ("not measured", None, None)
-    assert claims.outcome(claim(), {}, ("1",))[0].verdict == "not measured"
+    assert claims.decide_contrasts(claim(), {}, ("1",))[0].verdict == "not measured"
 
 
 def test_the_second_row_may_have_another_measure_and_a_first_difference_may_be_subtracted() -> None:
     rows = {"a": {"1": run("1111000000000000")}, "b": {"1": run("0011000000000000")}}
-    (at_once,) = claims.outcome(claim(measure="at once", over_measure="greedy"), rows, ("1",))
+    (at_once,) = claims.decide_contrasts(claim(measure="at once", over_measure="greedy"), rows, ("1",))
     assert at_once.difference is not None
     assert at_once.difference.difference == 2 / 4  # of the four questions that were also asked at once
-    (beyond,) = claims.outcome(claim(measure="greedy", beyond="syntax"), rows, ("1",))
+    (beyond,) = claims.decide_contrasts(claim(measure="greedy", beyond="syntax"), rows, ("1",))
     assert beyond.difference is not None
     assert beyond.difference.difference == 2 / 16  # both rows write SQL that runs, so nothing is subtracted
-    (same,) = claims.outcome(claim(beyond="greedy"), rows, ("1",))
+    (same,) = claims.decide_contrasts(claim(beyond="greedy"), rows, ("1",))
     assert same.difference is not None
     assert same.difference.difference == 0
 
@@ -157,7 +157,7 @@ def test_the_second_row_may_have_another_measure_and_a_first_difference_may_be_s
 def test_counts_have_their_own_unit_and_shares_have_points() -> None:
     rows = {"a": {"1": run("1" * 12, turns=1)}, "b": {"1": run("1" * 12, turns=3)}}
     fewer = claim(measure="turns", less=True, matters=0.5)
-    (decided,) = claims.outcome(fewer, rows, ("1",))
+    (decided,) = claims.decide_contrasts(fewer, rows, ("1",))
     assert decided.difference is not None
     assert decided.difference.difference == -2
     assert fewer.contrasts[0].unit == 1.0
@@ -176,7 +176,7 @@ def test_a_number_of_training_is_paired_by_step() -> None:
 def test_the_verdict_stands_in_a_table_of_its_own() -> None:
     rows = {"a": "111111111111", "b": "000000111111"}
     cells = tuple(
-        Filled({"row": name, "seed": seed}, run(right, seed=int(seed)))
+        FinishedCell({"row": name, "seed": seed}, run(right, seed=int(seed)))
         for name, right in rows.items()
         for seed in ("1", "2", "3")
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from evaluation_world import report_data
 
-from pipelines.evaluation.measures import moving_average, series, steps_to
+from pipelines.evaluation.measures import curve_points, moving_average, steps_to
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import summarise
@@ -21,7 +21,7 @@ def rows(*values: float) -> list[dict[str, float]]:
 
 
 def test_the_threshold_is_reached_by_the_mean_of_a_whole_window() -> None:
-    points = series([*rows(1.0, 0.0, 0.5), {"step": 4, "ex": float("nan")}, {"step": 5}, *rows()], "ex")
+    points = curve_points([*rows(1.0, 0.0, 0.5), {"step": 4, "ex": float("nan")}, {"step": 5}, *rows()], "ex")
     assert points == [(1.0, 1.0), (2.0, 0.0), (3.0, 0.5)]
     assert moving_average(points, 2) == [(1.0, 1.0), (2.0, 0.5), (3.0, 0.25)]
     assert steps_to(points, 0.5, window=2) == 2.0, "the luck of the first step alone does not count"

@@ -18,7 +18,7 @@ from pipelines.core.types import to_dict
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.sweeps import paper_tables, sweep_plan
-from pipelines.sweeps.sweep_table import Filled
+from pipelines.sweeps.sweep_table import FinishedCell
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAME = "claims/turn_reward"
@@ -39,7 +39,7 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def fill(store: Store, cell: sweep_plan.Cell) -> None:
+def fill(store: Store, cell: sweep_plan.SweepCell) -> None:
     """Make a cell's stages without training: the turn reward saves a turn, and costs no accuracy."""
     for step in graph.plan(cell.recipe, store):
         store.make(step.kind, step.key, lambda folder: build(step, cell.recipe, folder), {}, lambda: None)  # noqa: B023
@@ -81,7 +81,7 @@ def test_a_store_without_arms_gives_a_page_without_figures(builder: ModuleType, 
 
 def test_a_claim_that_was_run_is_decided_and_drawn(builder: ModuleType, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    for cell in sweep_plan.of_paper(NAME, SEEDS, None, False)[0]:
+    for cell in sweep_plan.cells_of_paper_table(NAME, SEEDS, None, False)[0]:
         fill(store, cell)
     builder.main(store.root, SEEDS)
     text = (tmp_path / "laboratory.md").read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_e
     builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "store")
-    for cell in sweep_plan.of_paper(NAME, SEEDS, None, False)[0]:
+    for cell in sweep_plan.cells_of_paper_table(NAME, SEEDS, None, False)[0]:
         fill(store, cell)
     builder.main(store.root, SEEDS)
     places = [tmp_path / name for name in ("laboratory.md", "laboratory.csv", "images/claims.svg")]
@@ -118,17 +118,17 @@ def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_e
 
 
 def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path: Path) -> None:
-    store, asked = Store(tmp_path), list[sweep_plan.Cell]()
+    store, asked = Store(tmp_path), list[sweep_plan.SweepCell]()
     words = ["recipe=laboratory", "asked=protocol.schema_view=hidden", "asked=protocol.max_turns_eval=8"]
     (cell,) = sweep_plan.cells("laboratory_unknown", words)
     assert (cell.source, cell.recipe.protocol.schema_view) == ("laboratory", "full")
 
-    def make(made: sweep_plan.Cell) -> None:
+    def make(made: sweep_plan.SweepCell) -> None:
         asked.append(made)
         fill(store, made)
 
     (filled,) = sweep_plan.fill([cell], store, make, lambda line: None)
-    assert isinstance(filled, Filled)
+    assert isinstance(filled, FinishedCell)
     assert (filled.error, filled.values) == ("", cell.values)
     first, second = (made.recipe for made in asked)
     assert first == cell.recipe
@@ -141,6 +141,6 @@ def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path: 
 
 
 def test_seeds_that_are_named_are_in_place_of_the_files_own() -> None:
-    cells, _ = sweep_plan.of_paper(NAME, ["seed=7..8"], None, False)
+    cells, _ = sweep_plan.cells_of_paper_table(NAME, ["seed=7..8"], None, False)
     assert sorted({cell.recipe.seed for cell in cells}) == [7, 8]
     assert len(cells) == 6

@@ -12,7 +12,7 @@ from pipelines.evaluation.measures import measure
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.sweeps import paper_tables, sweep_plan
-from pipelines.sweeps.sweep_table import BENCHMARK, ROW, SEED, Filled, table
+from pipelines.sweeps.sweep_table import BENCHMARK, ROW, SEED, FinishedCell, table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "papers.md"
 COUNTS = {  # tables and figures of each paper, counted in its text
@@ -31,8 +31,8 @@ SMALL = [name for name in paper_tables.names() if paper_tables.load(name).miniat
 def test_every_table_is_a_sweep_of_real_cells(name: str, miniature: bool, tmp_path: Path) -> None:
     source = paper_tables.load(name)
     seed = ["seed=4"] if source.claim is not None else []
-    cells, empty = sweep_plan.of_paper(name, seed, None, miniature)
-    *lines, _ = sweep_plan.outlook(cells, Store(tmp_path))
+    cells, empty = sweep_plan.cells_of_paper_table(name, seed, None, miniature)
+    *lines, _ = sweep_plan.forecast(cells, Store(tmp_path))
     assert not [line for line in lines if "cannot be made" in line]
     rows = {cell.values[ROW] for cell in cells}
     assert rows == set(source.form(miniature).rows)
@@ -42,7 +42,7 @@ def test_every_table_is_a_sweep_of_real_cells(name: str, miniature: bool, tmp_pa
         reported = {(row, benchmark) for row, each in source.reported.items() for benchmark in each}
         assert reported <= asked
     shown = table(empty_of(empty, [cell.values for cell in cells]))
-    assert len(shown.rows) == len({sweep_plan.named({**cell.values, SEED: ""}) for cell in cells})
+    assert len(shown.rows) == len({sweep_plan.cell_title({**cell.values, SEED: ""}) for cell in cells})
 
 
 @pytest.mark.parametrize("name", paper_tables.names())
@@ -52,7 +52,7 @@ def test_the_command_in_a_files_head_is_its_own(name: str) -> None:
     for command in shown:
         assert command[:3] == ["sqltrain", "sweep", name]
         words = [word for word in command[3:] if word != "--miniature"]
-        assert sweep_plan.of_paper(name, words, None, "--miniature" in command)[0]
+        assert sweep_plan.cells_of_paper_table(name, words, None, "--miniature" in command)[0]
 
 
 def commands_in(path: Path) -> list[list[str]]:
@@ -69,7 +69,7 @@ def keys(words: list[str]) -> set[str]:
 def test_a_tables_command_names_what_its_recipes_does(name: str) -> None:
     """As printed before, the commands trained a 7B model on the scripted teacher's demonstrations, on one process."""
     source = paper_tables.load(name)
-    cells = sweep_plan.of_paper(name, [], None, False)[0]
+    cells = sweep_plan.cells_of_paper_table(name, [], None, False)[0]
     given = keys(commands_in(paper_tables.FOLDER / f"{name}.yaml")[0][3:])
     trained = any({"sft", "grpo"} & set(cell.recipe.stages) for cell in cells)
     wanted = keys(commands_in(recipes.CONF / "recipes" / f"{source.recipe}.yaml")[0][3:])
@@ -87,7 +87,9 @@ def test_a_tables_command_names_what_its_recipes_does(name: str) -> None:
 
 def recipe_of(name: str, row: str, miniature: bool = False) -> Recipe:
     """The recipe that a row's checkpoint is evaluated by."""
-    cell = next(cell for cell in sweep_plan.of_paper(name, [], None, miniature)[0] if cell.values[ROW] == row)
+    cell = next(
+        cell for cell in sweep_plan.cells_of_paper_table(name, [], None, miniature)[0] if cell.values[ROW] == row
+    )
     return recipes.load(cell.source, [*cell.overrides, *cell.asked])
 
 
@@ -171,9 +173,9 @@ def test_curves_of_accuracy_are_of_held_out_questions(name: str) -> None:
     source = paper_tables.load(name)
     assert "ex_held_out" in source.curves
     assert "ex" not in source.curves
-    cells = sweep_plan.of_paper(name, [], None, False)[0]
+    cells = sweep_plan.cells_of_paper_table(name, [], None, False)[0]
     assert {cell.recipe.grpo.held_out for cell in cells} == {512}
-    small = sweep_plan.of_paper(name, [], None, True)[0]
+    small = sweep_plan.cells_of_paper_table(name, [], None, True)[0]
     assert {cell.recipe.grpo.steps // cell.recipe.grpo.held_out_steps for cell in small} == {4}
 
 
@@ -190,7 +192,7 @@ def test_curves_of_accuracy_are_of_held_out_questions(name: str) -> None:
     ],
 )
 def test_what_is_asked_once_more_trains_as_its_own_row_does(name: str, row: str, asked: tuple[str, object]) -> None:
-    cells = {cell.values[ROW]: cell for cell in sweep_plan.of_paper(name, [], None, False)[0]}
+    cells = {cell.values[ROW]: cell for cell in sweep_plan.cells_of_paper_table(name, [], None, False)[0]}
     own = row.replace("prefilled", "unknown").replace(", names", ", schema").partition("; ")[0].partition(", asked")[0]
     assert cells[row].key == cells[own].key  # nothing is trained for it
     section, key = asked[0].split(".")
@@ -201,7 +203,7 @@ def test_what_is_asked_once_more_trains_as_its_own_row_does(name: str, row: str,
 def empty_of(empty: sweep_plan.Sweep, values: list[dict[str, str]]) -> sweep_plan.Sweep:
     from dataclasses import replace
 
-    return replace(empty, cells=tuple(Filled(each, error="not made") for each in values))
+    return replace(empty, cells=tuple(FinishedCell(each, error="not made") for each in values))
 
 
 def _only_benchmark(axes: tuple[str, ...]) -> str:

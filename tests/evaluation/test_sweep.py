@@ -21,14 +21,14 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.sweeps import sweep_plan
-from pipelines.sweeps.sweep_table import Filled, Sweep, curves, table
+from pipelines.sweeps.sweep_table import FinishedCell, Sweep, curves, table
 
 QUESTIONS = 36
 WORDS = ("variant=none,no_turns", "seed=0..1", "data.test.0.equality=bird")
 ONE_SEED = ("variant=none,no_turns,exec_only", "data.test.0.equality=bird")
 
 
-def making(store: Store, made: list[str], fails: str = "") -> Callable[[sweep_plan.Cell], None]:
+def making(store: Store, made: list[str], fails: str = "") -> Callable[[sweep_plan.SweepCell], None]:
     """Makes stages as a run does, without training: evaluations hold the answers of the world's systems."""
 
     def build(step: graph.Step, recipe: Recipe, folder: Path) -> None:
@@ -40,7 +40,7 @@ def making(store: Store, made: list[str], fails: str = "") -> Callable[[sweep_pl
             rows = [record(system, number, "greedy", 0) for number in range(QUESTIONS)]
             write_lines(folder / "records.jsonl", ({"pass": "greedy", "record": to_dict(row)} for row in rows))
 
-    def make(cell: sweep_plan.Cell) -> None:
+    def make(cell: sweep_plan.SweepCell) -> None:
         for step in graph.plan(cell.recipe, store):
             store.make(step.name, step.key, lambda folder: build(step, cell.recipe, folder), {}, lambda: None)  # noqa: B023
 
@@ -77,12 +77,12 @@ def test_a_wrong_axis_is_the_users_mistake(word: str) -> None:
 def test_what_cells_share_is_made_once_and_told_before(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
     found = sweep_plan.cells("miniature", ONE_SEED)
-    *lines, total = sweep_plan.outlook(found, store)
+    *lines, total = sweep_plan.forecast(found, store)
     assert lines[1] == "variant=no_turns: grpo, evaluate_grpo, report"
     assert total == "3 cells: 21 stages to make, 0 cached, 24 shared"
     sweep_plan.fill(found, store, making(store, made), lambda line: None)
     assert (made.count("data"), made.count("sft"), made.count("grpo")) == (1, 1, 3)
-    assert list(sweep_plan.outlook(found, store))[-1] == "3 cells: 0 stages to make, 21 cached, 24 shared"
+    assert list(sweep_plan.forecast(found, store))[-1] == "3 cells: 0 stages to make, 21 cached, 24 shared"
 
 
 def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_sweep_that_is_killed_in_the_middle_of_a_stage_ends_with_the_same_tabl
         process.kill()
     before = {path: path.stat().st_mtime_ns for path in killed.root.glob("*/*/manifest.json")}
     assert len(before) == 15
-    found, empty = sweep_plan.of_recipe("miniature", ONE_SEED, None)
+    found, empty = sweep_plan.cells_of_recipe("miniature", ONE_SEED, None)
     for store in (killed, undisturbed):
         filled = sweep_plan.fill(found, store, making(store, []), lambda line: None)
         sweep_plan.write(dataclasses.replace(empty, cells=tuple(filled)), store.root / "out")
@@ -151,7 +151,7 @@ def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -
     found = sweep_plan.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
     plain = making(store, [])
 
-    def make(cell: sweep_plan.Cell) -> None:
+    def make(cell: sweep_plan.SweepCell) -> None:
         if not cell.recipe.rewards[1].weight:
             raise fault
         plain(cell)
@@ -164,7 +164,7 @@ def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -
 def test_a_sweep_whose_training_is_asked_to_stop_ends(tmp_path: Path) -> None:
     made = []
 
-    def make(cell: sweep_plan.Cell) -> None:
+    def make(cell: sweep_plan.SweepCell) -> None:
         made.append(cell)
         raise StoppedError("training was asked to stop")
 
@@ -176,7 +176,7 @@ def test_a_sweep_whose_training_is_asked_to_stop_ends(tmp_path: Path) -> None:
 def test_a_cell_that_cannot_even_be_planned_stops_no_other(tmp_path: Path) -> None:
     store, gone = Store(tmp_path), f"[{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}]"
     found = sweep_plan.cells("miniature", [f"data.test={gone},[{{kind: miniature}}]", "data.test.0.equality=bird"])
-    lines = list(sweep_plan.outlook(found, store))
+    lines = list(sweep_plan.forecast(found, store))
     assert lines[0].startswith(f"data.test={gone}: cannot be made: ")
     assert lines[-1].startswith("2 cells: 15 stages to make")
     first, second = sweep_plan.fill(found, store, making(store, []), lambda line: None)
@@ -231,7 +231,7 @@ def right(system: int) -> int:
 
 def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_page(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    found, empty = sweep_plan.of_recipe("miniature", ["variant=none,no_turns", "data.test.0.equality=bird"], None)
+    found, empty = sweep_plan.cells_of_recipe("miniature", ["variant=none,no_turns", "data.test.0.equality=bird"], None)
     filled = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     made = dataclasses.replace(empty, cells=tuple(filled))
     sweep_plan.write(made, tmp_path / "out")
@@ -251,7 +251,7 @@ def test_each_row_says_its_condition(tmp_path: Path) -> None:
     """The program's grades and the oracle's demonstrations stood under a paper's name without a word of it."""
     store = Store(tmp_path / "store")
     words = ["variant=none,no_turns", "seed=0..1", "data.test.0.equality=bird"]
-    found, empty = sweep_plan.of_recipe("miniature", words, None)
+    found, empty = sweep_plan.cells_of_recipe("miniature", words, None)
     filled = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     shown = table(dataclasses.replace(empty, cells=tuple(filled)))
     at = [column.name for column in shown.columns].index("condition")
@@ -293,7 +293,7 @@ def test_a_row_may_be_held_against_another_than_the_baseline() -> None:
         FinishedEvaluation(tuple(record(system, number, "greedy", 0) for number in range(QUESTIONS)), equality="bird")
         for system in (0, 1, 2)
     ]
-    cells = tuple(Filled({"row": name}, run) for name, run in zip("abc", runs, strict=True))
+    cells = tuple(FinishedCell({"row": name}, run) for name, run in zip("abc", runs, strict=True))
     source = table(Sweep("t", cells, {"row": "a"}, ("greedy",), against={"c": "b"}))
     _, of_b, of_c = (row[2] for row in source.rows)
     assert of_b.difference == pytest.approx((right(1) - right(0)) / QUESTIONS)  # type: ignore[union-attr]
@@ -304,7 +304,7 @@ def test_a_row_may_be_held_against_another_than_the_baseline() -> None:
 def test_the_band_of_held_out_accuracy_is_its_interval_over_the_questions() -> None:
     """Wilson's interval of 50 of 100: 0.5 -+ 0.0962."""
     steps = tuple({"step": step, "ex_held_out": 0.5, "questions_held_out": 100.0, "ex": 0.25} for step in (1.0, 21.0))
-    found = curves(Sweep("t", (Filled({"row": "a"}, curves=steps),)))
+    found = curves(Sweep("t", (FinishedCell({"row": "a"}, curves=steps),)))
     assert found["ex_held_out"][0].points[1] == pytest.approx((21.0, 0.5, 0.4038, 0.5962), abs=1e-4)
     assert found["ex"][0].points[1] == (21.0, 0.25, 0.25, 0.25)
     assert "questions_held_out" not in found

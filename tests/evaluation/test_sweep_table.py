@@ -17,7 +17,7 @@ from pipelines.report.charts import VOID
 from pipelines.sql.diagnoses import Diagnosis
 from pipelines.sweeps import sweep_table
 from pipelines.sweeps.sweep_page import page
-from pipelines.sweeps.sweep_table import Filled, Sweep
+from pipelines.sweeps.sweep_table import FinishedCell, Sweep
 
 
 def answers(right: str, **changes: object) -> tuple[EpisodeRecord, ...]:
@@ -134,10 +134,10 @@ def test_an_unknown_measure_is_the_users_mistake(name: str) -> None:
         measure(name)
 
 
-def filled(right: dict[str, tuple[str, ...]], **changes: object) -> tuple[Filled, ...]:
+def filled(right: dict[str, tuple[str, ...]], **changes: object) -> tuple[FinishedCell, ...]:
     """Cells of an axis "variant" by their answers at seed 0, 1, ..."""
     return tuple(
-        Filled(
+        FinishedCell(
             {"variant": name, "seed": str(seed)},
             FinishedEvaluation(answers(signs), seed=seed),
             tuple({"step": step, "reward": step + seed, "loss": 1.0} for step in range(1, 4)),
@@ -163,7 +163,7 @@ def test_a_row_is_the_mean_over_seeds_with_the_difference_from_the_baseline() ->
 
 def test_a_seed_that_failed_leaves_the_mean_of_the_others_and_says_so() -> None:
     good = filled({"none": ("1100", "1000"), "no_turns": ("1110", "1111")})
-    failed = Filled({"variant": "no_turns", "seed": "1"}, error="the disk is full")
+    failed = FinishedCell({"variant": "no_turns", "seed": "1"}, error="the disk is full")
     shown = sweep_table.table(Sweep("two", (*good[:3], failed), {"variant": "none"}, ("greedy",)))
     row = dict(zip([column.name for column in shown.columns], shown.rows[1], strict=True))
     assert row["EX"].value == 0.75  # type: ignore[union-attr]
@@ -172,7 +172,7 @@ def test_a_seed_that_failed_leaves_the_mean_of_the_others_and_says_so() -> None:
 
 
 def test_the_papers_figures_stand_beside() -> None:
-    cells = tuple(Filled({"row": name}, FinishedEvaluation(answers("10"))) for name in ("all", "without"))
+    cells = tuple(FinishedCell({"row": name}, FinishedEvaluation(answers("10"))) for name in ("all", "without"))
     reported = {"all": {"bird_dev": {"greedy": 60.1, "turns": 2.26}}}
     shown = sweep_table.table(Sweep("table 6", cells, {"row": "all"}, ("greedy", "turns"), reported=reported))
     heads = [column.name for column in shown.columns]
@@ -221,8 +221,8 @@ class Tags(html.parser.HTMLParser):
 
 def test_the_page_stands_alone_and_nothing_from_outside_gets_out_of_its_place() -> None:
     cells = (*filled({EVIL: ("10", "01"), **{f"v{at}": ("11", "10") for at in range(7)}}),)
-    cells = (*cells, Filled({"variant": "bad", "seed": "0"}, error=EVIL))
-    untrained = Filled({"variant": "untrained", "seed": "0"}, FinishedEvaluation(answers("10")))
+    cells = (*cells, FinishedCell({"variant": "bad", "seed": "0"}, error=EVIL))
+    untrained = FinishedCell({"variant": "untrained", "seed": "0"}, FinishedEvaluation(answers("10")))
     assert (
         page(Sweep("one", (*cells, untrained))).count("untrained") == 3
     )  # table, chart and its tip: no line, no legend

@@ -21,7 +21,7 @@ from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.export import cards, ollama
 from pipelines.export import folder as hub
-from pipelines.export.cards import trace
+from pipelines.export.cards import lineage_of
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import write_card
 from pipelines.recipe.config import Recipe
@@ -133,7 +133,7 @@ def test_no_path_address_value_or_name_of_a_database_leaves(store: Store, tmp_pa
 
 def test_an_export_is_asked_by_its_own_card(store: Store, tmp_path: Path) -> None:
     export(store, tmp_path / "agent")
-    lineage = trace(tmp_path / "agent")
+    lineage = lineage_of(tmp_path / "agent")
     assert lineage.card is not None
     assert (lineage.card.protocol, lineage.manifests) == (recipes.load("sql_trail").protocol, {})
     again = cards.model_card(lineage, "agent", "model")  # of a folder that no stage made
@@ -165,12 +165,12 @@ def test_a_template_that_does_more_is_refused_and_what_ollama_lacks_is_said(tmp_
     assert ollama.template(braces, "think").count('{{ "{{" }}') == 3
     tokenizer().save_pretrained(tmp_path)
     write_json(tmp_path / "config.json", {"architectures": ["Qwen2ForCausalLM"]})
-    assert list(ollama.lacks(tmp_path)) == []
+    assert list(ollama.conversion_warnings(tmp_path)) == []
     write_json(tmp_path / "config.json", {"architectures": ["Qwen3ForCausalLM"]})
     settings = json.loads((tmp_path / "tokenizer.json").read_text())
     settings["pre_tokenizer"]["pretokenizers"] = [{"type": "Split", "pattern": {"Regex": "own"}}]
     write_json(tmp_path / "tokenizer.json", settings)
-    assert [line.partition(":")[0] for line in ollama.lacks(tmp_path)] == [
+    assert [line.partition(":")[0] for line in ollama.conversion_warnings(tmp_path)] == [
         "Ollama may refuse Qwen3ForCausalLM",
         "Ollama does not know how this tokenizer splits a text",
     ]
@@ -226,14 +226,14 @@ def test_a_link_to_a_checkpoint_has_its_lineage(store: Store, tmp_path: Path, mo
     (tmp_path / "link").symlink_to(model)
     monkeypatch.chdir(model)
     for place in (tmp_path / "link", Path()):
-        assert trace(place).manifests.keys() == trace(model).manifests.keys() > {"grpo", "model"}
+        assert lineage_of(place).manifests.keys() == lineage_of(model).manifests.keys() > {"grpo", "model"}
 
 
 def test_a_folder_with_a_slash_in_its_name_is_no_hub_model(store: Store) -> None:
     manifest = store.folder("model", "model1") / "manifest.json"
     known = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**known, "weights": "0123"}))  # its files were read when the key was made
-    lineage = trace(store.folder("grpo", "grpo1") / "model")
+    lineage = lineage_of(store.folder("grpo", "grpo1") / "model")
     assert cards.base_name(lineage) is None
     assert BASE not in cards.model_card(lineage, "agent", "model")
 
@@ -242,7 +242,7 @@ def test_a_folder_with_a_slash_in_its_name_is_no_hub_model(store: Store) -> None
 def test_every_protocol_has_words_for_its_card(name: str, tmp_path: Path) -> None:
     recipe = recipes.load("sql_trail", [f"protocol={{name: {name}}}"])
     checkpoint(tmp_path / "model", recipe)
-    text = cards.model_card(trace(tmp_path / "model"), "agent", "model")
+    text = cards.model_card(lineage_of(tmp_path / "model"), "agent", "model")
     assert f"| protocol | `{name}`, prompt `full` |" in text
 
 

@@ -180,37 +180,37 @@ def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapter
         with (folder / "model.safetensors").open("wb") as file:
             file.truncate(size)
         write_card(folder, taught, "grpo", {})
-    small, large = (models.start(str(tmp_path / name), None, 100) for name in ("small", "large"))
+    small, large = (models.training_start(str(tmp_path / name), None, 100) for name in ("small", "large"))
     assert small.includes == ("recipes/mini_trust_sql", "scales/tiny")
     assert small.settings["protocol"] == taught.protocol.model_dump(mode="json")
     assert "lora" not in small.settings["model"]
     assert large.settings["model"]["lora"] == LORA
     assert large.settings["grpo"]["optimizer"] == {"lr": 1e-5}
     assert large.settings["grpo"]["sampling"]["turn_tokens"] == taught.evaluation.sampling.turn_tokens
-    hub = models.start("Qwen/Qwen2.5-Coder-3B-Instruct", "skyrl_sql", 100)
+    hub = models.training_start("Qwen/Qwen2.5-Coder-3B-Instruct", "skyrl_sql", 100)
     assert (hub.includes, hub.is_small) == (("recipes/skyrl_sql",), False)
 
 
 def test_what_cannot_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi.repo_exists", lambda _, name: name == "Qwen/Qwen2.5-Coder-3B-Instruct")
     with pytest.raises(DataError, match=r"the hub has no model Qwen/Qwen2.5-Coder-3B-Instrct\. Check the spelling"):
-        models.start("Qwen/Qwen2.5-Coder-3B-Instrct", None, 100)
+        models.training_start("Qwen/Qwen2.5-Coder-3B-Instrct", None, 100)
     with pytest.raises(DataError, match="too long for the tiny model"):
-        models.start(None, None, 100_000)
+        models.training_start(None, None, 100_000)
     with pytest.raises(RecipeError, match=r"there is no recipe .sql_trial.\. Did you mean .sql_trail."):
-        models.start(None, "sql_trial", 100)
+        models.training_start(None, "sql_trial", 100)
 
 
 @pytest.mark.parametrize("model", [None, "Qwen/Qwen2.5-Coder-3B-Instruct"])
 def test_every_shipped_recipe_can_be_adapted(shop: Path, model: str | None) -> None:
     asked = gather(Path("own.csv"), None, str(shop / "shop.sqlite"))
     for name in ("arctic_sql", "mtir_sql", "reasoning_sql", "skyrl_sql", "sql_trail", "sqltrain", "trust_sql"):
-        begun = models.start(model, name, 100)
-        recipe_file.write("shop", recipe_file.tree("shop", begun, asked), begun, asked)
+        begun = models.training_start(model, name, 100)
+        recipe_file.write("shop", recipe_file.recipe_values("shop", begun, asked), begun, asked)
         recipe = recipes.load("recipes/shop.yaml")
         assert (recipe.name, recipe.protocol.name) == ("shop", recipes.load(name).protocol.name)
         assert "difficulty" not in recipe.stages
-        assert recipe_file.trained(recipe) == "grpo"
+        assert recipe_file.last_training_stage(recipe) == "grpo"
         assert (recipe.model.lora is None) == (model is None)
         assert estimate(recipe, asked.counts, graph.plan(recipe, Store(shop / "store")))["grpo"].number > 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.core.types import Example, Trajectory
 from pipelines.export import folder
-from pipelines.export.cards import trace
+from pipelines.export.cards import lineage_of
 from pipelines.protocols.base import build
 from pipelines.recipe.checkpoint import write_card
 from pipelines.recipe.config import Recipe
@@ -37,7 +37,7 @@ def test_plain_transformers_gets_the_same_greedy_turns(
     model, out = tmp_path / "model", tmp_path / "agent"
     shutil.copytree(taught, model)
     write_card(model, asked, "sft", {})
-    folder.write(trace(model), "hub-folder", out)
+    folder.write(lineage_of(model), "hub-folder", out)
     files = [path for path in out.rglob("*") if path.is_file()]
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in files)
     text = (out / "README.md").read_text(encoding="utf-8")
