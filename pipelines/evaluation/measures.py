@@ -109,30 +109,27 @@ def measure(name: str) -> Measure:
     part = EPISODES.get(base.removesuffix(" deviation"))
     is_cost, is_deviation = part is not None and part.fold is metrics.cost, base.endswith(" deviation")
 
-    def by_question(
-        run: FinishedEvaluation, mode: str, value: Callable[[Sequence[EpisodeRecord]], float | None]
-    ) -> Scores:
-        """The value of each question's unbroken episodes of a pass, within the level."""
+    def by_question(run: FinishedEvaluation, mode: str) -> dict[str, list[EpisodeRecord]]:
+        """Each question's unbroken episodes of a pass, within the level."""
         episodes = run.once if mode == "at once" else [record for record in run.records if record.mode == mode]
-        within = [record for record in episodes if level is None or level in (record.difficulty, record.hardness)]
-        groups = metrics.by_question(within)
-        values = ((question, members[0].database, value(members)) for question, members in groups.items())
-        return {question: (database, figure) for question, database, figure in values if figure is not None}
+        return metrics.by_question(
+            record for record in episodes if level is None or level in (record.difficulty, record.hardness)
+        )
 
     def of_samples(run: FinishedEvaluation) -> Scores:
         """pass@k, average@k or majority@k of each question that has k samples (see `metrics.k_point`)."""
-        k = int(number or run.k)
-
-        def value(members: Sequence[EpisodeRecord]) -> float | None:
+        k, scores = int(number or run.k), {}
+        for question, members in by_question(run, "sampled").items():
             if len(members) < k:
-                return None
+                continue
             if base == "pass":
-                return metrics.pass_at_k(len(members), sum(record.right(run.equality) for record in members), k)
-            if base == "average":
-                return math.fsum(record.score(run.equality) for record in members[:k]) / k
-            return majority_at_k(metrics.candidates(members, run.equality), k, run.rule, run.seed).score
-
-        return by_question(run, "sampled", value)
+                score = metrics.pass_at_k(len(members), sum(record.right(run.equality) for record in members), k)
+            elif base == "average":
+                score = math.fsum(record.score(run.equality) for record in members[:k]) / k
+            else:
+                score = majority_at_k(metrics.candidates(members, run.equality), k, run.rule, run.seed).score
+            scores[question] = members[0].database, score
+        return scores
 
     def of_training(run: FinishedEvaluation) -> Scores:
         """A number of training at each step, or its distance from the step before; a step is its own cluster."""
@@ -142,16 +139,18 @@ def measure(name: str) -> Measure:
         return {f"{step:g}": (f"{step:g}", value) for step, value in points}
 
     def of_answers(run: FinishedEvaluation) -> Scores:
-        def value(members: Sequence[EpisodeRecord]) -> float | None:
+        """Each question's mean over its episodes; those without a value are left out, of costs also those not asked."""
+        scores = {}
+        for question, members in by_question(run, base if base in ("sampled", "at once") else "greedy").items():
             if part is None:
-                figures = [ANSWERS[base](record, run.equality) for record in members]
+                values = [ANSWERS[base](record, run.equality) for record in members]
             else:
                 asked = [record for record in members if not is_cost or record.stop is not StopReason.UNASKED]
-                figures = [part.value(record) for record in asked]
-            known = [figure for figure in figures if figure is not None]
-            return math.fsum(known) / len(known) if known else None
-
-        return by_question(run, base if base in ("sampled", "at once") else "greedy", value)
+                values = [part.value(record) for record in asked]
+            known = [value for value in values if value is not None]
+            if known:
+                scores[question] = members[0].database, math.fsum(known) / len(known)
+        return scores
 
     if base in OVER_SAMPLES and (number or base == "majority"):
         return Measure(name, "percent", of_samples)

@@ -34,7 +34,6 @@ class Overlap:
 
     @classmethod
     def of(cls, predicted: frozenset[object], gold: frozenset[object]) -> Overlap:
-        """The counts of two sets."""
         return cls(len(predicted), len(gold), len(predicted & gold))
 
     @property
@@ -49,7 +48,6 @@ class Overlap:
 
     @property
     def exact(self) -> bool:
-        """Whether the two sets are the same."""
         return self.predicted == self.gold == self.common
 
     @property
@@ -79,7 +77,6 @@ class Linking:
 
     @property
     def exact(self) -> bool:
-        """Whether tables and columns are the gold ones, no more and no fewer."""
         return self.tables.exact and self.columns.exact
 
     @property
@@ -147,15 +144,12 @@ class EpisodeRecord:
 
     @property
     def executable(self) -> bool:
-        """Whether the final SQL ran."""
         return self.status is ExecutionStatus.OK
 
     def score(self, equality: str) -> float:
-        """The verdict under an equality."""
         return self.scores[equality]
 
     def right(self, equality: str) -> bool:
-        """Whether the answer counts as correct under an equality."""
         return self.scores[equality] == 1.0
 
     def wrong(self, equality: str) -> Diagnosis | None:

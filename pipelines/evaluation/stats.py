@@ -188,9 +188,7 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
 def mcnemar(gained: int, lost: int) -> float:
     """Two-sided exact p-value of McNemar's test: the discordant pairs as fair coins (McNemar, 1947).
 
-    Args:
-        gained: questions that only the second system has right.
-        lost: questions that only the first has right.
+    `gained` and `lost` are the questions that only the second, or only the first system has right.
     """
     n = gained + lost
     tail = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
@@ -226,10 +224,7 @@ def pairs_needed(discordant: float, difference: float) -> int:
 def detectable(discordant: float, pairs: int) -> float | None:
     """The smallest difference that a paired comparison of so many questions detects: `pairs_needed` turned round.
 
-    Args:
-        discordant: share of questions that exactly one of the two systems has right.
-
-    Returns the difference, or None where even the largest, all discordant questions falling one way, is too small.
+    None if even the largest difference, all discordant questions falling one way, is too small.
     """
     if discordant <= 0 or _reach(discordant, discordant) > math.sqrt(pairs):
         return None
@@ -256,12 +251,7 @@ Scores = Mapping[str, tuple[str, float]]  # by question: its database, and what 
 
 
 def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
-    """The mean over questions and runs of scores in [0, 1], with its 95 % interval; None when there are none.
-
-    Args:
-        runs: one a seed.
-        seed: of the bootstrap.
-    """
+    """The mean over questions and runs (one a seed) of scores in [0, 1], with its 95 % interval; None without any."""
     databases, rows, n_runs = _by_question(runs)
     averages = [math.fsum(row.values()) / len(row) for row in rows]
     plain = estimate(averages, databases, seed)
@@ -276,10 +266,8 @@ def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
 def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0) -> Paired | None:
     """The mean of after - before over the questions that both answered, run by run; None when there are none.
 
-    Its p-value is of the databases alone, as if other seeds would train the same policies.
-
-    Args:
-        before, after: one a seed, in the same order of seeds.
+    Both have one run a seed, in the same order. The p-value is of the databases alone, as if other seeds would train
+    the same policies.
     """
     databases, rows, n_runs = _by_question(
         [

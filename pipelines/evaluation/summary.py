@@ -142,7 +142,23 @@ def summarise(
         """The figures of each slice, in the given order, then by name; records without a name are in none."""
         groups = metrics.group((record for record in good if key(record)), key)
         names = [name for name in order if name in groups] + sorted(set(groups) - set(order))
-        return tuple(_level(name.strip(), groups[name], equality, seed) for name in names)
+        levels = []
+        for name in names:
+            own = {mode: [record for record in groups[name] if record.mode == mode] for mode in ("greedy", "sampled")}
+            costs = {
+                cost: metrics.cost(own["greedy"] or own["sampled"], metrics.EPISODE_METRICS[cost].value)
+                for cost in ("turns", "tokens_in", "tokens_out", "reasoning_chars")
+            }
+            levels.append(
+                Level(
+                    name=name.strip(),
+                    n=len({record.example_id for record in groups[name]}),
+                    ex=metrics.execution_accuracy(own["greedy"], equality, seed),
+                    sampled=metrics.execution_accuracy(own["sampled"], equality, seed),
+                    **costs,
+                )
+            )
+        return tuple(levels)
 
     with_broken = None
     if len(good) < len(records):  # over all questions of the greedy episodes, or of the samples if there are none
@@ -171,20 +187,4 @@ def summarise(
         by_links=slices(lambda record: f"{record.linking.columns.gold:2d}" if record.linking is not None else ""),
         n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
         ex_with_broken=with_broken,
-    )
-
-
-def _level(name: str, records: Sequence[EpisodeRecord], equality: str, seed: int) -> Level:
-    greedy = [record for record in records if record.mode == "greedy"]
-    sampled = [record for record in records if record.mode == "sampled"]
-    costs = {
-        cost: metrics.cost(greedy or sampled, metrics.EPISODE_METRICS[cost].value)
-        for cost in ("turns", "tokens_in", "tokens_out", "reasoning_chars")
-    }
-    return Level(
-        name=name,
-        n=len({record.example_id for record in records}),
-        ex=metrics.execution_accuracy(greedy, equality, seed),
-        sampled=metrics.execution_accuracy(sampled, equality, seed),
-        **costs,
     )

@@ -43,7 +43,6 @@ class Rule:
 
     @classmethod
     def of(cls, evaluation: config.Evaluation) -> Rule:
-        """The rule that a recipe states."""
         return cls(evaluation.empty, evaluation.failing)
 
 

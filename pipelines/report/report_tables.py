@@ -1,6 +1,7 @@
 """The report's tables, each made from the report's data."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from pipelines.core.registry import METRICS
@@ -19,7 +20,7 @@ WATCHED = {"ex": ("EX in training", SMOOTH), "ex_held_out": ("EX held out", 1)} 
 
 def all_tables(data: ReportData) -> Iterator[ReportTable]:
     """Every table that has something to show, in the page's order."""
-    makers = (
+    makers: tuple[Callable[[ReportData], ReportTable | None], ...] = (
         leader,
         equalities,
         behaviour,
@@ -206,27 +207,8 @@ def samples(data: ReportData) -> ReportTable:
     return ReportTable("samples", "Several samples", columns, tuple(row for _, row in numbered), note, styles)
 
 
-def hardness(data: ReportData) -> ReportTable:
-    """EX and turns by Spider's hardness levels."""
-    return _slices(data, "hardness", "By hardness", "by_hardness")
-
-
-def difficulty(data: ReportData) -> ReportTable:
-    """EX and turns by the benchmark's own difficulty."""
-    return _slices(data, "difficulty", "By difficulty", "by_difficulty")
-
-
-def links(data: ReportData) -> ReportTable:
-    """EX and turns by the number of columns that gold names."""
-    return _slices(data, "gold columns", "By number of schema links", "by_links")
-
-
-def databases(data: ReportData) -> ReportTable:
-    """EX and turns by database."""
-    return _slices(data, "database", "By database", "by_database")
-
-
 def _slices(data: ReportData, what: str, title: str, attribute: str) -> ReportTable:
+    """EX, turns and costs by a slice of the questions."""
     columns = (
         TableColumn(what),
         TableColumn("system"),
@@ -255,6 +237,12 @@ def _slices(data: ReportData, what: str, title: str, attribute: str) -> ReportTa
     ]
     styles = tuple(index for index, _ in numbered)
     return ReportTable(attribute, title, columns, tuple(row for _, row in numbered), "", styles)
+
+
+hardness = functools.partial(_slices, what="hardness", title="By hardness", attribute="by_hardness")
+difficulty = functools.partial(_slices, what="difficulty", title="By difficulty", attribute="by_difficulty")
+links = functools.partial(_slices, what="gold columns", title="By number of schema links", attribute="by_links")
+databases = functools.partial(_slices, what="database", title="By database", attribute="by_database")
 
 
 def thresholds(data: ReportData) -> ReportTable:

@@ -12,8 +12,6 @@ __all__ = [
     "Preview",
     "ReportData",
     "System",
-    "csv",
-    "latex",
     "markdown",
     "with_results",
     "write",
@@ -54,19 +52,13 @@ def markdown(data: ReportData) -> str:
     return "\n".join(formats.markdown(table) for table in report_tables.all_tables(data))
 
 
-def latex(data: ReportData) -> str:
-    """All tables for a paper (needs booktabs)."""
-    return "\n".join(formats.latex(table) for table in report_tables.all_tables(data))
-
-
-def csv(data: ReportData) -> dict[str, str]:
-    """All tables as CSV with raw values, by file stem."""
-    return {table.slug: formats.to_csv(table) for table in report_tables.all_tables(data)}
-
-
 def write_tables(data: ReportData, folder: Path) -> None:
-    """Write `tables.md`, `tables.tex`, and each table as CSV, into a folder that exists."""
-    for name, text in {"tables.md": markdown(data), "tables.tex": latex(data)}.items():
+    """Write `tables.md`, `tables.tex` (for a paper; it needs booktabs), and each table as CSV with raw values."""
+    tables = list(report_tables.all_tables(data))
+    texts = {
+        "tables.md": markdown(data),
+        "tables.tex": "\n".join(map(formats.latex, tables)),
+        **{f"{table.slug}.csv": formats.to_csv(table) for table in tables},
+    }
+    for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-    for stem, text in csv(data).items():
-        (folder / f"{stem}.csv").write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -1,9 +1,9 @@
-"""The stage graph: what each stage reads and needs, its key, and how it is made.
+"""The stage graph: the inputs, the key and the making of each stage.
 
 A stage's key hashes its name and version, the slice of the recipe that it reads, the keys of the stages that it needs
-and what decides its result outside the recipe (`sources.py`): the files that readers read, local weights, the prompt,
-the model behind an endpoint's name, and the versions of the libraries that it declares. Raise a stage's version when
-its code gives other results.
+and its inputs outside the recipe (`keys.py`): the files that readers read, local weights, the prompt, the model behind
+an endpoint's name, and the versions of the libraries that it declares. Raise a stage's version when its code gives
+other results.
 
 Each benchmark of `data.test` has stages of its own. Those of the first have the plain names (`evaluate_grpo`), those
 of another its name behind a dot (`evaluate_grpo.spider_dk`). They see a recipe with that benchmark alone, so a key does
@@ -48,11 +48,11 @@ class Stage:
     needs: tuple[str, ...]  # stages whose folders it reads; those that the recipe leaves out are skipped.
     build: str  # "module:function" that fills the work folder, imported only when it runs.
     about: str
-    # those whose minor version decides its result. Others may move a last digit (torch, numpy): they stand in the
-    # manifest, for two halves of one installation may have different ones and share a store.
+    # those whose minor version decides its result. Libraries that only change rounding (torch, numpy) are recorded in the
+    # manifest, not in the key: machines that share a store may have different ones.
     libraries: tuple[str, ...] = ()
     by_benchmark: bool = False  # whether each benchmark has one of its own.
-    # whether it makes rollouts with the policy that the recipe names, and not with a teacher.
+    # whether it makes rollouts with the recipe's policy, and not with a teacher.
     asks_policy: bool = False
 
 
@@ -185,19 +185,15 @@ def active(recipe: Recipe) -> list[Stage]:
 
 def by_benchmark(stages: Sequence[Stage], recipe: Recipe) -> list[Stage]:
     """The stages, and behind each that every benchmark has, those of the benchmarks after the first."""
-    others = [benchmark.name for benchmark in recipe.data.test[1:]]
-    return [
-        copy
-        for stage in stages
-        for copy in (stage, *(_for_benchmark(stage, name) for name in others if stage.by_benchmark))
-    ]
-
-
-def _for_benchmark(stage: Stage, benchmark: str) -> Stage:
-    """The stage of another benchmark than the first, which reads the others of that benchmark."""
     own = {stage.name for stage in GRAPH if stage.by_benchmark}
-    needs = tuple(f"{name}.{benchmark}" if name in own else name for name in stage.needs)
-    return replace(stage, name=f"{stage.name}.{benchmark}", needs=needs)
+    others = [benchmark.name for benchmark in recipe.data.test[1:]]
+    copies = []
+    for stage in stages:
+        copies.append(stage)
+        for benchmark in others if stage.by_benchmark else ():
+            needs = tuple(f"{name}.{benchmark}" if name in own else name for name in stage.needs)
+            copies.append(replace(stage, name=f"{stage.name}.{benchmark}", needs=needs))
+    return copies
 
 
 def plan(
@@ -234,7 +230,15 @@ def plan(
         kind = kind_of(stage.name)
         wrong = store.damage(kind, key, whole=False) if store.has(kind, key) else []
         cached = store.has(kind, key) and not wrong
-        why = "cached" if cached else f"damaged: {wrong[0]}" if wrong else _why(kind, about, store)
+        if cached:
+            why = "cached"
+        elif wrong:
+            why = f"damaged: {wrong[0]}"
+        elif (work := store.work(kind, key)).is_dir():
+            why = f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
+        else:
+            cause = causes.nearest(store.root / kind, about)
+            why = causes.shown(cause) if cause else "not made yet"
         steps.append(Step(stage.name, key, store.folder(kind, key), cached, why, needs))
     return steps
 
@@ -260,7 +264,12 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
         if not store.has(other.kind, other.key):
             execute(other, recipe, store, progress, steps)
         if other.kind == "model":
-            _hold_base(other.folder, store, progress)
+            # It may refer to the weights of another run's checkpoint.
+            base = stage_at(base_of(other.folder) or "", store)
+            if base is not None:
+                _set_aside(*base, store, progress, whole=True)
+                if not store.has(*base):
+                    raise _gone(*base)
 
     def build(folder: Path) -> None:
         # An unchanged version promises the same results, but not that old shards and checkpoints can be used.
@@ -290,15 +299,6 @@ def _set_aside(stage: str, key: str, store: Store, progress: Progress, whole: bo
     aside = store.set_aside(stage, key, whole) if wrong else None
     if aside is not None:
         progress.say(f"{stage}/{key} is damaged ({wrong[0]}): set aside as {aside.name}")
-
-
-def _hold_base(model: Path, store: Store, progress: Progress) -> None:
-    """Look at the weights of another run's checkpoint that a `model` stage refers to."""
-    base = stage_at(base_of(model) or "", store)
-    if base is not None:
-        _set_aside(*base, store, progress, whole=True)
-        if not store.has(*base):
-            raise _gone(*base)
 
 
 def _gone(stage: str, key: str) -> DataError:
@@ -365,19 +365,7 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
     if endpoints_asked:
         about["endpoints"] = dict(endpoints_asked)
     if stage.libraries:
-        about["libraries"] = {name: _minor(version(name)) for name in stage.libraries}
+        # The first two numbers of each version: a patch mends what was wrong.
+        versions = {name: version(name) for name in stage.libraries}
+        about["libraries"] = {name: number and ".".join(number.split(".")[:2]) for name, number in versions.items()}
     return about
-
-
-def _minor(version: str | None) -> str | None:
-    """The first two numbers of a version: a patch mends what was wrong."""
-    return None if version is None else ".".join(version.split(".")[:2])
-
-
-def _why(kind: str, about: dict[str, Any], store: Store) -> str:
-    """Why a stage must run: what differs from the nearest one of its kind."""
-    work = store.work(kind, digest(about))
-    if work.is_dir():
-        return f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
-    cause = causes.nearest(store.root / kind, about)
-    return causes.shown(cause) if cause else "not made yet"

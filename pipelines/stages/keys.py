@@ -54,12 +54,12 @@ class Digests:
     def files(self, source: Source, path: Path) -> list[Path]:
         """The files that a source's reader reads; of a single file, which may be long, they are remembered too."""
         if not path.is_file():
-            return _named(source, path)
+            return _files_of(source, path)
         key, settled = self._key(path)
         name = f"files|{digest([source.kind, source.options])}|{key}"
         names = self._known.get(name)
         if names is None:
-            names = [str(file) for file in _named(source, path)]
+            names = [str(file) for file in _files_of(source, path)]
             if settled:
                 self._new[name] = names
         return [Path(file) for file in names]
@@ -77,8 +77,8 @@ class Digests:
         return f"{path}|{facts.st_size}|{facts.st_mtime_ns}", time.time() - facts.st_mtime > SETTLED_S
 
 
-def _named(source: Source, path: Path) -> list[Path]:
-    """The files that a reader names, and the file itself; every file there is where its module names none."""
+def _files_of(source: Source, path: Path) -> list[Path]:
+    """The files that a reader names, and the file itself; every file there if its module names none."""
     files = base.files(source)
     return sorted(set(walk(path) if files is None else files))
 
@@ -166,12 +166,12 @@ def stage_at(source: str, store: Store) -> tuple[str, str] | None:
     return (stage, key) if key and store.has(stage, key) else None
 
 
-def walk(path: Path) -> Iterator[Path]:
-    """Every file below a path, links followed; a folder that links lead back to is walked once on the way down."""
-    yield from _walk(path, frozenset())
+def walk(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Every file below a path, links followed; a folder that links lead back to is walked once on the way down.
 
-
-def _walk(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    Args:
+        above: device and inode of the folders on the way down.
+    """
     if path.is_file():
         yield path
     elif path.is_dir():
@@ -179,7 +179,7 @@ def _walk(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
         place = (facts.st_dev, facts.st_ino)
         if place not in above:
             for entry in sorted(path.iterdir()):
-                yield from _walk(entry, above | {place})
+                yield from walk(entry, above | {place})
 
 
 def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
@@ -203,24 +203,20 @@ def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
 
 
 def endpoints(recipe: Recipe, stage: str) -> Mapping[str, Any]:
-    """The model behind each endpoint that a stage asks, and what else of its entry decides its answers.
+    """The model behind each endpoint that a stage asks, and the other fields of its entry that decide its answers.
 
     The address is not part of it: the same model behind another port answers the same. A name without an entry has
-    no facts here; whether it is needed is found before a run begins.
+    None; whether it is needed is checked before a run begins.
     """
-    names = sorted({name for name in asked(recipe, stage) if name is not None})
-    facts: dict[str, Any] = {name: _entry(name) for name in names}
-    judge = endpoint_of(recipe.rewards)
-    return facts | ({"rubric": digest(RUBRIC)} if judge is not None and judge in names else {})
-
-
-def _entry(name: str) -> dict[str, Any] | None:
     from pipelines.endpoints.client import endpoint
 
-    try:
-        return endpoint(name).model_dump(mode="json", include=ANSWER_FIELDS)
-    except RecipeError:
-        return None
+    names = sorted({name for name in asked(recipe, stage) if name is not None})
+    facts: dict[str, Any] = dict.fromkeys(names)
+    for name in names:
+        with contextlib.suppress(RecipeError):
+            facts[name] = endpoint(name).model_dump(mode="json", include=ANSWER_FIELDS)
+    judge = endpoint_of(recipe.rewards)
+    return facts | ({"rubric": digest(RUBRIC)} if judge is not None and judge in names else {})
 
 
 def _path(source: Source) -> Path:
@@ -239,15 +235,19 @@ KINDS = ("recipe", "sources", "cards", "weights", "prompt", "endpoints", "versio
 
 
 def nearest(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
-    """What changed since the finished stage of a kind that differs in the fewest points; None where there is none.
+    """The changes since the finished stage of a kind that differs in the fewest points; None if there is none.
 
     Args:
         folder: of that kind of stage in the store.
-        about: what decides the stage's result.
+        about: all that decides the stage's result.
     """
     places = [folder / name for name in folders(folder)]
-    newest = sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)[:LOOKED_AT]
-    candidates = [changes(old, about) for place in newest if (old := _read(place / MANIFEST)) is not None]
+    candidates = []
+    for place in sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)[:LOOKED_AT]:
+        with contextlib.suppress(OSError, ValueError):  # a damaged manifest: another check reports it
+            old = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+            if isinstance(old, dict):
+                candidates.append(changes(old, about))
     return min(candidates, key=len, default=None)
 
 
@@ -258,18 +258,15 @@ def shown(causes: list[str]) -> str:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The points in which two stages' deciding facts differ, in words; inputs last, for they change elsewhere."""
-    before, after = dict(_points(old)), dict(_points(new))
+    """The points in which the deciding facts of two stages differ, in words; inputs last, for they change elsewhere."""
+    before, after = (
+        {point: value for kind in KINDS if kind in about for point, value in _leaves((kind,), about[kind])}
+        for about in (old, new)
+    )
     points = {**after, **before}
     differing = [point for point in points if before.get(point, ABSENT) != after.get(point, ABSENT)]
     differing.sort(key=lambda point: KINDS.index(point[0]))
     return [_words(point, before.get(point, ABSENT), after.get(point, ABSENT)) for point in differing]
-
-
-def _points(about: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for kind in KINDS:
-        if kind in about:
-            yield from _leaves((kind,), about[kind])
 
 
 def _leaves(place: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -288,37 +285,17 @@ def _leaves(place: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...
 def _words(point: tuple[str, ...], before: Any, after: Any) -> str:
     kind, *rest = point
     name = ".".join(rest)
-    turn = f"{_brief(before)} -> {_brief(after)}"
-    match kind:
-        case "recipe":
-            return f"{name} ({turn})"
-        case "sources":
-            return f"the files of {name}"
-        case "cards":
-            return f"the card of {name}"
-        case "weights":
-            return "the weights of model.source"
-        case "prompt":
-            return "the prompt's text"
-        case "endpoints":
-            return f"endpoint {name} ({turn})"
-        case "version":
-            return f"the stage's code (version {turn})"
-        case "plugins":
-            return f"the code of the plug-in's {name}"
-        case "libraries":
-            return f"{name} ({turn})"
-    return f"{name} (its input)"
-
-
-def _brief(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _read(path: Path) -> Mapping[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # damaged: another check names it
-        return None
-    return value if isinstance(value, dict) else None
+    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in (before, after)]
+    turn = " -> ".join(text if len(text) <= 40 else f"{text[:37]}..." for text in texts)
+    in_words = {
+        "recipe": f"{name} ({turn})",
+        "sources": f"the files of {name}",
+        "cards": f"the card of {name}",
+        "weights": "the weights of model.source",
+        "prompt": "the prompt's text",
+        "endpoints": f"endpoint {name} ({turn})",
+        "version": f"the stage's code (version {turn})",
+        "plugins": f"the code of the plug-in's {name}",
+        "libraries": f"{name} ({turn})",
+    }
+    return in_words.get(kind, f"{name} (its input)")

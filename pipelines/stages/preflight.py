@@ -1,6 +1,6 @@
-"""What a run needs, looked for before its first stage: hours of work should not end at a missing key or a bad word."""
+"""The check of a run before its first stage: hours of work should not end at a missing key or a bad name."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import POLICIES
@@ -28,15 +28,23 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         raise RecipeError(
             "protocol.schema_view=filtered needs a linker", "Name its endpoint, data.linker=NAME, or data.linker=gold."
         )
-    asking = [(name, source) for stage, name, source in _pools(recipe) if stage in to_do]
-    bare = [name for name, source in asking if source.kind != "miniature" and not source.path]
+    # Each source of questions by its key, if the stage that reads it is still to be made.
+    data = recipe.data
+    pools: dict[str, Source] = {}
+    if "data" in to_do:
+        rl = {f"data.rl.{number}": source for number, source in enumerate(data.rl)}
+        pools |= {"data.sft": data.sft, **rl, "data.dev": data.dev}
+    for place, benchmark in enumerate(data.test):
+        if (f"test.{benchmark.name}" if place else "test") in to_do:
+            pools[f"data.test.{place}"] = benchmark
+    bare = [name for name, source in pools.items() if source.kind != "miniature" and not source.path]
     if bare:
         paths = " ".join(f"{name}.path=..." for name in bare)
         raise RecipeError(f"{', '.join(bare)} of {recipe.name}: no path to the questions", f"Set {paths}")
-    pools = 1 + len(recipe.data.rl)
-    if "difficulty" in missing and len(recipe.difficulty.explore_parts) > pools:
+    count = 1 + len(data.rl)
+    if "difficulty" in missing and len(recipe.difficulty.explore_parts) > count:
         raise RecipeError(
-            f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {pools} pools",
+            f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {count} pools",
             "They are the SFT pool's and each RL pool's, in order.",
         )
     teaches = "synthesize" in missing and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
@@ -46,8 +54,12 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     if missing & {"sft", "grpo"} and recipe.hardware.deepspeed and recipe.model.lora and recipe.model.lora.bits:
         raise RecipeError("DeepSpeed shares out no base of 4 bits", "Leave out hardware.deepspeed or model.lora.bits.")
     trains_here = missing & {"sft", "grpo"} and recipe.hardware.python is None  # another Python says for itself
-    if trains_here:
-        _training(recipe)
+    if trains_here and recipe.model.lora is not None and recipe.model.lora.bits is not None:
+        from pipelines.rollout.model_loading import require_bitsandbytes
+
+        require_bitsandbytes()
+    if trains_here and recipe.hardware.processes == "gpu":
+        device(recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"device": "cuda"})}), 0)
     if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == IN_PROCESS)):
         device(recipe, 0)
     can_serve = POLICIES[recipe.rollout.policy].can_serve
@@ -58,24 +70,3 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
     for name in dict.fromkeys(filter(None, names)):
         Connection(endpoint(name), name)
-
-
-def _training(recipe: Recipe) -> None:
-    """Raises ResourceError where this Python lacks what training would ask for."""
-    lora = recipe.model.lora
-    if lora is not None and lora.bits is not None:
-        from pipelines.rollout.model_loading import require_bitsandbytes
-
-        require_bitsandbytes()
-    if recipe.hardware.processes == "gpu":
-        device(recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"device": "cuda"})}), 0)
-
-
-def _pools(recipe: Recipe) -> Iterable[tuple[str, str, Source]]:
-    """Each source of questions by its key, with the stage that reads it."""
-    data = recipe.data
-    yield "data", "data.sft", data.sft
-    yield from (("data", f"data.rl.{number}", source) for number, source in enumerate(data.rl))
-    yield "data", "data.dev", data.dev
-    for place, benchmark in enumerate(data.test):
-        yield f"test.{benchmark.name}" if place else "test", f"data.test.{place}", benchmark

@@ -135,14 +135,21 @@ def decide_contrasts(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[Co
 def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> ContrastResult:
     first, second = runs.get(contrast.row, {}), runs.get(contrast.over, {})
     shared = [seed for seed in wanted if seed in first and seed in second]
+
+    def scores(name: str, evaluations: Mapping[str, FinishedEvaluation]) -> list[Scores]:
+        """The scores of each seed, less those of the measure beyond which the claim goes."""
+        by_seed = [measure(name).scores(evaluations[seed]) for seed in shared]
+        if contrast.beyond is None:
+            return by_seed
+        others = [measure(contrast.beyond).scores(evaluations[seed]) for seed in shared]
+        return [
+            {each: (place, value - less[each][1]) for each, (place, value) in more.items() if each in less}
+            for more, less in zip(by_seed, others, strict=True)
+        ]
+
     difference = None
     if shared and len(shared) == len(wanted):
-        after = [measure(contrast.measure).scores(first[seed]) for seed in shared]
-        before = [measure(contrast.over_measure or contrast.measure).scores(second[seed]) for seed in shared]
-        if contrast.beyond is not None:
-            other = measure(contrast.beyond)
-            after = [_minus(scores, other.scores(first[seed])) for scores, seed in zip(after, shared, strict=True)]
-            before = [_minus(scores, other.scores(second[seed])) for scores, seed in zip(before, shared, strict=True)]
+        after, before = scores(contrast.measure, first), scores(contrast.over_measure or contrast.measure, second)
         difference = stats.difference(before, after, first[shared[0]].seed)
     if difference is None:
         return ContrastResult(contrast, None, (), 0, "not measured", None)
@@ -157,7 +164,3 @@ def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> ContrastR
         decide(low, high, margin, contrast.matters * contrast.unit),
         detectable(difference, len(shared)),
     )
-
-
-def _minus(scores: Scores, others: Scores) -> Scores:
-    return {name: (place, value - others[name][1]) for name, (place, value) in scores.items() if name in others}

@@ -5,7 +5,6 @@ that fails leaves its error in the table, and the same command goes on after a k
 """
 
 import contextlib
-import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -192,7 +191,7 @@ def _filled(cell: SweepCell, store: Store, make: Make, failed: dict[tuple[str, s
             make(asked)
         _, trained = _evaluated(cell, store)
         condition = condition_of(cell.recipe, trained.name, asked.recipe)
-        return dataclasses.replace(_result(asked, store), values=cell.values, condition=condition)
+        return _result(asked, store, cell.values, condition)
     except StoppedError:
         raise  # whoever asked the training to stop meant the sweep
     except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
@@ -211,7 +210,7 @@ def asked_again(cell: SweepCell, store: Store) -> SweepCell:
     return SweepCell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
 
 
-def _result(cell: SweepCell, store: Store) -> FinishedCell:
+def _result(cell: SweepCell, store: Store, values: Mapping[str, str], condition: str) -> FinishedCell:
     """The episodes of a cell's evaluation on its first benchmark, and the curves of the training before it."""
     evaluated, trained = _evaluated(cell, store)
     settings, path = cell.recipe.evaluation, trained.folder / "curves.jsonl"
@@ -225,7 +224,7 @@ def _result(cell: SweepCell, store: Store) -> FinishedCell:
         cell.recipe.seed,
         curves,
     )
-    return FinishedCell(cell.values, run, curves)
+    return FinishedCell(values, run, curves, condition=condition)
 
 
 def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.evaluation import measures, stats
 from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, curve_points, moving_average
@@ -120,12 +120,13 @@ def table(sweep: Sweep) -> ReportTable:
     """A row for each combination of the axes' values, averaged over seeds, and the paper's figures if it has any."""
     chosen = [measures.measure(name) for name in sweep.measures]
     has_seeds, rows = len(sweep.seeds) > 1, sweep.rows()
+    reported = {name for benchmarks in sweep.reported.values() for figures in benchmarks.values() for name in figures}
     columns = [TableColumn(axis) for axis in sweep.axes]
     for place, measure in enumerate(chosen):
         heading = measures.title(measure.name)
         share = measure.kind == "percent"
         columns.append(TableColumn(heading, "estimate" if share else "mean"))
-        if _is_reported(sweep, measure):
+        if measure.name in reported:
             columns.append(TableColumn(f"{heading}, paper", "percent" if share else "mean", "the paper's own figure"))
         if not place:
             about = "from the baseline's row, question by question, in points"
@@ -148,28 +149,29 @@ def table(sweep: Sweep) -> ReportTable:
     if sweep.reported and BENCHMARK not in sweep.axes:
         named_first = dict.fromkeys(next(iter(benchmarks), "") for benchmarks in sweep.reported.values())
         notes.append(f"The paper's figures are of {', '.join(named_first)}.")
-    cells = tuple(tuple(_cells(row, rows, sweep, chosen)) for row in rows)
-    return ReportTable("sweep", sweep.title, tuple(columns), cells, " ".join(notes))
-
-
-def _cells(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Cell]:
-    yield from row.values.values()
-    for place, measure in enumerate(chosen):
-        yield figure(row, measure)
-        if _is_reported(sweep, measure):
-            yield paper(row, sweep, measure)
-        if not place:
-            yield _difference(row, rows, sweep, measure)
-            if len(sweep.seeds) > 1:
-                yield stats.deviation(_folded(row, measure))
-    if len(sweep.seeds) > 1:
-        yield float(len(row.runs))
-    yield ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
-    yield float(max((len({record.example_id for record in run.records}) for run in row.runs), default=0)) or None
-    numbers = ", ".join(dict.fromkeys(str(run.seed) for run in row.runs))
-    conditions = dict.fromkeys(cell.condition for cell in row.cells if cell.condition)
-    yield "; ".join([*conditions, *([f"seed {numbers}"] if numbers else [])]) or None
-    yield row.error or None
+    cells = []
+    for row in rows:
+        line: list[Cell] = [*row.values.values()]
+        for place, measure in enumerate(chosen):
+            line.append(figure(row, measure))
+            if measure.name in reported:
+                line.append(paper(row, sweep, measure))
+            if not place:
+                line.append(_difference(row, rows, sweep, measure))
+            if not place and has_seeds:
+                line.append(stats.deviation(_folded(row, measure)))
+        line += [float(len(row.runs))] if has_seeds else []
+        asked = (len({record.example_id for record in run.records}) for run in row.runs)
+        numbers = ", ".join(dict.fromkeys(str(run.seed) for run in row.runs))
+        conditions = dict.fromkeys(cell.condition for cell in row.cells if cell.condition)
+        line += [
+            ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None,
+            float(max(asked, default=0)) or None,
+            "; ".join([*conditions, *([f"seed {numbers}"] if numbers else [])]) or None,
+            row.error or None,
+        ]
+        cells.append(tuple(line))
+    return ReportTable("sweep", sweep.title, tuple(columns), tuple(cells), " ".join(notes))
 
 
 def contrast_results(sweep: Sweep) -> list[ContrastResult]:
@@ -245,10 +247,6 @@ def paper(row: SweepRow, sweep: Sweep, of: Measure) -> float | None:
     return value / 100 if value is not None and of.kind == "percent" else value
 
 
-def _is_reported(sweep: Sweep, of: Measure) -> bool:
-    return any(of.name in figures for benchmarks in sweep.reported.values() for figures in benchmarks.values())
-
-
 def _difference(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, of: Measure) -> Paired | None:
     """From the row that differs in the baseline's axis alone, seed by seed; None for that one itself."""
     values = {**row.values, **sweep.baseline}
@@ -265,34 +263,32 @@ def _difference(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, of: Measu
 
 def curves(sweep: Sweep) -> dict[str, list[Line]]:
     """Each number of training that a row logged at two steps or more, with a line a row; those named come first."""
-    rows = sweep.rows()
+    rows, charts = sweep.rows(), {}
     names = dict.fromkeys(name for row in rows for cell in row.cells for step in cell.curves for name in step)
     ordered = [name for name in sweep.curves if name in names] + [name for name in names if name not in sweep.curves]
-    charts = {
-        name: [line for row in rows if (line := _line(row, name)) is not None]
-        for name in ordered
-        if name not in ("step", ASKED)
-    }
+    for name in ordered:
+        if name not in ("step", ASKED):
+            charts[name] = [line for row in rows if len((line := _line(row, name)).points) > 1]
     return {name: lines for name, lines in charts.items() if lines}
 
 
-def _line(row: SweepRow, name: str) -> Line | None:
+def _line(row: SweepRow, name: str) -> Line:
     """A number's mean over seeds with the lowest and the highest seed, each smoothed; held-out accuracy's 95 % interval
     over the questions widens its band.
     """
     at: dict[float, list[float]] = {}
+    asked: dict[float, int] = {}
     for cell in row.cells:
         for step, value in smoothed(curve_points(cell.curves, name)):
             at.setdefault(step, []).append(value)
-    asked = (
-        {step: int(n) for cell in row.cells for step, n in curve_points(cell.curves, ASKED)} if name == HELD_OUT else {}
-    )
+        if name == HELD_OUT:
+            asked |= {step: int(n) for step, n in curve_points(cell.curves, ASKED)}
     points = []
     for step, values in sorted(at.items()):
         mean = math.fsum(values) / len(values)
         band = wilson(mean * asked[step], asked[step]) if asked.get(step) else ()
         points.append((step, mean, min(*values, mean, *band), max(*values, mean, *band)))
-    return Line(row.name, tuple(points)) if len(points) > 1 else None
+    return Line(row.name, tuple(points))
 
 
 def smoothed(values: Points) -> Points:
