@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html.parser
 from typing import cast
 
 from pipelines.core.types import (
@@ -18,6 +19,7 @@ from pipelines.core.types import (
     Turn,
 )
 from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, Preview
+from pipelines.report.charts import VOID
 from pipelines.report.data import ReportData, System
 from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis, Hint
 
@@ -135,3 +137,30 @@ def report_data(questions: int = 36, samples: int = 4, **changes: object) -> Rep
         ks=(1, 2, 4),
     )
     return dataclasses.replace(data, **changes)  # type: ignore[arg-type]
+
+
+class Outline(html.parser.HTMLParser):
+    """The tags of a page, in order, each checked to be closed where it was opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.blocks: dict[str, str] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        name, attributes = self.tags[-1] if self.tags else ("", {})
+        if name in ("script", "style") and self.open[-1:] == [name]:
+            key = attributes.get("id") or name
+            self.blocks[key] = self.blocks.get(key, "") + data

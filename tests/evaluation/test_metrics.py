@@ -157,7 +157,6 @@ def test_the_probe_share_is_of_the_questions_that_need_one(record: Make) -> None
         record(example_id="d", needs_probe=None, tool_calls=0),
     ]
     found = of("probes", records)
-    assert found is not None
     assert (found.value, found.n) == (0.5, 2)
 
 
@@ -169,7 +168,6 @@ def test_the_syntax_rate_is_the_share_of_answers_that_ran(record: Make) -> None:
         record(0.0, example_id="d", status=ExecutionStatus.TIMEOUT),
     ]
     found = of("syntax", records)
-    assert found is not None
     assert found.value == 0.25
 
 
@@ -237,8 +235,6 @@ def test_listing_everything_first_and_unverified_names_are_shares_of_those_that_
         record(example_id="d"),  # an agent without phases
     ]
     listing, unverified = of("listing", records), of("unverified", records)
-    assert listing is not None
-    assert unverified is not None
     assert (listing.value, listing.n) == (pytest.approx(1 / 3), 3)
     assert (unverified.value, unverified.n) == (0.5, 2)
     assert of("listing", records[3:]) is None

@@ -6,7 +6,6 @@ import base64
 import csv
 import dataclasses
 import hashlib
-import html.parser
 import io
 import json
 import re
@@ -14,42 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from evaluation_world import EVIL, NAMES, report_data
+from evaluation_world import EVIL, NAMES, Outline, report_data
 
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.report import formats, report_tables, writer
 from pipelines.report import formats as digits
-from pipelines.report.charts import VOID, Scale, around, data, join, tag, ticks
+from pipelines.report.charts import Scale, around, data, join, tag, ticks
 from pipelines.report.data import ReportData, System
 from pipelines.report.page import document
-
-
-class Outline(html.parser.HTMLParser):
-    """The tags of a page, in order, each checked to be closed where it was opened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.blocks: dict[str, str] = {}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        name, attributes = self.tags[-1] if self.tags else ("", {})
-        if name in ("script", "style") and self.open[-1:] == [name]:
-            key = attributes.get("id") or name
-            self.blocks[key] = self.blocks.get(key, "") + data
 
 
 @pytest.fixture(scope="module")

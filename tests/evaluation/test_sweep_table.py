@@ -1,19 +1,17 @@
 """Means over seeds, the rows of a sweep, its measures and its page: numbers by hand, texts that cannot escape."""
 
 import dataclasses
-import html.parser
 import random
 
 import numpy as np
 import pytest
-from evaluation_world import EVIL, RECORD
+from evaluation_world import EVIL, RECORD, Outline
 
 from pipelines.core.errors import RecipeError
 from pipelines.evaluation import measures, stats
 from pipelines.evaluation import stats as seeds
 from pipelines.evaluation.measures import FinishedEvaluation, measure
 from pipelines.evaluation.record import EpisodeRecord, Linking, Overlap
-from pipelines.report.charts import VOID
 from pipelines.sql.diagnoses import Diagnosis
 from pipelines.sweeps import sweep_table
 from pipelines.sweeps.sweep_page import page
@@ -199,26 +197,6 @@ def test_smoothing_counts_steps_and_leaves_rare_numbers_as_they_are() -> None:
     assert sweep_table.smoothed(every_fourth)[-1] == (40.0, 2.0)  # a fifth of 37 steps, 7, holds two of them
 
 
-class Tags(html.parser.HTMLParser):
-    """The tags of a page, each checked to be closed where it was opened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.all: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.all.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.all.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_stands_alone_and_nothing_from_outside_gets_out_of_its_place() -> None:
     cells = (*filled({EVIL: ("10", "01"), **{f"v{at}": ("11", "10") for at in range(7)}}),)
     cells = (*cells, FinishedCell({"variant": "bad", "seed": "0"}, error=EVIL))
@@ -227,22 +205,34 @@ def test_the_page_stands_alone_and_nothing_from_outside_gets_out_of_its_place() 
         page(Sweep("one", (*cells, untrained))).count("untrained") == 3
     )  # table, chart and its tip: no line, no legend
     text = page(Sweep(EVIL, cells, {"variant": "v0"}, absent={EVIL: EVIL}, facts={"note": EVIL}))
-    tags = Tags()
+    tags = Outline()
     tags.feed(text)
     assert tags.open == []
-    names = [name for name, _ in tags.all]
+    names = [name for name, _ in tags.tags]
     assert names.count("script") == 1
     assert "img" not in names
-    assert not any("src" in attributes or "http" in str(attributes.get("href")) for _, attributes in tags.all)
-    ids = [attributes["id"] for _, attributes in tags.all if "id" in attributes]
+    assert not any("src" in attributes or "http" in str(attributes.get("href")) for _, attributes in tags.tags)
+    ids = [attributes["id"] for _, attributes in tags.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {"table", "failed", "absent", "curves", "method"} <= set(ids)
-    lines = [str(attributes["class"]) for name, attributes in tags.all if name == "polyline"]
+    lines = [str(attributes["class"]) for name, attributes in tags.tags if name == "polyline"]
     assert any("dashed" in each for each in lines)  # the seventh row is not the first one's twin
-    assert sum(str(attributes.get("class", "")).startswith("band") for _, attributes in tags.all) == 8  # the reward's
+    assert sum(str(attributes.get("class", "")).startswith("band") for _, attributes in tags.tags) == 8  # the reward's
 
 
 def test_runs_are_redrawn_as_databases_are() -> None:
     """Three runs that are right in no, half and all of 12 databases: the first alone comes at 1/27, more than 2.5 %."""
     totals = np.outer(np.ones(12), [0.0, 0.5, 1.0])
     assert seeds.crossed_bootstrap(totals, np.ones((12, 3)), 0) == (0.0, 1.0)
+
+
+def test_every_metric_of_episodes_is_a_measure_of_sweeps() -> None:
+    """Of two answers one is right; both take one turn."""
+    run = FinishedEvaluation(answers("10"))
+    for name, part in measures.EPISODES.items():
+        of = measure(name)
+        known = [value for record in run.records if (value := part.value(record)) is not None]
+        assert len(of.scores(run)) == len(known), name
+    assert {value for _, value in measure("turns").scores(run).values()} == {1}
+    with pytest.raises(RecipeError, match="there is no measure 'syntax deviation'"):
+        measure("syntax deviation")
