@@ -1,4 +1,4 @@
-"""What an adaptation gave: before and after on the same questions, by table and hardness, and what is still failed."""
+"""The outcome of an adaptation: before and after on the same questions, by table and hardness, and the failures."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from pipelines.stages.evaluate import records
 from pipelines.stages.report import of_systems, systems_of
 
 BEFORE, AFTER = "before", "after"
-CHARS = 300  # of a text in the table of what is still failed
+CHARS = 300  # of a text in the table of failures
 NO_TABLE = "no table"
 FAILED = "failed"
-Groups = Mapping[str, Sequence[str]]  # ids of questions by what they have in common
+Groups = Mapping[str, Sequence[str]]  # ids of questions by a common property
 
 
 def page(recipe: Recipe, test: Path, before: tuple[Path, str], after: tuple[Path, str], verdict: str) -> ReportData:

@@ -17,7 +17,7 @@ from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import yaml_text
 
-# What a recipe says of the model that is adapted: the tiny one, one of ours, or any from a folder or the hub.
+# The model that is adapted: the tiny one, one of ours, or any from a folder or the hub.
 
 RECIPE = "sql_trail"
 TINY = "scales/tiny"
@@ -35,7 +35,7 @@ class TrainingStart:
     """The start of training."""
 
     includes: tuple[str, ...]  # files of `conf/`, as a recipe includes them
-    settings: dict[str, Any]  # what the recipe sets of its sections beside them
+    settings: dict[str, Any]  # values of the recipe's sections beside them
     is_small: bool  # whether a laptop trains it
     about: str  # in a few words, for a person
 
@@ -121,7 +121,7 @@ def _budgets(**sampling: int) -> dict[str, Any]:
 
 
 FOLDER = Path("recipes")
-INBOX = "feedback/inbox"  # where `sqltrain serve --feedback feedback` puts what people confirm
+INBOX = "feedback/inbox"  # the place of confirmed answers of `sqltrain serve --feedback feedback`
 MANY = 1000  # questions to train on, from which on those that teach most are chosen by their difficulty
 LARGE_EPOCHS, LARGE_BATCH = 3, 16  # passes over a few hundred questions, and questions of a step
 SAMPLES = 2  # demonstrations of a question for the tiny model, which differ in their words and their mistakes

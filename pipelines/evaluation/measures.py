@@ -1,4 +1,4 @@
-"""The measures that a sweep's table may show, by name: what each question's answers in one evaluation are worth.
+"""The measures that a sweep's table may show, by name: the value of each question's answers in one evaluation.
 
 `greedy`, `at once`, `majority`, `pass@4`, `average@4`, `turns`, `tokens out`, `hallucination errors` (a share of the
 wrong answers), ... A measure of one slice names the benchmark's own level, or Spider's: `greedy [simple]`. `curve

@@ -106,7 +106,7 @@ def candidates(members: Iterable[EpisodeRecord], equality: str) -> list[Candidat
         Candidate(
             record.sample,
             record.signature,
-            empty=record.executable and record.n_rows == 0,  # what fails is ruled by `failing` alone
+            empty=record.executable and record.n_rows == 0,  # failures are ruled by `failing` alone
             score=record.score(equality),
         )
         for record in members

@@ -103,7 +103,7 @@ class EpisodeRecord:
     # the verdict under each equality, by its name: 1.0 or 0.0, or graded.
     scores: Mapping[Annotated[str, pydantic.Field(max_length=60)], Grade]
     broken: bool  # a boundary failed (the episode, the database or the gold SQL): counted nowhere but in its own count.
-    failure: str | None  # what broke, in a short word; None when nothing did.
+    failure: str | None  # the broken part, in a short word; None if nothing broke.
     status: ExecutionStatus | None  # of the final SQL's execution; None when there is none.
     # n_rows, gold_rows: rows that the answer and the gold SQL returned.
     n_rows: Number

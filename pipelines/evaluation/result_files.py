@@ -18,7 +18,7 @@ from pipelines.sql.engine import Pair, SqlEngine, Verdict
 EQUALITY = "spider2"
 META = "gold_results"  # in an example's meta: results (header and rows of text), columns that count, ignore_order
 TOLERANCE = 1e-2
-MISSING = frozenset(  # what pandas.read_csv takes for no value
+MISSING = frozenset(  # missing values of pandas.read_csv
     {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"}
     | {"NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
 )

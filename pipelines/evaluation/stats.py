@@ -59,7 +59,7 @@ class Paired:
     # low, high: bounds of its 95 % interval.
     low: float
     high: float
-    p_permutation: float  # two-sided p-value of the sign-flip test, of what `flipped` says.
+    p_permutation: float  # two-sided p-value of the sign-flip test, of the units of `flipped`.
     # n, n_clusters, method: as in `Estimate`.
     n: int
     n_clusters: int
@@ -125,7 +125,7 @@ def paired(
     mean = math.fsum(differences) / n
     method: Method
     if min(differences) == max(differences):
-        reach = wilson(0, n)[1]  # a bootstrap would be sure of what so many questions can only suggest
+        reach = wilson(0, n)[1]  # a bootstrap would be surer than so many questions allow
         scale = max(1.0, abs(mean))  # of counts, which may differ by more than a share
         method, low, high = "wilson", max(mean - scale * reach, -scale), min(mean + scale * reach, scale)
     else:
@@ -247,7 +247,7 @@ STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-Scores = Mapping[str, tuple[str, float]]  # by question: its database, and what one run's answer to it is worth
+Scores = Mapping[str, tuple[str, float]]  # by question: its database, and the value of one run's answer
 
 
 def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:

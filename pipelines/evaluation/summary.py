@@ -39,7 +39,7 @@ class Summary:
     # n_questions, n_databases: with at least one verdict.
     n_questions: int
     n_databases: int
-    n_broken: int  # episodes that count nowhere; `failures` says by class why.
+    n_broken: int  # episodes that count nowhere; `failures` has them by class.
     failures: Mapping[str, int]
     ex: Mapping[str, Estimate]  # of the greedy episodes, under each equality.
     sampled: Estimate | None  # mean EX of the sampled episodes, under the headline equality.

@@ -29,7 +29,7 @@ class Candidate:
     sample: int  # its index in the group.
     signature: str | None  # of its result; None when it gave no usable result (no SQL, an error, a time-out).
     empty: bool  # whether the result has no rows.
-    score: float  # what the answer is worth in [0, 1].
+    score: float  # of the answer, in [0, 1].
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

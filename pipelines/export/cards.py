@@ -1,4 +1,4 @@
-"""The cards of an export: what a model is, how it is asked, what made it, how good it is; and what it was shown.
+"""The cards of an export: a model, its prompt and protocol, its recipe, its figures; and its demonstrations.
 
 They hold settings, counts and figures. No question, query, value or name of a database's parts stands in them, and no
 path or address of the machine that trained it.
@@ -24,7 +24,7 @@ from pipelines.recipe.yaml_files import yaml_text
 
 # What a store knows of a checkpoint: the stages that made it, and the evaluations of it.
 
-QUESTIONS_CARD = "card.md"  # of the filter stage: what its demonstrations are
+QUESTIONS_CARD = "card.md"  # of the filter stage: its demonstrations
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Lineage:
     card: CheckpointCard | None  # how it is asked.
     # of the stages that made it, by kind, its own among them; {} for a folder that no stage made.
     manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what those stages counted, by kind.
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the counts of those stages, by kind.
     evaluations: tuple[Evaluated, ...] = ()  # of this checkpoint, in the store.
-    demonstrations: str = ""  # the card of what it was shown; "" where there is none.
+    demonstrations: str = ""  # the card of its demonstrations; "" where there is none.
 
     def setting(self, path: str) -> Any:
         """The recipe's value at a path that one of the stages reads whole; None if none does."""
@@ -89,7 +89,7 @@ def lineage_of(folder: Path) -> Lineage:
 def _evaluations(store: Store, stage: str, key: str) -> Iterator[Evaluated]:
     kind = f"evaluate_{stage}"
     for evaluation_key in folders(store.root / kind):
-        with contextlib.suppress(DataError):  # one that is not finished, or damaged, says nothing
+        with contextlib.suppress(DataError):  # one that is not finished, or damaged, is skipped
             inputs = store.manifest(kind, evaluation_key).get("inputs", {})
             if inputs.get(stage) != key:
                 continue

@@ -1,4 +1,4 @@
-"""What a report is made of: systems with their records and trajectories, and what surrounds them."""
+"""The data of a report: systems with their records and trajectories, and their questions and settings."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ class System:
 
     name: str  # as tables call it ("after GRPO").
     records: tuple[EpisodeRecord, ...]  # its evaluation records, greedy and sampled together; at least one.
-    # what each record was made from, in the same order; () leaves the reader with the answers alone.
+    # the trajectory of each record, in the same order; () leaves the reader with the answers alone.
     trajectories: tuple[Trajectory, ...] = ()
     # examples that training used up to here, all stages together; None when not known.
     training_examples: int | None = None
@@ -38,7 +38,7 @@ class System:
     at_once: tuple[EpisodeRecord, ...] = ()
     # questions of the benchmark that could not be asked, by the reason.
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # what an answer took, by name ("seconds", "R-VES"), from side files; {} where nothing was noted.
+    # the cost of an answer, by name ("seconds", "R-VES"), from side files; {} where nothing was noted.
     costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -59,9 +59,9 @@ class ReportData:
     group: int | None = None  # rollouts behind each pass rate (G).
     # first rows of results by (database id, SQL), for answers and gold queries (`evaluate.previews`).
     results: Mapping[tuple[str, str], Preview] = dataclasses.field(default_factory=dict)
-    # what names the run, label and value ("recipe": "miniature", "seed": "0", ...).
+    # the run's settings, label and value ("recipe": "miniature", "seed": "0", ...).
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    verdict: str = ""  # what was decided by these figures, in a sentence beside them.
+    verdict: str = ""  # the decision by these figures, in a sentence beside them.
     tables: tuple[ReportTable, ...] = ()  # further tables, each a section of its own.
     ks: tuple[int, ...] = KS  # sample counts of the curves over k.
     rule: Rule = PLAIN  # who votes for majority@k.

@@ -1,4 +1,4 @@
-"""Claims of papers, tested: what a claim contrasts, and the rule by which an interval decides on it.
+"""Claims of papers, tested: the contrasts of a claim, and the rule by which an interval decides on it.
 
 The rule, in one place. `d` is the contrast's difference in the direction that the claim says, with its 95 % interval
 [low, high] over databases and seeds (`seeds.py`):
@@ -25,7 +25,7 @@ from pipelines.evaluation.measures import FinishedEvaluation, measure
 from pipelines.evaluation.stats import ALPHA, POWER, Paired, Scores
 from pipelines.recipe.section import Section
 
-RULE = 2  # of the intervals and of what they decide; raised when either changes, so that no old verdict is kept
+RULE = 2  # of the intervals and of their verdicts; raised when either changes, so that no old verdict is kept
 Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
 Runs = Mapping[str, Mapping[str, FinishedEvaluation]]  # by row and seed
 MeasureName = Annotated[str, pydantic.AfterValidator(lambda name: measure(name).name)]
@@ -60,9 +60,9 @@ class Claim(Section):
     number: Annotated[int, pydantic.Field(gt=0)]  # its place in docs/laboratory.md.
     text: str  # the claim.
     source: str  # where it is made.
-    contrasts: tuple[Contrast, ...] = ()  # what must hold for the claim to hold.
+    contrasts: tuple[Contrast, ...] = ()  # all must hold for the claim to hold.
     seconds: int = 0  # of processor time for all seeds, where nothing of it is there yet; an estimate.
-    reading: str  # what a reader may conclude from the verdict, and what not.
+    reading: str  # the conclusions that the verdict allows, and those that it does not.
     untold: str = ""  # why this world cannot show it; such a claim has no contrasts.
 
     @pydantic.model_validator(mode="after")

@@ -49,14 +49,14 @@ class PaperTable(Form):
     baseline: str  # the row that the others are held against
     against: Mapping[str, str] = {}  # row -> the row that this one is held against in the baseline's place
     measures: tuple[str, ...]  # its columns (`pipelines/evaluation/measures.py`); the difference is of the first
-    curves: tuple[str, ...] = CURVES  # what the page's charts show first
+    curves: tuple[str, ...] = CURVES  # the first charts of the page
     reported: Reported = pydantic.Field(
         default_factory=dict
     )  # row -> benchmark -> measure -> the paper's figure, in percent for shares
     absent: Mapping[str, str] = {}  # rows of the paper's that no cell fills, and why
-    note: str = ""  # what a reader of both should know
+    note: str = ""  # for a reader of both
     miniature: Miniature | None = None
-    claim: Claim | None = None  # what the table tests; None where it only shows
+    claim: Claim | None = None  # the claim that the table tests; None if it only shows figures
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> PaperTable:

@@ -50,7 +50,7 @@ class Sweep:
     reported: Reported = dataclasses.field(default_factory=dict)  # a paper's own figures, percent for shares
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # rows that no cell fills, and why
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # such as the command
-    claim: Claim | None = None  # what the rows test
+    claim: Claim | None = None  # the claim that the rows test
     against: Mapping[str, str] = dataclasses.field(default_factory=dict)  # row -> its own row of reference
 
     @property

@@ -21,7 +21,7 @@ def question_of(database: Database) -> Example:
     return Example("q0", "?", database, "SELECT 1")
 
 
-def test_what_was_answered_is_kept_by_sample(harbour: Database, tmp_path: Path) -> None:
+def test_answers_are_kept_by_sample(harbour: Database, tmp_path: Path) -> None:
     question, kept = question_of(harbour), Answers(tmp_path / "answers")
     assert kept.of(question) == {}
     kept.keep(question, {1: episode(1), 0: episode(0)})
@@ -41,7 +41,7 @@ def test_a_damaged_file_holds_no_answers_and_is_written_anew(harbour: Database, 
     assert kept.of(question) == {0: episode(0)}
 
 
-def test_a_broken_episode_is_no_answer(harbour: Database, tmp_path: Path) -> None:
+def test_a_broken_episode_is_not_kept_as_an_answer(harbour: Database, tmp_path: Path) -> None:
     question, kept = question_of(harbour), Answers(tmp_path / "answers")
     kept.keep(question, {0: episode(0, StopReason.BROKEN)})
     assert not (tmp_path / "answers").exists()
@@ -76,7 +76,7 @@ def test_latency_is_the_mean_over_episodes_by_pass(tmp_path: Path) -> None:
     assert (found.episodes, found.generate_s, found.sql_s, found.total_s) == (40, 1.5, 0.1, 1.6)
 
 
-def test_an_incomplete_benchmark_is_said_to_be_one(tmp_path: Path) -> None:
+def test_an_incomplete_benchmark_is_marked(tmp_path: Path) -> None:
     source = Source(kind="spider", split="dev")
     assert left_out(tmp_path, 972, source) == {}
     row = '{"pool": "test", "row": "dev.json[1]", "reason": "missing_database", "detail": ""}\n'

@@ -49,7 +49,7 @@ def test_a_claim_holds_if_all_of_its_contrasts_do(verdicts: list[Verdict], whole
     assert claims.overall_verdict(verdicts) == whole
 
 
-def test_what_could_have_been_shown_follows_from_the_intervals_width() -> None:
+def test_the_detectable_difference_follows_from_the_intervals_width() -> None:
     """A standard error of 0.01 has an interval of +-0.0196, and shows 0.028 with 80 % power: (1.96 + 0.84) * 0.01."""
     reach = 0.01 * NormalDist().inv_cdf(0.975)
     difference = Paired(0.5, 0.5 - reach, 0.5 + reach, 1.0, 100, 10, "bootstrap by database")
@@ -108,7 +108,7 @@ def test_a_contrast_pairs_questions_within_each_seed() -> None:
         (2, 6, {"margin": 3}, "holds"),  # 0.7 points less, and no more than 1.7
     ],
 )
-def test_margins_and_what_matters_are_in_points(
+def test_margins_and_smallest_differences_are_in_points(
     gained: int, lost: int, changes: dict[str, object], verdict: Verdict
 ) -> None:
     signs = "1" * gained + "0" * lost
@@ -189,7 +189,7 @@ def test_the_verdict_stands_in_a_table_of_its_own() -> None:
     assert shown.note == "holds. Nothing."
 
 
-def test_there_are_twelve_claims_and_each_says_what_would_decide_it() -> None:
+def test_twelve_claims_have_contrasts_that_decide_them() -> None:
     tested = [table.claim for table in TABLES.values() if table.claim is not None]
     assert [claim.number for claim in tested] == list(range(1, 13))
     for table in TABLES.values():

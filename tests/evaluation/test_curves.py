@@ -43,7 +43,7 @@ def test_two_trainings_are_compared_by_the_steps_that_they_need() -> None:
     assert (first, second) == (15.0, 42.0)
 
 
-def test_the_report_says_after_how_many_steps() -> None:
+def test_the_report_has_the_steps_to_an_accuracy() -> None:
     data = dataclasses.replace(report_data(), curves={"GRPO": [*rows(*[0.1] * 10, *[0.5] * 10)]})
     table = report_tables.thresholds(data)
     assert [column.name for column in table.columns] == ["curve", "10 %", "20 %", "30 %", "40 %", "50 %"]

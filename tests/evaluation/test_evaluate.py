@@ -157,7 +157,7 @@ def test_a_verdict_needs_a_named_equality(engine: SqlEngine) -> None:
         evaluate.evaluate([], {}, engine, introspect, (), "greedy")
 
 
-def test_the_consensus_schema_is_what_linking_is_held_against(judge: Callable[..., list[EpisodeRecord]]) -> None:
+def test_linking_is_measured_against_the_consensus_schema(judge: Callable[..., list[EpisodeRecord]]) -> None:
     consensus = SchemaItems(frozenset({"ships"}), frozenset({("ships", "name")}))
     (found,) = judge(episode(GOLD), gold={"q": consensus})
     assert found.linking is not None
@@ -188,7 +188,7 @@ def test_previews_show_the_first_rows_of_wrong_answers_and_their_gold(
     assert set(evaluate.previews(gone, {"q": example}, engine)) == {("harbour", GOLD)}
 
 
-def test_a_record_tells_what_was_asked(judge: Callable[..., list[EpisodeRecord]]) -> None:
+def test_a_record_has_the_digest_of_its_question(judge: Callable[..., list[EpisodeRecord]]) -> None:
     (found,) = judge(episode("SELECT 1"))
     assert (found.question_digest, found.gold_digest) == (text_digest("?"), text_digest(f" {GOLD} ;"))
 

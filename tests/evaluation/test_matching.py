@@ -37,7 +37,7 @@ def test_equal_line_numbers_of_unrelated_files_are_not_the_same_question() -> No
     assert compare(bare[:1], bare[1:], "strict") is None  # nothing is known but the database
 
 
-def test_a_checkpoint_and_a_prediction_file_are_joined_on_what_was_asked() -> None:
+def test_a_checkpoint_and_a_prediction_file_are_joined_by_their_questions() -> None:
     evaluated = [
         asked("spider_dev_1", "SELECT count(*) FROM ships", "How many ships?", score=1.0),
         asked("spider_dev_0", "SELECT name FROM ports", "Name the ports.", score=0.0),
@@ -50,7 +50,7 @@ def test_a_checkpoint_and_a_prediction_file_are_joined_on_what_was_asked() -> No
     assert common_names([evaluated, predicted])[1] == {"0": "spider_dev_0", "1": "spider_dev_1"}
 
 
-def test_paraphrases_with_one_gold_query_are_told_apart_by_their_words() -> None:
+def test_paraphrases_with_one_gold_query_differ_by_their_words() -> None:
     first = [Question("a", "d", "g", "one"), Question("b", "d", "g", "two")]
     assert matched(first, [Question("0", "d", "g", "two"), Question("1", "d", "g", "one")]) == {"0": "b", "1": "a"}
     assert matched(first, [Question("0", "d", "g", ""), Question("1", "d", "g", "")]) == {"0": "a", "1": "b"}

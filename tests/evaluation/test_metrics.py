@@ -81,7 +81,7 @@ def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_sample() -> None:
 
 
 @pytest.mark.parametrize(("n", "correct", "k"), [(4, 5, 1), (4, 2, 0), (4, 2, 5), (4, -1, 1)])
-def test_pass_at_k_refuses_what_cannot_be(n: int, correct: int, k: int) -> None:
+def test_pass_at_k_refuses_impossible_counts(n: int, correct: int, k: int) -> None:
     with pytest.raises(ValueError, match="pass@"):
         metrics.pass_at_k(n, correct, k)
 
@@ -98,7 +98,7 @@ def test_a_point_of_the_curves_by_hand(record: Make) -> None:
     assert point.tied == pytest.approx((4 / 6 + 3 / 6) / 2)
 
 
-def test_a_failed_answer_is_no_empty_result(record: Make) -> None:
+def test_a_failed_answer_does_not_vote_as_an_empty_result(record: Make) -> None:
     """Three failures outvote one right answer where failures vote, whether empty results come last or not."""
     failed = {"status": ExecutionStatus.ERROR, "n_rows": 0, "signature": None, "score": 0.0}
     members = [record(sample=number, **failed) for number in range(3)] + [record(sample=3, signature="A", score=1.0)]

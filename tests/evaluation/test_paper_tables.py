@@ -191,7 +191,9 @@ def test_curves_of_accuracy_are_of_held_out_questions(name: str) -> None:
         ("reasoning_sql/table2", "14B SFT; correct schema", ("protocol.schema_view", "filtered")),
     ],
 )
-def test_what_is_asked_once_more_trains_as_its_own_row_does(name: str, row: str, asked: tuple[str, object]) -> None:
+def test_a_row_that_is_asked_once_more_trains_as_its_own_row_does(
+    name: str, row: str, asked: tuple[str, object]
+) -> None:
     cells = {cell.values[ROW]: cell for cell in sweep_plan.cells_of_paper_table(name, [], None, False)[0]}
     own = row.replace("prefilled", "unknown").replace(", names", ", schema").partition("; ")[0].partition(", asked")[0]
     assert cells[row].key == cells[own].key  # nothing is trained for it
@@ -246,7 +248,7 @@ GOOD = {
         ({"miniature": {"recipe": "miniature", "rows": {"b": []}}}, "which is the baseline"),
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, change: dict[str, object], said: str) -> None:
     import json
 
     place = tmp_path / "t.yaml"

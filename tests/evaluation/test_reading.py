@@ -45,7 +45,7 @@ def test_questions_come_from_the_test_stage_that_the_manifest_names(folder: Path
     assert len(texts(folder, ("greedy",)).examples) == 2
 
 
-def test_records_alone_have_no_texts_and_damage_is_said(folder: Path, tmp_path: Path) -> None:
+def test_records_alone_have_no_texts_and_damage_is_reported(folder: Path, tmp_path: Path) -> None:
     assert texts(tmp_path, ("greedy",)).trajectories == ()
     (folder / "manifest.json").write_text("{")
     with pytest.raises(DataError, match="damaged"):
@@ -74,7 +74,7 @@ def test_questions_left_out_are_counted_by_their_reason(tmp_path: Path) -> None:
     assert left_out(tmp_path) == {"missing database": 3, "gold error": 1}
 
 
-def test_what_answers_took_by_name() -> None:
+def test_the_cost_of_answers_by_name() -> None:
     timing = {"greedy": Latency(4, 1.0, 0.5), "sampled": Latency(8, 2.0, 0.0, 100.0, 20.0)}
     assert taken(timing, 71.5) == {
         "seconds (greedy)": 1.5,

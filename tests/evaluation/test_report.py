@@ -108,7 +108,7 @@ def test_trajectories_beyond_the_cap_are_counted_and_greedy_ones_stay() -> None:
     assert "420 more are not in this file" in page  # 3 * 36 * 5 - 120
 
 
-def test_broken_episodes_are_told_at_the_top() -> None:
+def test_broken_episodes_are_counted_at_the_top() -> None:
     base = report_data(questions=12, samples=0)
     broken = dataclasses.replace(base.systems[0].records[0], broken=True, failure="worker_died", diagnosis=None)
     system = dataclasses.replace(base.systems[0], records=(broken, *base.systems[0].records[1:]))
@@ -204,7 +204,7 @@ def test_every_table_is_written_in_every_form(tmp_path: Path) -> None:
         assert name in writer.markdown(base)
 
 
-def test_what_the_paired_tests_say_is_said_in_words() -> None:
+def test_the_results_of_paired_tests_are_sentences() -> None:
     first, second = report_tables.verdicts(report_data(questions=40, samples=0))
     assert first.startswith("From before SFT to after SFT: +60.0 points of greedy EX [")
     assert second.startswith("From after SFT to after GRPO: +20.0 points of greedy EX [")
@@ -279,7 +279,7 @@ def test_shares_of_the_error_classes_by_hand() -> None:
         assert [row[share] for row in errors.rows] == [row[count] / wrong for row in errors.rows]
 
 
-def test_answers_at_once_and_questions_left_out_are_told_in_the_leader_table() -> None:
+def test_the_leader_table_has_answers_at_once_and_questions_left_out() -> None:
     base = report_data(questions=10, samples=0)
     first, second, third = base.systems
     missing = {"missing database": 60, "gold error": 2}
@@ -302,7 +302,7 @@ def test_answers_at_once_and_questions_left_out_are_told_in_the_leader_table() -
     assert data_.summaries[1].flat()["n_left_out"] == 62
 
 
-def test_what_answers_took_is_a_table_where_it_was_noted() -> None:
+def test_the_cost_of_answers_is_a_table_if_it_was_noted() -> None:
     base = report_data(questions=4, samples=0)
     assert report_tables.costs(base) is None
     systems = (dataclasses.replace(base.systems[0], costs={"seconds (greedy)": 1.25, "R-VES": 71.5}), *base.systems[1:])
@@ -326,7 +326,7 @@ def test_a_question_judged_by_result_files_shows_the_first_of_them() -> None:
     }
 
 
-def test_a_question_that_nobody_knows_is_counted_and_not_read() -> None:
+def test_a_question_without_an_example_is_counted_and_not_read() -> None:
     base = report_data(questions=4, samples=0)
     known = {name: each for name, each in base.examples.items() if name != "q2"}
     index = json.loads(
@@ -336,7 +336,7 @@ def test_a_question_that_nobody_knows_is_counted_and_not_read() -> None:
     assert len(index["rows"]) == 9
 
 
-def test_data_efficiency_is_counted_from_the_base_in_one_turn_and_says_so() -> None:
+def test_data_efficiency_is_counted_from_the_base_in_one_turn() -> None:
     """SQL-Trail, table 1: gains over the base model in a single pass, where it was asked so."""
     base = report_data(questions=10, samples=0)
     first, second, third = (dataclasses.replace(system, training_examples=1000) for system in base.systems)

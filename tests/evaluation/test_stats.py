@@ -47,7 +47,7 @@ def test_the_questions_needed_have_their_power_by_statsmodels(first: float, seco
 
 
 @pytest.mark.parametrize(("right", "n"), [(1, 0), (-1, 4), (5, 4)])
-def test_wilson_refuses_what_is_no_proportion(right: int, n: int) -> None:
+def test_wilson_refuses_impossible_proportions(right: int, n: int) -> None:
     with pytest.raises(ValueError, match="no proportion"):
         stats.wilson(right, n)
 
@@ -79,7 +79,7 @@ def test_sign_flip_agrees_with_scipys_permutation_test() -> None:
     assert stats.sign_flip(differences) == pytest.approx(expected.pvalue)
 
 
-def test_sign_flip_of_many_databases_draws_and_never_says_zero() -> None:
+def test_sign_flip_of_many_databases_draws_and_is_never_zero() -> None:
     assert stats.sign_flip([1.0] * 30) == pytest.approx(1 / 10_001)
     even = [(-1.0) ** i for i in range(30)]
     assert stats.sign_flip(even) == pytest.approx(1.0)

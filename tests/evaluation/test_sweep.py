@@ -74,7 +74,7 @@ def test_a_wrong_axis_is_the_users_mistake(word: str) -> None:
         sweep_plan.cells("miniature", [word])
 
 
-def test_what_cells_share_is_made_once_and_told_before(tmp_path: Path) -> None:
+def test_shared_stages_are_forecast_and_made_once(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
     found = sweep_plan.cells("miniature", ONE_SEED)
     *lines, total = sweep_plan.forecast(found, store)
@@ -247,7 +247,7 @@ def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_pag
         sweep_plan.baseline_of(found, "variant=nope")
 
 
-def test_each_row_says_its_condition(tmp_path: Path) -> None:
+def test_each_row_has_its_condition(tmp_path: Path) -> None:
     """The program's grades and the oracle's demonstrations stood under a paper's name without a word of it."""
     store = Store(tmp_path / "store")
     words = ["variant=none,no_turns", "seed=0..1", "data.test.0.equality=bird"]

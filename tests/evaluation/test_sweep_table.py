@@ -39,7 +39,7 @@ def test_one_run_is_judged_as_in_its_own_report() -> None:
     assert seeds.difference([scores("0" * 12)], [scores(right)], 3) == plain
 
 
-def test_an_interval_over_seeds_holds_what_seeds_differ_by() -> None:
+def test_an_interval_over_seeds_holds_the_spread_of_the_seeds() -> None:
     good, bad = scores("1" * 12), scores("0" * 12)
     both = seeds.mean([good, bad])
     assert both is not None
@@ -159,7 +159,7 @@ def test_a_row_is_the_mean_over_seeds_with_the_difference_from_the_baseline() ->
     assert "Means over the seeds 0, 1" in shown.note
 
 
-def test_a_seed_that_failed_leaves_the_mean_of_the_others_and_says_so() -> None:
+def test_a_seed_that_failed_leaves_the_mean_of_the_others_and_its_error() -> None:
     good = filled({"none": ("1100", "1000"), "no_turns": ("1110", "1111")})
     failed = FinishedCell({"variant": "no_turns", "seed": "1"}, error="the disk is full")
     shown = sweep_table.table(Sweep("two", (*good[:3], failed), {"variant": "none"}, ("greedy",)))

@@ -88,7 +88,7 @@ def test_one_readable_answer_among_the_first_keeps_the_evaluation_going(evaluate
     assert figures["ex"] == pytest.approx(1 / 9)
 
 
-def test_what_broke_is_told_beside_ex(evaluated: Callable[[Any], Path]) -> None:
+def test_broken_episodes_stand_beside_ex(evaluated: Callable[[Any], Path]) -> None:
     """Ten episodes with three right and the others broken told 100 %."""
 
     def say(request: Request) -> str:

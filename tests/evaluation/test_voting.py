@@ -32,7 +32,7 @@ def test_the_largest_group_wins_and_its_earliest_sample_answers() -> None:
     assert (winner.winner.sample, winner.winner.signature, winner.tied) == (1, "A", False)
 
 
-def test_a_tie_goes_to_the_group_of_the_earliest_sample_and_is_told() -> None:
+def test_a_tie_goes_to_the_group_of_the_earliest_sample_and_is_counted() -> None:
     first = vote(group("BABA"))
     assert (first.winner.signature, first.tied) == ("B", True)
     assert vote(list(reversed(group("BABA")))) == first  # the order they are handed over in does not matter
@@ -49,7 +49,7 @@ def test_empty_results_vote_or_come_last() -> None:
     assert vote(group("-00"), Rule(empty="last")).winner.signature == "0"  # there is nothing else
 
 
-def test_when_nobody_can_vote_the_first_sample_answers_without_a_tie() -> None:
+def test_without_voters_the_first_sample_answers_without_a_tie() -> None:
     silent = vote(group("---"))
     assert (silent.winner.sample, silent.winner.signature, silent.tied) == (0, None, False)
 

@@ -99,7 +99,7 @@ def export(store: Store, out: Path, kind: str = "hub-folder", push: str | None =
     return (out / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_card_says_what_it_is_and_how_good_with_the_interval(store: Store, tmp_path: Path) -> None:
+def test_the_card_has_the_model_and_its_figures_with_their_intervals(store: Store, tmp_path: Path) -> None:
     text = export(store, tmp_path / "agent")
     about = yaml.safe_load(text.split("---")[1])
     assert (about["base_model"], about["library_name"]) == (BASE, "transformers")
@@ -153,7 +153,7 @@ def test_ollama_gets_the_chat_template_and_the_limits(store: Store, tmp_path: Pa
     assert {f"PARAMETER {limit}" for limit in limits} <= set(lines)
 
 
-def test_a_template_that_does_more_is_refused_and_what_ollama_lacks_is_said(tmp_path: Path) -> None:
+def test_a_template_that_does_more_is_refused_and_unsupported_parts_are_warned_of(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does more than put each message"):
         ollama.template(tokenizer(THINKING), "think")
     with pytest.raises(DataError, match="refuses a conversation: no system"):
@@ -176,7 +176,7 @@ def test_a_template_that_does_more_is_refused_and_what_ollama_lacks_is_said(tmp_
     ]
 
 
-def test_what_fails_half_way_leaves_nothing(store: Store, tmp_path: Path) -> None:
+def test_an_export_that_fails_half_way_leaves_nothing(store: Store, tmp_path: Path) -> None:
     (store.folder("grpo", "grpo1") / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     with pytest.raises(DataError, match="is damaged"):
         export(store, tmp_path / "agent", "ollama")
@@ -229,7 +229,7 @@ def test_a_link_to_a_checkpoint_has_its_lineage(store: Store, tmp_path: Path, mo
         assert lineage_of(place).manifests.keys() == lineage_of(model).manifests.keys() > {"grpo", "model"}
 
 
-def test_a_folder_with_a_slash_in_its_name_is_no_hub_model(store: Store) -> None:
+def test_a_folder_with_a_slash_in_its_name_is_not_a_hub_model(store: Store) -> None:
     manifest = store.folder("model", "model1") / "manifest.json"
     known = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**known, "weights": "0123"}))  # its files were read when the key was made
@@ -255,7 +255,7 @@ def test_every_protocol_has_words_for_its_card(name: str, tmp_path: Path) -> Non
         ("champion:miniature", "ollama", DataError, "champion"),
     ],
 )
-def test_what_cannot_be_exported_is_one_plain_line(
+def test_an_impossible_export_is_one_plain_line(
     store: Store, tmp_path: Path, what: str, kind: str, kinds: type[UserError], said: str
 ) -> None:
     with pytest.raises(kinds, match=said):

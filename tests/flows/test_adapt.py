@@ -65,7 +65,7 @@ def adapt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return sqltrain(monkeypatch, capsys, "adapt", "shop", *words)
 
 
-def test_the_recipe_is_there_to_read_and_what_it_takes_is_told_first(
+def test_the_recipe_and_its_work_are_shown_first(
     shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = adapt(monkeypatch, capsys, "--questions", "own.csv", "--plan")
@@ -122,7 +122,7 @@ def test_a_mistake_is_one_plain_line(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_model_that_learned_nothing_is_not_promoted_and_the_page_says_what_it_failed(
+def test_a_model_that_learned_nothing_is_not_promoted_and_the_page_has_its_failures(
     shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = adapt(monkeypatch, capsys, "--questions", "own.csv", "--json", *QUICK)

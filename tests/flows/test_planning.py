@@ -24,7 +24,7 @@ def test_the_plan_of_a_recipe_has_a_row_for_each_stage_and_number_of_gpus() -> N
     assert rows[3]["weights"] == pytest.approx(2 * 7_615_616_512 / 8 / 2**30, abs=0.01)
 
 
-def test_what_fits_is_told_by_the_most_rows() -> None:
+def test_the_ways_that_fit_have_their_most_rows() -> None:
     recipe = recipes.load("sql_trail", ["grpo.sampling.episode_tokens=8192", "rollout.slots=16"])
     lines = train.fitting(recipe)
     assert "\n".join(line for line in lines if line.startswith("|")) in GPU_PAGE.read_text(encoding="utf-8")

@@ -62,7 +62,7 @@ def test_a_finished_sweep_prints_its_tables_line_by_line(
     assert any(line.startswith("| EX | difference |") for line in out.splitlines())
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_a_cell_is_made(
+def test_a_folder_that_cannot_be_written_is_an_error_before_a_cell_is_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "taken").write_text("")
