@@ -118,7 +118,8 @@ def measure(name: str) -> Measure:
 
     def of_samples(run: FinishedEvaluation) -> Scores:
         """pass@k, average@k or majority@k of each question that has k samples (see `metrics.k_point`)."""
-        k, scores = int(number or run.k), {}
+        k = int(number or run.k)
+        scores: dict[str, tuple[str, float]] = {}
         for question, members in by_question(run, "sampled").items():
             if len(members) < k:
                 continue
@@ -140,7 +141,7 @@ def measure(name: str) -> Measure:
 
     def of_answers(run: FinishedEvaluation) -> Scores:
         """Each question's mean over its episodes; those without a value are left out, of costs also those not asked."""
-        scores = {}
+        scores: dict[str, tuple[str, float]] = {}
         for question, members in by_question(run, base if base in ("sampled", "at once") else "greedy").items():
             if part is None:
                 values = [ANSWERS[base](record, run.equality) for record in members]

@@ -263,7 +263,8 @@ def _difference(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, of: Measu
 
 def curves(sweep: Sweep) -> dict[str, list[Line]]:
     """Each number of training that a row logged at two steps or more, with a line a row; those named come first."""
-    rows, charts = sweep.rows(), {}
+    rows = sweep.rows()
+    charts: dict[str, list[Line]] = {}
     names = dict.fromkeys(name for row in rows for cell in row.cells for step in cell.curves for name in step)
     ordered = [name for name in sweep.curves if name in names] + [name for name in names if name not in sweep.curves]
     for name in ordered:
