@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
 EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
-UNQUOTED = "its SQL is not repeated here, for the database has hidden parts"
-REACH = "SELECT 1"  # run where the gold is a result and not a query: is the database there?
+HIDDEN_SQL = "its SQL is not repeated here, for the database has hidden parts"
+PROBE_SQL = "SELECT 1"  # run where the gold is a result and not a query: is the database there?
 Options = TypeVar("Options", bound=Section)
 
 
@@ -114,10 +114,10 @@ def choose(
     if source.count is not None and source.count < len(rows):
         chosen = random.Random(f"{seed}/count").sample(range(len(rows)), source.count)
         rows = rows.gather(sorted(chosen))
-    return rows, _in_proportion([*rejected, *twice], len(rows), len(good))
+    return rows, mark_chosen([*rejected, *twice], len(rows), len(good))
 
 
-def _in_proportion(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:
+def mark_chosen(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:
     """Rejected rows, as many of them marked as chosen as of the good ones were, evenly through the file."""
     if chosen == good:
         return rejected
@@ -175,12 +175,12 @@ def check_gold(
         root: what the examples' locations are relative to.
         drop_empty: part those off, too, whose gold SQL returns nothing (MTIR-SQL, 4.1), as `EMPTY`.
     """
-    jobs = [(example.database, example.gold_sql or REACH) for example in resolve(examples, root)]
+    jobs = [(example.database, example.gold_sql or PROBE_SQL) for example in resolve(examples, root)]
     results = engine.execute_many(jobs, max_rows=1)
     good: list[Example] = []
     rejected: list[Rejected] = []
     for example, (database, _), result in zip(examples, jobs, results, strict=True):
-        shown_sql = UNQUOTED if engine.hides(database) else example.gold_sql
+        shown_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
         if result.status in (ExecutionStatus.OK, ExecutionStatus.LIMIT):
             if drop_empty and not result.rows:
                 rejected.append(Rejected(example.id, EMPTY, shown_sql))
@@ -254,7 +254,7 @@ def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> 
     return Loaded(examples(), quarantine)
 
 
-def named(rows: Iterable[Any], *fields: str) -> list[str]:
+def distinct_texts(rows: Iterable[Any], *fields: str) -> list[str]:
     """The different texts in the first of these fields that a row has, sorted; rows without one are passed over."""
     ids = set()
     for row in rows:
@@ -352,7 +352,7 @@ class Layout:
     def paths(self) -> Iterator[Path]:
         """The question files, and the databases that they name with the files that describe them."""
         yield from (file.path for file in self.files)
-        for id in filter(is_plain_name, named((row for _, (_, row) in self.rows()), "db_id")):
+        for id in filter(is_plain_name, distinct_texts((row for _, (_, row) in self.rows()), "db_id")):
             if self.on_server is None:
                 yield from self.databases(id)
             yield from self.described_by(id)

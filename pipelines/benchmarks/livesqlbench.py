@@ -27,8 +27,8 @@ from pipelines.benchmarks.base import (
     Loaded,
     check_file,
     collect,
+    distinct_texts,
     link,
-    named,
     read_objects,
     read_options,
     source_folder,
@@ -133,7 +133,7 @@ def files(source: Source) -> Iterator[Path]:
     home = folder / layout.folder
     yield folder / layout.file
     yield from _gold(folder, options)
-    for name in filter(is_plain_name, named(read_objects(folder / layout.file, HINT), layout.database)):
+    for name in filter(is_plain_name, distinct_texts(read_objects(folder / layout.file, HINT), layout.database)):
         yield _database(home, name)
         yield from (home / name / f"{name}{end}" for end in (KNOWLEDGE, MEANINGS))
 

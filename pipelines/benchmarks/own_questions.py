@@ -21,8 +21,8 @@ from pipelines.benchmarks.base import (
     check_address,
     check_file,
     collect,
+    distinct_texts,
     link,
-    named,
     read_options,
     source_folder,
 )
@@ -112,10 +112,10 @@ class OwnOptions(Section):
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a file, in order; of a part, those of the part."""
     options = read_options(OwnOptions, source)
-    own = _load(source, root)
+    own = _read_file(source, root)
     if not (options.dev or options.test):
         return own
-    invented = next((_load(second, root) for second, _ in _sources(source)[1:]), Loaded([], []))
+    invented = next((_read_file(second, root) for second, _ in _sources(source)[1:]), Loaded([], []))
     parts, repeats = cut(list(own.examples), list(invented.examples), Shares(options.dev, options.test))
     bad = [*own.quarantine, *invented.quarantine] if source.split == "train" else []  # of the file, told once
     reason = "it asks what a held-out question asks"
@@ -131,7 +131,7 @@ def files(source: Source) -> Iterator[Path]:
         for name in _names(file_source, options):
             with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
                 if "://" not in name:
-                    yield _find(name, file.parent, options)
+                    yield _database_path(name, file.parent, options)
 
 
 def addresses(source: Source) -> Iterator[str]:
@@ -150,10 +150,10 @@ def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:
 def _names(source: Source, options: OwnOptions) -> list[str]:
     """The databases that the rows, or the options, name."""
     values = [row for _, (_, row) in _rows(source, options) if not isinstance(row, BadRow)]
-    return named([*values, {"database": options.database}], *DATABASE)
+    return distinct_texts([*values, {"database": options.database}], *DATABASE)
 
 
-def _load(source: Source, root: Path) -> Loaded:
+def _read_file(source: Source, root: Path) -> Loaded:
     options, file = read_options(OwnOptions, source), source_folder(source)
 
     def make(numbered: Row) -> Example:
@@ -161,7 +161,7 @@ def _load(source: Source, root: Path) -> Loaded:
         if isinstance(row, BadRow):
             raise row
         question, sql = text_field(row, "question"), text_field(row, *SQL)
-        name = _asked(row, file.parent, options)
+        name = _database_name(row, file.parent, options)
         id = row.get("id")  # many files number their questions
         is_number = isinstance(id, int) and not isinstance(id, bool)
         id = str(id) if is_number else text_field(row, "id", required=False) or f"{file.stem}_{number}"
@@ -199,7 +199,7 @@ def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
             yield f"{file.name}:{number}", (number, value)
 
 
-def _asked(row: Any, folder: Path, options: OwnOptions) -> str:
+def _database_name(row: Any, folder: Path, options: OwnOptions) -> str:
     """The database of a row, by its own name or, if that is the same one, by the option's."""
     default = options.database
     name = text_field(row, *DATABASE, required=default is None)
@@ -207,7 +207,7 @@ def _asked(row: Any, folder: Path, options: OwnOptions) -> str:
         return name
     with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name is another one
         place, other = (
-            address if "://" in address else str(_find(address, folder, options))
+            address if "://" in address else str(_database_path(address, folder, options))
             for address in (name or default, default)
         )
         return default if identity(place) == identity(other) else name
@@ -220,7 +220,7 @@ def _database(name: str, folder: Path, options: OwnOptions, root: Path, source: 
     if engine is not None:
         return Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
     try:
-        path = _find(name, folder, options)
+        path = _database_path(name, folder, options)
         id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
         if name == options.database:  # however the rows write it, and wherever it lies
             id, apart = path.stem, ""
@@ -235,7 +235,7 @@ def _database(name: str, folder: Path, options: OwnOptions, root: Path, source: 
     return Database(id, engine, link(path, root, source, apart))
 
 
-def _find(name: str, folder: Path, options: OwnOptions) -> Path:
+def _database_path(name: str, folder: Path, options: OwnOptions) -> Path:
     suffixes = file_suffixes()
     if options.databases is None or Path(name).suffix in suffixes:
         return folder / Path(name).expanduser()

@@ -168,7 +168,7 @@ class ValueIndex:
         self._store.execute(
             "CREATE VIRTUAL TABLE searched USING fts5(value, tokenize = 'porter unicode61 remove_diacritics 2')"
         )
-        self._places: dict[str, list[Place]] = {}
+        self._columns_by_value: dict[str, list[Place]] = {}
         columns, queries = [], []
         is_sqlite = database.engine == "sqlite"
         for table in schema.tables:
@@ -188,8 +188,8 @@ class ValueIndex:
         for place, result in zip(columns, results, strict=True):
             for (cell,) in result.rows if result.ok else ():
                 if isinstance(cell, str) and 0 < len(cell) <= LONGEST:
-                    self._places.setdefault(cell, []).append(place)
-        self._store.executemany("INSERT INTO searched VALUES (?)", ((value,) for value in self._places))
+                    self._columns_by_value.setdefault(cell, []).append(place)
+        self._store.executemany("INSERT INTO searched VALUES (?)", ((value,) for value in self._columns_by_value))
 
     def __enter__(self) -> ValueIndex:
         return self
@@ -198,12 +198,12 @@ class ValueIndex:
         self._store.close()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._columns_by_value)
 
     @functools.cached_property
     def lowered(self) -> frozenset[str]:
         """The values in lower case."""
-        return frozenset(value.lower() for value in self._places)
+        return frozenset(value.lower() for value in self._columns_by_value)
 
     def find(self, question: str, count: int) -> list[tuple[str, list[Place]]]:
         """Up to `count` values that the question mentions, the likeliest first, with the columns that hold them."""
@@ -217,7 +217,7 @@ class ValueIndex:
         scored = [(closeness(value, question), value) for (value,) in rows]
         close = [pair for pair in scored if pair[0] >= CLOSE]
         close.sort(key=lambda pair: (-pair[0], -len(pair[1])))  # stable: BM25 decides among equals
-        return [(value, self._places[value]) for _, value in close[:count]]
+        return [(value, self._columns_by_value[value]) for _, value in close[:count]]
 
 
 def closeness(value: str, question: str) -> float:

@@ -8,7 +8,7 @@ A variant's files may lie in the path itself or in their own repository's folder
 brings three databases and asks of Spider's too, Spider-Syn and Spider-Realistic bring none.
 
 A schema comes from the database itself, so that the prompt shows what the SQL will meet; of `tables.json` only the
-natural names are read, where a recipe asks for descriptions (`data/descriptions.py`).
+natural names are read, where a recipe asks for descriptions (`prompt_schema.py`).
 """
 
 import dataclasses

@@ -22,8 +22,8 @@ from pipelines.benchmarks.base import (
     Loaded,
     check_file,
     collect,
+    distinct_texts,
     link,
-    named,
     read_objects,
     read_options,
     source_folder,
@@ -82,9 +82,9 @@ def files(source: Source) -> Iterator[Path]:
     """The questions, the gold results and their standards, and the databases and documents that the questions name."""
     folder, rows = _local(source)
     yield from (folder / QUESTIONS, folder / STANDARDS)
-    yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in named(rows, "db"))
-    yield from (folder / DOCUMENTS / Path(name).name for name in named(rows, "external_knowledge") if name)
-    for id in named(rows, "instance_id"):
+    yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in distinct_texts(rows, "db"))
+    yield from (folder / DOCUMENTS / Path(name).name for name in distinct_texts(rows, "external_knowledge") if name)
+    for id in distinct_texts(rows, "instance_id"):
         if re.fullmatch(r"\w+", id):
             yield folder / GOLD / "sql" / f"{id}.sql"
             yield from (folder / GOLD / "exec_result").glob(f"{id}*.csv")

@@ -6,7 +6,7 @@ import os
 import pytest
 from test_benchmarks import make_database, read, spider_row, write
 
-from pipelines.benchmarks.base import Rejected, _in_proportion
+from pipelines.benchmarks.base import Rejected, mark_chosen
 from pipelines.core.errors import DataError
 from pipelines.recipe import recipes
 from pipelines.stages import data
@@ -15,11 +15,11 @@ from pipelines.stages.context import Context, Silent
 
 def test_rejected_rows_count_in_the_proportion_in_which_good_ones_are_chosen():
     rejected = [Rejected(f"row {number}", "empty_question", "") for number in range(99)]
-    counted = [row.chosen for row in _in_proportion(rejected, chosen=1726, good=8560)]
+    counted = [row.chosen for row in mark_chosen(rejected, chosen=1726, good=8560)]
     assert sum(counted) == 19  # 99 * 1726 / 8560 = 19.96
     assert sum(counted[:50]) == 10  # evenly through the file
-    assert all(row.chosen for row in _in_proportion(rejected, chosen=8560, good=8560))
-    assert not any(row.chosen for row in _in_proportion(rejected, chosen=0, good=8560))
+    assert all(row.chosen for row in mark_chosen(rejected, chosen=8560, good=8560))
+    assert not any(row.chosen for row in mark_chosen(rejected, chosen=0, good=8560))
 
 
 @pytest.fixture

@@ -250,7 +250,7 @@ def ask(
         for _ in range(8):  # a family keeps its share although it loses more questions to the checks
             slots = _fill(family, database, rng)
             if slots and _decides(family, slots, database, connection):
-                question = _word(family, slots, database, split, rng)
+                question = _make_question(family, slots, database, split, rng)
                 questions.setdefault((question.sql, question.question), question)
                 break
     return list(questions.values())
@@ -323,7 +323,9 @@ def _decides(family: Family, slots: Slots, database: MiniDatabase, connection: s
     return all(rows(render(wrong, wrong_slots, database)) != answer for wrong, wrong_slots in misses)
 
 
-def _word(family: Family, slots: Slots, database: MiniDatabase, split: Split, rng: random.Random) -> MiniatureQuestion:
+def _make_question(
+    family: Family, slots: Slots, database: MiniDatabase, split: Split, rng: random.Random
+) -> MiniatureQuestion:
     template = rng.choice(templates(family.name, split))
     words = dict(slots)
     for slot in "thp":
