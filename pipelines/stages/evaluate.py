@@ -1,72 +1,67 @@
 """Stage 8: a model on the held-out questions: greedy, sampled, and forced to answer at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pipelines.core.errors import DataError
-from pipelines.core.files import read_lines, sha256, write_atomic
-from pipelines.core.registry import DIALECTS
-from pipelines.core.types import Example, StopReason, Trajectory, from_dict, to_dict
-from pipelines.recipe.recipes import digest
-
-if TYPE_CHECKING:
-    from pipelines.rollout.engine import Timing
-
-
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
-from pipelines.core.registry import EQUALITIES
-from pipelines.core.types import ExecutionResult, ExecutionStatus
-from pipelines.curation.gold_schema import gold_schemas
-from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.evaluation.record import EpisodeRecord
-from pipelines.evaluation.voting import signature
-from pipelines.recipe.config import MERGE
-from pipelines.stages.context import Context
-
-if TYPE_CHECKING:
-    from pipelines.endpoints.asking import Asker
-
-
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from pipelines.core import frames
-from pipelines.core.files import write_json, write_lines
+from pipelines.core.errors import DataError
+from pipelines.core.files import read_lines, replacing, sha256, write_atomic, write_json, write_lines
 from pipelines.core.frames import DATA
+from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.store import MANIFEST, Store
-from pipelines.core.types import read_jsonl, write_jsonl
+from pipelines.core.types import (
+    Example,
+    ExecutionResult,
+    ExecutionStatus,
+    StopReason,
+    Trajectory,
+    from_dict,
+    read_jsonl,
+    to_dict,
+    write_jsonl,
+)
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation import evaluate, summary
 from pipelines.evaluation.metrics import execution_accuracy, unbroken, value_of
-from pipelines.evaluation.record import Mode
-from pipelines.evaluation.voting import Rule
+from pipelines.evaluation.record import EpisodeRecord, Mode
+from pipelines.evaluation.voting import Rule, signature
 from pipelines.protocols.base import at_once
 from pipelines.protocols.base import build as build_protocol
-from pipelines.recipe.config import ProtocolSection, Recipe
+from pipelines.recipe.config import MERGE, ProtocolSection, Recipe
+from pipelines.recipe.recipes import digest
 from pipelines.recipe.section import Sampling
 from pipelines.report.data import System
-from pipelines.rollout.engine import RolloutEngine, episode_seed
+from pipelines.rollout.engine import RolloutEngine, Timing, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.making import policy
 from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Pair
 from pipelines.sql.equalities.official import r_ves
-from pipelines.stages.context import checkpoint_of, examples, single_thread
+from pipelines.stages.context import Context, checkpoint_of, examples, single_thread
 from pipelines.stages.shards import Run, Shards, asking
 
-# An evaluation's answers by question, kept so that none is made twice, and where the time of making them went.
-
+RECORDS = "records.jsonl"
+ONCE = "once"  # the greedy pass in which the agent must answer without looking
+SELECTED = "selected"  # the pass of the answers that were chosen
+ORACLE, ENDPOINT = "oracle", "endpoint:"
+SAMPLES_A_SEED = 10_000  # answers of another seed are other samples, not those of the log
+FIRST_EPISODES = 100  # questions that may get malformed answers only before the others are not asked
+EFFICIENCY = "timing.json"  # R-VES is made of wall-clock times: beside the results, not among them
 TIMING = "timing.jsonl"
+QUESTIONS = "questions.jsonl"  # beside the records of a prediction file, whose questions lie in no store
+NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_class="empty")
 Line = dict[str, Any]  # {"pass": ..., "trajectory": ..., "record": ...}
+
+# An evaluation's answers by question, kept so that none is made twice, and where the time of making them went.
 
 
 class Answers:
@@ -94,7 +89,7 @@ class Answers:
         return {trajectory.sample: trajectory for trajectory in trajectories}
 
     def keep(self, question: Example, episodes: Mapping[int, Trajectory]) -> None:
-        """Keep a question's episodes, but for the broken ones."""
+        """Keep a question's episodes except the broken ones."""
         path = self._path(question)
         whole = [
             to_dict(trajectory)
@@ -106,34 +101,31 @@ class Answers:
             write_atomic(path, json.dumps(whole, ensure_ascii=False))
 
     def _path(self, question: Example) -> Path | None:
-        return None if self._folder is None else self._folder / f"{digest(_facts(question))}.json"
-
-
-def _facts(question: Example) -> dict[str, Any]:
-    """All of a question, with its database by the bytes of its file instead of by its place."""
-    facts = to_dict(question)
-    path = Path(question.database.location)
-    if not DIALECTS[question.database.engine].is_server() and path.is_file():
-        stat = path.stat()
-        facts["database"]["location"] = _bytes(path, stat.st_size, stat.st_mtime_ns)
-    return facts
+        if self._folder is None:
+            return None
+        facts, path = to_dict(question), Path(question.database.location)
+        # All of a question counts, its database by the bytes of its file instead of by its place.
+        if not DIALECTS[question.database.engine].is_server() and path.is_file():
+            stat = path.stat()
+            facts["database"]["location"] = _file_digest(path, stat.st_size, stat.st_mtime_ns)
+        return self._folder / f"{digest(facts)}.json"
 
 
 @functools.lru_cache(4096)
-def _bytes(path: Path, size: int, changed_ns: int) -> str:
-    """The digest of a file's bytes, taken once as long as it does not change."""
+def _file_digest(path: Path, size: int, changed_ns: int) -> str:
+    """The digest of a file's bytes, computed once until the file changes."""
     return sha256(path)
 
 
 @dataclasses.dataclass(frozen=True)
 class Latency:
-    """What one episode took on average; episodes overlap, so the seconds are no shares of the wall clock."""
+    """The mean time of one episode; episodes overlap, so the seconds are no shares of the wall clock."""
 
     episodes: int
     # generate_s, sql_s: waiting for the policy, and for the database.
     generate_s: float
     sql_s: float
-    # bought_in, bought_out: prompt and completion tokens that an endpoint counted; 0.0 where there was none.
+    # bought_in, bought_out: prompt and completion tokens that an endpoint counted; 0.0 if there was none.
     bought_in: float = 0.0
     bought_out: float = 0.0
 
@@ -172,98 +164,76 @@ def latencies(folder: Path) -> Mapping[str, Latency]:
 # Candidate selection: the sample that an endpoint prefers to the others, pair by pair (Reasoning-SQL, A.4), or what
 # it makes of the two with most votes (CSC-SQL).
 
-SELECTED = "selected"  # the pass of the answers that were chosen
-NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_class="empty")
-
 
 def select(
     ctx: Context, selector: str, questions: Sequence[Example], lines: Sequence[Line], gold: Path | None
 ) -> tuple[list[Line], dict[str, float]]:
     """One line a question, the chosen sample's own as a greedy episode, or that of the merged answer; and, for the
-    metrics, the selector's liking for the first place and what its answers cost.
+    metrics, the selector's liking for the first place and the cost of its answers.
 
     Args:
-        selector: an endpoint's name, behind `MERGE` where it merges; what it said is kept, so that a killed evaluation
+        selector: an endpoint's name, behind `MERGE` if it merges; its answers are kept, so that a killed evaluation
             asks nothing twice.
         lines: of all passes. Broken samples are no candidates, and a question with no other is left out.
         gold: the gold-schema stage that the lines were held against; None for the gold SQL's own items.
     """
     from pipelines.endpoints.asking import Asker
-    from pipelines.teachers.experts import choose
+    from pipelines.teachers import experts
 
-    by_id = {question.id: question for question in questions}
+    by_id, schema = {question.id: question for question in questions}, schemas(ctx.recipe)
     samples: dict[str, list[Line]] = {}
     for line in lines:
         if line["pass"] == "sampled" and not line["record"]["broken"]:
             samples.setdefault(line["record"]["example_id"], []).append(line)
-    results = _results(ctx, by_id, samples)
-    cases = [
-        (
-            by_id[name],
-            [(line["record"]["final_sql"] or "", results[name, line["record"]["final_sql"]]) for line in group],
-        )
-        for name, group in samples.items()
-    ]
     form = EQUALITIES[ctx.recipe.headline].form
     asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
-    if selector.startswith(MERGE):
-        merged = _merged(ctx, asker, cases, lambda result: signature(result, form), gold)
-        return merged, {f"selector_{name}": n for name, n in asker.take_used().items()}
-    choices = choose(asker, cases, schemas(ctx.recipe), lambda result: signature(result, form))
-    chosen = [_chosen(group[choice.winner]) for group, choice in zip(samples.values(), choices, strict=True)]
+
+    def same(result: ExecutionResult) -> str | None:
+        return signature(result, form)
+
+    with sql_engine(ctx.recipe) as sql:
+        # Each different answer of a question is run once.
+        wanted = {(name, line["record"]["final_sql"]) for name, group in samples.items() for line in group}
+        ran = sorted((name, text) for name, text in wanted if text)
+        returned = sql.execute_many([(by_id[name].database, text) for name, text in ran])
+        results = dict.fromkeys(wanted, NOTHING) | dict(zip(ran, returned, strict=True))
+        cases = [
+            (
+                by_id[name],
+                [(line["record"]["final_sql"] or "", results[name, line["record"]["final_sql"]]) for line in group],
+            )
+            for name, group in samples.items()
+        ]
+        if selector.startswith(MERGE):  # a merged answer need not be one of the samples
+            answers = experts.merge(asker, cases, schema, same, sql.execute_many)
+            trajectories = [
+                evaluate.of_prediction(name, text or None, asker.name)
+                for name, text in zip(samples, answers, strict=True)
+            ]
+            asked, equalities = {name: by_id[name] for name in samples}, ctx.recipe.equalities
+            records = evaluate.evaluate(trajectories, asked, sql, schema, equalities, "greedy", gold_schemas(gold))
+            merged = [
+                {"pass": SELECTED, "trajectory": to_dict(trajectory), "record": to_dict(record)}
+                for trajectory, record in zip(trajectories, records, strict=True)
+            ]
+            return merged, {f"selector_{name}": n for name, n in asker.take_used().items()}
+    choices = experts.choose(asker, cases, schema, same)
+    chosen = []
+    for group, choice in zip(samples.values(), choices, strict=True):
+        record = from_dict(EpisodeRecord, group[choice.winner]["record"])
+        greedy = dataclasses.replace(record, mode="greedy", sample=0, signature=None)
+        trajectory = group[choice.winner]["trajectory"]
+        chosen.append({"pass": SELECTED, "trajectory": trajectory, "record": to_dict(greedy)})
     first = sum(choice.first for choice in choices) / max(1, len(choices))
     return chosen, {"selector_first": first, **{f"selector_{name}": n for name, n in asker.take_used().items()}}
 
 
-def _merged(
-    ctx: Context,
-    asker: Asker,
-    cases: Sequence[tuple[Example, Sequence[tuple[str, ExecutionResult]]]],
-    same: Callable[[ExecutionResult], str | None],
-    gold: Path | None,
-) -> list[Line]:
-    """A line for the merged answer of each question, which need not be one of its samples."""
-    from pipelines.evaluation.evaluate import evaluate, of_prediction
-    from pipelines.teachers.experts import merge
-
-    schema, questions = schemas(ctx.recipe), {question.id: question for question, _ in cases}
-    with sql_engine(ctx.recipe) as sql:
-        answers = merge(asker, cases, schema, same, sql.execute_many)
-        trajectories = [
-            of_prediction(name, text or None, asker.name) for name, text in zip(questions, answers, strict=True)
-        ]
-        links = gold_schemas(gold)
-        records = evaluate(trajectories, questions, sql, schema, ctx.recipe.equalities, "greedy", links)
-    return [
-        {"pass": SELECTED, "trajectory": to_dict(trajectory), "record": to_dict(record)}
-        for trajectory, record in zip(trajectories, records, strict=True)
-    ]
-
-
-def _results(
-    ctx: Context, by_id: dict[str, Example], samples: dict[str, list[Line]]
-) -> dict[tuple[str, str | None], ExecutionResult]:
-    """What each different answer returns, by (question, SQL)."""
-    wanted = {(name, line["record"]["final_sql"]) for name, group in samples.items() for line in group}
-    ran = sorted((name, text) for name, text in wanted if text)
-    with sql_engine(ctx.recipe) as sql:
-        results = sql.execute_many([(by_id[name].database, text) for name, text in ran])
-    return dict.fromkeys(wanted, NOTHING) | dict(zip(ran, results, strict=True))
-
-
-def _chosen(line: Line) -> Line:
-    record = dataclasses.replace(from_dict(EpisodeRecord, line["record"]), mode="greedy", sample=0, signature=None)
-    return {"pass": SELECTED, "trajectory": line["trajectory"], "record": to_dict(record)}
-
-
 # The texts of a finished evaluation, found from its folder: its trajectories and the questions that they answer.
-
-QUESTIONS = "questions.jsonl"  # beside the records of a prediction file, whose questions lie in no store
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What records alone don't hold; both are () where nothing leads to it."""
+    """The texts that records lack; both are () if they are not found."""
 
     trajectories: tuple[Trajectory, ...] = ()
     examples: tuple[Example, ...] = ()
@@ -279,7 +249,16 @@ def texts(folder: Path, passes: Sequence[str]) -> Texts:
         for name in passes
         for trajectory in frames.from_frame(frame.filter(pl.col("pass") == name), Trajectory)
     ]
-    return Texts(tuple(trajectories), tuple(_examples(folder)))
+    # The questions lie beside the records, or in the `test` stage that the manifest names, in the same store.
+    if (folder / QUESTIONS).is_file():
+        return Texts(tuple(trajectories), tuple(read_jsonl(folder / QUESTIONS, Example)))
+    place = folder.resolve()
+    store = Store(place.parent.parent)
+    manifest = store.manifest(place.parent.name, place.name) if (place / MANIFEST).is_file() else {}
+    key = manifest.get("test") or manifest.get("inputs", {}).get("test")
+    test = store.folder("test", str(key))
+    questions = examples(test, "test") if key and (test / DATA).is_file() else []
+    return Texts(tuple(trajectories), tuple(questions))
 
 
 def left_out(test: Path) -> dict[str, int]:
@@ -290,7 +269,7 @@ def left_out(test: Path) -> dict[str, int]:
 
 
 def taken(timing: Mapping[str, Latency], r_ves: float | None) -> dict[str, float]:
-    """What an answer took, by name: seconds by pass, tokens that an endpoint counted, R-VES."""
+    """The costs of an answer by name: seconds by pass, tokens that an endpoint counted, R-VES."""
     figures = {f"seconds ({name})": latency.total_s for name, latency in timing.items()}
     for name, latency in timing.items():
         if latency.bought_in or latency.bought_out:
@@ -310,26 +289,6 @@ def keep(folder: Path, questions: Sequence[Example], system: System) -> None:
         for question in questions
     )
     write_jsonl(folder / QUESTIONS, absolute)
-
-
-def _examples(folder: Path) -> list[Example]:
-    """Questions beside the records, or those of the `test` stage that the manifest names, in the same store."""
-    if (folder / QUESTIONS).is_file():
-        return list(read_jsonl(folder / QUESTIONS, Example))
-    place = folder.resolve()
-    store = Store(place.parent.parent)
-    manifest = store.manifest(place.parent.name, place.name) if (place / MANIFEST).is_file() else {}
-    key = manifest.get("test") or manifest.get("inputs", {}).get("test")
-    test = store.folder("test", str(key))
-    return examples(test, "test") if key and (test / DATA).is_file() else []
-
-
-RECORDS = "records.jsonl"
-ONCE = "once"  # the greedy pass in which the agent must answer without looking
-ORACLE, ENDPOINT = "oracle", "endpoint:"
-SAMPLES_A_SEED = 10_000  # answers of another seed are other samples, not those of the log
-FIRST_EPISODES = 100  # questions that may get malformed answers only before the others are not asked
-EFFICIENCY = "timing.json"  # R-VES is made of wall-clock times: beside the results, not among them
 
 
 def build(ctx: Context) -> None:
@@ -385,10 +344,22 @@ def evaluate_questions(
     figures = dataclasses.replace(figures, left_out=left_out(ctx.inputs["test"]))
     write_json(ctx.folder / "summary.json", to_dict(figures))
     chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
-    ctx.metrics({**headline(figures), **figures.flat(), **_once(records(ctx.folder, ONCE), recipe), **chosen})
-    reward = _r_ves(recipe, evaluated, questions) if recipe.evaluation.r_ves else None
-    if reward is not None:
-        write_json(ctx.folder / EFFICIENCY, {"r_ves": reward})
+    once = records(ctx.folder, ONCE)
+    forced = _accuracy("ex_at_once", once, recipe)
+    forced |= _accuracy("ex_at_once_probe", [record for record in once if record.needs_probe], recipe)
+    ctx.metrics({**headline(figures), **figures.flat(), **forced, **chosen})
+    # R-VES of the greedy answers to questions with a gold query, which an answer is timed against. Wall-clock times
+    # differ with every run, so it goes to a side file.
+    with_gold = {question.id: question for question in questions if question.gold_sql}
+    greedy = [record for record in unbroken(evaluated) if record.mode == "greedy" and record.example_id in with_gold]
+    if recipe.evaluation.r_ves and greedy:
+        pairs = [
+            Pair(with_gold[record.example_id].database, with_gold[record.example_id].gold_sql, record.final_sql)
+            for record in greedy
+        ]
+        with sql_engine(recipe, workers=1) as sql:  # two queries at a time would time each other
+            verdicts = sql.verdicts(pairs, ["r_ves"])
+        write_json(ctx.folder / EFFICIENCY, {"r_ves": r_ves([verdict.scores["r_ves"] for verdict in verdicts])})
 
 
 class MalformedGuard:
@@ -412,48 +383,24 @@ class MalformedGuard:
         return all(not record.well_formed and not record.executable and not record.broken for record in first_records)
 
     def skip_the_rest(self, recipe: Recipe, gold: Path | None) -> None:
-        """Write what follows the first questions: each question is wrong, and was not asked."""
+        """Write the shards after the first questions: each question is wrong, and was not asked."""
         policy = self._shards.read(0)[0]["trajectory"]["policy"]
-        evaluated = _evaluating(recipe, gold)
+        evaluated = line_maker(recipe, gold)
         for index in range(FIRST_EPISODES // self._shards.size, len(self._shards)):
             path, part = self._shards.path(index), self._shards.part(index)
             questions = [question for question in part if question.id not in self._first]
             rows = self._shards.read(index) if index in self._head else []
             lines = [row for row in rows if row["record"]["example_id"] in self._first]
             for evaluation in passes(recipe):
+                name = evaluation.protocol.name
                 skipped = [
-                    _unasked(question, n, policy, evaluation)
+                    Trajectory(question.id, n, policy, name, (), (), None, StopReason.UNASKED)
                     for question in questions
                     for n in range(evaluation.samples)
                 ]
                 lines += evaluated(evaluation, questions, skipped)
-            beside = path.with_name(f"{path.name}.part-rest")  # whole or absent
-            write_lines(beside, lines)
-            beside.replace(path)
-
-
-def _unasked(question: Example, sample: int, policy: str, evaluation: EvaluationPass) -> Trajectory:
-    return Trajectory(question.id, sample, policy, evaluation.protocol.name, (), (), None, StopReason.UNASKED)
-
-
-def _r_ves(recipe: Recipe, evaluated: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float | None:
-    """R-VES of the greedy answers, timed once there are verdicts; they are right where BIRD's equality says so.
-
-    Only of questions with a gold query, which is what an answer is timed against; None where none was answered. It goes
-    to a side file and is no part of a dataset: wall-clock times differ with every run.
-    """
-    with_gold = {question.id: question for question in questions if question.gold_sql}
-    greedy = [record for record in unbroken(evaluated) if record.mode == "greedy" and record.example_id in with_gold]
-    if not greedy:
-        return None
-    examples = [with_gold[record.example_id] for record in greedy]
-    pairs = [
-        Pair(example.database, example.gold_sql, record.final_sql)
-        for example, record in zip(examples, greedy, strict=True)
-    ]
-    with sql_engine(recipe, workers=1) as sql:  # two queries at a time would time each other
-        verdicts = sql.verdicts(pairs, ["r_ves"])
-    return r_ves([verdict.scores["r_ves"] for verdict in verdicts])
+            with replacing(path) as beside:
+                write_lines(beside, lines)
 
 
 def records(folder: Path, *passes: str) -> list[EpisodeRecord]:
@@ -478,20 +425,12 @@ def headline(figures: summary.Summary) -> dict[str, float]:
     return values
 
 
-def _once(forced: list[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
-    """EX of the same model forced to answer without looking, and on the questions that need a look."""
-    probing = [record for record in forced if record.needs_probe]
-    return {**_accuracy("ex_at_once", forced, recipe), **_accuracy("ex_at_once_probe", probing, recipe)}
-
-
 def _accuracy(name: str, evaluated: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
-    """EX with its bounds under these names; {} where there are no records."""
+    """EX with its bounds under these names; {} if there are no records."""
     estimate = execution_accuracy(unbroken(evaluated), recipe.headline, recipe.seed)
-    return (
-        {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-        if estimate is not None
-        else {}
-    )
+    if estimate is None:
+        return {}
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
@@ -518,19 +457,9 @@ def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
     return policy(name, recipe)
 
 
-def _counted(model: Policy) -> tuple[int, int]:
-    """Prompt and completion tokens of an endpoint's answers since the last call, whichever run bought them."""
-    from pipelines.teachers.policy import OpenAIPolicy
-
-    if not isinstance(model, OpenAIPolicy):
-        return 0, 0
-    used = model.asker.take_used()
-    return int(used["prompt_tokens"]), int(used["completion_tokens"])
-
-
 @dataclasses.dataclass(frozen=True)
 class EvaluationPass:
-    """One way of asking every question: what `records` calls it, how it speaks and samples, its turn cap, how often."""
+    """One way of asking every question: its name in `records`, protocol, sampling, turn cap and number of samples."""
 
     name: str
     mode: Mode
@@ -541,13 +470,13 @@ class EvaluationPass:
 
     @property
     def key(self) -> str:
-        """What an answer depends on beside the policy and the question; not how many answers there are."""
+        """The digest of the settings that decide an answer beside the policy and the question."""
         values = {name: getattr(self, name).model_dump(mode="json") for name in ("protocol", "sampling")}
         return digest({**values, "max_turns": self.max_turns})
 
 
 def passes(recipe: Recipe) -> list[EvaluationPass]:
-    """A greedy pass, a sampled one and, where the recipe says so, one in which the agent must answer at once."""
+    """A greedy pass, a sampled one and, if the recipe says so, one in which the agent must answer at once."""
     settings, protocol, turns = recipe.evaluation, recipe.protocol, recipe.protocol.max_turns_eval
     greedy = settings.sampling.model_copy(update={"temperature": 0.0})
     evaluations = [EvaluationPass("greedy", "greedy", protocol, greedy, turns, 1)]
@@ -559,10 +488,10 @@ def passes(recipe: Recipe) -> list[EvaluationPass]:
     return evaluations
 
 
-def _evaluating(
+def line_maker(
     recipe: Recipe, gold: Path | None
 ) -> Callable[[EvaluationPass, Sequence[Example], list[Trajectory]], list[Line]]:
-    """What makes lines of the trajectories of a pass over these questions, in order."""
+    """A function that evaluates the trajectories of a pass over some questions and returns their lines, in order."""
     sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
 
     def lines(evaluation: EvaluationPass, questions: Sequence[Example], done: list[Trajectory]) -> list[Line]:
@@ -578,17 +507,11 @@ def _evaluating(
 
 def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None) -> Run:
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
-    sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
-    model, evaluated = answering(answerer, recipe, responses), _evaluating(recipe, gold)
-    user = simulated_user(build_protocol(recipe.protocol), responses)
+    from pipelines.teachers.policy import OpenAIPolicy
 
-    def ask(evaluation: EvaluationPass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
-        engine = RolloutEngine(
-            model, build_protocol(evaluation.protocol), sql, evaluation.sampling, evaluation.max_turns, schema, user
-        )
-        done = engine.run(requests)
-        note_time(timing, evaluation.name, len(done), engine.timing, _counted(model))
-        return done
+    sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
+    model, evaluated = answering(answerer, recipe, responses), line_maker(recipe, gold)
+    user = simulated_user(build_protocol(recipe.protocol), responses)
 
     def answer(evaluation: EvaluationPass, questions: Sequence[Example], timing: Path) -> list[Line]:
         answers_kept = Answers(None if answers is None else answers / evaluation.key)
@@ -599,8 +522,15 @@ def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, ans
             for sample in range(evaluation.samples)
             if sample not in samples[question.id]
         ]
-        for trajectory in ask(evaluation, requests, timing) if requests else []:
-            samples[trajectory.example_id][trajectory.sample] = trajectory
+        if requests:
+            protocol = build_protocol(evaluation.protocol)
+            engine = RolloutEngine(model, protocol, sql, evaluation.sampling, evaluation.max_turns, schema, user)
+            made = engine.run(requests)
+            used = model.asker.take_used() if isinstance(model, OpenAIPolicy) else {}
+            bought = int(used.get("prompt_tokens", 0)), int(used.get("completion_tokens", 0))
+            note_time(timing, evaluation.name, len(made), engine.timing, bought)
+            for trajectory in made:
+                samples[trajectory.example_id][trajectory.sample] = trajectory
         for question in {request.example.id: request.example for request in requests}.values():
             answers_kept.keep(question, samples[question.id])
         done = [samples[question.id][sample] for question in questions for sample in range(evaluation.samples)]
