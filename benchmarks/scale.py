@@ -20,6 +20,7 @@ import json
 import sys
 import tempfile
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,10 @@ def unchecked(recipe: Any, folder: Path, parts: Sequence[checking.SourcePart], w
     starts = [0, *itertools.accumulate(part.rows for part in parts)]
 
     def run(items: Sequence[Any], path: Path) -> str:
-        found = checking.by_source(items, starts)
-        lines = [{"source": n, "kept": rows, "levels": ["hard"] * len(rows), "rejected": []} for n, rows in found]
+        lines = []
+        for number, group in itertools.groupby(items, lambda item: bisect_right(starts, item) - 1):
+            rows = [item - starts[number] for item in group]
+            lines.append({"source": number, "kept": rows, "levels": ["hard"] * len(rows), "rejected": []})
         write_lines(path, lines)
         return ""
 

@@ -1,6 +1,6 @@
 """Stage 1: read the questions of every pool, check each gold SQL by running it, keep what is bad with its reason."""
 
-from __future__ import annotations
+from __future__ import annotations  # array[int] is a type for checkers alone
 
 import dataclasses
 import itertools
@@ -9,50 +9,46 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
-from pipelines.benchmarks import base, prompt_schema
+from pipelines.benchmarks import base, corrections, prompt_schema
 from pipelines.benchmarks.base import Rejected, resolve
 from pipelines.core import frames
+from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_json, write_lines
+from pipelines.core.frames import DATA
 from pipelines.core.store import SHARDS
 from pipelines.core.types import Example
+from pipelines.curation import leakage
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import completed, noted, schemas, sql_engine
 from pipelines.recipe.config import Recipe, Source
-from pipelines.stages.context import COSTS, Context
+from pipelines.stages.context import COSTS, LEAKAGE, Context, each_example
+from pipelines.stages.context import examples as examples_of_data
 from pipelines.stages.shards import Run, Shards
 
-if TYPE_CHECKING:
-    from pipelines.endpoints.asking import Asker
-
-
-from pipelines.benchmarks import corrections
-from pipelines.core.errors import DataError
-from pipelines.core.frames import DATA
-from pipelines.curation import leakage
-from pipelines.stages.context import LEAKAGE, each_example
-from pipelines.stages.context import examples as examples_of_data
+QUARANTINE = "quarantine.jsonl"
+FLAGGED = "flagged_by_all"
+TRAINED = ("sft", "rl")  # pools that are learned from
 
 # The data stage's long work: each source is read once into the work folder, and its gold SQL is run in shards.
 
 BATCH = 1024  # gold queries between two moves of the bar
-TRAINING = ("sft", "rl")
 
 
 @dataclasses.dataclass(frozen=True)
 class SourcePart:
     """One source as it was read."""
 
-    # pool, part: what the source is of the recipe's data.
+    # pool, part: the place of the source in the recipe's data.
     pool: str
     part: int
     kind: str
-    path: Path  # its examples, a Parquet file; not there where it has none.
-    rows: int  # how many it has.
-    rejected: tuple[base.Rejected, ...]  # what is no example, with its reason.
+    path: Path  # its examples, a Parquet file; it does not exist if there are none.
+    rows: int  # of that file.
+    rejected: tuple[Rejected, ...]  # rows that are not an example, with the reason.
 
 
 @dataclasses.dataclass
@@ -61,11 +57,11 @@ class CheckedSource:
 
     kept: array[int]
     levels: list[str]  # the hardness of each row that is kept.
-    rejected: list[base.Rejected]
+    rejected: list[Rejected]
 
 
 def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> SourcePart:
-    """Read a source, unless a killed run has; raises what `base.read` does.
+    """Read a source, unless a killed run has: the examples that its levels and count choose, and the rejected rows.
 
     Args:
         number: of the source among the stage's.
@@ -74,31 +70,25 @@ def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> Sou
     folder.mkdir(exist_ok=True)
     path, note = folder / f"source-{number}.parquet", folder / f"source-{number}.json"
     if not note.is_file():
-        write_json(note, _read(ctx, path, pool, part, source))
+        loaded = base.load(source, ctx.recipe.seed, ctx.folder)
+        examples, writer, rows = iter(loaded.examples), frames.Writer(path, path.parent), 0
+        while window := list(itertools.islice(examples, frames.WINDOW)):
+            if source.hardness is not None:
+                window = base.with_hardness(window)
+            frame = frames.to_frame(noted(window, ctx.folder), extra=[{"pool": pool, "part": part}] * len(window))
+            writer.add(frame.with_columns(pl.col(pl.Null).cast(pl.String)))  # all windows have the same columns
+            rows += len(window)
+            ctx.progress.advance(0, f"{pool}: {rows} questions")
+        empty = pl.Series(dtype=pl.String)
+        if rows:
+            writer.close()
+        names = frames.read(path, "id", "hardness") if rows else pl.DataFrame({"id": empty, "hardness": empty})
+        chosen, rejected = base.choose(names["id"], names["hardness"], loaded.quarantine, source, ctx.recipe.seed)
+        if len(chosen) < rows:
+            frames.keep(path, chosen)
+        write_json(note, {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]})
     facts = read_json(note)
-    rejected_rows = tuple(base.Rejected(*row) for row in facts["rejected"])
-    return SourcePart(pool, part, source.kind, path, facts["rows"], rejected_rows)
-
-
-def _read(ctx: Context, path: Path, pool: str, part: int, source: Source) -> dict[str, Any]:
-    """Write the examples of a source that its levels and count choose; how many they are, and what was rejected."""
-    loaded = base.load(source, ctx.recipe.seed, ctx.folder)
-    examples, writer, rows = iter(loaded.examples), frames.Writer(path, path.parent), 0
-    while window := list(itertools.islice(examples, frames.WINDOW)):
-        if source.hardness is not None:
-            window = base.with_hardness(window)
-        frame = frames.to_frame(noted(window, ctx.folder), extra=[{"pool": pool, "part": part}] * len(window))
-        writer.add(frame.with_columns(pl.col(pl.Null).cast(pl.String)))  # all windows have the same columns
-        rows += len(window)
-        ctx.progress.advance(0, f"{pool}: {rows} questions")
-    empty = pl.Series(dtype=pl.String)
-    if rows:
-        writer.close()
-    names = frames.read(path, "id", "hardness") if rows else pl.DataFrame({"id": empty, "hardness": empty})
-    chosen, rejected = base.choose(names["id"], names["hardness"], loaded.quarantine, source, ctx.recipe.seed)
-    if len(chosen) < rows:
-        frames.keep(path, chosen)
-    return {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]}
+    return SourcePart(pool, part, source.kind, path, facts["rows"], tuple(Rejected(*row) for row in facts["rejected"]))
 
 
 def check(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSource]:
@@ -114,7 +104,7 @@ def check(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSource]:
         source = checked[row["source"]]
         source.kept.extend(row["kept"])
         source.levels += map(sys.intern, row["levels"])
-        source.rejected += [base.Rejected(*rejected) for rejected in row["rejected"]]
+        source.rejected += [Rejected(*rejected) for rejected in row["rejected"]]
     return checked
 
 
@@ -125,10 +115,11 @@ def checking(recipe: Recipe, folder: Path, parts: Sequence[SourcePart], workers:
 
     def run(items: Sequence[Any], path: Path) -> str:
         lines: list[dict[str, Any]] = []
-        for number, rows in by_source(items, starts):
-            part = parts[number]
+        # The rows are numbered through all sources, in order.
+        for number, group in itertools.groupby(items, lambda item: bisect_right(starts, item) - 1):
+            part, rows = parts[number], [item - starts[number] for item in group]
             examples_here = frames.from_frame(frames.take(part.path, rows), Example)
-            drop_empty = recipe.data.drop_empty and part.pool in TRAINING
+            drop_empty = recipe.data.drop_empty and part.pool in TRAINED
             good, rejected = base.check_gold(examples_here, sql, folder, drop_empty)
             names = {example.id for example in good}
             good_rows = [row for row, example in zip(rows, examples_here, strict=True) if example.id in names]
@@ -141,12 +132,6 @@ def checking(recipe: Recipe, folder: Path, parts: Sequence[SourcePart], workers:
     return run
 
 
-def by_source(items: Sequence[int], starts: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """The rows of each source that items stand for: they are numbered through all sources, in order."""
-    for number, group in itertools.groupby(items, lambda item: bisect_right(starts, item) - 1):
-        yield number, [item - starts[number] for item in group]
-
-
 def windows(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
     """The kept rows of a source with their levels, a window at a time."""
     start = 0
@@ -156,22 +141,15 @@ def windows(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
         start += frame.height
 
 
-def examples(part: SourcePart, checked: CheckedSource) -> list[Example]:
-    """The kept examples of a source, all in memory."""
-    return [example for frame in windows(part, checked) for example in frames.from_frame(frame, Example)]
-
-
 # Endpoints that recipes ask about their data: cleaners, the linker, extractors of gold schemas.
-
-FLAGGED = "flagged_by_all"
 
 
 def ask_experts(
     ctx: Context, pool: str, kept: Sequence[Example]
 ) -> tuple[list[Example], list[Rejected], dict[str, float]]:
-    """The examples of one pool after cleaning, with what its prompts show of them (`completed`), what was cut, and how
-    far the experts can be trusted: the cleaners' agreement, the linker's recall of the gold SQL's schema. The linker
-    "gold" is none: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct schema").
+    """The examples of one pool, cleaned and completed for their prompts (`completed`), the rejected ones, and figures
+    of the experts: the cleaners' agreement, the linker's recall of the gold SQL's schema. The linker "gold" asks no
+    endpoint: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct schema").
 
     Only training pools are cleaned: a benchmark is what it is. Their linked schema is united with the gold's, for a
     question must be answerable to be trained on (Reasoning-SQL, 4.1).
@@ -182,14 +160,15 @@ def ask_experts(
     from pipelines.endpoints.asking import Asker
     from pipelines.teachers import experts
 
-    training, schema = pool in ("sft", "rl"), schemas(ctx.recipe)
+    training, schema = pool in TRAINED, schemas(ctx.recipe)
     here = {example.id: example for example in resolve(kept, ctx.folder)}
     flagged: list[Rejected] = []
     figures: dict[str, float] = {}
     if data.cleaners and training:
         askers = [Asker.named(name, ctx.responses) for name in data.cleaners]
         checked = experts.check(askers, list(here.values()), schema)
-        figures |= {f"cleaner_{name}": value for asker in askers for name, value in _spent(asker).items()}
+        for asker in askers:
+            figures |= {f"cleaner_{what}_{asker.name}": value for what, value in asker.take_used().items()}
         figures |= {f"cleaners_{name}": value for name, value in experts.agreement(checked).items()}
         bad = [case for case in checked if case.dropped]
         flagged = [Rejected(case.example.id, FLAGGED, " / ".join(case.reasons)) for case in bad]
@@ -201,7 +180,7 @@ def ask_experts(
         gold = prompt_schema.gold_items(cases, schema)
         asker = Asker.named(str(data.linker), ctx.responses)
         chosen = experts.link(asker, cases, schema)
-        figures.update({f"linker_{name}": value for name, value in _spent(asker).items()})
+        figures.update({f"linker_{what}_{asker.name}": value for what, value in asker.take_used().items()})
         figures.update({f"linker_{name}": value for name, value in experts.recall(chosen, gold).items()})
         if not training:
             return chosen
@@ -230,22 +209,13 @@ def llm_extractors(ctx: Context, examples: Sequence[Example]) -> dict[str, Extra
     return extractors
 
 
-def _spent(asker: Asker) -> dict[str, float]:
-    """What its answers were and cost, whichever run paid, as figures of a stage."""
-    return {f"{what}_{asker.name}": value for what, value in asker.take_used().items()}
-
-
-QUARANTINE = "quarantine.jsonl"
-TRAINED = ("sft", "rl")  # pools that are learned from
-
-
 def build(ctx: Context) -> None:
     """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl`, the counts, and `leakage.json`:
-    which questions of each training pool one of the dev pool repeats.
+    the questions of each training pool that one of the dev pool repeats.
     """
     data = ctx.recipe.data
     rl = [("rl", part, source) for part, source in enumerate(data.rl)]
-    _write(ctx, [("sft", 0, data.sft), *rl, ("dev", 0, data.dev)])
+    write_pools(ctx, [("sft", 0, data.sft), *rl, ("dev", 0, data.dev)])
     note_leakage(ctx.folder)
 
 
@@ -266,14 +236,14 @@ def note_leakage(folder: Path, data: Path | None = None, asked: Sequence[Example
 def is_fault(pool: str, reason: str) -> bool:
     """Whether a row that was set aside counts against `data.max_bad_share`.
 
-    A benchmark whose databases are not all there is evaluated on what can run, and the report says so.
+    A benchmark some of whose databases are missing is evaluated on the others, and the report says so.
     """
     return reason != base.EMPTY and not (pool == "test" and reason == "missing_database")
 
 
 def build_test(ctx: Context) -> None:
-    """Write the same files of the benchmark's questions alone. Raises what `build` does."""
-    _write(ctx, [("test", 0, ctx.recipe.benchmark)])
+    """Write the same files of the benchmark's questions alone."""
+    write_pools(ctx, [("test", 0, ctx.recipe.benchmark)])
 
 
 def build_leakage(ctx: Context) -> None:
@@ -291,30 +261,44 @@ def build_leakage(ctx: Context) -> None:
     ctx.metrics({"questions": len(questions), **repeats})
 
 
-def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
-    """Read the sources of these (pool, part, source), and write what `build` says."""
+def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
+    """Read the sources of these (pool, part, source), and write their examples, quarantine and counts."""
     ctx.progress.begin(ctx.stage, len(sources), "pools")
     parts: list[SourcePart] = []
-    # All are read before the gold SQL of the first is run: what is missing is told in seconds.
+    # All are read before the gold SQL of the first is run: a missing file is reported in seconds.
     for number, (pool, place, source) in enumerate(sources):
         parts.append(read(ctx, number, pool, place, source))
         ctx.progress.advance(1, f"{pool}: {parts[-1].rows} questions")
     checked = check(ctx, parts)
-    faults = [
-        fault for part, source_rows in zip(parts, checked, strict=True) if (fault := _fault(ctx, part, source_rows))
-    ]
+    data, faults = ctx.recipe.data, []
+    for part, rows in zip(parts, checked, strict=True):
+        bad_rows = [row for row in rows.rejected if row.chosen and is_fault(part.pool, row.reason)]
+        whole = len(rows.kept) + len(bad_rows)
+        if not whole:
+            faults.append(f"pool {part.pool}: no row of the {part.kind} source is of the levels that are asked for")
+        elif not rows.kept or len(bad_rows) / whole > data.max_bad_share:
+            first = "".join(f"; the first: {row.row}: {row.reason} ({row.detail})" for row in rows.rejected[:1])
+            faults.append(f"pool {part.pool}: {len(bad_rows)} of {whole} rows of the {part.kind} source are bad{first}")
     numbers: dict[str, float] = {}
-    writer = frames.Writer(ctx.folder / DATA, ctx.folder / SHARDS)
-    for (_, _, source), part, source_rows in zip(sources, parts, checked, strict=True):
-        if faults:
-            break
-        for frame in _kept(ctx, part, source_rows, numbers):
+    path = ctx.folder / DATA
+    writer = frames.Writer(path, ctx.folder / SHARDS)
+    for (_, _, source), part, rows in zip(sources, parts, checked, strict=True) if not faults else ():
+        name, kept_frames = f"{part.pool}{part.part or ''}", windows(part, rows)
+        # Experts are asked about all examples of a source at once, which are then all in memory; so are values.
+        if data.cleaners or data.linker or data.values:
+            examples = [example for frame in kept_frames for example in frames.from_frame(frame, Example)]
+            kept, flagged, figures = ask_experts(ctx, part.pool, examples)
+            rows.rejected += flagged
+            numbers |= {f"{name}_{figure}": value for figure, value in figures.items()}
+            frame = frames.to_frame(kept, extra=[{"pool": part.pool, "part": part.part}] * len(kept))
+            kept_frames = iter([frame.with_columns(pl.col(pl.Null).cast(pl.String))] if kept else [])
+        for frame in kept_frames:
             if source.corrections is not None:
-                name = f"{part.pool}{part.part or ''}_corrected"
-                numbers[name] = numbers.get(name, 0.0) + corrections.count(frames.from_frame(frame, Example))
+                corrected = corrections.count(frames.from_frame(frame, Example))
+                numbers[f"{name}_corrected"] = numbers.get(f"{name}_corrected", 0.0) + corrected
             numbers[f"{part.pool}_examples"] = numbers.get(f"{part.pool}_examples", 0.0) + frame.height
             writer.add(frame)
-    bad = [(part.pool, row) for part, source_rows in zip(parts, checked, strict=True) for row in source_rows.rejected]
+    bad = [(part.pool, row) for part, rows in zip(parts, checked, strict=True) for row in rows.rejected]
     write_lines(ctx.folder / QUARANTINE, ({"pool": pool, **dataclasses.asdict(row)} for pool, row in bad))
     if faults:
         raise DataError(
@@ -322,9 +306,12 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
             f"Every bad row, with its reason, is in {ctx.folder / QUARANTINE}. Mend them, or raise data.max_bad_share.",
         )
     writer.close()
-    _refuse_shared_ids(ctx.folder / DATA)
+    _refuse_shared_ids(path)
     if len({pool for pool, _, _ in sources}) < len(sources):
-        _keep_first(ctx.folder / DATA)
+        # Of the questions of one name in a pool, which several sources may have, the first is kept.
+        is_first = frames.read(path, "pool", "id").select(pl.struct("pool", "id").is_first_distinct()).to_series()
+        if not is_first.all():
+            frames.keep(path, is_first.arg_true())
     ctx.metrics({**numbers, "quarantined": len(bad)})
 
 
@@ -353,41 +340,3 @@ def _refuse_shared_ids(path: Path) -> None:
         "Give each question of data.sft and data.rl an id of its own, in all files together. Without ids, the files' "
         "names must differ.",
     )
-
-
-def _keep_first(path: Path) -> None:
-    """Of the questions of one name in a pool, which several sources may have, keep the first."""
-    first = frames.read(path, "pool", "id").select(pl.struct("pool", "id").is_first_distinct()).to_series()
-    if not first.all():
-        frames.keep(path, first.arg_true())
-
-
-def _kept(ctx: Context, part: SourcePart, checked: CheckedSource, numbers: dict[str, float]) -> Iterator[pl.DataFrame]:
-    """The rows of a source that stay, a window at a time; where experts are asked or values looked up, all at once.
-
-    Args:
-        numbers: get the experts' figures.
-    """
-    data = ctx.recipe.data
-    if not (data.cleaners or data.linker or data.values):
-        yield from windows(part, checked)
-        return
-    kept, flagged, figures = ask_experts(ctx, part.pool, examples(part, checked))
-    checked.rejected += flagged
-    numbers |= {f"{part.pool}{part.part or ''}_{name}": value for name, value in figures.items()}
-    if not kept:
-        return
-    frame = frames.to_frame(kept, extra=[{"pool": part.pool, "part": part.part}] * len(kept))
-    yield frame.with_columns(pl.col(pl.Null).cast(pl.String))
-
-
-def _fault(ctx: Context, part: SourcePart, checked: CheckedSource) -> str:
-    """Why a source cannot be used; "" where it can."""
-    bad = [row for row in checked.rejected if row.chosen and is_fault(part.pool, row.reason)]
-    whole = len(checked.kept) + len(bad)
-    if not whole:
-        return f"pool {part.pool}: no row of the {part.kind} source is of the levels that are asked for"
-    if checked.kept and len(bad) / whole <= ctx.recipe.data.max_bad_share:
-        return ""
-    first = "".join(f"; the first: {row.row}: {row.reason} ({row.detail})" for row in checked.rejected[:1])
-    return f"pool {part.pool}: {len(bad)} of {whole} rows of the {part.kind} source are bad{first}"

@@ -170,7 +170,7 @@ def _named(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
 
 
 def choose(runs: Sequence[EvaluationRun], asked: str | None) -> str:
-    """The equality to compare under: what is asked for, else the first run's headline, else the first that all share."""
+    """The equality to compare under: the one asked for, the first run's headline, or the first that all share."""
     equalities = [set(run.records[0].scores) for run in runs]
     shared = [name for name in runs[0].records[0].scores if all(name in names for names in equalities)]
     chosen = asked or (runs[0].equality if runs[0].equality in shared else next(iter(shared), None))
