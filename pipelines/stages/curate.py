@@ -6,7 +6,7 @@ million rows need no more memory than a laptop has.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,38 @@ SAMPLED = 20_000  # kept trajectories, at even distances, whose words are counte
 def filter_trajectories(ctx: Context) -> None:
     """Write the kept trajectories to `data.parquet` and every other one, with its reason, to `quarantine.jsonl`."""
     settings, source = ctx.recipe.filter, ctx.inputs["synthesize"] / DATA
-    shards = _checked(ctx, source)
-    selected = filtering.select(_table(shards), settings, ctx.recipe.seed)
+    # A shard's file has one `CheckedTrajectory` a line.
+    example_ids = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
+    rows = rows_of(ctx.inputs["data"], "sft")
+    places = example_ids.to_frame("id").join(rows, on="id", how="left", maintain_order="left")["row"]
+    shards = _in_shards(ctx, places, "trajectories", judging, source, data=ctx.inputs["data"])
+    tables = [filtering.table([]), *(filtering.table(shards.read(index)) for index in range(len(shards)))]
+    selected = filtering.select(pl.concat(tables), settings, ctx.recipe.seed)
     kept_rows = selected["reason"].is_null().arg_true()
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     for frame in frames.windows(source, kept_rows):
         writer.add(frame)
     writer.close()
-    write_lines(ctx.folder / "quarantine.jsonl", _left_out(shards, selected, ctx))
-    _describe(ctx, selected, kept_rows)
+    write_lines(
+        ctx.folder / "quarantine.jsonl",
+        (
+            {
+                "example_id": row["example_id"],
+                "sample": row["sample"],
+                "reason": reason,
+                "detail": filtering.detail(reason, row["detail"], settings),
+            }
+            for row, reason in zip(shards.rows(), selected["reason"].cast(pl.String), strict=True)
+            if reason is not None
+        ),
+    )
+    # The dataset's card, and the figures that it shows beside the leakage.
+    sampled = frames.windows(source, kept_rows.gather_every(max(1, -(-len(kept_rows) // SAMPLED))))
+    words = (trajectory for frame in sampled for trajectory in frames.from_frame(frame, Trajectory))
+    quality = card.quality(selected, similarity.distinct_2(words))
+    write_json(ctx.folder / "quality.json", quality)
+    leaked, costs = read_json(ctx.inputs["data"] / LEAKAGE)["sft"], read_json(ctx.inputs["synthesize"] / COSTS)
+    write_atomic(ctx.folder / "card.md", card.write(ctx.recipe, quality, leaked, costs))
     reasons_left_out = filtering.reasons(selected)
     reasons = {f"left_out_{reason}": float(count) for reason, count in reasons_left_out.items()}
     ctx.metrics({"kept": len(kept_rows), "acceptance": len(kept_rows) / max(1, len(selected)), **reasons})
@@ -54,14 +77,6 @@ def filter_trajectories(ctx: Context) -> None:
             f"none of {len(selected)} trajectories is kept; most often: {reason}",
             f"See {ctx.folder / 'quarantine.jsonl'}.",
         )
-
-
-def _checked(ctx: Context, source: Path) -> Shards[int]:
-    """A shard's file has one `CheckedTrajectory` a line."""
-    example_ids = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
-    rows = rows_of(ctx.inputs["data"], "sft")
-    places = example_ids.to_frame("id").join(rows, on="id", how="left", maintain_order="left")["row"]
-    return _in_shards(ctx, places, "trajectories", judging, source, data=ctx.inputs["data"])
 
 
 def _in_shards(
@@ -99,32 +114,6 @@ def judging(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
         return f"{sum(outcome.correct for outcome in outcomes)}/{len(outcomes)} right"
 
     return run
-
-
-def _table(shards: Shards[int]) -> pl.DataFrame:
-    """What selection needs of all trajectories, in order."""
-    return pl.concat([filtering.table([]), *(filtering.table(shards.read(index)) for index in range(len(shards)))])
-
-
-def _left_out(shards: Shards[int], selected: pl.DataFrame, ctx: Context) -> Iterator[dict[str, Any]]:
-    """A line for each trajectory that is not kept."""
-    reasons = selected["reason"].cast(pl.String)
-    for row, reason in zip(shards.rows(), reasons, strict=True):
-        if reason is not None:
-            detail = filtering.detail(reason, row["detail"], ctx.recipe.filter)
-            yield {"example_id": row["example_id"], "sample": row["sample"], "reason": reason, "detail": detail}
-
-
-def _describe(ctx: Context, selected: pl.DataFrame, kept_rows: pl.Series) -> None:
-    """Write the dataset's card (`card.md`) and the figures that it shows beside the leakage (`quality.json`)."""
-    sampled = kept_rows.gather_every(max(1, -(-len(kept_rows) // SAMPLED)))
-    frames_sampled = frames.windows(ctx.inputs["synthesize"] / DATA, sampled)
-    words = (trajectory for frame in frames_sampled for trajectory in frames.from_frame(frame, Trajectory))
-    facts = card.quality(selected, similarity.distinct_2(words))
-    leaked = read_json(ctx.inputs["data"] / LEAKAGE)["sft"]
-    write_json(ctx.folder / "quality.json", facts)
-    text = card.write(ctx.recipe, facts, leaked, read_json(ctx.inputs["synthesize"] / COSTS))
-    write_atomic(ctx.folder / "card.md", text)
 
 
 @dataclasses.dataclass(frozen=True)

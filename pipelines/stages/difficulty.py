@@ -69,30 +69,26 @@ def build(ctx: Context) -> None:
 
 
 def _candidates(ctx: Context) -> list[pl.DataFrame]:
-    """What is scored, by `id` and `row`: SFT's own where the exploration set draws on it, then each RL pool.
+    """The scored questions, by `id` and `row`: SFT's own if the exploration set draws on them, then each RL pool.
 
     `difficulty.candidates` bounds each pool, by the seed.
     """
     settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
     pools = [rows_of(data, "rl", part=part) for part in range(len(ctx.recipe.data.rl))]
     if settings.explore_parts:
-        pools.insert(0, _trained(ctx) if settings.explore_parts[0] else pools[0].clear())
-    return [_draw(pool, settings.candidates, ctx.recipe.seed) for pool in pools]
-
-
-def _trained(ctx: Context) -> pl.DataFrame:
-    """The questions that SFT was trained on; all of its pool where there was none."""
-    pool = rows_of(ctx.inputs["data"], "sft")
-    if "filter" not in ctx.inputs:
-        return pool
-    ids = frames.read(ctx.inputs["filter"] / DATA, "example_id")
-    return pool.join(ids, left_on="id", right_on="example_id", how="semi", maintain_order="left")
-
-
-def _draw(pool: pl.DataFrame, count: int | None, seed: int) -> pl.DataFrame:
-    if count is None or count >= len(pool):
-        return pool
-    return pool[sorted(random.Random(f"{seed}/candidates").sample(range(len(pool)), count))]
+        # The questions that SFT was trained on; all of its pool if it was not trained.
+        trained = rows_of(data, "sft") if settings.explore_parts[0] else pools[0].clear()
+        if settings.explore_parts[0] and "filter" in ctx.inputs:
+            ids = frames.read(ctx.inputs["filter"] / DATA, "example_id")
+            trained = trained.join(ids, left_on="id", right_on="example_id", how="semi", maintain_order="left")
+        pools.insert(0, trained)
+    count = settings.candidates
+    return [
+        pool
+        if count is None or count >= len(pool)
+        else pool[sorted(random.Random(f"{ctx.recipe.seed}/candidates").sample(range(len(pool)), count))]
+        for pool in pools
+    ]
 
 
 def start(recipe: Recipe, checkpoint: str, data: Path) -> Run:

@@ -1,9 +1,8 @@
 """The last stage: everything that a run found out, as one page and as tables."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -31,18 +30,18 @@ def build(ctx: Context) -> None:
     tables = ctx.folder / "tables"
     tables.mkdir(exist_ok=True)
     writer.write_tables(data, tables)
-    clock = {when: _taken(ctx.inputs[name]) for name, when in WHEN.items() if name in ctx.inputs}
+    clock = {
+        when: evaluate.taken(latencies(ctx.inputs[name]), read_json(ctx.inputs[name] / EFFICIENCY).get("r_ves"))
+        for name, when in WHEN.items()
+        if name in ctx.inputs
+    }
     write_json(tables / EFFICIENCY, clock)  # wall-clock facts: beside the tables, no part of what the stage makes
     ctx.progress.advance(1)
     ctx.metrics({"systems": len(data.systems)})
 
 
-def _taken(folder: Path) -> dict[str, float]:
-    return evaluate.taken(latencies(folder), read_json(folder / EFFICIENCY).get("r_ves"))
-
-
 def gather(ctx: Context) -> ReportData:
-    """What the finished stages say, as the report's data."""
+    """The report's data, from the finished stages."""
     systems = tuple(
         system
         for name, when in WHEN.items()
@@ -50,12 +49,18 @@ def gather(ctx: Context) -> ReportData:
         for system in systems_of(ctx.inputs[name], when, _trained_on(ctx, name), _model_of(ctx, name))
     )
     base = of_systems(ctx.recipe, systems, ctx.inputs["test"])
+    rates: tuple[float, ...] = ()
+    if "difficulty" in ctx.inputs:
+        frame = frames.read(ctx.inputs["difficulty"] / DATA).filter(pl.col("samples") > 0)
+        rates = tuple((frame["right"] / frame["samples"]).to_list())
     return dataclasses.replace(
         base,
         curves={
-            name.upper(): _lines(ctx.inputs[name] / "curves.jsonl") for name in ("sft", "grpo") if name in ctx.inputs
+            name.upper(): [row for _, row in read_lines(ctx.inputs[name] / "curves.jsonl")]
+            for name in ("sft", "grpo")
+            if name in ctx.inputs
         },
-        pass_rates=_pass_rates(ctx),
+        pass_rates=rates,
         group=ctx.recipe.difficulty.group,
     )
 
@@ -64,6 +69,10 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
     """A report of any systems that answered the questions of a finished `test` stage."""
     ids = {record.example_id for system in systems for record in system.records}
     questions = {example.id: example for example in examples(test, "test") if example.id in ids}
+    settings, samples = recipe.evaluation, "none"
+    if settings.samples:
+        sampling = settings.sampling
+        samples = f"{settings.samples} at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
     data = ReportData(
         title=recipe.name,
         equality=recipe.headline,
@@ -76,7 +85,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
             "protocol": recipe.protocol.name,
             "schema": recipe.protocol.schema_view,
             "turns at most": str(recipe.protocol.max_turns_eval),
-            "samples": _sampling(recipe),
+            "samples": samples,
             **{f"model ({system.name})": system.note for system in systems if system.note},
             **left_out(test, len(questions), recipe.benchmark),
         },
@@ -87,14 +96,6 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
     )
     with sql_engine(recipe) as sql:
         return with_texts(data, sql, schemas(recipe))
-
-
-def _sampling(recipe: Recipe) -> str:
-    """How the sampled episodes were drawn: "8 at temperature 1, top-p 0.95"."""
-    settings = recipe.evaluation
-    if not settings.samples:
-        return "none"
-    return f"{settings.samples} at temperature {settings.sampling.temperature:g}, top-p {settings.sampling.top_p:g}"
 
 
 def systems_of(folder: Path, name: str, trained: int | None = None, note: str = "") -> Iterator[System]:
@@ -144,14 +145,3 @@ def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
     why, total = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items()), sum(reasons.values())
     whole = source.count is None and source.hardness is None
     return {"questions": f"{usable:,} of {usable + total:,} ({why})" if whole else f"{usable:,} drawn; left out: {why}"}
-
-
-def _pass_rates(ctx: Context) -> tuple[float, ...]:
-    if "difficulty" not in ctx.inputs:
-        return ()
-    frame = frames.read(ctx.inputs["difficulty"] / DATA).filter(pl.col("samples") > 0)
-    return tuple((frame["right"] / frame["samples"]).to_list())
-
-
-def _lines(path: Path) -> list[Mapping[str, Any]]:
-    return [row for _, row in read_lines(path)]

@@ -40,19 +40,7 @@ def build(ctx: Context) -> None:
     with asking(ctx, shards, making.teaching(ctx.recipe) if "policy" in kinds else None) as recipe:
         shards.run(start, (recipe, ctx.responses), processes, ctx.progress)
     parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
-    _check_whole(shards, parts)
-    trajectories = [trajectory for part in parts for trajectory in part]
-    frames.write(ctx.folder / DATA, frames.to_frame(trajectories))
-    broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in trajectories)
-    turns = sum(len(trajectory.turns) for trajectory in trajectories) / max(1, len(trajectories))
-    costs = {} if local else _costs(shards)
-    write_json(ctx.folder / COSTS, costs)
-    spent = {f"{what}_{name}": value for name, row in costs.items() for what, value in row.items()}
-    ctx.metrics({"trajectories": len(trajectories), "broken": broken, "turns_mean": turns, **spent})
-
-
-def _check_whole(shards: Shards[Example], parts: Sequence[Sequence[Trajectory]]) -> None:
-    """Let no dataset be finished, and found again by every later run, without what an endpoint failed to answer."""
+    # A dataset without what an endpoint failed to answer would be finished, and found again by every later run.
     lost = 0
     for index, part in enumerate(parts):
         if failed := sum(trajectory.failure == BROKE for trajectory in part):
@@ -61,17 +49,19 @@ def _check_whole(shards: Shards[Example], parts: Sequence[Sequence[Trajectory]])
     if lost:
         hint = "Run again when it works: what was answered is kept, and only these are asked."
         raise BoundaryError(f"an endpoint failed on {lost} episodes, each tried {1 + ROUNDS} times", hint)
-
-
-def _costs(shards: Shards[Example]) -> dict[str, dict[str, float]]:
-    """What the answers of this dataset cost by endpoint, whichever run paid: answers, tokens and money."""
-    total: dict[str, dict[str, float]] = {}
-    for index in range(len(shards)):
+    trajectories = [trajectory for part in parts for trajectory in part]
+    frames.write(ctx.folder / DATA, frames.to_frame(trajectories))
+    broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in trajectories)
+    turns = sum(len(trajectory.turns) for trajectory in trajectories) / max(1, len(trajectories))
+    costs: dict[str, dict[str, float]] = {}  # of the answers by endpoint, whichever run paid: answers, tokens and money
+    for index in range(0 if local else len(shards)):
         for name, row in read_json(shards.path(index).with_suffix(COSTS_OF_SHARD)).items():
-            into = total.setdefault(name, dict.fromkeys(row, 0.0))
+            total = costs.setdefault(name, dict.fromkeys(row, 0.0))
             for what, value in row.items():
-                into[what] = into.get(what, 0.0) + value
-    return total
+                total[what] = total.get(what, 0.0) + value
+    write_json(ctx.folder / COSTS, costs)
+    spent = {f"{what}_{name}": value for name, row in costs.items() for what, value in row.items()}
+    ctx.metrics({"trajectories": len(trajectories), "broken": broken, "turns_mean": turns, **spent})
 
 
 def start(recipe: Recipe, responses: Path) -> Run:
@@ -84,7 +74,9 @@ def start(recipe: Recipe, responses: Path) -> Run:
 
     def run(questions: Sequence[Any], path: Path) -> str:
         done = synthesis.answer(questions)
-        write_json(path.with_name(path.name.split(".")[0]).with_suffix(COSTS_OF_SHARD), synthesis.costs())
+        askers = {policy.name: policy.asker for policy in synthesis.policies if isinstance(policy, OpenAIPolicy)}
+        costs = {name: asker.take_used() for name, asker in askers.items()}
+        write_json(path.with_name(path.name.split(".")[0]).with_suffix(COSTS_OF_SHARD), costs)
         write_jsonl(path, done)
         answered = sum(trajectory.final_sql is not None for trajectory in done)
         return f"{answered}/{len(done)} answered"
@@ -119,12 +111,17 @@ class TeacherEngines:
             for sample in range(samples)
         ]
         done = self._all(requests, lambda policy: policy)
-        return self._rationalised(requests, done) if synthesis.rationalise else done
-
-    def costs(self) -> dict[str, dict[str, float]]:
-        """What the answers since the last call cost, by endpoint."""
-        askers = {policy.name: policy.asker for policy in self.policies if isinstance(policy, OpenAIPolicy)}
-        return {name: asker.take_used() for name, asker in askers.items()}
+        if not synthesis.rationalise:
+            return done
+        # STaR (`teachers/star.py`): episodes that ended wrong are run once more with the gold SQL as a hint.
+        pool = {question.id: question for question in questions}
+        outcomes = make_outcomes(
+            done, pool, self.sql, None, recipe.execution.equality, recipe.protocol.max_turns, reads=()
+        )
+        wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]
+        redone = self._all([requests[index] for index in wrong], HintedPolicy)
+        hinted = dict(zip(wrong, redone, strict=True))
+        return [hinted.get(index, trajectory) for index, trajectory in enumerate(done)]
 
     def _all(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
         """Run the episodes; those that an endpoint broke again, for its log has all but the answer that failed."""
@@ -141,41 +138,24 @@ class TeacherEngines:
     async def _run(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
         """Each teacher runs its share of the episodes, all teachers at once."""
         shares = [teacher.share for teacher in self.recipe.synthesis.teachers]
-        dealt = [self._teacher(request, shares) for request in requests]
+        synthesis = self.recipe.synthesis
+        dealt = [
+            request.sample // synthesis.samples
+            if synthesis.every
+            else pick(shares, f"{request.example.id}/{request.sample}")
+            for request in requests
+        ]
         parts = [[index for index, who in enumerate(dealt) if who == number] for number in range(len(shares))]
         running: list[asyncio.Task[list[Trajectory]]] = []
         try:
-            async with (
-                asyncio.TaskGroup() as group
-            ):  # where one teacher stops the run, the others keep what is on its way
-                for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True)):
-                    work = self._engine(number, wrap(policy)).run_async([requests[index] for index in part])
-                    running.append(group.create_task(work))
+            # If one teacher stops the run, the others keep what is on its way.
+            async with asyncio.TaskGroup() as group:
+                for teacher, policy, part in zip(synthesis.teachers, self.policies, parts, strict=True):
+                    protocol, turns = build_protocol(self.recipe.protocol), self.recipe.protocol.max_turns
+                    engine = RolloutEngine(wrap(policy), protocol, self.sql, teacher.sampling, turns, self.schemas)
+                    running.append(group.create_task(engine.run_async([requests[index] for index in part])))
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None
         order = [index for part in parts for index in part]
         trajectories = [trajectory for task in running for trajectory in task.result()]
         return [trajectory for _, trajectory in sorted(zip(order, trajectories, strict=True), key=lambda pair: pair[0])]
-
-    def _teacher(self, request: EpisodeRequest, shares: Sequence[float]) -> int:
-        """Which teacher runs an episode."""
-        if self.recipe.synthesis.every:
-            return request.sample // self.recipe.synthesis.samples
-        return pick(shares, f"{request.example.id}/{request.sample}")
-
-    def _engine(self, number: int, policy: Policy) -> RolloutEngine:
-        protocol = build_protocol(self.recipe.protocol)
-        sampling = self.recipe.synthesis.teachers[number].sampling
-        return RolloutEngine(policy, protocol, self.sql, sampling, self.recipe.protocol.max_turns, self.schemas)
-
-    def _rationalised(self, requests: Sequence[EpisodeRequest], done: Sequence[Trajectory]) -> list[Trajectory]:
-        """STaR (`teachers/star.py`): episodes that ended wrong are run once more with the gold SQL as a hint."""
-        recipe = self.recipe
-        pool = {request.example.id: request.example for request in requests}
-        outcomes = make_outcomes(
-            done, pool, self.sql, None, recipe.execution.equality, recipe.protocol.max_turns, reads=()
-        )
-        wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]
-        redone = self._all([requests[index] for index in wrong], HintedPolicy)
-        hinted = dict(zip(wrong, redone, strict=True))
-        return [hinted.get(index, trajectory) for index, trajectory in enumerate(done)]

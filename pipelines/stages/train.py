@@ -37,20 +37,17 @@ def model(ctx: Context) -> None:
         make_tiny(ctx.recipe.model, _corpus(ctx), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
         _write_card(ctx)
     else:
-        write_json(ctx.folder / REFERENCE, {"source": _lasting(ctx, source), "revision": ctx.recipe.model.revision})
+        # A checkpoint of the same store is referred to by a relative path, for a store may move.
+        folder, path = ctx.folder.resolve(), Path(source).expanduser().resolve()
+        if path.is_relative_to(folder.parent.parent):
+            source = os.path.relpath(path, folder)
+        write_json(ctx.folder / REFERENCE, {"source": source, "revision": ctx.recipe.model.revision})
     ctx.progress.advance(1)
     ctx.metrics({})
 
 
-def _lasting(ctx: Context, source: str) -> str:
-    """A source as a reference keeps it: a checkpoint of the same store by the way to it, for a store may move."""
-    root = ctx.folder.resolve().parent.parent
-    path = Path(source).expanduser().resolve()
-    return os.path.relpath(path, ctx.folder.resolve()) if path.is_relative_to(root) else source
-
-
 def _corpus(ctx: Context) -> Iterable[str]:
-    """What the tokenizer learns its merges from: demonstrations, or prompts and gold SQL where there are none."""
+    """The texts that the tokenizer learns its merges from: demonstrations, or else prompts and gold SQL."""
     if "filter" in ctx.inputs:
         for trajectory in trajectories(ctx.inputs["filter"])[:CORPUS]:
             yield from (text for _, text in trajectory.prompt)
@@ -77,7 +74,13 @@ def sft(ctx: Context) -> None:
 
 def grpo(ctx: Context) -> None:
     """Write the policy's `model/` after GRPO, and its curves: reward terms, EX, turns, entropy and more."""
-    _gold_schemas_are_there(ctx)
+    # A reward that nothing can earn is refused.
+    paid = any(term.term == "trust_schema" and term.weight for term in ctx.recipe.rewards)
+    if paid and "gold_schema" in ctx.inputs and not gold_schemas(ctx.inputs["gold_schema"]):
+        raise RecipeError(
+            "the reward trust_schema has no gold schema to hold proposals against: no two extractors agree on any",
+            "DuckDB and PostgreSQL have one static extractor: name a second, gold_schema.extractors=[NAME].",
+        )
     data, held_out = ctx.folder / "input.jsonl", ctx.folder / "held_out.jsonl"
     write_jsonl(data, _questions(ctx))
     dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
@@ -95,16 +98,6 @@ def grpo(ctx: Context) -> None:
     with serving(ctx.checkpoint, ctx.recipe, ctx.folder, ctx.progress.say, ctx.folder / SERVED) as served:
         plan = plan.model_copy(update={"recipe": served.recipe})
         _train(ctx, plan, ("reward", "ex"), served.training)
-
-
-def _gold_schemas_are_there(ctx: Context) -> None:
-    """Refuse to train on a reward that nothing can earn."""
-    paid = any(term.term == "trust_schema" and term.weight for term in ctx.recipe.rewards)
-    if paid and "gold_schema" in ctx.inputs and not gold_schemas(ctx.inputs["gold_schema"]):
-        raise RecipeError(
-            "the reward trust_schema has no gold schema to hold proposals against: no two extractors agree on any",
-            "DuckDB and PostgreSQL have one static extractor: name a second, gold_schema.extractors=[NAME].",
-        )
 
 
 def _questions(ctx: Context) -> list[Example]:
@@ -132,7 +125,7 @@ SPARE_S = 60.0  # a process that waited too long says so itself
 
 
 def _train(ctx: Context, plan: Plan, shown: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
-    """Train in a child, with its steps on the bar, and sum up what its curves say.
+    """Train in a child process, with its steps on the bar, and summarise its curves.
 
     Args:
         devices: the GPUs that it may use; None for all.
@@ -166,11 +159,11 @@ def summary(ctx: Context) -> dict[str, float]:
     tail = lines[-max(1, len(lines) // 10) :]
     names = sorted({name for line in tail for name in line if name not in ("step", HELD_OUT, HELD_OUT_TURNS)})
     curves = {name: values(tail, name) for name in names}
-    means = {name: sum(curve) / len(curve) for name, curve in curves.items() if all(map(_is_number, curve))}
+    means = {
+        name: sum(curve) / len(curve)
+        for name, curve in curves.items()
+        if all(isinstance(value, int | float) for value in curve)
+    }
     measured = [line for line in lines if HELD_OUT in line][-1:]
     held_out = {name: line[name] for line in measured for name in (HELD_OUT, HELD_OUT_TURNS) if name in line}
     return {"steps": lines[-1]["step"], **means, **held_out}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
