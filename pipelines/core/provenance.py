@@ -30,6 +30,8 @@ def facts() -> dict[str, Any]:
     No host name and no user name: a store may be pushed to where others read it.
     """
     commit = _git("rev-parse", "HEAD")
+    lines = [line for path in sorted(GPUS.glob("*/information")) for line in path.read_text().splitlines()]
+    gpus = [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]  # by NVIDIA's driver
     return {
         "commit": commit,
         "changed": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
@@ -42,7 +44,7 @@ def facts() -> dict[str, Any]:
             "system": platform.platform(),
             "processors": os.cpu_count(),
             "processor": _processor(),
-            "gpus": _gpus(),
+            "gpus": gpus,
         },
     }
 
@@ -57,7 +59,7 @@ def code_digest() -> str:
 
 
 def as_tags(made_by: Mapping[str, Any]) -> dict[str, str]:
-    """What `facts` tells, or a manifest's `made_by`, as short texts: commit, python, libraries, machine."""
+    """The `facts`, or a manifest's `made_by`, as short texts: commit, python, libraries, machine."""
     commit, machine = made_by.get("commit"), made_by.get("machine", {})
     gpus = Counter(machine.get("gpus", []))
     devices = "".join(f", {count} x {name}" for name, count in gpus.items())
@@ -108,9 +110,3 @@ def _processor() -> str:
     flags = set(fields.get("flags", fields.get("features", "")).split())
     best = next((name for name in INSTRUCTIONS if name in flags), None)
     return ", ".join(filter(None, (fields.get("model name"), best)))
-
-
-def _gpus() -> list[str]:
-    """The models of NVIDIA's devices, as its driver names them."""
-    lines = [line for path in sorted(GPUS.glob("*/information")) for line in path.read_text().splitlines()]
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]

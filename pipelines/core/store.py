@@ -160,26 +160,19 @@ class Store:
             with self.locked(stage, key, waiting):
                 if not self.has(stage, key):
                     work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
-                    self._make_way(stage, key)
+                    final = self.folder(stage, key)
+                    # An interrupted `rm -r` or a half copied store leaves a folder without a manifest in its place.
+                    if os.path.lexists(final) and not (final / MANIFEST).is_file():
+                        final.rename(unused(self.root / stage / f"{DAMAGED}{key}"))
                     fill(work)
-                    self._publish(work, self.folder(stage, key))
-                    shutil.rmtree(self.folder(stage, key) / SHARDS, ignore_errors=True)
+                    try:
+                        work.rename(final)
+                    except OSError:  # another writer was first (a file system without locks): its copy stands
+                        if not (final / MANIFEST).is_file():
+                            raise
+                        shutil.rmtree(work, ignore_errors=True)
+                    shutil.rmtree(final / SHARDS, ignore_errors=True)
         return self.folder(stage, key)
-
-    def _make_way(self, stage: str, key: str) -> None:
-        """Set aside what an interrupted `rm -r` or a half copied store left, with no manifest, in a stage's place."""
-        if os.path.lexists(final := self.folder(stage, key)) and not (final / MANIFEST).is_file():
-            final.rename(unused(self.root / stage / f"{DAMAGED}{key}"))
-
-    @staticmethod
-    def _publish(work: Path, final: Path) -> None:
-        """Rename into place; where another writer was first (a file system without locks), its copy stands."""
-        try:
-            work.rename(final)
-        except OSError:
-            if not (final / MANIFEST).is_file():
-                raise
-            shutil.rmtree(work, ignore_errors=True)
 
 
 def _seal(folder: Path, about: Mapping[str, Any]) -> None:
@@ -194,13 +187,12 @@ def _seal(folder: Path, about: Mapping[str, Any]) -> None:
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _noted(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink() and _is_content(path.relative_to(folder))
+        if path.is_file()
+        and not path.is_symlink()
+        and path.name not in NOT_CONTENT
+        and path.relative_to(folder).parts[0] != SHARDS
     }
     write_json(folder / MANIFEST, {**about, "files": files})
-
-
-def _is_content(path: Path) -> bool:
-    return path.name not in NOT_CONTENT and path.parts[0] != SHARDS
 
 
 _KNOWN: dict[tuple[int, int, int, int], str] = {}  # digests that this process has made, by what tells a file's state

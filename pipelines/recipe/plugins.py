@@ -42,15 +42,14 @@ def load_plugins(names: Sequence[str]) -> None:
             ) from error
 
 
-def _name(path: Path) -> str:
-    """What a file is called as a module."""
+def _module_name(path: Path) -> str:
     return f"{FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 def _import_file(path: Path) -> ModuleType:
     """A file as a module, imported once for each state of its text."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    name = _name(path)
+    name = _module_name(path)
     module = sys.modules.get(name)
     if module is not None and getattr(module, "PLUGIN_DIGEST", None) == digest:
         return module
@@ -78,14 +77,13 @@ def for_workers(engine: str) -> list[tuple[str, str]]:
     modules = {EQUALITIES.entry(name).module for name in EQUALITIES}
     if engine in DIALECTS:
         modules.add(DIALECTS.entry(engine).module)
-    return [(name, _place(name)) for name in sorted(modules) if not is_ours(name)]
-
-
-def _place(module: str) -> str:
-    file = Path(str(sys.modules[module].__file__))
-    if module.startswith(FILE):
-        return str(file)
-    return str(file.parents[module.count(".") + (file.name == "__init__.py")])
+    places = []
+    for name in sorted(modules):
+        if not is_ours(name):
+            file = Path(str(sys.modules[name].__file__))
+            folder = file.parents[name.count(".") + (file.name == "__init__.py")]
+            places.append((name, str(file if name.startswith(FILE) else folder)))
+    return places
 
 
 def import_in_worker(modules: Sequence[tuple[str, str]]) -> None:
@@ -112,7 +110,14 @@ def plugin_code(values: Mapping[str, Any]) -> dict[str, str]:
     Args:
         values: dotted paths of the recipe and their JSON values, as `Recipe.slice` gives them.
     """
-    digests, tree = {}, _tree(values)
+    digests: dict[str, str] = {}
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = value
     for registry in ALL:
         for name in sorted(registry.used(tree)):
             module = registry.entry(name).module
@@ -126,25 +131,13 @@ def dialect_code(plugins: Sequence[str]) -> dict[str, str]:
 
     Only a recipe's questions tell which engine they need, so all that it could use count.
     """
-    named = {_name(Path(name).resolve()) for name in plugins if name.endswith(".py")}
+    named = {_module_name(Path(name).resolve()) for name in plugins if name.endswith(".py")}
     modules = {name: DIALECTS.entry(name).module for name in sorted(DIALECTS)}
     return {
         f"{DIALECTS.noun} {name}": _code_digest(module)
         for name, module in modules.items()
         if not is_ours(module) and (module in named or not module.startswith(FILE))
     }
-
-
-def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted paths as a tree."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *parents, last = path.split(".")
-        node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = value
-    return tree
 
 
 def _code_digest(module: str) -> str:

@@ -55,11 +55,11 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
         own["plugins"] = [str(path.resolve().parent / name) if name.endswith(".py") else name for name in plugins]
     merged: dict[str, Any] = {}
     for name in _texts(own.pop("include", []), f"{path}: include"):
-        merged = _merge(merged, _compose(_part(name), (*trail, path)), path)
+        merged = _merge(merged, _compose(_included(name), (*trail, path)), path)
     return _merge(merged, own, path)
 
 
-def _part(name: str) -> Path:
+def _included(name: str) -> Path:
     """The file that `include` names: one of `conf/`, or of this machine's `conf/local/`."""
     path = CONF / f"{name}.yaml"
     local = LOCAL.parent / f"{name}.yaml"
@@ -132,14 +132,7 @@ def _of_one_kind(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]
 
 
 def _set(tree: dict[str, Any], override: str) -> None:
-    """Set `a.b.c=value` in a recipe's tree; a number of steps ends a number of epochs, which would go before it."""
-    _assign(tree, override)
-    if override.partition("=")[0] == "grpo.steps":
-        _assign(tree, "grpo.epochs=null")
-
-
-def _assign(tree: Any, override: str) -> None:
-    """Set `a.b.c=value` in place; in a list, a part is an index or the `term` of an item."""
+    """Set `a.b.c=value` in a recipe's tree; in a list, a part of the key is an index or the `term` of an item."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"{override!r} is not an override", "Write key=value, such as grpo.steps=50.")
@@ -147,9 +140,16 @@ def _assign(tree: Any, override: str) -> None:
         raise RecipeError(f"{override!r} is not UTF-8")
     value = parse_value(text)
     *parents, last = key.split(".")
-    node = tree
+    node: Any = tree
     for part in parents:
-        node = _child(node, part, key)
+        if isinstance(node, list):
+            node = node[_index(node, part, key)]
+        elif isinstance(node, dict):
+            if node.get(part) is None:
+                node[part] = {}
+            node = node[part]
+        else:
+            raise RecipeError(f"cannot set {key!r}: {part!r} has no parts")
     if isinstance(node, list):
         node[_index(node, last, key)] = value
     elif isinstance(node, dict):
@@ -159,16 +159,8 @@ def _assign(tree: Any, override: str) -> None:
         node[last] = value
     else:
         raise RecipeError(f"cannot set {key!r}: its parent is a plain value")
-
-
-def _child(node: Any, part: str, key: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, part, key)]
-    if not isinstance(node, dict):
-        raise RecipeError(f"cannot set {key!r}: {part!r} has no parts")
-    if node.get(part) is None:
-        node[part] = {}
-    return node[part]
+    if key == "grpo.steps":  # ends a number of epochs, which would go before it
+        _set(tree, "grpo.epochs=null")
 
 
 def _index(node: list[Any], part: str, key: str) -> int:
@@ -242,7 +234,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
             for step in variants[value]:
                 _set(tree, step)
         elif key == "include":
-            part = _part(value)
+            part = _included(value)
             tree = _merge(tree, _compose(part), part)
         else:
             _set(tree, override)
@@ -252,31 +244,28 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _put_benchmarks(tree: dict[str, Any]) -> None:
-    """In `data.test`, put in place of each text the benchmarks of the file of `conf/` that it names.
-
-    Raises:
-        RecipeError: it is no list, or a text names no file, or one without benchmarks.
-    """
+    """In `data.test`, put in place of each text the benchmarks of the file of `conf/` that it names."""
     data = tree.get("data")
     listed = data.get("test") if isinstance(data, dict) else None
     if listed is not None and not isinstance(listed, list):
         hint = "Write data.test=[...]; a key of its first benchmark is set by data.test.0.KEY=VALUE."
         raise RecipeError(f"data.test is a list of benchmarks (it is {listed!r})", hint)
-    if isinstance(listed, list) and any(isinstance(entry, str) for entry in listed):
-        tree["data"] = {**tree["data"], "test": [benchmark for entry in listed for benchmark in _benchmarks_of(entry)]}
-
-
-def _benchmarks_of(item: Any) -> list[Any]:
-    if not isinstance(item, str):
-        return [item]
+    if not isinstance(listed, list) or not any(isinstance(entry, str) for entry in listed):
+        return
+    benchmarks: list[Any] = []
     hint = "An item of data.test is a mapping, or names a file of conf/ that has benchmarks, such as data/spider_dk."
-    if not re.fullmatch(r"[\w-]+/[\w-]+", item):
-        raise RecipeError(f"data.test: {item!r} is no file of conf/", hint)
-    data = _compose(_part(item)).get("data")
-    listed = data.get("test") if isinstance(data, dict) else None
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise RecipeError(f"data.test: {item} has no benchmarks", hint)
-    return listed
+    for entry in listed:
+        if not isinstance(entry, str):
+            benchmarks.append(entry)
+            continue
+        if not re.fullmatch(r"[\w-]+/[\w-]+", entry):
+            raise RecipeError(f"data.test: {entry!r} is no file of conf/", hint)
+        named = _compose(_included(entry)).get("data")
+        own = named.get("test") if isinstance(named, dict) else None
+        if not isinstance(own, list) or not all(isinstance(benchmark, dict) for benchmark in own):
+            raise RecipeError(f"data.test: {entry} has no benchmarks", hint)
+        benchmarks += own
+    tree["data"] = {**tree["data"], "test": benchmarks}
 
 
 def variants(name: str) -> dict[str, list[str]]:

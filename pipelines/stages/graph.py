@@ -48,8 +48,8 @@ class Stage:
     needs: tuple[str, ...]  # stages whose folders it reads; those that the recipe leaves out are skipped.
     build: str  # "module:function" that fills the work folder, imported only when it runs.
     about: str
-    # those whose minor version decides its result. Libraries that only change rounding (torch, numpy) are recorded in the
-    # manifest, not in the key: machines that share a store may have different ones.
+    # those whose minor version decides its result. Libraries that only change rounding (torch, numpy) are recorded in
+    # the manifest, not in the key: machines that share a store may have different ones.
     libraries: tuple[str, ...] = ()
     by_benchmark: bool = False  # whether each benchmark has one of its own.
     # whether it makes rollouts with the recipe's policy, and not with a teacher.
