@@ -1,12 +1,12 @@
 """The card of a dataset of demonstrations: sources, licences, counts, quality, costs, versions, on one page."""
 
-import importlib.metadata
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from pipelines.core.provenance import version
 from pipelines.core.types import HARDNESS_LEVELS
 from pipelines.curation import filtering
 from pipelines.recipe.config import Recipe
@@ -23,10 +23,10 @@ Rows = list[dict[str, Any]]
 
 
 def acceptance(selected: pl.DataFrame) -> dict[str, Rows]:
-    """How many trajectories were made, were right, and are kept: by teacher, by hardness and by database.
+    """Numbers of trajectories that were made, were right, and are kept: by teacher, by hardness and by database.
 
     Args:
-        selected: what `filtering.select` gave.
+        selected: the table of `filtering.select`.
     """
     tables = {}
     for name, column in (("teacher", "policy"), ("hardness", "hardness"), ("database", "database")):
@@ -40,7 +40,7 @@ def acceptance(selected: pl.DataFrame) -> dict[str, Rows]:
 
 
 def diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
-    """How different the kept trajectories are.
+    """Measures of the variety among the kept trajectories.
 
     Returns `near_duplicates` (share that repeats an earlier one), `plans` and `sql_shapes` (how many there are),
     `plan_entropy` (bits of the distribution over plans) and `distinct_2` (see `duplicates.distinct_2`).
@@ -58,11 +58,7 @@ def diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
 
 
 def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
-    """Acceptance, reasons, diversity and size of what is kept, as JSON values.
-
-    Args:
-        selected: what `filtering.select` gave.
-    """
+    """Acceptance, reasons, diversity and size of the kept trajectories, as JSON values."""
     kept = selected.filter(pl.col("reason").is_null())
     turns = kept["turns"].value_counts().sort("turns")
     return {
@@ -80,9 +76,9 @@ def write(
     """The card as Markdown; the same inputs give the same bytes.
 
     Args:
-        facts: what `quality` gave.
-        leakage: what `leakage.report` gave.
-        spent: answers, tokens and cost of each endpoint, as `costs.json` of the synthesis has them.
+        facts: of `quality`.
+        leakage: of `leakage.report`.
+        spent: answers, tokens and cost of each endpoint, as in `costs.json` of the synthesis.
     """
     source = recipe.data.sft
     parts = [
@@ -96,23 +92,20 @@ def write(
         _table(
             "Diversity of what is kept", [{"measure": k, "value": f"{v:.4g}"} for k, v in facts["diversity"].items()]
         ),
-        _leaks(leakage),
+        _table(
+            f"Leakage: {leakage['train']} training questions against {leakage['held_out']} held-out ones",
+            [
+                {"kind": kind, "on any database": count, "on the same database": leakage["same_database"][kind]}
+                for kind, count in leakage["any_database"].items()
+            ],
+        ),
         _table(
             "What the answers cost, whichever run paid",
             [{"endpoint": name, **row} for name, row in sorted(spent.items())],
         ),
-        "Versions: " + ", ".join(f"{name} {_version(name)}" for name in VERSIONS) + ".",
+        "Versions: " + ", ".join(f"{name} {version(name) or 'not installed'}" for name in VERSIONS) + ".",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _leaks(leakage: Mapping[str, Any]) -> str:
-    kinds = [
-        {"kind": kind, "on any database": count, "on the same database": leakage["same_database"][kind]}
-        for kind, count in leakage["any_database"].items()
-    ]
-    about = f"{leakage['train']} training questions against {leakage['held_out']} held-out ones"
-    return _table(f"Leakage: {about}", kinds)
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -122,10 +115,3 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [" | ".join(names), " | ".join("---" for _ in names)]
     lines += [" | ".join(str(row[name]).replace("|", "\\|") for name in names) for row in rows]
     return f"## {title}\n\n" + "\n".join(f"| {line} |" for line in lines)
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -41,7 +41,7 @@ def is_malformed(trajectory: Trajectory) -> bool:
 
 
 def broken_rule(outcome: Outcome, rules: Iterable[str]) -> str | None:
-    """The first of these rules that leaves an episode out; None where it stays.
+    """The first of these rules that leaves an episode out; None if it stays.
 
     In GRPO this is GRPO-Filter (MTIR-SQL, equation 3). The paper gives neither its filter F nor its threshold: here a
     rule is a named fact, and one is enough.
@@ -67,7 +67,7 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedTrajectory:
-    """What selection and the dataset's card need to know of one trajectory."""
+    """The facts of one trajectory that selection and the dataset's card read."""
 
     example_id: str
     sample: int
@@ -87,7 +87,7 @@ class CheckedTrajectory:
 
     @classmethod
     def of(cls, outcome: Outcome, database: str, drop: Sequence[str] = ()) -> CheckedTrajectory:
-        """What an outcome comes to.
+        """The facts of an outcome.
 
         Args:
             database: the id of its question's database.
@@ -95,7 +95,9 @@ class CheckedTrajectory:
         """
         assert outcome.hardness is not None, "a selection by level reads it"
         trajectory = outcome.trajectory
-        reason, detail = fault(outcome) or _broken_rule(outcome, drop) or (None, "")
+        reason, detail = fault(outcome) or (None, "")
+        if reason is None and (rule := broken_rule(outcome, drop)) is not None:
+            reason, detail = f"rule_{rule}", f"the filter rule {rule} leaves it out"
         return cls(
             trajectory.example_id,
             trajectory.sample,
@@ -136,12 +138,6 @@ def fault(outcome: Outcome) -> tuple[str, str] | None:
     return None
 
 
-def _broken_rule(outcome: Outcome, drop: Sequence[str]) -> tuple[str, str] | None:
-    """The first of these filter rules that leaves a right trajectory out, as (reason, detail)."""
-    rule = broken_rule(outcome, drop)
-    return None if rule is None else (f"rule_{rule}", f"the filter rule {rule} leaves it out")
-
-
 def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     """Fields of `CheckedTrajectory`, one row each, without their details."""
     return pl.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], schema=COLUMNS)
@@ -157,10 +153,10 @@ def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
     """
     rows = judged.with_row_index("row").filter(pl.col("reason").is_null())
     if settings.per_plan is not None:
-        rows = rows.filter(_place("signature") < settings.per_plan)
+        rows = rows.filter(pl.int_range(pl.len()).over("signature") < settings.per_plan)
     reasons = {"near_duplicate": rows["row"]}
     if settings.per_example is not None:
-        rows = rows.sort("sample", "row").filter(_place("example_id") < settings.per_example)
+        rows = rows.sort("sample", "row").filter(pl.int_range(pl.len()).over("example_id") < settings.per_example)
     reasons["over_per_example"] = rows["row"]
     if settings.keep is not None and len(rows) > settings.keep:
         ranks = np.fromiter(
@@ -197,11 +193,6 @@ def reasons(selected: pl.DataFrame) -> dict[str, int]:
 def shuffled(example_id: str, sample: int, seed: int) -> int:
     """A sort key that puts trajectories into an order that only the seed and their names decide."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{example_id}/{sample}".encode()).digest()[:8], "big")
-
-
-def _place(group: str) -> pl.Expr:
-    """A row's place in its group, from 0."""
-    return pl.int_range(pl.len()).over(group)
 
 
 def _digest(*parts: str) -> int:

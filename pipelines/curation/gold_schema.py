@@ -26,11 +26,11 @@ QUORUM = 2
 
 @dataclasses.dataclass(frozen=True)
 class SchemaConsensus:
-    """What the extractors say of one gold SQL."""
+    """The extractors' views of one gold SQL, and the schema that they accept."""
 
     example_id: str
     items: SchemaItems | None  # the accepted tables and columns; None when too few extractors agree.
-    views: Mapping[str, SchemaItems | None]  # what each extractor said; None where it could not read the SQL.
+    views: Mapping[str, SchemaItems | None]  # of each extractor; None if it could not read the SQL.
     agree: tuple[str, ...]  # names of the extractors that said the accepted schema.
     reason: str  # why there is no full agreement, in one line; "" when all agree.
 
@@ -60,42 +60,32 @@ def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extrac
 
 
 def ask(example: Example, extractors: Mapping[str, Extractor]) -> dict[str, SchemaItems | None]:
-    """What every extractor says of one example."""
+    """Every extractor's view of one example."""
     return {name: extractor(example) for name, extractor in extractors.items()}
 
 
 def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> SchemaConsensus:
-    """Accept what at least two extractors say exactly alike; among several such, what most say, the first on a tie."""
+    """Accept the schema that at least two extractors share exactly; among several, the most frequent, or the first."""
     groups: dict[SchemaItems, list[str]] = {}
     for name, view in views.items():
         if view is not None:
             groups.setdefault(view, []).append(name)
     best = max(groups, key=lambda items: len(groups[items]), default=None)
     accepted = best if best is not None and len(groups[best]) >= QUORUM else None
-    agree = tuple(groups[accepted]) if accepted is not None else ()
-    return SchemaConsensus(example_id, accepted, dict(views), agree, _reason(views, best))
-
-
-def _reason(views: Mapping[str, SchemaItems | None], best: SchemaItems | None) -> str:
-    """How each extractor differs from the view that most share."""
-    parts: list[str] = []
+    # How each extractor differs from the view that most share.
+    reasons: list[str] = []
     for name, view in views.items():
         if view is None:
-            parts.append(f"{name} could not read it")
+            reasons.append(f"{name} could not read it")
         elif best is not None and view != best:
-            parts.append(f"{name} {_difference(view, best)}")
-    return "; ".join(parts)
-
-
-def _difference(view: SchemaItems, best: SchemaItems) -> str:
-    more = sorted(view.tables - best.tables) + _names(view.columns - best.columns)
-    less = sorted(best.tables - view.tables) + _names(best.columns - view.columns)
-    parts = [f"{word} {', '.join(names)}" for word, names in (("adds", more), ("lacks", less)) if names]
-    return " and ".join(parts)
-
-
-def _names(columns: frozenset[tuple[str, str]]) -> list[str]:
-    return sorted(f"{table}.{column}" for table, column in columns)
+            differences = []
+            for word, one, other in (("adds", view, best), ("lacks", best, view)):
+                columns = sorted(f"{table}.{column}" for table, column in one.columns - other.columns)
+                if names := sorted(one.tables - other.tables) + columns:
+                    differences.append(f"{word} {', '.join(names)}")
+            reasons.append(f"{name} {' and '.join(differences)}")
+    agree = tuple(groups[accepted]) if accepted is not None else ()
+    return SchemaConsensus(example_id, accepted, dict(views), agree, "; ".join(reasons))
 
 
 def _listed(items: SchemaItems | None) -> dict[str, Any]:
@@ -105,7 +95,7 @@ def _listed(items: SchemaItems | None) -> dict[str, Any]:
 
 
 def gold_schemas(folder: Path | None) -> dict[str, SchemaItems] | None:
-    """Accepted gold schemas by example id; None where the recipe has no such stage."""
+    """Accepted gold schemas by example id; None if the recipe has no such stage."""
     if folder is None:
         return None
     rows = frames.read(folder / frames.DATA).iter_rows(named=True)

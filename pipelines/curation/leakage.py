@@ -53,7 +53,12 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
     """
     databases = DatabaseIdentities(held_out)
     asked = {databases.name(example.database) for example in held_out}
-    tests = [(kind, name, _index(held_out, name)) for kind, name in TESTS]
+    tests = []
+    for kind, name in TESTS:
+        index: dict[Any, list[Example]] = {}
+        for example in held_out:
+            index.setdefault(name(example), []).append(example)
+        tests.append((kind, name, index))
     for example in train:
         database = databases.name(example.database)
         elsewhere: Leak | None = None
@@ -70,13 +75,6 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
         else:
             if elsewhere is not None:
                 yield elsewhere
-
-
-def _index(examples: Iterable[Example], name: Callable[[Example], Any]) -> dict[Any, list[Example]]:
-    by_name: dict[Any, list[Example]] = {}
-    for example in examples:
-        by_name.setdefault(name(example), []).append(example)
-    return by_name
 
 
 def report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:

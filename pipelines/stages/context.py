@@ -1,11 +1,11 @@
-"""What a stage is given: the recipe, its folder, its inputs' folders, and where to show progress."""
+"""The context of a stage: the recipe, its folder, its inputs' folders, and its progress."""
 
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import polars as pl
 
@@ -17,15 +17,12 @@ from pipelines.core.types import Example, Trajectory
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 
-if TYPE_CHECKING:
-    pass
-
 # A base model that is not ours to copy: its path or hub name, or the way from this folder to a checkpoint of the store.
 REFERENCE = "reference.json"
 
 
 class Progress(Protocol):
-    """Where long work shows itself; the command line draws bars, a Prefect task updates an artifact."""
+    """The display of long work; the command line draws bars, a Prefect task updates an artifact."""
 
     def begin(self, stage: str, total: int, unit: str) -> None:
         """A stage, or a part of it, starts: `total` units of work."""
@@ -41,19 +38,15 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
-    def begin(self, stage: str, total: int, unit: str) -> None:
-        """Nothing."""
+    def begin(self, stage: str, total: int, unit: str) -> None: ...
 
-    def advance(self, count: int, note: str = "") -> None:
-        """Nothing."""
+    def advance(self, count: int, note: str = "") -> None: ...
 
-    def say(self, text: str) -> None:
-        """Nothing."""
+    def say(self, text: str) -> None: ...
 
-    def warn(self, text: str) -> None:
-        """Nothing."""
+    def warn(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ class Context:
 
     @property
     def responses(self) -> Path:
-        """Where this store keeps what endpoints answered: beside the stages, for every recipe and run."""
+        """The folder of the endpoints' answers: beside the stages of this store, for every recipe and run."""
         return self.folder.parent.parent / RESPONSES
 
     @property
@@ -88,7 +81,7 @@ def checkpoint_of(folder: Path) -> str:
 
 
 def base_of(folder: Path) -> str | None:
-    """What a `model` stage refers to: a folder or a hub name; None for one that holds a model of its own."""
+    """The folder or hub name that a `model` stage refers to; None if it holds a model of its own."""
     reference = read_json(folder / REFERENCE)
     if not reference:
         return None
@@ -96,7 +89,7 @@ def base_of(folder: Path) -> str | None:
     return str((folder / source).resolve()) if source.startswith(f"..{os.sep}") else source
 
 
-# What stages read of one another: examples by pool, trajectories, schemas, the SQL engine of a recipe.
+# The files that stages read of one another: examples by pool, trajectories.
 
 COSTS = "costs.json"  # what endpoints' answers cost, by endpoint
 LEAKAGE = "leakage.json"  # of the data stage: what `curation/leakage.py` reports of each training pool
@@ -115,7 +108,7 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
 
 
 def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
-    """Where the data stage wrote the examples of these pools: their `id`, each once, and their `row`.
+    """The rows of the data stage's examples in these pools: their `id`, each once, and their `row`.
 
     Args:
         part: only those of the source at this place of its pool.
