@@ -8,7 +8,7 @@ import pytest
 from pipelines.core import frames
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json
-from pipelines.core.store import DAMAGED, MANIFEST, Store
+from pipelines.core.store import DAMAGED, MANIFEST, MARK, Store
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph, train
@@ -140,3 +140,13 @@ def test_a_cut_table_is_one_plain_line(store: Store) -> None:
     for read in (frames.read, lambda path: frames.take(path, [0]), lambda path: list(frames.windows(path))):
         with pytest.raises(DataError, match="damaged one"):
             read(data)
+
+
+def test_a_store_of_an_older_version_is_named_in_one_line(store: Store) -> None:
+    """Which is one with stages and without the mark of the layout; the first stage that is made writes the mark."""
+    (store.root / MARK).unlink()
+    for stage in ("synthesize", "filter"):
+        shutil.rmtree(folder_of(store, stage))
+    _, said = walk(recipes.load("miniature", RECIPE), store)
+    assert said == [f"the store {store.root} is of an older version: its stages have other keys and are made again"]
+    assert (store.root / MARK).is_file()

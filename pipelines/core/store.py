@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.files import folders, lock, require_room, sha256, unused, write_json, writing
+from pipelines.core.files import folders, lock, require_room, sha256, unused, write_atomic, write_json, writing
 
 MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
 WORK = ".work-"  # before the key of a stage that is being made
 DAMAGED = ".damaged-"  # before the key of a stage that was set aside
+MARK = ".layout"  # in the root: the number of the layout and of the keys that its stages have
+LAYOUT = "2\n"
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
 # Wall-clock facts of one making, verdicts that other thresholds change, and what only a resume needs: no manifest lists
 # them, so they may change beside a sealed stage.
@@ -50,6 +52,10 @@ class Store:
     def has(self, stage: str, key: str) -> bool:
         """Whether that stage is complete: it has a manifest."""
         return (self.folder(stage, key) / MANIFEST).is_file()
+
+    def is_outdated(self) -> bool:
+        """Whether an older version of sqltrain made this store, whose keys were others: it has stages and no mark."""
+        return not (self.root / MARK).is_file() and bool(self.made())
 
     def damage(self, stage: str, key: str, whole: bool) -> list[str]:
         """Names of a finished stage's files that are not what its manifest says; the manifest's own if it is damaged.
@@ -157,6 +163,8 @@ class Store:
         with writing(self.root):
             work.mkdir(parents=True, exist_ok=True)
             require_room(work, MIN_FREE_MB)
+            if not (self.root / MARK).is_file():
+                write_atomic(self.root / MARK, LAYOUT)
             with self.locked(stage, key, waiting):
                 if not self.has(stage, key):
                     work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away

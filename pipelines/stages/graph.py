@@ -271,6 +271,9 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
                 if not store.has(*base):
                     raise _gone(*base)
 
+    if store.is_outdated():
+        progress.say(f"the store {store.root} is of an older version: its stages have other keys and are made again")
+
     def build(folder: Path) -> None:
         # An unchanged version promises the same results, but not that old shards and checkpoints can be used.
         if not can_resume(folder):
