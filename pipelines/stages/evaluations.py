@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
 
@@ -55,18 +55,28 @@ def comparison(
     if len(runs) < 2:
         raise DataError("a comparison needs two runs", HINT)
     by_path = [load(path) for path in runs]
-    loaded = _named([run for place in (0, 1) for path_runs in by_path for run in path_runs[place : place + 1]])
+    loaded = [run for place in (0, 1) for path_runs in by_path for run in path_runs[place : place + 1]]
+    titles = [run.name for run in loaded]  # equal ones get a number
+    loaded = [
+        run if titles.count(run.name) == 1 else dataclasses.replace(run, name=f"{run.name} ({index})")
+        for index, run in enumerate(loaded, 1)
+    ]
     names = paired_comparison.common_names([(*run.records, *run.at_once) for run in loaded])
     called = [run.named(name) for run, name in zip(loaded, names, strict=True)]
-    data = ReportData("comparison", choose(loaded, equality), tuple(map(_system, called)), examples={})
+    systems = (
+        System(
+            run.name,
+            run.records,
+            at_once=run.at_once,
+            left_out=run.left_out,
+            costs=taken(run.timing, run.r_ves),
+        )
+        for run in called
+    )
+    data = ReportData("comparison", choose(loaded, equality), tuple(systems), examples={})
     if not data.comparisons:
         raise DataError("the runs share no question", "Compare evaluations of the same benchmark.")
     return data, loaded, names
-
-
-def _system(run: EvaluationRun) -> System:
-    costs = taken(run.timing, run.r_ves)
-    return System(run.name, run.records, at_once=run.at_once, left_out=run.left_out, costs=costs)
 
 
 def with_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[Mapping[str, str]]) -> ReportData:
@@ -91,14 +101,39 @@ def load(run: str) -> list[EvaluationRun]:
     file = path / RECORDS if path.is_dir() else path
     if not file.is_file():
         raise DataError(f"no records at {file}", HINT)
+    # Each record with the pass that it is of; all have verdicts under the same equalities.
     by_pass: dict[str, list[EpisodeRecord]] = {}
-    for passed, record in _records(file):
-        by_pass.setdefault(passed, []).append(record)
-    folder, title = file.parent, name if equals else _title(path)
+    equalities: set[str] | None = None
+    for number, row in read_lines(file, HINT):
+        try:
+            record = from_dict(EpisodeRecord, row.get("record", row))
+        except (AttributeError, DataError) as error:
+            raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
+        equalities = set(record.scores) if equalities is None else equalities
+        if set(record.scores) != equalities:
+            raise DataError(f"{file}, line {number} has verdicts under other equalities than the lines before", HINT)
+        by_pass.setdefault(str(row.get("pass", record.mode)), []).append(record)
+    # A finished folder is named by its manifest or its stage, with its key; anything else by its own name.
+    folder, place = file.parent, path.resolve()
+    title = name if equals else place.stem if place.is_file() else place.name
+    if not equals and place.is_dir() and (place / MANIFEST).is_file():
+        try:
+            manifest = Store(place.parent.parent).manifest(place.parent.name, place.name)
+            title = f"{manifest.get('name', place.parent.name)} {place.name[:6]}"
+        except (AttributeError, *UNREADABLE):
+            raise DataError(f"{place / MANIFEST} is damaged", HINT) from None
     own = tuple(record for mode in OWN for record in by_pass.get(mode, ()))
     if not own:
         raise DataError(f"{file} holds no records", HINT)
-    facts, timing = _beside(folder)
+    try:
+        summary, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
+        fields = {name: summary[name] for name in ("equality", "left_out") if name in summary}
+        facts = from_dict(FolderFacts, {**fields, "r_ves": efficiency.get("r_ves")})
+        timing = latencies(folder)
+    except (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE) as error:
+        raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
+    if not all(0 <= figure < math.inf for latency in timing.values() for figure in dataclasses.astuple(latency)):
+        raise DataError(f"a file beside the records in {folder} is damaged: {TIMING} has no such figures", HINT)
     equality, left_out, once = facts.equality, facts.left_out, tuple(by_pass.get(ONCE, ()))
     runs = [EvaluationRun(title, own, once, OWN, equality, folder, left_out, timing, facts.r_ves)]
     if SELECTED in by_pass:
@@ -114,59 +149,6 @@ class FolderFacts:
     equality: str | None = None
     left_out: Mapping[str, Number] = dataclasses.field(default_factory=dict)
     r_ves: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None = None
-
-
-def _beside(folder: Path) -> tuple[FolderFacts, Mapping[str, Latency]]:
-    """What the files beside the records say, and the time that answers took."""
-    try:
-        summary, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
-        fields = {name: summary[name] for name in ("equality", "left_out") if name in summary}
-        facts = from_dict(FolderFacts, {**fields, "r_ves": efficiency.get("r_ves")})
-        timing = latencies(folder)
-    except (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE) as error:
-        raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
-    if not all(0 <= figure < math.inf for latency in timing.values() for figure in dataclasses.astuple(latency)):
-        raise DataError(f"a file beside the records in {folder} is damaged: {TIMING} has no such figures", HINT)
-    return facts, timing
-
-
-def _title(path: Path) -> str:
-    """A finished folder by what it says it evaluates, or its stage, and its key; anything else by its own name."""
-    place = path.resolve()
-    if place.is_dir() and (place / MANIFEST).is_file():
-        try:
-            return f"{_manifest(place).get('name', place.parent.name)} {place.name[:6]}"
-        except (AttributeError, *UNREADABLE):
-            raise DataError(f"{place / MANIFEST} is damaged", HINT) from None
-    return place.stem if place.is_file() else place.name
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    store = Store(folder.parent.parent)
-    return store.manifest(folder.parent.name, folder.name)
-
-
-def _records(file: Path) -> Iterator[tuple[str, EpisodeRecord]]:
-    """Each record with the pass that it is of; all have verdicts under the same equalities."""
-    equalities: set[str] | None = None
-    for number, row in read_lines(file, HINT):
-        try:
-            record = from_dict(EpisodeRecord, row.get("record", row))
-        except (AttributeError, DataError) as error:
-            raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
-        equalities = set(record.scores) if equalities is None else equalities
-        if set(record.scores) != equalities:
-            raise DataError(f"{file}, line {number} has verdicts under other equalities than the lines before", HINT)
-        yield str(row.get("pass", record.mode)), record
-
-
-def _named(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
-    """Runs with equal names get a number."""
-    names = [run.name for run in runs]
-    return [
-        run if names.count(run.name) == 1 else dataclasses.replace(run, name=f"{run.name} ({index})")
-        for index, run in enumerate(runs, 1)
-    ]
 
 
 def choose(runs: Sequence[EvaluationRun], asked: str | None) -> str:

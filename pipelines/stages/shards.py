@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pipelines.core import processes
+from pipelines.core import processes as process_state
 from pipelines.core.errors import BoundaryError, ResourceError
 from pipelines.core.files import write_atomic
 from pipelines.core.store import SHARDS
@@ -178,24 +178,27 @@ class Shards(Generic[Item]):
                 gc.collect()
                 torch.cuda.empty_cache()
             return
-        self._fan_out(missing, make, args, min(processes, len(missing)), progress, enough)
-
-    def _fan_out(
-        self,
-        missing: list[int],
-        make: Callable[..., Run],
-        args: tuple[Any, ...],
-        count: int,
-        progress: Progress,
-        enough: Callable[[], bool] | None,
-    ) -> None:
         for _ in range(RETRIES):
             context = multiprocessing.get_context("spawn")
-            start = processes.DiesWithParent(_start)
+            start = process_state.DiesWithParent(_start)
+            count = min(processes, len(missing))
             pool = ProcessPoolExecutor(count, context, start, (context.Value("i"), make, args))
             try:
                 with pool:
-                    self._collect(pool, missing, progress, enough)
+                    todo: dict[Future[str], int] = {
+                        pool.submit(_work, self.part(index), self.path(index)): len(self.part(index))
+                        for index in missing
+                    }
+                    while todo:
+                        done, _ = wait(todo, return_when=FIRST_COMPLETED)
+                        for future in done:
+                            progress.advance(todo.pop(future), future.result())
+                        if enough is not None and enough():
+                            workers = list(pool._processes.values())  # no way to end them before Python 3.14
+                            pool.shutdown(wait=False, cancel_futures=True)
+                            for worker in workers:
+                                worker.terminate()  # what runs may take minutes yet
+                            break
                 return
             except BrokenProcessPool:  # a worker was killed (out of memory, say): finished shards stand
                 missing = [index for index in missing if not self.path(index).exists()]
@@ -203,23 +206,6 @@ class Shards(Generic[Item]):
         raise BoundaryError(
             "the worker processes kept dying", "Lower rollout.processes or rollout.slots if memory is short."
         )
-
-    def _collect(
-        self, pool: ProcessPoolExecutor, missing: list[int], progress: Progress, enough: Callable[[], bool] | None
-    ) -> None:
-        todo: dict[Future[str], int] = {
-            pool.submit(_work, self.part(index), self.path(index)): len(self.part(index)) for index in missing
-        }
-        while todo:
-            done, _ = wait(todo, return_when=FIRST_COMPLETED)
-            for future in done:
-                progress.advance(todo.pop(future), future.result())
-            if enough is not None and enough():
-                workers = list(pool._processes.values())  # the executor has no way to end them before Python 3.14
-                pool.shutdown(wait=False, cancel_futures=True)
-                for worker in workers:
-                    worker.terminate()  # what runs may take minutes yet
-                return
 
     def read(self, index: int) -> list[Any]:
         """What one shard holds: one JSON value a line."""
@@ -254,7 +240,7 @@ def asking(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterato
 def _start(started: Synchronized[int], make: Callable[..., Run], args: tuple[Any, ...]) -> None:
     global _make
     with started.get_lock():
-        processes.number, started.value = started.value, started.value + 1
+        process_state.number, started.value = started.value, started.value + 1
     _make = functools.cache(lambda: make(*args))
 
 
