@@ -73,9 +73,6 @@ def write_atomic(path: Path, text: str) -> None:
     """Write a file that is either whole or absent, also after kill -9.
 
     A link, a device or a pipe stays what it is and is written through: a rename would put a plain file in its place.
-
-    Raises:
-        ResourceError: no room on the disk, or the folder cannot be written.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
@@ -102,11 +99,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read what `write_json` wrote; {} if there is no such file.
-
-    Raises:
-        DataError: it is not JSON.
-    """
+    """Read what `write_json` wrote; {} if there is no such file."""
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (ValueError, RecursionError):
@@ -160,9 +153,6 @@ def append_durably(path: Path, line: str) -> None:
     """Append a line that stands after a power cut, too; a last line that a kill cut short is removed first.
 
     One process at a time appends: the caller holds a lock.
-
-    Raises:
-        ResourceError: no room on the disk; the file is as before.
     """
     with writing(path.parent), path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -204,11 +194,7 @@ def sha256(path: Path) -> str:
 
 
 def require_room(path: Path, megabytes: int) -> None:
-    """Fail before work starts if the disk under `path` has less free room.
-
-    Raises:
-        ResourceError: too little space is free.
-    """
+    """Fail before work starts if the disk under `path` has less free room."""
     free = shutil.disk_usage(path).free // 2**20
     if free < megabytes:
         raise ResourceError(
@@ -222,9 +208,6 @@ def writing(place: Path) -> Iterator[None]:
 
     Args:
         place: on the disk that is written to.
-
-    Raises:
-        ResourceError: no room on the disk, or `place` cannot be written.
     """
     try:
         yield

@@ -96,11 +96,7 @@ class Store:
             return self.folder(stage, key).rename(unused(self.root / stage / f"{DAMAGED}{key}"))
 
     def manifest(self, stage: str, key: str) -> dict[str, Any]:
-        """What a finished stage says of itself.
-
-        Raises:
-            DataError: there is no such stage, or its manifest is damaged.
-        """
+        """What a finished stage says of itself."""
         path = self.folder(stage, key) / MANIFEST
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -144,9 +140,6 @@ class Store:
             build: fills the work folder; it finds there what a killed run left.
             about: what the manifest says besides the files; JSON values without wall-clock times.
             waiting: called once when another live run is making the same stage.
-
-        Raises:
-            ResourceError: no room on the disk, or the store cannot be written.
         """
 
         def sealed(work: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -73,7 +73,21 @@ class Remote:
         what = f"{stage}/{key}"
         content, claims, sizes = self._listed(stage, key)
         named = parsed(self.read(f"{what}/{LINKS}", sizes[LINKS]), f"{what}/{LINKS}")
-        links = _links(named, claims, store, stage, key)
+        # A link leads to a database anywhere, or to a part of a union in the same store.
+        if not isinstance(named, dict):
+            raise refused(what, "its links are no mapping")
+        for name, target in named.items():
+            parts = PurePosixPath(name).parts if _is_below(name) else ()
+            if len(parts) < 2 or parts[0] not in LINKED:
+                raise refused(what, f"the link {name!r} points out of its folder's {' and '.join(LINKED)}")
+            if not isinstance(target, str) or "\0" in target:
+                raise refused(what, f"the link {name!r} leads nowhere")
+            if name in claims or any(other.startswith(f"{name}/") for other in (*claims, *named)):
+                raise refused(what, f"the link {name!r} stands where a file is to lie")
+            if not os.path.isabs(target):
+                spot = Path(os.path.normpath(store.folder(stage, key) / PurePosixPath(name).parent / target))
+                if not spot.is_relative_to(store.root / stage):
+                    raise refused(what, f"the link {name!r} points out of the store")
         side = {
             name
             for name, size in sizes.items()
@@ -93,7 +107,7 @@ class Remote:
                 path = inside(work, name)
                 if path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
                     raise DataError(f"{name} of {what} is damaged in {self.url}", "Remove it there and push it again.")
-            for name, target in links.items():
+            for name, target in named.items():
                 spot = inside(work, name)
                 spot.parent.mkdir(parents=True, exist_ok=True)
                 spot.symlink_to(target)
@@ -193,26 +207,6 @@ def parsed(content: bytes, what: str) -> Any:
 def is_plain(name: str) -> bool:
     """Whether a text is the name of a kind of stage, or a key."""
     return bool(re.fullmatch(r"\w[\w.@-]{0,99}", name, re.ASCII))
-
-
-def _links(value: Any, claims: Mapping[str, Any], store: Store, stage: str, key: str) -> dict[str, str]:
-    """The links of a stage by name: to databases anywhere, or to the parts of a union in the same store."""
-    what = f"{stage}/{key}"
-    if not isinstance(value, dict):
-        raise refused(what, "its links are no mapping")
-    for name, target in value.items():
-        if not _is_below(name) or PurePosixPath(name).parts[0] not in LINKED or len(PurePosixPath(name).parts) < 2:
-            raise refused(what, f"the link {name!r} points out of its folder's {' and '.join(LINKED)}")
-        if not isinstance(target, str) or "\0" in target:
-            raise refused(what, f"the link {name!r} leads nowhere")
-        hidden = [other for other in (*claims, *value) if other != name and other.startswith(f"{name}/")]
-        if name in claims or hidden:
-            raise refused(what, f"the link {name!r} stands where a file is to lie")
-        if not os.path.isabs(target):
-            spot = Path(os.path.normpath(store.folder(stage, key) / PurePosixPath(name).parent / target))
-            if not spot.is_relative_to(store.root / stage):
-                raise refused(what, f"the link {name!r} points out of the store")
-    return value
 
 
 def inside(work: Path, name: str) -> Path:

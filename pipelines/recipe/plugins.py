@@ -22,9 +22,6 @@ def load_plugins(names: Sequence[str]) -> None:
 
     Args:
         names: Python files (they end in `.py`; relative paths start from the working folder) or modules.
-
-    Raises:
-        RecipeError: a plug-in is missing, or raises while it is imported.
     """
     for name in names:
         try:

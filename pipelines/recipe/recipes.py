@@ -67,11 +67,7 @@ def _included(name: str) -> Path:
 
 
 def _texts(value: Any, what: str) -> list[str]:
-    """A list of texts, as `include` and each variant hold one.
-
-    Raises:
-        RecipeError: it is something else.
-    """
+    """A list of texts, as `include` and each variant hold one."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise RecipeError(f"{what} must be a list of texts (it is {value!r})")
     return value
@@ -80,9 +76,6 @@ def _texts(value: Any, what: str) -> list[str]:
 def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str, Any]:
     """Mappings are merged key by key; anything else of `above` replaces what is below, and so does another `kind`.
     A number of GRPO's steps ends a number of epochs that is below.
-
-    Raises:
-        RecipeError: a value that no recipe can hold, in the file at `path`.
     """
     try:
         merged = laid_over(_of_one_kind(below, above), _plain(above))
@@ -106,11 +99,7 @@ def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of what YAML holds: mappings with texts as keys, lists, texts, numbers, truth values and null.
-
-    Raises:
-        TypeError: it holds something else, such as a date.
-    """
+    """A copy of what YAML holds: mappings with texts as keys, lists, texts, numbers, truth values and null."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -215,11 +204,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A recipe's tree of keys and values as `load` reads it, not yet checked; no plug-in is imported.
-
-    Raises:
-        RecipeError: no such recipe or variant, or text that is no override.
-    """
+    """A recipe's tree of keys and values as `load` reads it, not yet checked; no plug-in is imported."""
     path = _locate(name)
     tree = _compose(path)
     variants = _variants(tree.pop("variants", None), path)

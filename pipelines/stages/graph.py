@@ -211,9 +211,6 @@ def plan(
         until: a stage's name; that of a benchmark's stage without the benchmark is its stage of the last one.
         among: only these stages, which need no other; nothing is asked of the sources of others.
         given: keys of finished stages to go on from, by name, in place of the recipe's own.
-
-    Raises:
-        RecipeError: `until` is not a stage of this recipe.
     """
     code_digest()  # cached: this process runs the code that is there now, whatever is checked out later
     stages = [stage for stage in _upto(active(recipe), until) if among is None or stage.name in among]
@@ -244,11 +241,7 @@ def plan(
 
 
 def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> StageResult:
-    """Make one step unless the store has it. Of its needs, what is damaged is set aside and made again first.
-
-    Raises:
-        DataError: a stage that this recipe does not make, such as a champion, is damaged or gone.
-    """
+    """Make one step unless the store has it. Of its needs, what is damaged is set aside and made again first."""
     needs = [other for other in steps if other.name in step.needs]
     folders, keys = {other.kind: other.folder for other in needs}, {other.name: other.key for other in needs}
     _set_aside(step.kind, step.key, store, progress, whole=False)
