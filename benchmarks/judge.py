@@ -1,6 +1,6 @@
 """How far a judge can be trusted: agreement with execution, and whether place or length move its grades.
 
-    python benchmarks/judge.py reasoning_sql --endpoint big --count 100 [--store DIR] [KEY=VALUE]...
+    python benchmarks/judge.py reasoning_sql --model endpoint:big --count 100 [--store DIR] [KEY=VALUE]...
 
 It is asked three times about each of some answers of the recipe's teachers and evaluated models; its answers are kept,
 so a second look costs nothing. The last line is one JSON object.
@@ -27,6 +27,7 @@ from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
 from pipelines.rewards.outcome import make_outcomes
+from pipelines.serving.models import ENDPOINT
 from pipelines.stages import graph
 from pipelines.stages.context import examples, trajectories
 from pipelines.teachers.judge import check
@@ -151,13 +152,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--endpoint", required=True, help="the judge, by its name in conf/local/endpoints.yaml")
+    parser.add_argument("--model", required=True, help="the judge: endpoint:NAME of conf/local/endpoints.yaml")
     parser.add_argument("--count", type=int, default=200, help="answers it is asked about, half right, half wrong")
     parser.add_argument("--store", help="the store; SQLTRAIN_STORE or ./store by default")
     given = parser.parse_intermixed_args()
     try:
         store = [] if given.store is None else [f"store={given.store}"]
-        agreement = judge(*open_recipe(given.recipe, [*given.overrides, *store]), given.endpoint, given.count)
+        agreement = judge(
+            *open_recipe(given.recipe, [*given.overrides, *store]), given.model.removeprefix(ENDPOINT), given.count
+        )
     except SqltrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

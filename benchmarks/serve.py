@@ -178,7 +178,7 @@ def wait(url: str) -> None:
 def serving(folder: Path, database: str, policy: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server's address and its process."""
     port = free_port()
-    command = [sys.executable, "-m", "flows.cli", "serve", database, f"--port={port}", f"--policy={policy}"]
+    command = [sys.executable, "-m", "flows.cli", "serve", database, f"--port={port}", f"--model={policy}"]
     command += [f"--feedback={folder / 'feedback'}", "--at-once=1000", "--per-minute=100000"]
     environment = {**os.environ, "SQLTRAIN_ENDPOINTS": str(folder / "endpoints.yaml"), "PYTHONPATH": str(ROOT)}
     command.append(f"--store={folder / 'store'}")

@@ -81,7 +81,7 @@ def open_recipe(name: str, overrides: Sequence[str] | None) -> tuple[Recipe, Sto
 def open_for(name: str, overrides: Sequence[str] | None, model: Path) -> tuple[Recipe, Store]:
     """A recipe that asks a checkpoint as the checkpoint's own card says; overrides come last and win."""
     if not (model / "config.json").is_file():
-        raise DataError(f"no model in {model}", "Pass a checkpoint folder that holds a config.json.")
+        raise DataError(f"no model in {model}", "Pass a checkpoint folder that holds a config.json, or endpoint:NAME.")
     card = read_card(model)
     return open_recipe(name, [*(card.overrides() if card else ()), *(overrides or [])])
 

@@ -25,6 +25,7 @@ from pipelines.recipe.config import Execution
 from pipelines.recipe.recipes import LOCAL
 from pipelines.recipe.yaml_files import yaml_text
 from pipelines.report.terminal import plain
+from pipelines.serving.models import ENDPOINT
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.teachers.invent import Inventor, coverage, lines
 
@@ -41,16 +42,16 @@ WORKERS = 2  # processes that run the SQL of a review
 @with_store
 def invent(
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
-    teacher: Annotated[str, typer.Option(help="The endpoint that writes SQL and questions (docs/teachers.md).")],
+    model: Annotated[str, typer.Option(help="endpoint:NAME, which writes SQL and questions (docs/teachers.md).")],
     count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many questions.")] = 100,
-    checker: Annotated[str | None, typer.Option(help="Another endpoint, which answers back.")] = None,
+    checker: Annotated[str | None, typer.Option(help="Another endpoint:NAME, which answers back.")] = None,
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("invented.jsonl"),
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Make questions with gold SQL for a database that has none.
 
-    Example: sqltrain invent --database shop.sqlite --count 200 --teacher big --checker other --out shop.jsonl
+    Example: sqltrain invent --database shop.sqlite --count 200 --model endpoint:big --checker endpoint:other --out shop.jsonl
     """
     recipe, store = open_recipe("miniature", overrides)
     where = named.find(database)
@@ -62,8 +63,10 @@ def invent(
         raise DataError(f"{out} cannot be written: {error.strerror}", hint) from None
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no permission'}", hint)
-    asker = Asker.named(teacher, store.root / RESPONSES)
-    other = Asker.named(checker, store.root / RESPONSES) if checker and checker != teacher else asker
+    asker = Asker.named(model.removeprefix(ENDPOINT), store.root / RESPONSES)
+    other = asker
+    if checker and checker.removeprefix(ENDPOINT) != model.removeprefix(ENDPOINT):
+        other = Asker.named(checker.removeprefix(ENDPOINT), store.root / RESPONSES)
     with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(console) as bars:
         bars.begin("invent", count, "questions")
         schema = where.schema(sql, values=3)
@@ -82,7 +85,7 @@ def invent(
     write_atomic(doubted, text_of(invented.doubted))
     if not invented.examples:
         reasons = ", ".join(f"{reason} {n}" for reason, n in invented.counts.most_common())
-        hint = "Try another teacher, or more questions."
+        hint = "Try another model, or more questions."
         raise DataError(f"no question could be made of {database}: {reasons}", hint)
     write_atomic(out, text_of(invented.examples))
     say(f"{len(invented.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")

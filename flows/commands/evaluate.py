@@ -76,8 +76,9 @@ SHOWN = 12  # item numbers of a disagreement, and left-out items
 def evaluate(
     recipe: RecipeName,
     overrides: Overrides = None,
-    model: Annotated[Path | None, typer.Option(help="Any checkpoint folder, instead of the recipe's own.")] = None,
-    policy: Annotated[str | None, typer.Option(help="oracle, or endpoint:NAME of conf/local/endpoints.yaml.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Instead of the recipe's own: a checkpoint folder, endpoint:NAME or oracle.")
+    ] = None,
     benchmarks: Annotated[
         str | None,
         typer.Option(help="To evaluate on, with commas between; omnisql: those added of its nine."),
@@ -92,7 +93,7 @@ def evaluate(
         int | None, typer.Option(min=1, max=1_000_000, help="Of each benchmark so many questions, drawn by the seed.")
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print calls, tokens and price at most, and stop; with --model or --policy.")
+        bool, typer.Option("--plan", help="Print calls, tokens and price at most, and stop; with --model.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -104,18 +105,16 @@ def evaluate(
 
       sqltrain evaluate miniature --model ~/checkpoint protocol.max_turns_eval=3 protocol.schema_view=hidden
 
-      sqltrain evaluate sql_trail --policy endpoint:big include=local/bird_dev
+      sqltrain evaluate sql_trail --model endpoint:big include=local/bird_dev
 
-      sqltrain evaluate sql_trail --policy endpoint:big --questions q.csv --database shop --limit 5 --plan
+      sqltrain evaluate sql_trail --model endpoint:big --questions q.csv --database shop --limit 5 --plan
 
       sqltrain evaluate arctic_sql --model ~/OmniSQL-7B --benchmarks omnisql
     """
     from flows.commands.data import chosen
 
-    if model is not None and policy is not None:
-        raise UserError("--model and --policy name two different policies", "Pass one of them.")
-    if plan and model is None and policy is None:
-        raise UserError("--plan is of one policy", "Pass --model or --policy; a recipe's stages: sqltrain stages.")
+    if plan and model is None:
+        raise UserError("--plan is of one model", "Pass --model; a recipe's stages: sqltrain stages.")
     words = list(overrides or [])
     if questions is not None:
         if not questions.expanduser().is_file():
@@ -129,21 +128,22 @@ def evaluate(
         raise UserError("--database is of --questions", "Pass both, or data.test.0.options.database=ADDRESS.")
     if benchmarks is not None:
         words.append(chosen(benchmarks, say))
-    model = None if model is None else folder_of(model)
+    is_named = model is not None and (model == asking.ORACLE or model.startswith(asking.ENDPOINT))
+    folder = None if model is None or is_named else folder_of(Path(model))
 
     def opened() -> tuple[Recipe, Store]:
-        return open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
+        return open_recipe(recipe, words) if folder is None else open_for(recipe, words, folder)
 
     loaded, store = opened()
     if limit is not None:
         words += [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
         loaded, store = opened()
-    if model is not None:
-        about = {"digest": folder_digest(model), "dtype": loaded.model.compute_dtype, "decoder": loaded.rollout.policy}
-        answerer = Answerer(str(model.resolve()), model.name, about, f"checkpoint {about['digest']}")
+    if folder is not None:
+        about = {"digest": folder_digest(folder), "dtype": loaded.model.compute_dtype, "decoder": loaded.rollout.policy}
+        answerer = Answerer(str(folder.resolve()), folder.name, about, f"checkpoint {about['digest']}")
         evaluate_policy(loaded, store, answerer, as_json, plan)
-    elif policy is not None:
-        evaluate_named(loaded, store, policy, as_json, plan)
+    elif model is not None:
+        evaluate_named(loaded, store, model, as_json, plan)
     else:
         terminal.conclude(loaded, store, terminal.run(loaded, store, "evaluate"), as_json)
 
@@ -166,14 +166,12 @@ class Answerer:
 
 def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool, plan_only: bool = False) -> None:
     """Evaluate "oracle" or "endpoint:NAME" on the recipe's held-out questions."""
+    answerer = Answerer(policy, policy, {"policy": policy})
     if policy.startswith(asking.ENDPOINT):
         entry = endpoint(policy.removeprefix(asking.ENDPOINT))
         about = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
-        evaluate_policy(recipe, store, Answerer(policy, policy, about, entry.model, entry), as_json, plan_only)
-    elif policy == asking.ORACLE:
-        evaluate_policy(recipe, store, Answerer(policy, policy, {"policy": policy}), as_json, plan_only)
-    else:
-        raise RecipeError(f"there is no policy {policy!r}", "Choose oracle or endpoint:NAME, or pass --model FOLDER.")
+        answerer = Answerer(policy, policy, about, entry.model, entry)
+    evaluate_policy(recipe, store, answerer, as_json, plan_only)
 
 
 def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: bool, plan_only: bool = False) -> None:
@@ -429,7 +427,7 @@ def score(
     gold: Annotated[Path, typer.Option(help="Gold file: SQL<TAB>db_id a line, or a split's JSON.")],
     pred: Annotated[Path, typer.Option(help="Predictions: one a line, or BIRD's JSON.")],
     databases: Annotated[
-        str, typer.Option(help="Folder of DIR/ID/ID.sqlite; a server's address; a name of databases/.")
+        str, typer.Option("--database", help="Folder of DIR/ID/ID.sqlite; a server's address; a name of databases/.")
     ],
     tables: Annotated[Path | None, typer.Option(help="Spider's tables.json, for spider_exec's foreign keys.")] = None,
     equality: Annotated[
@@ -454,12 +452,12 @@ def score(
 
     Examples:
 
-      sqltrain score --gold dev_gold.sql --pred predicted.sql --databases spider/database
+      sqltrain score --gold dev_gold.sql --pred predicted.sql --database spider/database
 
-      sqltrain score --gold dev.sql --pred predict_dev.json --databases dev_databases --difficulty dev.json
+      sqltrain score --gold dev.sql --pred predict_dev.json --database dev_databases --difficulty dev.json
           --equality bird,soft_f1,r_ves --out verdicts.jsonl --json
 
-      sqltrain score --gold dev.json --pred mine.sql --databases spider/database --report scores/mine
+      sqltrain score --gold dev.json --pred mine.sql --database spider/database --report scores/mine
     """
     names = scoring.parse_equalities(equality)
     items = scoring.read_gold(gold)

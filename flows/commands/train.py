@@ -229,7 +229,7 @@ def adapt(
     say(verdict)
     say(f"before and after, and what is still failed: {page}")
     if line["decision"] in ("promoted", "nothing"):
-        serve = shlex.join(["sqltrain", "serve", database, *stores, "--policy", f"champion:{database}"])
+        serve = shlex.join(["sqltrain", "serve", database, *stores, "--model", f"champion:{database}"])
         say(f"serve it: {serve} --feedback feedback")
     else:
         say(f"it does not serve; look at the page, add questions to the file, and run: {command}")

@@ -189,7 +189,7 @@ def ask(
 def serve(
     database: Annotated[str, typer.Argument(help="A name of databases/, a file, or an address.")],
     overrides: Overrides = None,
-    policy: Annotated[
+    model: Annotated[
         str | None, typer.Option(help="A checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
@@ -207,9 +207,9 @@ def serve(
 
     Examples:
 
-      sqltrain serve shop --policy ~/checkpoint
+      sqltrain serve shop --model ~/checkpoint
 
-      sqltrain serve shop --policy endpoint:big --host 0.0.0.0 --keys keys.yaml --feedback feedback
+      sqltrain serve shop --model endpoint:big --host 0.0.0.0 --keys keys.yaml --feedback feedback
     """
     try:
         import uvicorn
@@ -223,13 +223,13 @@ def serve(
     access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
     check_address(host, access)
     check_place(host, port)
-    if policy is None:
+    if model is None:
         names = [name for name, ledger in ledgers(store).items() if ledger.champion() is not None]
         if len(names) != 1:
             reason = f"{len(names)} recipes have a champion" if names else "no recipe has a champion"
-            raise UserError(f"{reason} in {store.root}", f"Pass --policy with {KINDS}.")
-        policy = CHAMPION + names[0]
-    served = Served(policy, recipe, rest, store)
+            raise UserError(f"{reason} in {store.root}", f"Pass --model with {KINDS}.")
+        model = CHAMPION + names[0]
+    served = Served(model, recipe, rest, store)
     folder = store.root / "serve" / where.database.id
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     with where.sql(served().recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
@@ -304,7 +304,7 @@ def mcp(
     databases: Annotated[list[str], typer.Argument(help="Files, addresses, or names of databases/.")],
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve HTTP, not stdin and stdout.")] = None,
     rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows that one answer shows.")] = 10,
-    policy: Annotated[
+    model: Annotated[
         str | None, typer.Option(help="Also a tool that asks the agent: its model, as `sqltrain serve` takes it.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
@@ -316,7 +316,7 @@ def mcp(
 
       sqltrain mcp shop.sqlite
 
-      sqltrain mcp shop --policy ~/checkpoint
+      sqltrain mcp shop --model ~/checkpoint
 
       sqltrain mcp shop.sqlite farm.duckdb --port 8765
     """
@@ -324,10 +324,10 @@ def mcp(
         from pipelines.serving.mcp_server import serve as serve_tool
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[mcp]'") from None
-    model = None
-    if policy is not None:
-        model = Served(policy, recipe, [], split([] if store is None else [f"store={store}"])[1])
-    serve_tool(databases, Execution(), rows, port, model, None if model is None else model.follow)
+    served = None
+    if model is not None:
+        served = Served(model, recipe, [], split([] if store is None else [f"store={store}"])[1])
+    serve_tool(databases, Execution(), rows, port, served, None if served is None else served.follow)
 
 
 @environment_app.command("serve")
@@ -335,7 +335,9 @@ def serve_environment(
     recipe: RecipeName,
     overrides: Overrides = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port of 127.0.0.1 to listen at.")] = 8090,
-    databases: Annotated[Path | None, typer.Option(help="Files here may be named by clients' own rows.")] = None,
+    databases: Annotated[
+        Path | None, typer.Option("--database", help="A folder whose files may be named by clients' own rows.")
+    ] = None,
     sessions: Annotated[int, typer.Option(min=1, max=100_000, help="Episodes at a time.")] = 256,
     idle: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds that a silent episode lives.")] = 600.0,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that run SQL.")] = 4,
@@ -346,7 +348,7 @@ def serve_environment(
 
       sqltrain environment serve skyrl_sql include=local/spider_train
 
-      sqltrain environment serve skyrl_sql --databases ~/spider/database
+      sqltrain environment serve skyrl_sql --database ~/spider/database
     """
     try:
         import uvicorn

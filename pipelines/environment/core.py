@@ -428,7 +428,7 @@ class QuestionPools:
         if self._databases is None:
             raise DataError(
                 "this server takes no rows of its clients",
-                "Ask by pool and index, or start it with --databases FOLDER.",
+                "Ask by pool and index, or start it with --database FOLDER.",
             )
         if not isinstance(name := row.get("database"), str) or "record" in row:
             raise DataError("the row's field 'database' is missing or is no text")

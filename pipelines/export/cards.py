@@ -252,7 +252,7 @@ def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
         yield f"A result goes back as a user message, with the conversation so far before it:\n\n{_fenced(example)}"
     code = ASK.format(folder=name, stop=list(protocol.stop), tokens=card.sampling.turn_tokens)
     yield f"One turn, with transformers alone:\n\n{_fenced(code.rstrip(), 'python')}"
-    yield "`sqltrain serve DATABASE --policy FOLDER` runs the whole agent: prompt, sandbox, turns and limits as above."
+    yield "`sqltrain serve DATABASE --model FOLDER` runs the whole agent: prompt, sandbox, turns and limits as above."
 
 
 def _data(lineage: Lineage) -> Iterator[str]:

@@ -218,7 +218,7 @@ def locate(db_id: str, databases: str, engine: EngineName) -> Database:
             return Database(db_id, engine, dialect.within(databases, db_id))
         except ValueError:
             example = f"As in {dialect.schemes[0]}USER@HOST/DATABASE."
-            raise UserError("--databases is no connection string", example) from None
+            raise UserError("--database is no connection string", example) from None
     folder = Path(databases)
     tried = [folder / part / f"{db_id}{suffix}" for part in (db_id, ".") for suffix in (*dialect.suffixes, ".db")]
     return Database(db_id, engine, str(next((path for path in tried if path.is_file()), tried[0])))

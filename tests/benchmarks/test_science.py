@@ -82,7 +82,7 @@ def test_score_counts_abstentions(records, tmp_path):
     home = records / "dataset" / "ehrsql"
     rows = json.loads((home / "harbour" / "valid.json").read_text())
     (tmp_path / "gold.json").write_text(json.dumps([row for row in rows if row["id"] != "q4"]))
-    files = ["--gold", str(tmp_path / "gold.json"), "--pred", str(tmp_path / "pred.json"), "--databases", str(home)]
+    files = ["--gold", str(tmp_path / "gold.json"), "--pred", str(tmp_path / "pred.json"), "--database", str(home)]
     options = ["--equality", "ehrsql", "--out", str(tmp_path / "out.jsonl"), "--report", str(tmp_path / "report")]
     result = CliRunner().invoke(app, ["score", *files, *options, "--workers", "1", "--json"])
     assert result.exit_code == 0, result.output

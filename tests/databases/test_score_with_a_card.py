@@ -42,7 +42,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(databases: str, *more: str) -> tuple[int, str]:
-    files = ["--gold", "gold.sql", "--pred", "pred.sql", "--databases", databases, "--workers", "1"]
+    files = ["--gold", "gold.sql", "--pred", "pred.sql", "--database", databases, "--workers", "1"]
     result = CliRunner().invoke(app, [*files, "--equality", "strict", *more])
     if isinstance(result.exception, UserError):
         raise result.exception

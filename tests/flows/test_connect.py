@@ -114,7 +114,7 @@ def test_a_renewed_card_keeps_what_is_hidden_of_what_is_not_there_now() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["connect"], ["mcp"], ["ask", "q", "--database"], ["invent", "--teacher", "t", "--database"]]
+    "command", [["connect"], ["mcp"], ["ask", "q", "--database"], ["invent", "--model", "t", "--database"]]
 )
 @pytest.mark.parametrize(
     ("database", "message"),

@@ -1,4 +1,4 @@
-"""`sqltrain evaluate --policy oracle`: killed and run again it gives the same bytes and asks nothing twice."""
+"""`sqltrain evaluate --model oracle`: killed and run again it gives the same bytes and asks nothing twice."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ SMALL = (
 )
 
 
-ORACLE = ("--policy", "oracle", "data.test.0.options.questions=100")  # of each database: enough to be killed among
+ORACLE = ("--model", "oracle", "data.test.0.options.questions=100")  # of each database: enough to be killed among
 QUICK = ("evaluation.samples=2", "evaluation.ks=[1, 2]", "evaluation.forced_single_turn=false")
 
 
@@ -138,7 +138,7 @@ def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(
 ) -> None:
     path = tmp_path / "q.csv"
     path.write_text("question,sql\n" + "".join(f"how many {n} ?,SELECT count(*) + {n} FROM ship\n" for n in range(4)))
-    words = ["--policy", "oracle", "--questions", str(path), "--database", str(harbour), f"store={tmp_path / 'store'}"]
+    words = ["--model", "oracle", "--questions", str(path), "--database", str(harbour), f"store={tmp_path / 'store'}"]
     command = ["evaluate", "sql_trail", *words, "evaluation.samples=0"]
     code, out, err = sqltrain(monkeypatch, capsys, *command, "--limit", "3", "--plan")
     assert (code, err) == (0, "")
@@ -152,7 +152,7 @@ def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(
         (["--questions", "no.csv"], "there is no file no.csv"),
         (["--database", "x"], "of --questions"),
     ):
-        assert said in sqltrain(monkeypatch, capsys, "evaluate", "sql_trail", "--policy", "oracle", *wrong)[2]
+        assert said in sqltrain(monkeypatch, capsys, "evaluate", "sql_trail", "--model", "oracle", *wrong)[2]
 
 
 def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: Path, tmp_path: Path) -> None:

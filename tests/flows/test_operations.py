@@ -55,7 +55,7 @@ def test_help_has_an_example(
     assert f"sqltrain {' '.join(command)}" in out.partition("Example")[2]
 
 
-def test_every_command_names_a_store_by_the_same_option() -> None:
+def test_every_command_names_a_store_a_model_and_a_database_by_the_same_option() -> None:
     def leaves(group: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
         for name, command in group.items():
             whole = f"{path} {name}".strip()
@@ -68,6 +68,8 @@ def test_every_command_names_a_store_by_the_same_option() -> None:
     }
     assert changes - takes == {"review", "environment serve"}  # they use no store
     assert takes - changes == {"mcp", "status", *(name for name in commands if name.startswith("store "))}
+    options = {word for command in commands.values() for one in command.params for word in one.opts}
+    assert not options & {"--policy", "--endpoint", "--teacher", "--databases"}  # they are --model and --database
     texts = [text for one in commands.values() for text in (one.help, *(getattr(p, "help", "") for p in one.params))]
     assert not [text for text in texts if "store=" in (text or "")]
 

@@ -101,7 +101,7 @@ def test_predictions_are_scored(python: Path, tmp_path: Path) -> None:
         database.execute("INSERT INTO item VALUES ('pen', 2), ('book', 9)")
     (tmp_path / "gold.sql").write_text("SELECT name FROM item WHERE price > 3\tshop\nSELECT count(*) FROM item\tshop\n")
     (tmp_path / "pred.sql").write_text("SELECT name FROM item WHERE price = 9\nSELECT 7\n")
-    words = ("score", "--gold", "gold.sql", "--pred", "pred.sql", "--databases", "database", "--json")
+    words = ("score", "--gold", "gold.sql", "--pred", "pred.sql", "--database", "database", "--json")
     shown = json.loads(run(python, tmp_path, *words).splitlines()[-1])
     assert {name: shares["all"] for name, shares in shown["equalities"].items()}["bird"] == 50.0
 

@@ -144,7 +144,7 @@ def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path: Path, mo
             connection.execute("GRANT SELECT, DELETE ON item TO writer")
         host = f"127.0.0.1:{cluster.admin.partition('port=')[2].split()[0]}/postgres"
 
-        for words in (["connect"], ["serve", "--policy", "script:none.jsonl"], ["mcp"]):
+        for words in (["connect"], ["serve", "--model", "script:none.jsonl"], ["mcp"]):
             refused = run(tmp_path, words[0], f"postgresql://reader:hunter2@{host}", *words[1:])
             assert refused.returncode != 0
             assert (len(refused.stderr.splitlines()), "hunter2" in refused.stderr) == (1, False), refused.stderr

@@ -238,7 +238,7 @@ def test_an_evaluation_of_the_same_questions_and_its_report_show_nothing_hidden(
         own = f"data.test=[{{kind: jsonl, split: test, path: {tmp_path / 'own.jsonl'}}}]"
         more = ("evaluation.samples=0", "evaluation.forced_single_turn=false", "contracts.max_duplicates=1")
         code, out, err = sqltrain(
-            monkeypatch, capsys, "evaluate", "sql_trail", "--policy", "endpoint:worst", own, *more, "store=store"
+            monkeypatch, capsys, "evaluate", "sql_trail", "--model", "endpoint:worst", own, *more, "store=store"
         )
     finally:
         server.shutdown()

@@ -209,7 +209,7 @@ def test_an_address_that_is_not_this_machines_is_one_plain_line(
     people(tmp_path)
     scripted(tmp_path)
     (tmp_path / "keys.yaml").write_text("ada: ada-0123456789abcdef\n")
-    options = ("--policy", f"script:{tmp_path / 'script.jsonl'}", "--keys", str(tmp_path / "keys.yaml"))
+    options = ("--model", f"script:{tmp_path / 'script.jsonl'}", "--keys", str(tmp_path / "keys.yaml"))
     place = f"--store={tmp_path / 'store'}"
     told = sqltrain(
         monkeypatch, capsys, "serve", str(tmp_path / "people.sqlite"), place, *options, f"--host={host}", "--port=8099"

@@ -99,7 +99,7 @@ class Desk:
 def serving(desk: Desk) -> Iterator[str]:
     """`sqltrain serve` of the champion, as a process."""
     port = free_port()
-    command = [sys.executable, "-m", "flows.cli", "serve", "shop", "--policy=champion:miniature", f"--port={port}"]
+    command = [sys.executable, "-m", "flows.cli", "serve", "shop", "--model=champion:miniature", f"--port={port}"]
     with (desk.folder / "serve.log").open("wb") as log:
         command.append("--feedback=feedback")
         server = subprocess.Popen(command, cwd=desk.folder, env=desk.environment(), stdout=log, stderr=log)

@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *more: str, gold: str = "gold.sql", pred: str = "pred.sql") -> tuple[int, str]:
-    files = ["--gold", str(folder / gold), "--pred", str(folder / pred), "--databases", str(folder / "databases")]
+    files = ["--gold", str(folder / gold), "--pred", str(folder / pred), "--database", str(folder / "databases")]
     result = CliRunner().invoke(app, [*files, "--workers", "1", *more])
     if isinstance(result.exception, UserError):
         raise result.exception
@@ -169,7 +169,7 @@ def test_what_was_scored_stands_where_its_report_fails(folder: Path, monkeypatch
 
     monkeypatch.setattr(writer, "write_all", full)
     files = ["--gold", str(folder / "gold.sql"), "--pred", str(folder / "pred.sql"), "--equality", "strict"]
-    places = ["--databases", str(folder / "databases"), "--out", str(folder / "out.jsonl")]
+    places = ["--database", str(folder / "databases"), "--out", str(folder / "out.jsonl")]
     result = CliRunner().invoke(app, [*files, *places, "--workers", "1", "--report", str(folder / "mine")])
     assert "No space left on device" in str(result.exception)
     assert "all (4)" in result.output
@@ -354,7 +354,7 @@ def test_bad_options_are_told_in_one_line(folder: Path) -> None:
     with pytest.raises(UserError, match="no engine 'oracle'"):
         run(folder, "--engine", "oracle")
     with pytest.raises(UserError, match="not a folder"):
-        run(folder, "--databases", str(folder / "nowhere"))
+        run(folder, "--database", str(folder / "nowhere"))
     with pytest.raises(DataError, match="cannot be read"):
         run(folder, gold="nowhere.sql")
 

@@ -1,4 +1,4 @@
-"""`sqltrain evaluate --policy endpoint:NAME` against a real server, and an endpoint that chooses among the samples."""
+"""`sqltrain evaluate --model endpoint:NAME` against a real server, and an endpoint that chooses among the samples."""
 
 import asyncio
 import json
@@ -104,7 +104,7 @@ def test_an_endpoint_is_evaluated_and_its_cost_told(
 def test_an_endpoint_is_asked_and_served(
     tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
 ) -> None:
-    """What `sqltrain ask --model endpoint:NAME` and `sqltrain serve --policy endpoint:NAME` do with one question."""
+    """What `sqltrain ask --model endpoint:NAME` and `sqltrain serve --model endpoint:NAME` do with one question."""
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     name_endpoint(servers(oracle_of(recipe, store)))
     question = examples(make(recipe, store, "test"), "test")[0]

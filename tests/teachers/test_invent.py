@@ -106,7 +106,7 @@ def test_the_command_balances_levels_and_varies_styles(
 
     name_endpoint(servers(propose), servers(answer))
     out = tmp_path / "mine.jsonl"
-    who = ["--teacher", "teacher", "--checker", "other"]
+    who = ["--model", "endpoint:teacher", "--checker", "endpoint:other"]
     where = ["--out", str(out), f"--store={tmp_path / 'store'}", "--json"]
     app(["invent", "--database", database.location, "--count", "8", *who, *where], standalone_mode=False)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
@@ -124,7 +124,7 @@ def test_the_command_writes_what_the_reader_reads(
 ) -> None:
     name_endpoint(servers(reply))
     out = tmp_path / "mine.jsonl"
-    data.invent(database=database.location, teacher="teacher", count=2, out=out, overrides=[f"store={tmp_path / 's'}"])
+    data.invent(database=database.location, model="teacher", count=2, out=out, overrides=[f"store={tmp_path / 's'}"])
     loaded = base.read(Source(kind="jsonl", path=str(out)), 0, tmp_path / "stage")
     assert [one.gold_sql for one in loaded.examples] == [PROPOSALS[0], PROPOSALS[4]]
     assert loaded.quarantine == []
@@ -141,7 +141,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_bought(
     server = servers(reply)
     name_endpoint(server)
     with pytest.raises(DataError, match="cannot be written"):
-        data.invent(database=database.location, teacher="teacher", out=tmp_path / where, overrides=[])
+        data.invent(database=database.location, model="teacher", out=tmp_path / where, overrides=[])
     assert not server.delivered
 
 

@@ -49,7 +49,7 @@ def test_a_judge_that_likes_long_queries_is_found_out(
         lambda messages: "2.0" if "AS answer_that_was_written_with_care" in messages[-1]["content"] else "0.0"
     )
     name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
-    command = ["miniature", *world(2), f"--store={store.root}", "--endpoint", "other", "--count", "6"]
+    command = ["miniature", *world(2), f"--store={store.root}", "--model", "endpoint:other", "--count", "6"]
     code, out, said = run(monkeypatch, capsys, *command)
     assert code == 0, said
     found = json.loads(out.splitlines()[-1])
@@ -80,7 +80,7 @@ def test_a_judge_grades_by_the_recipes_own_scale(
     judge = servers(lambda messages: "2")
     name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
     scale = "rewards=[{term: exec}, {term: judge, options: {by: other, scale: 4}}]"
-    command = ["miniature", *world(2), scale, f"--store={store.root}", "--endpoint", "other", "--count", "6"]
+    command = ["miniature", *world(2), scale, f"--store={store.root}", "--model", "endpoint:other", "--count", "6"]
     code, out, said = run(monkeypatch, capsys, *command)
     assert code == 0, said
     found = json.loads(out.splitlines()[-1])
@@ -103,13 +103,13 @@ def test_answers_are_judged_by_the_questions_of_their_own_pool(
     own += ["synthesis.teacher.error_rate=0", "contracts.max_leaked=1", f"--store={tmp_path / 's'}"]
     name_endpoint(servers(lambda messages: "2.0"))
     assert sqltrain(monkeypatch, capsys, "check", "miniature", *own)[0] == 0  # reads both pools
-    code, _, said = run(monkeypatch, capsys, "miniature", *own, "--endpoint", "teacher")
+    code, _, said = run(monkeypatch, capsys, "miniature", *own, "--model", "endpoint:teacher")
     assert code == 2
     assert "are all right" in said
 
 
 def test_an_unknown_name_is_reported_before_anything_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    command = ["miniature", f"--store={tmp_path / 's'}", "--endpoint", "nobody"]
+    command = ["miniature", f"--store={tmp_path / 's'}", "--model", "endpoint:nobody"]
     code, _, said = run(monkeypatch, capsys, *command)
     assert (code, said.count("\n")) == (2, 1)
     assert "nobody" in said
@@ -121,7 +121,7 @@ def test_teachers_that_are_always_right_measure_no_judge(
 ) -> None:
     name_endpoint(servers(lambda messages: "2.0"))
     careful = "synthesis.teacher.guesses={}"
-    oracle = [*world(2)[:4], careful, f"--store={tmp_path / 's'}", "--endpoint", "teacher"]
+    oracle = [*world(2)[:4], careful, f"--store={tmp_path / 's'}", "--model", "endpoint:teacher"]
     code, _, said = run(monkeypatch, capsys, "miniature", *oracle)
     assert code == 2
     assert "are all right" in said
