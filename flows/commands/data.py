@@ -51,7 +51,7 @@ def invent(
 ) -> None:
     """Make questions with gold SQL for a database that has none.
 
-    Example: sqltrain invent --database shop.sqlite --count 200 --model endpoint:big --checker endpoint:other --out shop.jsonl
+    Example: sqltrain invent --database shop.sqlite --model endpoint:big --checker endpoint:other --out shop.jsonl
     """
     recipe, store = open_recipe("miniature", overrides)
     where = named.find(database)
