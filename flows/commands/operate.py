@@ -173,7 +173,8 @@ def state_of(store: Store) -> dict[str, Any]:
     running = []
     for row in runs.values():
         waiting = [stage for stage, key in row["stages"] if not store.has(stage, key)]
-        known = {name: row[name] for name in ("recipe", "host", "pid", "since", "flow_run_name") if name in row}
+        names = ("recipe", "host", "pid", "since", "flow_run_name")
+        known: dict[str, Any] = {name: row[name] for name in names if name in row}
         n_stages = len(row["stages"])
         running.append({**known, "stage": next(iter(waiting), ""), "done": n_stages - len(waiting), "of": n_stages})
     by_recipe: dict[str, Any] = {}
