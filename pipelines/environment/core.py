@@ -33,7 +33,6 @@ from pipelines.core.types import (
     Database,
     Example,
     ExecutionResult,
-    Outcome,
     StopReason,
     Trajectory,
     from_dict,
@@ -212,7 +211,12 @@ class Environment:
         self, recipe: Recipe | str, overrides: Sequence[str] = (), workers: int = 1, evaluates: bool = False
     ) -> None:
         self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
-        _refuse_endpoints(self.recipe)
+        # An environment asks no endpoint but the user's.
+        if self.recipe.data.linker not in (None, GOLD):
+            reason = f"the environment asks no linker ({self.recipe.data.linker})"
+            raise RecipeError(reason, "Set data.linker=null, or gold.")
+        if (judge := endpoint_of(self.recipe.rewards)) is not None:
+            raise RecipeError(f"the environment asks no judge ({judge})", "Set rewards.judge.options.by=static.")
         self.sql = sql_engine(self.recipe, workers)
         self.rows = self.recipe.protocol.observation_rows
         self.protocol = build(self.recipe.protocol)
@@ -313,36 +317,18 @@ class Environment:
             self._rules.max_turns,
             reads=self._rubric.reads,
         )
-        facts = _facts(outcome)
+        facts: dict[str, Any] = {
+            "correct": outcome.correct,
+            "broken": outcome.broken,
+            "stop": trajectory.stop.value,
+            "failure": trajectory.failure if trajectory.stop is StopReason.BROKEN else None,
+            "turns": len(trajectory.turns),
+            "final_sql": trajectory.final_sql,
+        }
         if outcome.broken:
             return StepResult(None, None, True, facts)
         paid = self._rubric.score(outcome)
         return StepResult(None, paid.total, True, {**facts, "by_term": paid.by_term, "by_track": paid.by_track})
-
-
-def _refuse_endpoints(recipe: Recipe) -> None:
-    """An environment asks no endpoint but the user's.
-
-    Raises:
-        RecipeError: the recipe's linker or its judge is one.
-    """
-    judge = endpoint_of(recipe.rewards)
-    if recipe.data.linker not in (None, GOLD):
-        raise RecipeError(f"the environment asks no linker ({recipe.data.linker})", "Set data.linker=null, or gold.")
-    if judge is not None:
-        raise RecipeError(f"the environment asks no judge ({judge})", "Set rewards.judge.options.by=static.")
-
-
-def _facts(outcome: Outcome) -> dict[str, Any]:
-    trajectory = outcome.trajectory
-    return {
-        "correct": outcome.correct,
-        "broken": outcome.broken,
-        "stop": trajectory.stop.value,
-        "failure": trajectory.failure if trajectory.stop is StopReason.BROKEN else None,
-        "turns": len(trajectory.turns),
-        "final_sql": trajectory.final_sql,
-    }
 
 
 @functools.cache
@@ -401,12 +387,8 @@ class QuestionPools:
     """
 
     def __init__(self, environment: Environment, databases: Path | None) -> None:
-        self._environment = environment
         self._databases = None if databases is None else databases.resolve()
-        self.pool = functools.cache(self._read)
-
-    def _read(self, name: str) -> Sequence[Example]:
-        return self._environment.questions(name)
+        self.pool = functools.cache(environment.questions)
 
     def example(self, asked: Mapping[str, Any]) -> Example:
         """The question of `{"pool": NAME, "index": NUMBER}`, or of a row with question, sql and database (a file).
@@ -414,23 +396,20 @@ class QuestionPools:
         Raises:
             DataError: there is no such question, or the row's database is not one that clients may name.
         """
-        if "pool" not in asked:
-            return self._own(asked)
-        pool, index = asked["pool"], asked.get("index", 0)
-        if not isinstance(pool, str) or not isinstance(index, int):
-            raise DataError("a question is named by its pool (a text) and its index (a whole number)")
-        examples = self.pool(pool)
-        if not 0 <= index < len(examples):
-            raise DataError(f"the pool {pool!r} has no question {index}", f"It has {len(examples)}, from 0 on.")
-        return examples[index]
-
-    def _own(self, row: Mapping[str, Any]) -> Example:
+        if "pool" in asked:
+            pool, index = asked["pool"], asked.get("index", 0)
+            if not isinstance(pool, str) or not isinstance(index, int):
+                raise DataError("a question is named by its pool (a text) and its index (a whole number)")
+            examples = self.pool(pool)
+            if not 0 <= index < len(examples):
+                raise DataError(f"the pool {pool!r} has no question {index}", f"It has {len(examples)}, from 0 on.")
+            return examples[index]
         if self._databases is None:
             raise DataError(
                 "this server takes no rows of its clients",
                 "Ask by pool and index, or start it with --database FOLDER.",
             )
-        if not isinstance(name := row.get("database"), str) or "record" in row:
+        if not isinstance(name := asked.get("database"), str) or "record" in asked:
             raise DataError("the row's field 'database' is missing or is no text")
         try:
             file = (self._databases / name).resolve()
@@ -439,4 +418,4 @@ class QuestionPools:
             is_there = False
         if not is_there:
             raise DataError(f"there is no database {name[:100]!r} in the server's folder")
-        return example_of({**row, "database": str(file)})
+        return example_of({**asked, "database": str(file)})

@@ -35,7 +35,14 @@ class ChatCodec:
         self._before_user, also, self._after_user = after.partition(_USER)
         if not (marked and also):
             raise DataError("the tokenizer's chat template does not repeat the messages that it is given")
-        self._control = _control_pattern(tokenizer, rendered)
+        # The tokens that steer a conversation; a protocol's own tags are not among them.
+        added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
+        control = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
+        control |= {
+            token for token, special in added.items() if special or token in rendered or _CONTROL_SHAPE.fullmatch(token)
+        }
+        longest_first = sorted((token for token in control if len(token) > 1), key=lambda token: (-len(token), token))
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         closing = self._encode(self._before_user)
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_id: int | None = closing[0] if closing and closing[0] in special else None
@@ -84,14 +91,3 @@ class ChatCodec:
 
     def _defuse(self, text: str) -> str:
         return self._control.sub(lambda match: match[0][0] + " " + match[0][1:], text)
-
-
-def _control_pattern(tokenizer: Any, rendered: str) -> re.Pattern[str]:
-    """Matches the tokens that steer a conversation; a protocol's own tags are not among them."""
-    added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
-    edges = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
-    control = edges | {
-        token for token, special in added.items() if special or token in rendered or _CONTROL_SHAPE.fullmatch(token)
-    }
-    longest_first = sorted((token for token in control if len(token) > 1), key=lambda token: (-len(token), token))
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

@@ -73,7 +73,9 @@ class Slots:
         Returns:
             The tokens' positions (1, N).
         """
-        self._reserve(max(span.end for span in spans))
+        length = max(span.end for span in spans)
+        if length > self._capacity:
+            self._capacity = -(-max(length, self._capacity * 3 // 2) // GROWTH) * GROWTH
         self._slot_of = self._index([span.slot for span in spans for _ in range(span.count)])
         self._position = self._index([i for span in spans for i in range(span.start, span.end)])
         n_single = sum(span.count == 1 for span in spans)
@@ -136,10 +138,6 @@ class Slots:
             new[:, :, : old.shape[2]] = old
         self._layers[layer] = (grown[0], grown[1])
         return self._layers[layer]
-
-    def _reserve(self, length: int) -> None:
-        if length > self._capacity:
-            self._capacity = -(-max(length, self._capacity * 3 // 2) // GROWTH) * GROWTH
 
     def _keys(self, length: int) -> Tensor:
         """(K,) the key positions that an attention over `length` reads."""
@@ -316,7 +314,10 @@ class Decoder:
         self._rows: dict[str, _Row] = {}
         self._leaders: dict[tuple[int, ...], _Row] = {}  # prompt -> the conversation that others copy it from
         self._stops: dict[tuple[str, ...], StopStrings] = {}
-        self._end_ids = _end_ids(model, codec)
+        # Ids that end a turn: the chat template's, the tokenizer's and the model's own.
+        own = getattr(model.generation_config, "eos_token_id", None)
+        many = (*(own if isinstance(own, list) else [own]), codec.tokenizer.eos_token_id, codec.end_id)
+        self._end_ids = frozenset(index for index in many if index is not None)
         self._own_mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=model.device)
 
     def __contains__(self, session: str) -> bool:
@@ -339,7 +340,9 @@ class Decoder:
             self.end(request.session)
             row = None
         if row is None:
-            row = _Row(self._free_slot(), request.token_ids, request)
+            taken = {other.slot for other in self._rows.values()}
+            free = next(slot for slot in range(self._count) if slot not in taken)
+            row = _Row(free, request.token_ids, request)
             self._rows[request.session] = row
             self._leaders.setdefault(row.prompt, row)
         row.cached = min(row.cached, _n_common(row.ids, request.token_ids), len(request.token_ids) - 1)
@@ -363,7 +366,14 @@ class Decoder:
         Returns:
             The turns that ended with it, with their sessions.
         """
-        self._compact()
+        # The highest conversations move into free low slots: attention reads all slots up to the highest.
+        taken = {row.slot for row in self._rows.values()}
+        holes = [slot for slot in range(len(taken)) if slot not in taken]
+        for row in self._rows.values():
+            if row.slot >= len(taken):
+                target = holes.pop(0)
+                self._slots.copy(row.slot, target, row.cached)
+                row.slot = target
         batch = self._batch()
         drawing, logits = self._forward(batch)
         finished = []
@@ -375,20 +385,6 @@ class Decoder:
                 row.generating = False
                 finished.append((row.request.session, finish))
         return finished
-
-    def _free_slot(self) -> int:
-        taken = {row.slot for row in self._rows.values()}
-        return next(slot for slot in range(self._count) if slot not in taken)
-
-    def _compact(self) -> None:
-        """Move the highest conversations into free low slots: attention reads all slots up to the highest."""
-        taken = {row.slot for row in self._rows.values()}
-        holes = [slot for slot in range(len(taken)) if slot not in taken]
-        for row in self._rows.values():
-            if row.slot >= len(taken):
-                target = holes.pop(0)
-                self._slots.copy(row.slot, target, row.cached)
-                row.slot = target
 
     def _batch(self) -> list[tuple[_Row, Span]]:
         """What the next forward pass takes in: conversations that lack one token first, then the others."""
@@ -466,10 +462,3 @@ def _n_common(left: Sequence[int], right: Sequence[int]) -> int:
     if tuple(left[:shorter]) == tuple(right[:shorter]):
         return shorter
     return next(index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
-
-
-def _end_ids(model: Any, codec: ChatCodec) -> frozenset[int]:
-    """Ids that end a turn: the chat template's, the tokenizer's and the model's own."""
-    own = getattr(model.generation_config, "eos_token_id", None)
-    many = own if isinstance(own, list) else [own]
-    return frozenset(index for index in (*many, codec.tokenizer.eos_token_id, codec.end_id) if index is not None)

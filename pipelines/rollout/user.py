@@ -49,7 +49,6 @@ class ScriptedUser:
     """
 
     async def answer(self, example: Example, question: str, sample: int) -> str:
-        """See `User.answer`."""
         words = _words(question)
         shares = [(_share(words, str(mark.get("term", ""))), -place) for place, mark in enumerate(marks(example))]
         share, place = max(shares, default=(0.0, 0))
@@ -76,7 +75,6 @@ class EndpointUser:
         self._asker = Asker.named(name, responses)
 
     async def answer(self, example: Example, question: str, sample: int) -> str:
-        """See `User.answer`."""
         vague = "\n".join(f"{mark.get('term')}: {mark.get('means')}" for mark in marks(example))
         parts = {"Your question": example.question, "What is vague": vague or "nothing is marked"}
         parts |= {"The right SQL": example.gold_sql, "The assistant asks": question}
@@ -85,7 +83,6 @@ class EndpointUser:
         return answer.text.strip() or REFUSAL
 
     async def close(self) -> None:
-        """See `User.close`."""
         await self._asker.close()
 
 

@@ -80,18 +80,14 @@ def probe(checkpoint: str, model: Model) -> Probe:
     """What a checkpoint makes of the probe. It is computed by one process of this machine, and kept for the others."""
     folder = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    file = folder / f"{digest([checkpoint, _facts(checkpoint), model.model_dump(mode='json'), PROBE, SAID])}.json"
+    files = sorted(Path(checkpoint).glob("*.safetensors"))  # none for a hub name
+    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    file = folder / f"{digest([checkpoint, weights, model.model_dump(mode='json'), PROBE, SAID])}.json"
     with lock(file.with_suffix(".lock")):
         if not file.is_file():
             write_atomic(file, json.dumps(_answers(checkpoint, model)))
     ids, logprobs = json.loads(file.read_text(encoding="utf-8"))
     return Probe(checkpoint, tuple(ids), tuple(logprobs), FAR[model.compute_dtype])
-
-
-def _facts(checkpoint: str) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of a checkpoint's weights; [] for a hub name."""
-    files = sorted(Path(checkpoint).glob("*.safetensors"))
-    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def _answers(checkpoint: str, model: Model) -> tuple[list[int], list[float]]:

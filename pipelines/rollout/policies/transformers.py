@@ -67,9 +67,6 @@ class TransformersPolicy(Policy):
         slots: episodes that are decoded together.
         deterministic: see the module's docstring.
         compute: what products are computed in, where the weights are kept in float32 for training; None: as they are.
-
-    Attributes:
-        waiting_s: seconds of the policy's life with nothing to decode, or held back for an episode that was due: the wait for SQL.
     """
 
     name = "transformers"
@@ -85,6 +82,7 @@ class TransformersPolicy(Policy):
         self.live = slots
         self.codec: ChatCodec = ChatCodec(tokenizer)
         self.context = getattr(model.config, "max_position_embeddings", None)
+        # Seconds of its life with nothing to decode, or held back for an episode that was due: the wait for SQL.
         self.waiting_s = 0.0
         self._model, self._deterministic, self._compute = model, deterministic, compute
         self._sessions: dict[str, _Session] = {}  # in the order of their opening
@@ -93,11 +91,9 @@ class TransformersPolicy(Policy):
         self._loop: asyncio.Task[None] | None = None
 
     def open(self, session: str) -> None:
-        """See `Policy.open`."""
         self._sessions[session] = _Session(due=self._step)
 
     def away(self, session: str, work: Callable[[], float] | None = None) -> None:
-        """See `Policy.away`."""
         state = self._sessions[session]
         state.acting, state.due = False, self._step
         if self._deterministic:
@@ -105,7 +101,6 @@ class TransformersPolicy(Policy):
         self._changed.set()
 
     def release(self, session: str) -> None:
-        """See `Policy.release`."""
         state = self._sessions[session]
         state.back()
         state.over, state.wanted = True, None
@@ -144,9 +139,20 @@ class TransformersPolicy(Policy):
                     await self._wait(decoder)
                     finished = decoder.step()
                     self._step += 1
-                    self._answer(finished)
+                    for session, completion in finished:
+                        state = self._sessions[session]
+                        state.generating, state.acting, state.due = False, True, self._step
+                        if state.answer and not state.answer.done():
+                            state.answer.set_result(completion)
                 except Exception as error:
-                    self._fail(_plain(error, self.live))
+                    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+                        reason = f"no memory left while decoding {self.live} episodes together"
+                        error = ResourceError(reason, "lower rollout.slots or sampling.episode_tokens")
+                    # Every turn that is in the batch or waits for it fails.
+                    for state in self._sessions.values():
+                        if (state.generating or state.wanted) and state.answer and not state.answer.done():
+                            state.generating, state.wanted, state.acting = False, None, True
+                            state.answer.set_exception(error)
                     decoder = Decoder(self._model, self.codec, self.live)
                 for _ in range(SETTLE_TICKS):
                     await asyncio.sleep(0)
@@ -188,25 +194,3 @@ class TransformersPolicy(Policy):
             return False  # whoever is next may yet turn out to be later
         self._step = first
         return not self._held() and self._admit(decoder)
-
-    def _answer(self, finished: list[tuple[str, Completion]]) -> None:
-        for session, completion in finished:
-            state = self._sessions[session]
-            state.generating, state.acting, state.due = False, True, self._step
-            if state.answer and not state.answer.done():
-                state.answer.set_result(completion)
-
-    def _fail(self, error: Exception) -> None:
-        """Every turn that is in the batch or waits for it fails."""
-        for state in self._sessions.values():
-            if (state.generating or state.wanted) and state.answer and not state.answer.done():
-                state.generating, state.wanted, state.acting = False, None, True
-                state.answer.set_exception(error)
-
-
-def _plain(error: Exception, slots: int) -> Exception:
-    """A full memory as what the user can do about it; any other error as it is."""
-    if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
-        return error
-    hint = "lower rollout.slots or sampling.episode_tokens"
-    return ResourceError(f"no memory left while decoding {slots} episodes together", hint)

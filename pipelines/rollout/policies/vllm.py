@@ -90,12 +90,10 @@ class VllmPolicy(Policy):
         self._end_ids = frozenset(index for index in end_ids if index is not None)
 
     def open(self, session: str) -> None:
-        """See `Policy.open`."""
         has = Counter(self._home.values())
         self._home[session] = min(self._up, key=lambda url: has[url])
 
     def release(self, session: str) -> None:
-        """See `Policy.release`."""
         self._home.pop(session, None)
 
     async def generate(self, request: Request) -> Completion:
@@ -116,7 +114,6 @@ class VllmPolicy(Policy):
                 return self._completion(choice, request)
 
     def follow(self, places: Sequence[str] | None = None) -> None:
-        """See `Policy.follow`."""
         self._probe, self._followed = None, True
         if places is not None:
             self._having = self._up = list(places)
@@ -124,7 +121,6 @@ class VllmPolicy(Policy):
             self._models |= {url: max(models(url), key=step_of) for url in places}
 
     def take_versions(self) -> dict[str, list[int]]:
-        """See `Policy.take_versions`."""
         taken, self._versions = self._versions, {}
         return taken
 
@@ -135,21 +131,18 @@ class VllmPolicy(Policy):
         probe = self._probe()
         for url in list(self._up):
             try:
-                answered = await self._prompt_logprobs(self._connections[url], probe.ids)
+                # (T + 1,) log-probabilities of the probe's ids, and of one that the server adds.
+                connection = self._connections[url]
+                body: dict[str, Any] = {"model": connection.endpoint.model, "prompt": list(probe.ids), "max_tokens": 1}
+                body |= {"echo": True, "logprobs": 1, "temperature": 0.0}
+                answer = await connection.ask(lambda client, body=body: client.completions.create(**body))
+                told = answer.choices[0].logprobs
             except EndpointError:
                 if self._up == [url]:
                     raise
                 self._leave(url)
             else:
-                probe.check(url, answered)
-
-    async def _prompt_logprobs(self, connection: Connection, ids: Sequence[int]) -> Sequence[float | None]:
-        """(T,) what a server makes of these ids, and of one that it adds."""
-        body: dict[str, Any] = {"model": connection.endpoint.model, "prompt": list(ids), "max_tokens": 1}
-        request = {**body, "echo": True, "logprobs": 1, "temperature": 0.0}
-        answer = await connection.ask(lambda client: client.completions.create(**request))
-        logprobs = answer.choices[0].logprobs
-        return list(logprobs.token_logprobs) if logprobs and logprobs.token_logprobs else []
+                probe.check(url, list(told.token_logprobs) if told and told.token_logprobs else [])
 
     async def close(self) -> None:
         """Close the connections; servers that failed are tried again by the next run, if they have the weights."""
@@ -164,7 +157,8 @@ class VllmPolicy(Policy):
             self._up.remove(url)
 
     async def _ask(self, connection: Connection, request: Request) -> Any:
-        body = self._body(request, self._models[connection.name])
+        body = {"model": self._models[connection.name], "prompt": list(request.token_ids)}
+        body |= {**self._sampling(request), "extra_body": OWN_KEYS}
         answer = await connection.ask(lambda client: client.completions.create(**body))
         return answer.choices[0]
 
@@ -203,25 +197,22 @@ class VllmPolicy(Policy):
             "frequency_penalty": 0.0,
         }
 
-    def _body(self, request: Request, model: str) -> dict[str, Any]:
-        return {
-            "model": model,
-            "prompt": list(request.token_ids),
-            **self._sampling(request),
-            "extra_body": OWN_KEYS,
-        }
-
     def _completion(self, choice: Any, request: Request) -> Completion:
         """Token ids as they were sampled; the text is decoded here, as the in-process policy does it."""
         ids = getattr(choice, "token_ids", None)
         if not ids:
             raise ResourceError("the server returns no token ids", "It must be vLLM 0.10.2 or newer.")
-        end = self._end(ids, request.stop)
+        if request.stop not in self._stops:
+            self._stops[request.stop] = StopStrings(self.codec.tokenizer, request.stop, self.codec.decode)
+        stops = self._stops[request.stop]
+        end = next((index for index in range(1, len(ids)) if stops.ended(ids[:index])), len(ids))
         if self._carries and self._followed:
             self._versions.setdefault(request.session, []).extend(choice.versions[:end])
         spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
         text = cut(self.codec.decode(spoken), request.stop)
-        logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and self._comparable(request) else ()
+        # By default a server's log-probabilities are before temperature, and not of what was drawn from.
+        is_comparable = self._drawn or request.sampling.temperature in (0.0, 1.0)
+        logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and is_comparable else ()
         cut_short = end == len(ids) and choice.finish_reason == "length"
         return Completion(text, tuple(ids[:end]), logprobs, "length" if cut_short else "stop")
 
@@ -233,17 +224,6 @@ class VllmPolicy(Policy):
         """
         self._drawn = all(_certain(url, connection.endpoint.model) for url, connection in self._connections.items())
         return self._drawn
-
-    def _comparable(self, request: Request) -> bool:
-        """Whether the server's log-probabilities are of what was drawn from; they are before temperature by default."""
-        return self._drawn or request.sampling.temperature in (0.0, 1.0)
-
-    def _end(self, ids: Sequence[int], stop: tuple[str, ...]) -> int:
-        """How many ids the turn has, up to the one that completes its first stop string."""
-        if stop not in self._stops:
-            self._stops[stop] = StopStrings(self.codec.tokenizer, stop, self.codec.decode)
-        ends = (index for index in range(1, len(ids)) if self._stops[stop].ended(ids[:index]))
-        return next(ends, len(ids))
 
 
 def _certain(url: str, model: str) -> bool:
