@@ -135,7 +135,7 @@ class VllmPolicy(Policy):
                 connection = self._connections[url]
                 body: dict[str, Any] = {"model": connection.endpoint.model, "prompt": list(probe.ids), "max_tokens": 1}
                 body |= {"echo": True, "logprobs": 1, "temperature": 0.0}
-                answer = await connection.ask(lambda client, body=body: client.completions.create(**body))
+                answer = await connection.ask(lambda client: client.completions.create(**body))  # noqa: B023  awaited here
                 told = answer.choices[0].logprobs
             except EndpointError:
                 if self._up == [url]:
@@ -157,7 +157,7 @@ class VllmPolicy(Policy):
             self._up.remove(url)
 
     async def _ask(self, connection: Connection, request: Request) -> Any:
-        body = {"model": self._models[connection.name], "prompt": list(request.token_ids)}
+        body: dict[str, Any] = {"model": self._models[connection.name], "prompt": list(request.token_ids)}
         body |= {**self._sampling(request), "extra_body": OWN_KEYS}
         answer = await connection.ask(lambda client: client.completions.create(**body))
         return answer.choices[0]
