@@ -51,8 +51,8 @@ from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.training import grpo, packing, settings, sft
-from pipelines.training.grpo_trainer import GrpoTrainer
+from pipelines.training import grpo, packing, sft, trainer
+from pipelines.training.grpo import GrpoTrainer
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
 
@@ -171,20 +171,20 @@ def watch(trainer: Any, clock: Clock) -> None:
 @contextlib.contextmanager
 def each_row_by_itself() -> Iterator[None]:
     """Inside, the training pass is padded, and its head is TRL's."""
-    before = packing.suits, settings.lean_head, utils._ChunkedLogProbFunction
-    packing.suits, settings.lean_head = (lambda network: False), (lambda: None)
+    before = packing.suits, trainer.lean_head, utils._ChunkedLogProbFunction
+    packing.suits, trainer.lean_head = (lambda network: False), (lambda: None)
     utils._ChunkedLogProbFunction = ChunkedLogProbFunction
     try:
         yield
     finally:
-        packing.suits, settings.lean_head, utils._ChunkedLogProbFunction = before
+        packing.suits, trainer.lean_head, utils._ChunkedLogProbFunction = before
 
 
 def ours(world: World, name: str) -> dict[str, float]:
     """Our trainer, as the `grpo` stage runs it."""
     clock, out = Clock(), world.folder / name
     out.mkdir()
-    run = settings.run
+    run = trainer.run
 
     def watched(trainer: GrpoTrainer, plan: Plan) -> None:
         watch(trainer, clock)
@@ -196,11 +196,11 @@ def ours(world: World, name: str) -> dict[str, float]:
         finally:
             Decoder.step = step  # type: ignore[method-assign]
 
-    settings.run = watched
+    trainer.run = watched
     try:
         grpo.train(world.plan("grpo", world.checkpoint, out), world.examples, lambda event: None)
     finally:
-        settings.run = run
+        trainer.run = run
     curves = [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]
     return clock.figures() | {"turns": statistics.mean(line["turns"] for line in curves)}
 

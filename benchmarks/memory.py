@@ -28,7 +28,7 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils
 from trl.trainer.utils import add_fused_lm_head
 
-from pipelines.training import packing, settings
+from pipelines.training import packing, trainer
 from pipelines.training.packing import Head
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"
@@ -80,7 +80,7 @@ def measure(tokens: int, vocabulary: int) -> dict[str, int]:
     model = network(vocabulary)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     packing.prepare(model)
-    settings.lean_head()
+    trainer.lean_head()
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
     ways = {"ours": (Head, fused)}

@@ -3,8 +3,8 @@
     python benchmarks/muon.py
 
 PyTorch multiplies bfloat16 matrices number by number where the processor has no instructions for them. The training
-then takes products in float32 and rounds them (`pipelines.training.optim.RoundedProducts`). One thread, the matrices of
-the miniature's blocks; processor seconds of a step, the least of several.
+then takes products in float32 and rounds them (`pipelines.training.trainer.RoundedProducts`). One thread, the matrices
+of the miniature's blocks; processor seconds of a step, the least of several.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import torch
 from torch import nn
 
-from pipelines.training.optim import RoundedProducts, rounded_products
+from pipelines.training.trainer import RoundedProducts, rounded_products
 
 LAYERS = 4
 SHAPES = ((128, 128), (128, 128), (128, 128), (128, 128), (384, 128), (384, 128), (128, 384))  # of each block

@@ -34,7 +34,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rollout.model_loading import load
 from pipelines.sql.schema import introspect
-from pipelines.training import launch, model, settings, sft
+from pipelines.training import launch, model, sft, trainer
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
 
 LORA = "model.lora={rank: 8, alpha: 16}"
@@ -110,13 +110,13 @@ class Bench:
 
     def coarse(self) -> float:
         """Our trainer on bfloat16 weights: its refusal, and its loader, are switched off for this row."""
-        plan, keeps, to_train = self.plan("bfloat16"), settings.keeps_small_updates, model.load_to_train
-        settings.keeps_small_updates = lambda network: None
+        plan, keeps, to_train = self.plan("bfloat16"), trainer.keeps_small_updates, model.load_to_train
+        trainer.keeps_small_updates = lambda network: None
         model.load_to_train = load
         try:
             sft.train(plan, self.trajectories, lambda event: None)
         finally:
-            settings.keeps_small_updates, model.load_to_train = keeps, to_train
+            trainer.keeps_small_updates, model.load_to_train = keeps, to_train
         return changed(self.weights(self.start, torch.bfloat16), self.weights(plan.out / MODEL, torch.bfloat16))
 
     def lora(self) -> float:

@@ -222,7 +222,7 @@ def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypat
 
 
 def test_epochs_are_counted_in_the_questions_that_are_left() -> None:
-    from pipelines.training.sft import grpo_steps
+    from pipelines.training.samples import grpo_steps
 
     assert grpo_steps(load("reasoning_sql").grpo, 8026) == 753
     assert grpo_steps(load("trust_sql").grpo, 11_642) == 1092

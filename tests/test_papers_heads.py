@@ -16,7 +16,7 @@ from pipelines.rewards.panel import RUBRIC
 from pipelines.sql.schema import introspect
 from pipelines.training import losses
 from pipelines.training.losses import estimate
-from pipelines.training.sft import grpo_steps
+from pipelines.training.samples import grpo_steps
 
 FAILED = ExecutionResult(ExecutionStatus.ERROR, error="no such column: age", error_class="no_such_column")
 LOOK = Action(ActionKind.SQL, "SELECT age FROM stock", "r")

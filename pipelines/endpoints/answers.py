@@ -58,9 +58,17 @@ def read(value: Mapping[str, Any]) -> Answer:
             problem = UnreadableAnswer("the answer has no choice that can be read", _usage(value))
         choice = value["choices"][0]
         message = choice["message"]
-        text = _text(message.get("content"))
+        text = "" if message.get("content") is None else message["content"]
+        if isinstance(text, list):  # some servers give it in parts
+            text = "".join(part.get("text") or "" for part in text if part.get("type") in ("text", "output_text"))
+        if not isinstance(text, str):
+            raise TypeError
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-        calls = tuple(_call(call["function"]) for call in message.get("tool_calls") or ())
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        written = [(item["name"], item["arguments"]) for item in functions]
+        calls = tuple(
+            (whole(str(name)), whole(text if isinstance(text, str) else json.dumps(text))) for name, text in written
+        )
         refusal = message.get("refusal") or ""
         tokens = _usage(value)
         finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
@@ -87,21 +95,6 @@ def _usage(value: Mapping[str, Any]) -> tuple[int, int]:
     return prompt, completion
 
 
-def _text(content: Any) -> str:
-    """A message's text, which some servers give in parts."""
-    if isinstance(content, list):
-        return "".join(part.get("text") or "" for part in content if part.get("type") in ("text", "output_text"))
-    if content is not None and not isinstance(content, str):
-        raise TypeError
-    return content or ""
-
-
-def _call(function: Mapping[str, Any]) -> tuple[str, str]:
-    arguments = function["arguments"]
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return whole(str(function["name"])), whole(written)
-
-
 def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_reasoning: bool = True) -> str:
     """The answer as the text of an agent's turn.
 
@@ -114,7 +107,12 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
         agent: the protocol's tags, that of the reasoning block first; () leaves the text alone.
     """
     text, thought = answer.text, answer.reasoning
-    if agent and (opening := _inline(text, agent)):
+    # The thought that a turn begins with, be its `<think>` the model's or in the prompt, by the chat template.
+    opening = _THINK.match(text) if agent else None
+    if opening is not None and not opening["opened"]:
+        own = any(text.lstrip().startswith(f"<{name}>") for name in agent)
+        opening = None if own or "<think>" in opening["thought"] else opening
+    if opening is not None:
         if "think" in agent:  # the protocol's own block: what it rehearses there is not its action
             begin = text[: opening.start("thought")] if opening["opened"] else "<think>"
             head = f"{begin}{_harmless(opening['thought'], agent)}{text[opening.end('thought') : opening.end()]}"
@@ -124,15 +122,6 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
     if agent and keep_reasoning and thought.strip() and f"<{agent[0]}>" not in text and text.strip():
         text = f"<{agent[0]}>\n{_harmless(thought.strip(), agent)}\n</{agent[0]}>\n{text}"
     return text
-
-
-def _inline(text: str, agent: Sequence[str]) -> re.Match[str] | None:
-    """The thought that a turn begins with, be its `<think>` the model's or in the prompt, by the chat template."""
-    match = _THINK.match(text)
-    if match is None or match["opened"]:
-        return match
-    own = any(text.lstrip().startswith(f"<{name}>") for name in agent)
-    return None if own or "<think>" in match["thought"] else match
 
 
 def _turn(answer: Answer, text: str, stops: Sequence[str], agent: Sequence[str]) -> str:
@@ -189,19 +178,16 @@ async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()
         value = chunk.model_dump()
         usage = value.get("usage") or usage
         for choice in (value.get("choices") or ())[:1]:
-            _add(choice.get("delta") or {}, parts, calls)
+            delta = choice.get("delta") or {}
+            parts["content"].append(delta.get("content") or delta.get("refusal") or "")
+            parts["reasoning_content"].append(delta.get("reasoning_content") or delta.get("reasoning") or "")
+            for call in delta.get("tool_calls") or ():
+                call_parts = calls.setdefault(call.get("index") or 0, {"name": "", "arguments": ""})
+                for name in call_parts:
+                    call_parts[name] += (call.get("function") or {}).get(name) or ""
             last = {name: choice.get(name) or value for name, value in last.items()}
     if last["finish_reason"] is None:
         raise Malformed("the stream was cut")
     message = {name: "".join(texts) for name, texts in parts.items()}
     listed = [{"function": calls[index]} for index in sorted(calls)]
     return {"choices": [{"message": {**message, "tool_calls": listed}, **last}], "usage": usage}
-
-
-def _add(delta: Mapping[str, Any], parts: dict[str, list[str]], calls: dict[int, dict[str, str]]) -> None:
-    parts["content"].append(delta.get("content") or delta.get("refusal") or "")
-    parts["reasoning_content"].append(delta.get("reasoning_content") or delta.get("reasoning") or "")
-    for call in delta.get("tool_calls") or ():
-        call_parts = calls.setdefault(call.get("index") or 0, {"name": "", "arguments": ""})
-        for name in call_parts:
-            call_parts[name] += (call.get("function") or {}).get(name) or ""

@@ -1,7 +1,5 @@
 """Asking one endpoint: look into the log, stay within budget and pace, send, keep the answer, hand it on."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib
@@ -13,7 +11,6 @@ from typing import Any
 from pipelines.core.errors import BoundaryError, EndpointError, RecipeError, SqltrainError
 from pipelines.core.types import Message
 from pipelines.endpoints import answers
-from pipelines.endpoints import answers as streams
 from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.client import (
     Connection,
@@ -42,15 +39,12 @@ class Asker:
         name: what errors and the log call it.
         responses: the folder of the logs; None keeps nothing (evaluating a hosted model, say).
         concurrency: requests in flight at once.
-
-    Attributes:
-        bought: what this run has paid; the log's own count goes back to the first run.
-        used: tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run paid.
     """
 
     def __init__(self, endpoint: Endpoint, name: str, responses: Path | None, concurrency: int = 16) -> None:
         self.endpoint, self.name, self.concurrency = endpoint, name, concurrency
-        self.bought = Spent()
+        self.bought = Spent()  # by this run; the log's own count goes back to the first run
+        # Tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run paid.
         self.used: dict[str, tuple[int, int, str]] = {}
         self._connection = Connection(endpoint, name)
         self.log = ResponseLog(responses, name) if responses is not None else None
@@ -66,7 +60,7 @@ class Asker:
         self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     @classmethod
-    def named(cls, name: str, responses: Path | None) -> Asker:
+    def named(cls, name: str, responses: Path | None) -> "Asker":
         """The endpoint of that name in `conf/local/endpoints.yaml`."""
         settings = endpoint(name)
         return cls(settings, name, responses, settings.concurrency)
@@ -88,18 +82,17 @@ class Asker:
         key = self._key(body, sample)
         if "seed" not in self.endpoint.omit:
             body["seed"] = int(key[:8], 16) >> 1
-        async with self._semaphore():
-            answer = await self._find_or_buy(body, key, sample)
+        loop = asyncio.get_running_loop()
+        if self._gate is None or self._gate[0] is not loop:
+            self._gate = loop, asyncio.Semaphore(self.concurrency)
+        async with self._gate[1]:
+            if self.log is None:
+                answer = await self._buy(body, key, sample)
+            else:
+                async with self.log.claim(key) as kept:
+                    answer = await self._buy(body, key, sample) if kept is None else answers.from_record(kept)
         self.used[key] = answer.prompt_tokens, answer.completion_tokens, answer.kind
         return answer
-
-    async def _find_or_buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
-        if self.log is None:
-            return await self._buy(body)
-        async with self.log.claim(key) as record:
-            if record is None:
-                return await self._buy(body, key, sample)
-            return answers.from_record(record)
 
     def take_used(self) -> dict[str, float]:
         """Answers, tokens and cost of what was handed out since the last call, and how many answers were none."""
@@ -190,28 +183,42 @@ class Asker:
         return done, failures
 
     async def reach(self) -> None:
-        """See `Connection.reach`."""
         await self._connection.reach()
 
     async def close(self) -> None:
-        """Close the connections of the running event loop; the log stays open."""
         await self._connection.close()
 
-    def _semaphore(self) -> asyncio.Semaphore:
-        loop = asyncio.get_running_loop()
-        if self._gate is None or self._gate[0] is not loop:
-            self._gate = loop, asyncio.Semaphore(self.concurrency)
-        return self._gate[1]
-
-    async def _buy(self, body: Mapping[str, Any], key: str = "", sample: int = 0) -> Answer:
+    async def _buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
         """Send a request within budget and pace."""
-        most = _most(body, self.endpoint)
-        unread: list[UnreadableAnswer] = []  # of the last tries
+        # Tokens of the prompt (a guess) and of the answer (its limit) that the request takes at most.
+        chars = sum(len(message["content"]) + 16 for message in body["messages"])
+        limit = int(body.get(self.endpoint.max_tokens_key) or GREEDY.turn_tokens)
+        most = chars // CHARS_PER_TOKEN + 1, limit
+        unread: list[UnreadableAnswer] = []  # whole answers of the last tries, which were paid for
         await self.budget.reserve(most)
+
+        async def send(client: Any) -> Answer:
+            """One request, whose answer is kept before anybody uses it, be its asker still there or not."""
+            try:
+                if self.endpoint.stream:
+                    answer = answers.read(await answers.collect(client, body, self.endpoint.omit))
+                else:
+                    answer = answers.read(body_of(await client.post("/chat/completions", cast_to=str, body=body)))
+            except UnreadableAnswer as error:
+                unread.append(error)
+                raise
+            except Exception:
+                unread.clear()
+                raise
+            if not (answer.prompt_tokens or answer.completion_tokens):
+                # A server that counts no tokens has them guessed, so that caps and costs hold there too.
+                chars = len(answer.text) + len(answer.reasoning) + sum(len(text) for _, text in answer.calls)
+                guess = -(-chars // CHARS_PER_TOKEN)
+                answer = dataclasses.replace(answer, prompt_tokens=most[0], completion_tokens=guess)
+            return self._keep(answer, key, sample)
+
         try:
-            answer = await self._connection.ask(
-                lambda client: self._send_and_keep(client, body, key, sample, unread), sum(most)
-            )
+            answer = await self._connection.ask(send, sum(most))
         except Refused:
             answer = self._keep(Answer("", "refused"), key, sample)
         except EndpointError:
@@ -225,24 +232,6 @@ class Asker:
         self._connection.pace.settle(sum(most), answer.prompt_tokens + answer.completion_tokens)
         return answer
 
-    async def _send_and_keep(
-        self, client: Any, body: Mapping[str, Any], key: str, sample: int, unread: list[UnreadableAnswer]
-    ) -> Answer:
-        """One request, whose answer is kept before anybody uses it, be its asker still there or not.
-
-        Args:
-            unread: gets an answer that came whole and cannot be read; any other failure empties it.
-        """
-        try:
-            answer = await self._send(client, body)
-        except UnreadableAnswer as error:
-            unread.append(error)
-            raise
-        except Exception:
-            unread.clear()
-            raise
-        return self._keep(_counted(answer, body, self.endpoint), key, sample)
-
     def _keep(self, answer: Answer, key: str, sample: int) -> Answer:
         used = answer.prompt_tokens, answer.completion_tokens
         if self.log is not None:
@@ -252,11 +241,6 @@ class Asker:
         self.bought.prompt_tokens += used[0]
         self.bought.completion_tokens += used[1]
         return answer
-
-    async def _send(self, client: Any, body: Mapping[str, Any]) -> Answer:
-        if self.endpoint.stream:
-            return answers.read(await streams.collect(client, body, self.endpoint.omit))
-        return answers.read(body_of(await client.post("/chat/completions", cast_to=str, body=body)))
 
     def _body(
         self, messages: Sequence[Message], sampling: Sampling, stop: Sequence[str], max_tokens: int
@@ -291,18 +275,3 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
         return rest or [("user", system)]
     rest[first] = ("user", f"{system}\n\n{rest[first][1]}")
     return rest
-
-
-def _most(body: Mapping[str, Any], settings: Endpoint) -> tuple[int, int]:
-    """Tokens of the prompt (a guess) and of the answer (its limit) that a request takes at most."""
-    chars = sum(len(message["content"]) + 16 for message in body["messages"])
-    return chars // CHARS_PER_TOKEN + 1, int(body.get(settings.max_tokens_key) or GREEDY.turn_tokens)
-
-
-def _counted(answer: Answer, body: Mapping[str, Any], settings: Endpoint) -> Answer:
-    """The answer; of a server that counts no tokens, with a guess of them, so that caps and costs hold there too."""
-    if answer.prompt_tokens or answer.completion_tokens:
-        return answer
-    chars = len(answer.text) + len(answer.reasoning) + sum(len(text) for _, text in answer.calls)
-    prompt, completion = _most(body, settings)[0], -(-chars // CHARS_PER_TOKEN)
-    return dataclasses.replace(answer, prompt_tokens=prompt, completion_tokens=completion)

@@ -195,14 +195,7 @@ def name_of(teacher: Teacher) -> str:
 
 
 class Connection:
-    """The official asynchronous client of one endpoint; one client for each event loop that asks.
-
-    Args:
-        name: what errors call it.
-
-    Attributes:
-        pace: its requests and tokens per minute.
-    """
+    """The official asynchronous client of one endpoint, which errors call `name`; one for each event loop."""
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
         self.endpoint, self.name = endpoint, name
@@ -250,8 +243,16 @@ class Connection:
         while True:
             await self._breaker.admit()
             await self.pace.admit(tokens)
+            request = asyncio.create_task(within(send(self._open()), self.endpoint.timeout_s))
+            self._on_way.add(request)
+            request.add_done_callback(self._on_way.discard)
+            request.add_done_callback(self._left.discard)
             try:
-                answer = await self._attempt(send)
+                answer = await asyncio.shield(request)
+            except asyncio.CancelledError:
+                if not request.done():
+                    self._left.add(request)
+                raise
             except Exception as error:
                 wait = self._consider(error, attempt)
                 self.pace.settle(tokens, 0)
@@ -260,18 +261,6 @@ class Connection:
             else:
                 self._breaker.worked()
                 return answer
-
-    async def _attempt(self, send: Callable[[Any], Coroutine[Any, Any, Answer]]) -> Answer:
-        request = asyncio.create_task(within(send(self._open()), self.endpoint.timeout_s))
-        self._on_way.add(request)
-        request.add_done_callback(self._on_way.discard)
-        request.add_done_callback(self._left.discard)
-        try:
-            return await asyncio.shield(request)
-        except asyncio.CancelledError:
-            if not request.done():
-                self._left.add(request)
-            raise
 
     async def close(self) -> None:
         """Close the running event loop's connections, once what is on its way has come; the next request opens new

@@ -13,14 +13,12 @@ POLL_S = 0.05
 
 
 class Budget:
-    """A cap on tokens and on money that is never passed: what is on its way counts at its most.
+    """A cap on tokens and on money that is never passed: a request on its way counts at its most.
 
     Args:
-        name: the endpoint's.
-        spent: what the endpoint's log says was spent so far, kept up to date by it.
+        spent: by the endpoint's log so far, which keeps it up to date.
         cap_tokens, cap_cost: None for no cap.
         price_in, price_out: of a million tokens.
-        currency: a word for messages.
     """
 
     def __init__(
@@ -48,31 +46,26 @@ class Budget:
         return self.cost(self._spent.prompt_tokens, self._spent.completion_tokens)
 
     async def reserve(self, most: tuple[int, int]) -> None:
-        """Set aside the most that a request can take, waiting for others to come in below theirs where it matters.
-
-        Args:
-            most: tokens of its prompt and of its completion.
-        """
-        while (problem := self._over(most)) is not None:
+        """Set aside the most tokens (prompt, completion) of a request; near a cap, wait until others took less."""
+        while True:
+            prompt = most[0] + sum(reserved[0] for reserved in self._in_flight)
+            completion = most[1] + sum(reserved[1] for reserved in self._in_flight)
+            if self._cap_tokens is not None and self._spent.tokens + prompt + completion > self._cap_tokens:
+                problem = f"has used {self._spent.tokens} tokens; its cap is {self._cap_tokens}"
+            elif self._cap_cost is not None and self.spent_cost + self.cost(prompt, completion) > self._cap_cost:
+                money = f"{self.spent_cost:.2f} of {self._cap_cost:.2f} {self._currency}".rstrip()
+                problem = f"has spent {money}; the next request may not fit"
+            else:
+                break
             if not self._in_flight:
                 hint = f"Raise it in the entry {self._name!r} and run again: what was answered is kept."
-                raise ResourceError(problem, hint)
+                raise ResourceError(f"endpoint {self._name!r} {problem}", hint)
             await asyncio.sleep(POLL_S)
         self._in_flight.append(most)
 
     def release(self, most: tuple[int, int]) -> None:
         """The request is over; what it took is in the log."""
         self._in_flight.remove(most)
-
-    def _over(self, most: tuple[int, int]) -> str | None:
-        prompt = most[0] + sum(reserved[0] for reserved in self._in_flight)
-        completion = most[1] + sum(reserved[1] for reserved in self._in_flight)
-        if self._cap_tokens is not None and self._spent.tokens + prompt + completion > self._cap_tokens:
-            return f"endpoint {self._name!r} has used {self._spent.tokens} tokens; its cap is {self._cap_tokens}"
-        if self._cap_cost is not None and self.spent_cost + self.cost(prompt, completion) > self._cap_cost:
-            money = f"{self.spent_cost:.2f} of {self._cap_cost:.2f} {self._currency}".rstrip()
-            return f"endpoint {self._name!r} has spent {money}; the next request may not fit"
-        return None
 
 
 # How fast an endpoint is asked: requests and tokens per minute, and the pauses that a server asks for.
@@ -81,7 +74,7 @@ class Budget:
 class Rate:
     """So much per minute, in any minute: a bucket that holds one second's worth.
 
-    Whoever takes goes into debt and waits it off, so that waiters are served in the order in which they came.
+    Taking more than it holds is a debt that the taker waits off, so waiters are served in the order of their coming.
     """
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,13 +106,11 @@ class Pace:
 
     async def admit(self, tokens: int) -> None:
         """Wait until one more request of so many tokens may go out."""
-        await self._while_held()
-        await asyncio.sleep(max(self._requests.take(1), self._tokens.take(tokens)))
-        await self._while_held()  # the server may have asked for a pause meanwhile
-
-    async def _while_held(self) -> None:
-        while (wait_s := self._held_until - time.monotonic()) > 0:
-            await asyncio.sleep(wait_s)
+        for is_paced in (False, True):  # the server may ask for a pause meanwhile
+            if is_paced:
+                await asyncio.sleep(max(self._requests.take(1), self._tokens.take(tokens)))
+            while (wait_s := self._held_until - time.monotonic()) > 0:
+                await asyncio.sleep(wait_s)
 
     def settle(self, expected: int, used: int) -> None:
         """Correct what `admit` took by what the request really used."""
@@ -166,23 +157,19 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 class Breaker:
-    """Keeps requests from an endpoint where nothing works, and gives up when that lasts.
+    """Keeps requests from an endpoint that fails them all, and gives up if that lasts.
 
     After `TRIP` failures in a row it is open: one request at a time goes out as a probe, ever more rarely; the first
-    answer closes it. Once it has given up, who asks later is still let out as the next probe: a process that lives on
+    answer closes it. Once it has given up, a later request still goes out as the next probe: a process that lives on
     finds an endpoint again that was down for hours.
 
     Args:
-        name: the endpoint's.
         patience_s: seconds without any answer after which it gives up.
-
-    Attributes:
-        failures: in a row, of all requests together.
     """
 
     def __init__(self, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._patience, self._clock = name, patience_s, clock
-        self.failures = 0
+        self.failures = 0  # in a row, of all requests together
         self._since = self._next_probe = 0.0
         self._pause = FIRST_DELAY_S
         self._gave_up = False  # the last probe failed after the patience was over

@@ -94,10 +94,16 @@ def check(
         )
         for example in examples
     ]
-    columns = [[_verdict(answer.text if answer else None) for answer in asker.ask_all(cases)] for asker in askers]
+    said_by = [asker.ask_all(cases) for asker in askers]
+    values = [[read_object(answer.text if answer else None) or {} for answer in column] for column in said_by]
+    verdicts = {"good": False, "bad": True}
     return [
-        PairCheck(example, tuple(bad for bad, _ in answers), tuple(reason for _, reason in answers))
-        for example, *answers in zip(examples, *columns, strict=True)
+        PairCheck(
+            example,
+            tuple(verdicts.get(str(value.get("verdict"))) for value in said),
+            tuple(" ".join(str(value.get("reason", "")).split())[:300] for value in said),
+        )
+        for example, *said in zip(examples, *values, strict=True)
     ]
 
 
@@ -127,13 +133,6 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
     yes_a, yes_b = sum(a for a, _ in pairs) / n, sum(b for _, b in pairs) / n
     expected = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
     return 1.0 if expected == 1.0 else (observed - expected) / (1 - expected)
-
-
-def _verdict(text: str | None) -> tuple[bool | None, str]:
-    value = read_object(text) or {}
-    verdict = value.get("verdict")
-    reason = " ".join(str(value.get("reason", "")).split())[:300]
-    return ({"good": False, "bad": True}.get(verdict) if isinstance(verdict, str) else None), reason
 
 
 # Schema experts behind endpoints: who links a question to the schema, and who reads a gold SQL's tables and columns.
@@ -263,9 +262,28 @@ def choose(
         pairings += [
             (number, *order) for pair in itertools.combinations(range(len(groups)), 2) for order in (pair, pair[::-1])
         ]
-    answers = asker.ask_all([_question(*cases[n], plans[n][a][0], plans[n][b][0], schemas) for n, a, b in pairings])
-    letters = {key: _letter(answer.text if answer else None) for key, answer in zip(pairings, answers, strict=True)}
-    return [_score(number, groups, len(cases[number][1]), letters) for number, groups in enumerate(plans)]
+    conversations = [
+        _compare(CHOOSE, *cases[n], {"Query A": plans[n][a][0], "Query B": plans[n][b][0]}, schemas)
+        for n, a, b in pairings
+    ]
+    answers = asker.ask_all(conversations)
+    chosen = []
+    for number, groups in enumerate(plans):
+        points, votes, first = [0.0] * len(groups), 0, 0
+        for (case, a, b), answer in zip(pairings, answers, strict=True):
+            letter = _LETTER.fullmatch(answer.text) if case == number and answer else None
+            if letter is not None:
+                points[a if letter[1] == "A" else b] += 0.5
+                votes += 1
+                first += letter[1] == "A"
+        by_candidate = [0.0] * len(cases[number][1])
+        for place, group in enumerate(groups):
+            for index in group:
+                by_candidate[index] = points[place]
+        rank = [(points[place], len(group), -group[0]) for place, group in enumerate(groups)]
+        winner = -max(rank)[2] if rank else 0
+        chosen.append(Selection(winner, tuple(by_candidate), first / votes if votes else 0.5))
+    return chosen
 
 
 def groups_of(
@@ -280,46 +298,20 @@ def groups_of(
     return list(groups.values())
 
 
-def _question(
+def _compare(
+    rules: str,
     example: Example,
     candidates: Sequence[tuple[str, ExecutionResult]],
-    first: int,
-    second: int,
+    shown: Mapping[str, int],
     schemas: Callable[[Database], Schema],
-) -> tuple[tuple[str, str], ...]:
-    results = {
-        f"Query {letter}": f"{candidates[index][0]}\nIts result:\n{table(candidates[index][1], ROWS, CELL, CHARS)}"
-        for letter, index in (("A", first), ("B", second))
-    }
-    case = about(schemas(example.database), example.question, example.evidence, **results)
-    return conversation(CHOOSE, case)
-
-
-def _letter(text: str | None) -> str | None:
-    match = _LETTER.fullmatch(text) if text else None
-    return match[1] if match else None
-
-
-def _score(
-    number: int, groups: Sequence[Sequence[int]], count: int, letters: Mapping[tuple[int, int, int], str | None]
-) -> Selection:
-    points = [0.0] * len(groups)
-    votes = 0
-    first = 0
-    for (case, a, b), letter in letters.items():
-        if case == number and letter is not None:
-            points[a if letter == "A" else b] += 0.5
-            votes += 1
-            first += letter == "A"
-    by_candidate = [0.0] * count
-    for place, group in enumerate(groups):
-        for index in group:
-            by_candidate[index] = points[place]
-    best = max(
-        range(len(groups)), key=lambda place: (points[place], len(groups[place]), -groups[place][0]), default=None
-    )
-    winner = groups[best][0] if best is not None else 0
-    return Selection(winner, tuple(by_candidate), first / votes if votes else 0.5)
+) -> tuple[Message, ...]:
+    """A question with some of its candidates, given by name and index, and the first rows of each."""
+    results = {}
+    for name, index in shown.items():
+        sql, result = candidates[index]
+        rows = table(result, ROWS, CELL, CHARS) if result.ok else failure(result, CELL)
+        results[name] = f"{sql}\nIts result:\n{rows}"
+    return conversation(rules, about(schemas(example.database), example.question, example.evidence, **results))
 
 
 # CSC-SQL's merge revision (Sheng and Xu, 2025, 2): a model writes new SQL from the two answers with most votes.
@@ -350,10 +342,12 @@ def merge(
     """
     plans = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
     split = [number for number, groups in enumerate(plans) if len(groups) > 1]
-    conversations = [
-        _merge_question(*cases[number], [group[0] for group in plans[number][:2]], schemas) for number in split
-    ]
-    revised = dict(zip(split, _ask(asker, conversations), strict=True))
+    drafts_of = [{f"Draft {place}": group[0] for place, group in enumerate(plans[n][:2], 1)} for n in split]
+    conversations = [_compare(MERGE, *cases[n], shown, schemas) for n, shown in zip(split, drafts_of, strict=True)]
+    answers = asker.ask_all(conversations, SAMPLING, SAMPLES)
+    queries = [read_sql(answer.text) if answer else "" for answer in answers]  # "" is left out
+    parts = [list(filter(None, queries[at : at + SAMPLES])) for at in range(0, len(queries), SAMPLES)]
+    revised = dict(zip(split, parts, strict=True))
     jobs = [(cases[number][0].database, sql) for number in split for sql in revised[number]]
     results = iter(execute(jobs))
     chosen = []
@@ -365,29 +359,7 @@ def merge(
     return chosen
 
 
-def _ask(asker: Asker, conversations: Sequence[Sequence[Message]]) -> list[list[str]]:
-    """The queries in the samples of each conversation's answer; samples without one are left out."""
-    answers = asker.ask_all(conversations, SAMPLING, SAMPLES)
-    parts = [answers[start : start + SAMPLES] for start in range(0, len(answers), SAMPLES)]
-    return [[sql for answer in part if answer and (sql := read_sql(answer.text))] for part in parts]
-
-
 def read_sql(text: str) -> str:
     """The last query that an answer fences; "" where there is none."""
     fenced = _SQL_FENCE.findall(text)
     return str(fenced[-1]).strip() if fenced else ""
-
-
-def _merge_question(
-    example: Example, candidates: Candidates, drafts: Sequence[int], schemas: Callable[[Database], Schema]
-) -> tuple[Message, ...]:
-    drafts_shown = {
-        f"Draft {number}": f"{candidates[index][0]}\nIts result:\n{_shown(candidates[index][1])}"
-        for number, index in enumerate(drafts, 1)
-    }
-    case = about(schemas(example.database), example.question, example.evidence, **drafts_shown)
-    return conversation(MERGE, case)
-
-
-def _shown(result: ExecutionResult) -> str:
-    return table(result, ROWS, CELL, CHARS) if result.ok else failure(result, CELL)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import HARDNESS_LEVELS, Database, Example, ExecutionResult, Hardness
+from pipelines.core.types import HARDNESS_LEVELS, Database, Example, Hardness
 from pipelines.endpoints.asking import Asker
 from pipelines.recipe.section import Sampling
 from pipelines.sql import analyst
@@ -126,7 +126,8 @@ class Inventor:
             experts.conversation(ASK.format(style=STYLES[draft.style]), self._about("", SQL=draft.sql))
             for draft in drafts
         ]
-        questions = [_line(answer.text) if answer else "" for answer in self.teacher.ask_all(prompts_asked)]
+        answers = self.teacher.ask_all(prompts_asked)
+        questions = [" ".join(answer.text.split()).strip("\"' ")[:1000] if answer else "" for answer in answers]
         worded = [(draft, question) for draft, question in zip(drafts, questions, strict=True) if question]
         invented.counts["no_question"] += len(drafts) - len(worded)
         rules = ANSWER.format(engine=engine)
@@ -158,22 +159,19 @@ class Inventor:
         results = self.sql.execute_many([(self.database, text or "") for text in texts])
         drafts = []
         for number, (level, style, _), text, result in zip(numbers, plans, texts, results, strict=True):
-            problem = self._problem(text, result)
-            if problem is None and text is not None:
-                drafts.append(Draft(number, text, style, level))
-                self._shapes.add(_same(text))
+            shape = "" if text is None else sql_shape(text, names=True)  # two drafts that ask the same but for values
+            if text is None:
+                counts["no_sql"] += 1
+            elif not result.ok:
+                counts[f"sql_{result.error_class or result.status.value}"] += 1
+            elif not any(cell is not None and cell != 0 for row in result.rows for cell in row):
+                counts["empty_result"] += 1
+            elif shape in self._shapes:
+                counts["near_duplicate"] += 1
             else:
-                counts[str(problem)] += 1
+                drafts.append(Draft(number, text, style, level))
+                self._shapes.add(shape)
         return drafts
-
-    def _problem(self, text: str | None, result: ExecutionResult) -> str | None:
-        if text is None:
-            return "no_sql"
-        if not result.ok:
-            return f"sql_{result.error_class or result.status.value}"
-        if not any(cell is not None and cell != 0 for row in result.rows for cell in row):
-            return "empty_result"
-        return "near_duplicate" if _same(text) in self._shapes else None
 
     def _plan(self, number: int) -> tuple[str, str, str]:
         """Level, style and case of a try: the tables to start from are drawn, so that tries differ."""
@@ -202,15 +200,6 @@ def read_sql(text: str | None) -> str | None:
     fenced = _FENCE.findall(text)
     sql = (fenced[-1] if fenced else text).strip().rstrip(";").strip()
     return sql if re.match(r"(select|with)\b", sql, re.IGNORECASE) else None
-
-
-def _same(sql: str) -> str:
-    """What two drafts share that ask the same but for values."""
-    return sql_shape(sql, names=True)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split()).strip("\"' ")[:1000]
 
 
 # What a set of questions asks of a schema: its tables, its joins, functions of SQL and levels, and what none asks.

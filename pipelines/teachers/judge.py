@@ -76,7 +76,9 @@ def check(
     plain = [panel.messages(example, sql, scale) for example, sql in answers]
     swapped = [panel.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
     padded = [panel.messages(example, pad(sql, example.database.engine), scale) for example, sql in answers]
-    grades, turned, longer = (_grades(asker, part, scale) for part in (plain, swapped, padded))
+    grades, turned, longer = (
+        [panel.read_grade(text, scale) for text in ask(asker.ask_all, part)] for part in (plain, swapped, padded)
+    )
     pairs = [(case.correct, grade >= RIGHT) for case, grade in zip(cases, grades, strict=True) if grade is not None]
     return {
         "answers": float(len(cases)),
@@ -93,10 +95,6 @@ def pad(sql: str, engine: EngineName) -> str:
     """The same query, longer."""
     query = without_comments(sql, engine).rstrip("; \t\r\n")
     return f"SELECT *\nFROM (\n    {query}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"
-
-
-def _grades(asker: Asker, prompts: Sequence[Messages], scale: float) -> Grades:
-    return [panel.read_grade(text, scale) for text in ask(asker.ask_all, prompts)]
 
 
 def _shift(before: Grades, after: Grades) -> float:

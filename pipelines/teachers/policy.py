@@ -1,28 +1,20 @@
 """The policy behind an OpenAI-compatible chat endpoint: a teacher, or any hosted model to evaluate."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pipelines.endpoints.answers import as_turn
-from pipelines.endpoints.asking import Asker
-from pipelines.endpoints.client import Endpoint, endpoint, name_of
-from pipelines.recipe import config
-from pipelines.rollout.policies.base import Completion, Policy, Request
-
-if TYPE_CHECKING:
-    from pipelines.protocols.base import Protocol
-
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pipelines.core.types import Database
+from pipelines.endpoints.answers import as_turn
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.client import Endpoint, endpoint, name_of
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Teacher
+from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.sql.schema import Schema
+
+Schemas = Callable[[Database], Schema]  # as prompts show them
 
 
 class OpenAIPolicy(Policy):
@@ -51,9 +43,7 @@ class OpenAIPolicy(Policy):
         self._agent = protocol.agent if protocol is not None else ()
 
     @classmethod
-    def named(
-        cls, teacher: config.Teacher, responses: Path | None = None, protocol: Protocol | None = None
-    ) -> OpenAIPolicy:
+    def named(cls, teacher: Teacher, responses: Path | None = None, protocol: Protocol | None = None) -> "OpenAIPolicy":
         """The endpoint that a recipe's teacher section names."""
         name = name_of(teacher)
         return cls(endpoint(name), name, teacher.concurrency, responses, protocol)
@@ -80,17 +70,13 @@ class OpenAIPolicy(Policy):
         return Completion(text, finish="length" if answer.kind == "truncated" else "stop")
 
     def take_used(self) -> dict[str, float]:
-        """See `Asker.take_used`."""
         return self.asker.take_used()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self.asker.close()
 
 
 # Several teachers in one dataset: which of them answers a question's sample, by shares, whatever runs beside it.
-
-Schemas = Callable[[Database], Schema]  # as prompts show them
 
 
 def pick(shares: Sequence[float], name: str) -> int:
@@ -168,9 +154,7 @@ class HintedPolicy(Policy):
         return await self._teacher.generate(dataclasses.replace(request, messages=tuple(messages)))
 
     def release(self, session: str) -> None:
-        """See `Policy.release`."""
         self._teacher.release(session)
 
     async def close(self) -> None:
-        """See `Policy.close`."""
         await self._teacher.close()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +33,6 @@ _EXCEPTION = re.compile(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception|Interrupt)\b")
 _LAUNCHERS = ("torch.distributed.elastic", "subprocess.CalledProcessError")
 
 OnMetrics = Callable[[dict[str, Any]], None]
-Lines = queue.Queue[tuple[str, str] | None]
 
 
 def train(
@@ -58,33 +57,11 @@ def train(
     path = folder / PLAN
     write_atomic(path, plan.model_dump_json())  # other machines may be looking for it
     (folder / STOP).unlink(missing_ok=True)
-    child = _start(plan, path, devices)
-    lines: Lines = queue.Queue()
-    pumps = [_pump(*stream, lines) for stream in (("out", child.stdout), ("err", child.stderr))]
-    try:
-        with (folder / LOG).open("w", encoding="utf-8") as log, on_sigterm((folder / STOP).touch, once=True):
-            # launchers would kill their workers soon after a SIGTERM; the file lets them end their step
-            last = _follow(lines, log, on_metrics, silence_s)
-    finally:
-        _stop(child)
-        path.unlink(missing_ok=True)  # nobody joins a training that is over
-        for pump in pumps:
-            pump.join()
-    if not (child.returncode == 0 and (folder / MODEL).is_dir()):
-        raise _death(child.returncode, last, plan)
-    for name in (CHECKPOINTS, SERVED):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (LOG, STOP):  # they hold this machine's paths, and nothing that is needed any more
-        (folder / name).unlink(missing_ok=True)
-
-
-def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.Popen[str]:
-    command = [*launcher(plan.recipe.hardware), "-m", CHILD, str(path)]
     own = {PARENT: str(os.getpid())}
     if devices is not None:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    return subprocess.Popen(
-        [*ending_with_me(), *command],
+    child = subprocess.Popen(
+        [*ending_with_me(), *launcher(plan.recipe.hardware), "-m", CHILD, str(path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -93,6 +70,40 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
         env=environment(plan) | own,
         start_new_session=True,
     )
+    # Each stream is read in a thread of its own: the child must never wait for its parent to read.
+    lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+
+    def pump(name: str, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                lines.put((name, line))
+        lines.put(None)
+
+    assert child.stdout is not None
+    assert child.stderr is not None
+    streams = (("out", child.stdout), ("err", child.stderr))
+    pumps = [threading.Thread(target=pump, args=stream, daemon=True) for stream in streams]
+    for thread in pumps:
+        thread.start()
+    try:
+        with (folder / LOG).open("w", encoding="utf-8") as log, on_sigterm((folder / STOP).touch, once=True):
+            # launchers would kill their workers soon after a SIGTERM; the file lets them end their step
+            last = _follow(lines, log, on_metrics, silence_s)
+    finally:
+        for sign, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):  # ask first, then kill
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(patience)
+        path.unlink(missing_ok=True)  # nobody joins a training that is over
+        for thread in pumps:
+            thread.join()
+    if not (child.returncode == 0 and (folder / MODEL).is_dir()):
+        raise _death(child.returncode, last, plan)
+    for name in (CHECKPOINTS, SERVED):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (LOG, STOP):  # they hold this machine's paths, and nothing that is needed any more
+        (folder / name).unlink(missing_ok=True)
 
 
 def launcher(hardware: Hardware) -> list[str]:
@@ -128,71 +139,33 @@ def environment(plan: Plan) -> dict[str, str]:
     }
 
 
-def _pump(name: str, stream: IO[str] | None, lines: Lines) -> threading.Thread:
-    """Read a stream in a thread of its own: the child must never wait for its parent to read."""
-    assert stream is not None
-
-    def pump(stream: IO[str] = stream) -> None:
-        with stream:
-            for line in stream:
-                lines.put((name, line))
-        lines.put(None)
-
-    thread = threading.Thread(target=pump, daemon=True)
-    thread.start()
-    return thread
-
-
-def _follow(lines: Lines, log: IO[str], on_metrics: OnMetrics, silence_s: float) -> dict[str, Any]:
+def _follow(
+    lines: "queue.Queue[tuple[str, str] | None]", log: IO[str], on_metrics: OnMetrics, silence_s: float
+) -> dict[str, Any]:
     """Pass events on until the child's output ends; its error event, or its last lines on standard error."""
     tail: deque[str] = deque(maxlen=_LAST_LINES)
-    try:
-        for name, line in _until_closed(lines, silence_s):
-            event = _event(line) if name == "out" else None
-            if event is None:
-                log.write(line)
-                tail.append(line.rstrip())
-            elif event["event"] == "error":
-                return event
-            else:
-                on_metrics(event)
-    except queue.Empty:
-        return {"silent": silence_s, "tail": list(tail)}
-    return {"tail": list(tail)}
-
-
-def _until_closed(lines: Lines, silence_s: float) -> Iterator[tuple[str, str]]:
-    """Lines of standard output and standard error, until both have ended."""
-    streams = 2
+    streams = 2  # standard output and standard error, each of which ends with None
     while streams:
-        line = lines.get(timeout=silence_s)
-        if line is None:
+        try:
+            item = lines.get(timeout=silence_s)
+        except queue.Empty:
+            return {"silent": silence_s, "tail": list(tail)}
+        if item is None:
             streams -= 1
+            continue
+        name, line = item
+        event = None
+        if name == "out":
+            with contextlib.suppress(json.JSONDecodeError):
+                event = json.loads(line)
+        if not isinstance(event, dict) or "event" not in event:
+            log.write(line)
+            tail.append(line.rstrip())
+        elif event["event"] == "error":
+            return event
         else:
-            yield line
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) and "event" in value else None
-
-
-def _stop(child: subprocess.Popen[str]) -> None:
-    """End the child and all that it started: ask first, then kill."""
-    for sign, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(patience)
-
-
-def _last_words(tail: Sequence[str]) -> str:
-    """The line that names the exception, or the last lines; a launcher's own report comes after its worker's."""
-    exceptions = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
-    return (exceptions or [" | ".join(line for line in tail[-5:] if line.strip())])[-1] or "it said nothing"
+            on_metrics(event)
+    return {"tail": list(tail)}
 
 
 def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainError:
@@ -202,10 +175,12 @@ def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainErr
         kind = getattr(errors, str(last["kind"]), TrainingError)
         error: errors.SqltrainError = kind(str(last["message"]), str(last["hint"]))
         return error
-    words = _last_words(last.get("tail", []))
-    late = [line.strip() for line in last.get("tail", []) if LATE in line]
-    if late:
+    tail: Sequence[str] = last.get("tail", [])
+    if late := [line.strip() for line in tail if LATE in line]:
         return lost_process(plan.recipe.hardware.timeout_s, late[0])
+    # The line that names the exception, or the last lines; a launcher's own report comes after its worker's.
+    exceptions = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
+    words = (exceptions or [" | ".join(line for line in tail[-5:] if line.strip())])[-1] or "it said nothing"
     if "silent" in last:
         return TrainingError(
             f"training said nothing for {last['silent']:.0f} s and was stopped; last: {words}",

@@ -14,7 +14,7 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.config_training import Model
 from pipelines.training.combinations import IN_PROCESS
-from pipelines.training.sft import LIKE_ROWS, micro_rows
+from pipelines.training.samples import LIKE_ROWS, micro_rows
 
 Way = Literal["full", "zero2", "zero3", "lora", "qlora"]
 TILE = 4096 * 32768 * 4  # of TRL's fused head: tokens, words, and their bfloat16 logits beside those of the gradient
@@ -103,6 +103,11 @@ def shape_of(model: Model) -> Shape:
 
 def _read(config: dict[str, Any]) -> Shape:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    # `packing.suits` refuses a model with windows; Qwen's are off unless its configuration turns them on.
+    is_on = config.get("use_sliding_window", config.get("model_type") not in ("qwen2", "qwen3"))
+    has_window = bool(is_on) and config.get("sliding_window") is not None
+    if kinds := config.get("layer_types"):
+        has_window = set(kinds) != {"full_attention"}
     return Shape(
         hidden=hidden,
         layers=config["num_hidden_layers"],
@@ -114,17 +119,8 @@ def _read(config: dict[str, Any]) -> Shape:
         head=config.get("head_dim") or hidden // heads,
         bias=config.get("model_type") == "qwen2",
         norms=config.get("model_type") == "qwen3",
-        window=_window(config),
+        window=has_window,
     )
-
-
-def _window(config: dict[str, Any]) -> bool:
-    """Whether `packing.suits` will refuse the model; Qwen's windows are off unless its configuration turns them on."""
-    kinds = config.get("layer_types")
-    if kinds:
-        return set(kinds) != {"full_attention"}
-    is_on = config.get("use_sliding_window", config.get("model_type") not in ("qwen2", "qwen3"))
-    return bool(is_on) and config.get("sliding_window") is not None
 
 
 @dataclass(frozen=True)
@@ -223,6 +219,9 @@ def estimate(shape: Shape, how: Setup) -> Memory:
     """The bytes on each GPU."""
     wide = 2 if how.half else 4  # bytes of a product
     weights, copies, gradients, optimizer = _states(shape, how, wide)
+    # The reference model: ZeRO-2 does not share it out; a policy with adapters is its own without them.
+    count = shape.parameters
+    copies += how.reference * {"full": 4 * count, "zero2": 2 * count, "zero3": 2 * count // how.gpus}.get(how.way, 0)
     decoded = how.slots * shape.vocabulary * 4 * 3  # logits, their softmax, and its cumulative sum
     keys = how.slots * how.tokens * shape.layers * 2 * shape.kv_heads * shape.head * wide
     gathered = (
@@ -231,7 +230,7 @@ def estimate(shape: Shape, how: Setup) -> Memory:
     residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
     forward = how.padded if shape.window else how.backward
     return Memory(
-        *(weights, copies + how.reference * _reference(shape, how), gradients, optimizer),
+        *(weights, copies, gradients, optimizer),
         activations=how.backward * shape.layers * shape.hidden * residual + forward * _layer(shape, wide, residual),
         logits=max(TILE, decoded),
         cache=keys + gathered,
@@ -258,12 +257,6 @@ def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
         return 2 * count, 0, 2 * count, 16 * count // gpus
     largest = max(shape.block, shape.embeddings)  # its estimate_zero3_...: 18 P / N, and the largest layer twice
     return 2 * count // gpus, 4 * largest, 0, 16 * count // gpus
-
-
-def _reference(shape: Shape, how: Setup) -> int:
-    """Bytes of the reference model. ZeRO-2 does not share it out; a policy with adapters is its own without them."""
-    count = shape.parameters
-    return {"full": 4 * count, "zero2": 2 * count, "zero3": 2 * count // how.gpus, "lora": 0, "qlora": 0}[how.way]
 
 
 def _layer(shape: Shape, wide: int, residual: int) -> int:

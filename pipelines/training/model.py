@@ -1,13 +1,19 @@
 """The models that are trained: a tiny Qwen3 made from scratch with its own tokenizer, or any causal language model."""
 
-from collections.abc import Iterable, Sequence
+import functools
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+from torch import Tensor
 
 from pipelines.recipe.config_training import Lora, Model, TinyModel
 from pipelines.rollout.model_loading import hide_bars, load
+from pipelines.training.plan import SERVED
 
 PAD, END, ROLES = "<|pad|>", "<|end|>", ("<|system|>", "<|user|>", "<|assistant|>")
 TEMPLATE = (
@@ -34,23 +40,35 @@ def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Pat
         tags: protocol tags; each becomes a single token.
         seed: of the weights.
     """
-    from transformers import Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     hide_bars()
-    tokenizer = _train_tokenizer(model.tiny, corpus, tags)
+    tiny, tokenizer = model.tiny, _train_tokenizer(model.tiny, corpus, tags)
     tokenizer.response_template = ANSWER
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=tiny.width,
+        intermediate_size=tiny.ffn,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        num_key_value_heads=tiny.heads,
+        head_dim=tiny.width // tiny.heads,
+        max_position_embeddings=tiny.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
     torch.manual_seed(seed)
-    network = Qwen3ForCausalLM(_qwen3(model.tiny, tokenizer))
+    network = Qwen3ForCausalLM(shape)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     network.save_pretrained(out)
 
 
 def load_to_train(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
-    """What `load` gives, with the weights under training in float32: all of them, or none of a base under adapters.
-
-    Raises: what `load` does.
-    """
+    """As `load`, with the weights under training in float32: all of them, or none of a base under adapters."""
     if model.lora is None:
         return load(path_or_name, model, torch.float32)
     return load(path_or_name, model, quantized=model.lora.bits is not None)
@@ -91,7 +109,9 @@ def _train_tokenizer(tiny: TinyModel, corpus: Iterable[str], tags: Sequence[str]
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without(corpus, tags), trainer=trainer)
+    # Tags are tokens already, and must not spend merges.
+    untagged = (functools.reduce(lambda text, tag: text.replace(tag, ""), tags, text) for text in corpus)
+    tokenizer.train_from_iterator(untagged, trainer=trainer)
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -105,29 +125,124 @@ def _train_tokenizer(tiny: TinyModel, corpus: Iterable[str], tags: Sequence[str]
     )
 
 
-def _without(corpus: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
-    """The corpus without its tags: they are tokens already, and must not spend merges."""
-    for text in corpus:
-        for tag in tags:
-            text = text.replace(tag, "")
-        yield text
+BASE = "base_model.model."  # what PEFT puts before a name
+ADAPTER = "default"  # the name that PEFT gives to the only adapter
 
 
-def _qwen3(tiny: TinyModel, tokenizer: Any) -> Any:
-    from transformers import Qwen3Config
+def whole_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A network that saves the policy, and the policy's weights by its names; the policy itself is left as it is."""
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if not hasattr(network, "peft_config"):
+        return network, weights
+    # 4-bit matrices as the forward computes with them, and without their scales.
+    whole = dict(weights)
+    for name, value in network.named_parameters():
+        state = getattr(value, "quant_state", None)
+        if state is None:
+            continue
+        from bitsandbytes.functional import dequantize_4bit
 
-    return Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=tiny.width,
-        intermediate_size=tiny.ffn,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads,
-        num_key_value_heads=tiny.heads,
-        head_dim=tiny.width // tiny.heads,
-        max_position_embeddings=tiny.context,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
+        for key in [key for key in whole if key.startswith(f"{name}.")]:
+            del whole[key]
+        whole[name] = dequantize_4bit(value.data, state)
+    lora = network.peft_config[ADAPTER]
+    return plain(network.get_base_model()), merged(whole, lora.lora_alpha / lora.r)
+
+
+def plain(network: Any) -> Any:
+    """The network itself, or, where it is quantized, an empty one that saves weights given in full."""
+    if not getattr(network, "is_quantized", False):
+        return network
+    settings = network.config.to_dict()
+    settings.pop("quantization_config")
+    with torch.device("meta"):
+        empty = type(network)(type(network.config).from_dict(settings))
+    empty.generation_config = network.generation_config
+    return empty
+
+
+def merged(weights: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
+    """A base's weights with its low-rank adapters added, W + scaling * B A, in new tensors of the base's dtype.
+
+    Merging in place and taking the adapters out again would round a bfloat16 base each time, and so change it.
+
+    Args:
+        weights: the state dict of a PEFT model, with `base_layer`, `lora_A` and `lora_B` of each adapted layer.
+        scaling: alpha / rank.
+    """
+    plain = {}
+    for name, value in weights.items():
+        if ".lora_" in name:
+            continue
+        layer, _, part = name.rpartition(".base_layer.")
+        down, up = (f"{layer}.lora_{side}.{ADAPTER}.weight" for side in "AB")
+        if part == "weight" and down in weights:
+            value = (value.float() + scaling * (weights[up].float() @ weights[down].float())).to(value.dtype)
+        plain[name.removeprefix(BASE).replace(".base_layer.", ".")] = value
+    return plain
+
+
+# Brings the weights under training to the servers that sample from them, through a folder that both can read.
+
+
+class WeightSync:
+    """Writes the policy's weights to a folder that the servers which sample can read, and gives them to these.
+
+    Args:
+        give: called with the folder of the weights and their step; returns the servers that took them.
+        out: the run's folder; the weights go to `out/served/`.
+        adapters: low-rank adapters alone are sent, to servers that have the base.
+        dtype: of the servers' weights: rounded here, half as many bytes are written and read.
+    """
+
+    def __init__(
+        self,
+        give: Callable[[Path, int], Sequence[str] | None],
+        out: Path,
+        adapters: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._give, self._adapters, self._dtype = give, adapters, dtype
+        self.folder = out / SERVED
+        self.places: Sequence[str] | None = None  # the servers that have the weights last sent, if they are known
+        self._pushed: int | None = None
+
+    def push(self, trainer: Any) -> float:
+        """Bring the servers up to the trainer's step, unless they are; the seconds that it took."""
+        started = time.perf_counter()
+        if self._pushed != trainer.state.global_step:
+            step, took = trainer.state.global_step, []
+            # Low-rank adapters alone, which the network saves of its state dict, or the whole policy.
+            network = trainer.accelerator.unwrap_model(trainer.model)
+            if self._adapters:
+                weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+            else:
+                network, weights = whole_weights(trainer)
+            if trainer.accelerator.is_main_process:
+                partial = self.folder.with_name(f"{SERVED}.partial")
+                network.save_pretrained(partial, state_dict=rounded(weights, self._dtype))
+                trainer.processing_class.save_pretrained(partial)
+                shutil.rmtree(self.folder, ignore_errors=True)
+                partial.rename(self.folder)
+            trainer.accelerator.wait_for_everyone()  # every process has what was sampled by the weights before
+            if trainer.accelerator.is_main_process:
+                took = [self._give(self.folder, step)]
+            took = took or [None]
+            broadcast_object_list(took)
+            self.places, self._pushed = took[0], step
+        return time.perf_counter() - started
+
+
+def rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights with floating point numbers of no more bytes than `dtype`; names that share a tensor still do."""
+    smaller: dict[tuple[int, torch.Size], Tensor] = {}
+    plain = {}
+    for name, value in weights.items():
+        if value.is_floating_point() and value.element_size() > dtype.itemsize:
+            shared = (value.data_ptr(), value.shape)
+            if shared not in smaller:
+                smaller[shared] = value.to(dtype)
+            value = smaller[shared]
+        plain[name] = value
+    return plain

@@ -18,6 +18,6 @@ def muon(network: Any, settings: Optimizer, lr_rest: float | None = None) -> Any
     Args:
         lr_rest: the rate of what Muon leaves to AdamW; None takes the settings' one rate.
     """
-    from pipelines.training.optim import build
+    from pipelines.training.trainer import build
 
     return build(network, settings, lr_rest)

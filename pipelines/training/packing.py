@@ -111,11 +111,6 @@ def sorting(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     return torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=input_ids.device)
 
 
-def by_length(_: Tensor, attention_mask: Tensor) -> Tensor:
-    """(B,) the order of rows by their length, the shortest first."""
-    return attention_mask.sum(1).argsort(stable=True)
-
-
 def shares(rows: Tensor, count: int) -> tuple[list[Tensor], int]:
     """The rows of each of `count` forwards, and how many forwards at the end only repeat the first row.
 

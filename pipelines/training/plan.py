@@ -1,4 +1,4 @@
-"""What a training child is told: a plan, as JSON; importing it costs no torch."""
+"""The plan of a training child, as JSON; importing it costs no torch."""
 
 from pathlib import Path
 from typing import Literal

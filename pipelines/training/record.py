@@ -44,7 +44,8 @@ class Meter:
         counts = list(sizes(network))
         whole, trained = sum(count for count, _ in counts), sum(count for count, moves in counts if moves)
         self.operations = 4 * whole + 2 * trained
-        name = device if device is not None else _device()
+        on_gpu = torch.cuda.is_available()
+        name = device if device is not None else torch.cuda.get_device_name() if on_gpu else ""
         longest_first = sorted(PEAKS, key=len, reverse=True)
         known = (key for key in longest_first if re.search(rf"\b{key}(?!\d)", name))  # an L40 is no L4
         self.peak = PEAKS.get(next(known, ""))
@@ -75,10 +76,6 @@ def sizes(network: Any) -> Iterator[tuple[int, bool]]:
     for value in network.parameters():
         packed = getattr(value, "quant_state", None)
         yield value.numel() if packed is None else packed.shape.numel(), value.requires_grad
-
-
-def _device() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 Emit = Callable[[Mapping[str, Any]], None]
@@ -125,10 +122,19 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
         """Cut the files back to where the run resumes: they are the first process's."""
         if not state.is_world_process_zero:
             return
-        for name in (CURVES, TIMING, ALARMED):
-            lines = _keep_until(self.out / name, state.global_step)
-            for line in lines if name == CURVES else ():
-                self.watch.see(line)
+        for path in (self.out / name for name in (CURVES, TIMING, ALARMED)):
+            kept = []
+            for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+                try:
+                    value = json.loads(line)
+                except json.JSONDecodeError:  # a last line that a kill cut short
+                    break
+                if value["step"] <= state.global_step:
+                    kept.append(line + "\n")
+                    if path.name == CURVES:
+                        self.watch.see(value)
+            if path.exists():
+                write_atomic(path, "".join(kept))
         self.since = _now()
         self.emit({"event": "begin", "step": state.global_step, "steps": state.max_steps})
 
@@ -137,8 +143,14 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return  # the summary at the end of a run is all wall clock
         now = _now()
-        own = {"seconds": now[0] - self.since[0], "cpu_seconds": now[1] - self.since[1], **_memory()}
-        own |= self._supervised(logs) | self.take_spent()
+        own = {"seconds": now[0] - self.since[0], "cpu_seconds": now[1] - self.since[1]}
+        if torch.cuda.is_available():  # GiB of the device's memory that this step held at its most
+            own["gpu_gb"] = torch.cuda.max_memory_allocated() / 2**30
+            torch.cuda.reset_peak_memory_stats()
+        if "num_tokens" in logs:  # of SFT, which TRL adds up over steps and processes
+            before, self.seen = self.seen, float(logs["num_tokens"])
+            own[TRAINED] = (self.seen - before) / PartialState().num_processes
+        own |= self.take_spent()
         spent = {key: round(value, 6) for key, value in (own | self.meter.rates(own)).items()}
         self.since = now
         values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
@@ -152,22 +164,13 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
         _append(self.out / CURVES, {"step": state.global_step, **values})
         _append(self.out / TIMING, {"step": state.global_step, **spent})
         self.emit({"event": "step", "step": state.global_step, "steps": state.max_steps, **values, **spent})
-        self._warn(state.global_step, values)
-
-    def _supervised(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        """The tokens of a step of SFT on each device, which TRL adds up over steps and processes."""
-        if "num_tokens" not in logs:
-            return {}
-        before, self.seen = self.seen, float(logs["num_tokens"])
-        return {TRAINED: (self.seen - before) / PartialState().num_processes}
-
-    def _warn(self, step: int, values: Mapping[str, float]) -> None:
-        if self.example is None:
-            return
-        for name, words in self.watch.see(values):
-            alarm = {"step": step, "alarm": name, "words": words, "example": self.example()}
+        example = self.example
+        for name, words in () if example is None else self.watch.see(values):
+            assert example is not None
+            alarm = {"step": state.global_step, "alarm": name, "words": words, "example": example()}
             _append(self.out / ALARMED, alarm)
-            self.emit({"event": "alarm", "text": f"step {step}: {words} (an episode of it is in {ALARMED})"})
+            text = f"step {state.global_step}: {words} (an episode of it is in {ALARMED})"
+            self.emit({"event": "alarm", "text": text})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Refuse to begin a checkpoint that the disk cannot hold."""
@@ -212,34 +215,6 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def _memory() -> dict[str, float]:
-    """GiB of the device's memory that this step held at its most; nothing on a CPU."""
-    if not torch.cuda.is_available():
-        return {}
-    peak_gb = torch.cuda.max_memory_allocated() / 2**30
-    torch.cuda.reset_peak_memory_stats()
-    return {"gpu_gb": peak_gb}
-
-
 def _append(path: Path, value: Mapping[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(value, allow_nan=False) + "\n")
-
-
-def _keep_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drop lines after `step`, and a last line that a kill cut short; the values of those that stay."""
-    if not path.exists():
-        return []
-    lines_kept, values = [], []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if value["step"] <= step:
-            lines_kept.append(line + "\n")
-            values.append(value)
-    beside = path.with_suffix(".tmp")
-    beside.write_text("".join(lines_kept), encoding="utf-8")
-    beside.replace(path)
-    return values

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.core.errors import BoundaryError, RecipeError
+from pipelines.core.errors import BoundaryError, RecipeError, SqltrainError, TrainingError
+from pipelines.core.processes import DiesWithParent
 from pipelines.core.types import Example, Outcome, SchemaItems, Trajectory
 from pipelines.curation.filtering import broken_rule, is_malformed
 from pipelines.curation.gold_schema import gold_schemas
@@ -148,11 +151,14 @@ class Rollouts:
             alike = losses.zero_variance(episodes_run.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
             if not alike:
                 break
+            # Questions that this process has not asked in this generation, as far as there are any: each draws for
+            # itself.
             taken = {paid.trajectory.example_id for paid in episodes_run.episodes}
-            chosen = self._others(taken, len(alike), (generation, attempt, first))
-            again = self._run(
-                [name for name in chosen for _ in range(self.grpo.group)], f"{generation}\0{attempt}", first
-            )
+            rng = np.random.default_rng((self.recipe.seed, generation, attempt, first))
+            names = [name for name in self.examples if name not in taken] or list(self.examples)
+            chosen = [names[index] for index in rng.permutation(len(names))[: len(alike)]]
+            asked = [name for name in chosen for _ in range(self.grpo.group)]
+            again = self._run(asked, f"{generation}\0{attempt}", first)
             episodes_run.replace(again, alike, self.grpo.group)
         self.last = first_drawn
         return Generation(episodes_run.episodes, first_drawn, episodes_run.seconds, episodes_run.judge)
@@ -183,16 +189,6 @@ class Rollouts:
         texts = [text for turn in trajectory.turns for text in (turn.text, turn.observation or "")]
         return "\n".join([self.examples[trajectory.example_id].question, *texts])
 
-    def _others(self, taken: set[str], count: int, draw: tuple[int, int, int]) -> list[str]:
-        """Questions of the pool that this process has not asked in this generation, as far as there are any.
-
-        Args:
-            draw: the generation, the attempt and the process's first row: each process draws for itself.
-        """
-        rng = np.random.default_rng((self.recipe.seed, *draw))
-        names = [name for name in self.examples if name not in taken] or list(self.examples)
-        return [names[index] for index in rng.permutation(len(names))[:count]]
-
     def _run(self, ids: Sequence[str], draw: str, first: int) -> Generation:
         requests = [
             EpisodeRequest(
@@ -202,39 +198,11 @@ class Rollouts:
             )
             for row, name in enumerate(ids)
         ]
-        waited, started = self._waited(), time.perf_counter()
+        # An in-process policy that has nothing to decode waits for SQL: all its episodes do.
+        waiting = self.policy if isinstance(self.policy, TransformersPolicy) else None
+        before, started = waiting.waiting_s if waiting else 0.0, time.perf_counter()
         trajectories = self.engine.run(requests)
-        rolled, waited = time.perf_counter(), self._waited() - waited
-        outcomes = self._outcomes(trajectories)
-        versions = self.policy.take_versions()
-        episodes = [
-            self._pay(trajectory, outcome, versions.get(str(row), ()))
-            for row, (trajectory, outcome) in enumerate(zip(trajectories, outcomes, strict=True))
-        ]
-        self._stop_if_all_broke(episodes)
-        seconds = {
-            "generate_seconds": rolled - started - waited,
-            "sql_wait_seconds": waited,
-            "reward_seconds": time.perf_counter() - rolled,
-        }
-        return Generation(episodes, episodes, seconds, self.grade.take_used())
-
-    def _stop_if_all_broke(self, episodes: Sequence[PaidEpisode]) -> None:
-        """Stop a training in which nothing works any more: a process that draws few episodes learns from none of them.
-
-        The engine looks at the first episodes of one run only, and a small share of a generation has not so many.
-        """
-        broken = [paid.trajectory for paid in episodes if paid.outcome is None]
-        self._broken = self._broken + len(broken) if len(broken) == len(episodes) else 0
-        if self._broken >= FIRST_EPISODES:
-            classes = ", ".join(sorted({trajectory.failure or "no verdict" for trajectory in broken}))
-            raise BoundaryError(f"the last {self._broken} episodes all broke: {classes}", "The log says more.")
-
-    def _waited(self) -> float:
-        """Seconds that an in-process policy has had nothing to decode: all its episodes were waiting for SQL."""
-        return self.policy.waiting_s if isinstance(self.policy, TransformersPolicy) else 0.0
-
-    def _outcomes(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
+        rolled, waited = time.perf_counter(), waiting.waiting_s - before if waiting else 0.0
         outcomes = make_outcomes(
             trajectories,
             self.examples,
@@ -245,15 +213,30 @@ class Rollouts:
             self.gold_schemas,
             self.rubric.reads,
         )
-        return self.grade(outcomes, self.examples)
+        versions = self.policy.take_versions()
+        episodes = []
+        for row, outcome in enumerate(self.grade(outcomes, self.examples)):
+            trajectory = trajectories[row]
+            if outcome.broken or not trajectory.turns:
+                episodes.append(PaidEpisode(trajectory, None, None))
+                continue
+            rewards = None if broken_rule(outcome, self.grpo.drop) is not None else self.rubric.score(outcome)
+            of_tokens = tuple(versions.get(str(row), ())[: trajectory.n_agent_tokens])
+            episodes.append(PaidEpisode(trajectory, outcome, rewards, of_tokens))
 
-    def _pay(self, trajectory: Trajectory, outcome: Outcome, versions: Sequence[int]) -> PaidEpisode:
-        if outcome.broken or not trajectory.turns:
-            return PaidEpisode(trajectory, None, None)
-        of_tokens = tuple(versions[: trajectory.n_agent_tokens])
-        if broken_rule(outcome, self.grpo.drop) is not None:
-            return PaidEpisode(trajectory, outcome, None, of_tokens)
-        return PaidEpisode(trajectory, outcome, self.rubric.score(outcome), of_tokens)
+        # A process that draws few episodes learns from none of them when nothing works any more. The engine looks at
+        # the first episodes of one run only, and a small share of a generation has not so many.
+        broken = [paid.trajectory for paid in episodes if paid.outcome is None]
+        self._broken = self._broken + len(broken) if len(broken) == len(episodes) else 0
+        if self._broken >= FIRST_EPISODES:
+            classes = ", ".join(sorted({trajectory.failure or "no verdict" for trajectory in broken}))
+            raise BoundaryError(f"the last {self._broken} episodes all broke: {classes}", "The log says more.")
+        seconds = {
+            "generate_seconds": rolled - started - waited,
+            "sql_wait_seconds": waited,
+            "reward_seconds": time.perf_counter() - rolled,
+        }
+        return Generation(episodes, episodes, seconds, self.grade.take_used())
 
     def masks(self, generation: Generation, track: str, useful: Tensor) -> list[list[int]]:
         """For each episode, (C,) the completion tokens that the track's loss is taken over.
@@ -264,14 +247,14 @@ class Rollouts:
             useful: (N,) whether an episode's reward on this track says anything.
         """
         is_useful = useful.tolist() if self.grpo.drop_zero_variance else [True] * len(generation.episodes)
-        return [self._mask(paid, track, keep) for paid, keep in zip(generation.episodes, is_useful, strict=True)]
-
-    def _mask(self, paid: PaidEpisode, track: str, keep: bool) -> list[int]:
-        trajectory = paid.trajectory
-        turns = self.protocol.track_turns(trajectory).get(track, 0) if keep and paid.rewards is not None else 0
-        _, completion = cut(trajectory, 0)
-        mask = track_mask(trajectory.agent_mask, trajectory.turn_ends, turns)[-len(completion) :]
-        return mask or [0]
+        masks = []
+        for paid, keep in zip(generation.episodes, is_useful, strict=True):
+            trajectory = paid.trajectory
+            turns = self.protocol.track_turns(trajectory).get(track, 0) if keep and paid.rewards is not None else 0
+            _, completion = cut(trajectory, 0)
+            mask = track_mask(trajectory.agent_mask, trajectory.turn_ends, turns)[-len(completion) :]
+            masks.append(mask or [0])
+        return masks
 
 
 def build(plan: Plan, examples: Sequence[Example], policy: Policy, sql: SqlEngine) -> Rollouts:
@@ -319,7 +302,7 @@ def cut(trajectory: Trajectory, pad_id: int) -> tuple[list[int], list[int]]:
 
 
 def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]]:
-    """What one watches, by name, a value an episode: NaN where an episode says nothing about it."""
+    """Watched numbers by name, one an episode: NaN if an episode has none."""
     episodes = generation.drawn
     trajectories = [paid.trajectory for paid in episodes]
     nan = float("nan")
@@ -334,7 +317,11 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
         "format_errors": [float(is_malformed(trajectory)) for trajectory in trajectories],
         "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
         "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],
-        "single_statement": [_is_single(trajectory) for trajectory in trajectories],
+        # Whether the answer was the first statement of all.
+        "single_statement": [
+            nan if trajectory.final_sql is None else float(all(turn.status is None for turn in trajectory.turns))
+            for trajectory in trajectories
+        ],
         "forced": [float(trajectory.forced) for trajectory in trajectories],
         "replaced": [float(paid is not now) for paid, now in zip(episodes, generation.episodes, strict=True)],
         "broken": [float(paid.outcome is None) for paid in episodes],
@@ -346,13 +333,6 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
     }
 
 
-def _is_single(trajectory: Trajectory) -> float:
-    """Whether the answer was the first statement of all; NaN where there is no answer."""
-    if trajectory.final_sql is None:
-        return float("nan")
-    return float(all(turn.status is None for turn in trajectory.turns))
-
-
 def format_errors(generation: Generation) -> Counter[str]:
     """How often each format error was made, over all turns."""
     return Counter(
@@ -361,3 +341,113 @@ def format_errors(generation: Generation) -> Counter[str]:
         for turn in paid.trajectory.turns
         if turn.action.format_error is not None
     )
+
+
+# Rollouts ahead of training: a process of its own samples the next generations while the trainer learns from one.
+
+Pending = tuple[int, list[str], int]  # a generation, its ids, and the step whose weights sample it
+
+
+class Ahead:
+    """The process that samples ahead, and the weights that it shares with the trainer.
+
+    Args:
+        weights: the policy's, by the base network's names; their shapes are what counts. None where servers sample.
+    """
+
+    def __init__(self, plan: Plan, examples: Sequence[Example], weights: Mapping[str, Tensor] | None) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        copies = 0 if weights is None else plan.recipe.grpo.staleness  # one for each generation on its way
+        self._shared = [
+            {name: value.detach().cpu().clone() for name, value in (weights or {}).items()} for _ in range(copies)
+        ]
+        for value in (value for copy in self._shared for value in copy.values()):
+            value.share_memory_()  # type: ignore[no-untyped-call]
+        self._pipe, theirs = context.Pipe()
+        arguments = (plan.model_dump_json(), list(examples), self._shared, theirs)
+        self._process = context.Process(target=DiesWithParent(_serve), args=arguments)
+        self._process.start()
+        theirs.close()
+        self._pending: deque[Pending] = deque()
+
+    @property
+    def last(self) -> int:
+        """The last generation that was begun and not taken; -1 when there is none."""
+        return self._pending[-1][0] if self._pending else -1
+
+    def start(
+        self,
+        ids: Sequence[str],
+        generation: int,
+        first: int,
+        step: int,
+        weights: Mapping[str, Tensor] | None = None,
+        places: Sequence[str] | None = None,
+    ) -> None:
+        """Have a generation sampled, after those begun before, with the weights of `step`.
+
+        Args:
+            weights: copied; None where servers have them.
+            places: the servers that have them.
+        """
+        for name, value in (weights or {}).items():
+            self._shared[generation % len(self._shared)][name].copy_(value)
+        self._pending.append((generation, list(ids), step))
+        self._pipe.send((list(ids), generation, first, places))
+
+    def take(self, ids: Sequence[str]) -> Generation | None:
+        """The generation of these ids that was begun, with the seconds that were waited for it; None when none was."""
+        if not self._pending:
+            return None
+        _, expected, step = self._pending.popleft()
+        assert expected == list(ids)
+        started = perf_counter()
+        try:
+            generation = self._pipe.recv()
+        except EOFError:
+            hint = "Was memory short? Run again: training goes on from its last checkpoint."
+            raise TrainingError("the process that samples ahead has died", hint) from None
+        if isinstance(generation, Exception):
+            raise generation
+        assert isinstance(generation, Generation)
+        beside = generation.beside | {"sampler_seconds": sum(generation.seconds.values())}
+        waited = dict.fromkeys(generation.seconds, 0.0) | {"generate_seconds": perf_counter() - started}
+        return replace(generation, seconds=waited, beside=beside, version=step)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._pipe.close()
+        self._process.terminate()
+        self._process.join()
+
+
+def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tensor]], pipe: Any) -> None:
+    """Sample what is asked for, until the trainer closes its end."""
+    from pipelines.databases.of_recipe import sql_engine
+    from pipelines.rollout.model_loading import load
+    from pipelines.rollout.policies.making import device
+
+    plan = Plan.model_validate_json(plan_json)
+    torch.set_num_threads(plan.recipe.hardware.threads)
+    with sql_engine(plan.recipe) as sql:
+        network: Any = None  # servers decode, unless weights are shared
+        if shared:
+            network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
+            network.to(device(plan.recipe, int(os.environ.get("LOCAL_RANK", "0"))))  # beside the trainer's process
+        policy = in_process(plan.recipe, network, tokenizer) if shared else served_policy(plan)
+        rollouts = build(plan, examples, policy, sql)
+        while True:
+            idle = perf_counter()
+            try:
+                ids, generation, first, places = pipe.recv()
+            except EOFError:
+                return
+            beside = {"sampler_idle_seconds": perf_counter() - idle}
+            try:
+                if shared:
+                    network.load_state_dict(shared[generation % len(shared)])
+                else:
+                    policy.follow(places)
+                pipe.send(replace(rollouts.generate(ids, generation, first), beside=beside))
+            except SqltrainError as error:
+                pipe.send(error)

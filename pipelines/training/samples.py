@@ -1,23 +1,28 @@
-"""From trajectories to training samples: token ids, labels and the mask of what the agent said."""
+"""From trajectories to training samples: token ids, labels and masks, and which samples train together.
 
-from __future__ import annotations
+Importing it costs no torch: records are read before torch and TRL are imported.
+"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.core.types import Trajectory
+import numpy as np
+
+from pipelines.core import frames
+from pipelines.core.errors import RecipeError
+from pipelines.core.types import Record, Trajectory, read_jsonl
+from pipelines.recipe.config_training import Grpo
 
 if TYPE_CHECKING:
     from pipelines.rollout.codec import ChatCodec
 
-
-from pathlib import Path
-
-from pipelines.core import frames
-from pipelines.core.types import Example, Record, read_jsonl
-
 IGNORED = -100  # the label that cross-entropy skips
+LIKE_ROWS = 24  # rows of one of GRPO's forwards with padding: the fewer, the more alike in length
+WINDOW = 8  # micro-batches that are sorted together: padding stays low, and a batch still mixes the dataset
 
 
 @dataclass(frozen=True)
@@ -30,25 +35,22 @@ class Sample:
     turn_ends: tuple[int, ...]  # for each turn, the index just past its last agent token.
 
 
-def sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
+def sample(trajectory: Trajectory, codec: "ChatCodec") -> Sample:
     """A sample whose tokens are the trajectory's own; a trajectory of text only is encoded turn by turn."""
-    if trajectory.token_ids:
-        return _masked(trajectory.token_ids, trajectory.agent_mask, trajectory.turn_ends)
-    ids = list(codec.prompt(trajectory.prompt))
-    mask = [0] * len(ids)
-    ends: list[int] = []
-    before = ""
-    for turn in trajectory.turns:
-        if ends:  # what the environment answered; after the last turn it would teach nothing
-            heard = codec.observation(before)
-            ids += heard
-            mask += [0] * len(heard)
-        ids_said = codec.agent(turn.text)
-        ids += ids_said
-        mask += [1] * len(ids_said)
-        ends.append(len(ids))
-        before = turn.observation or ""
-    return _masked(ids, mask, ends)
+    ids, mask, ends = list(trajectory.token_ids), list(trajectory.agent_mask), list(trajectory.turn_ends)
+    if not ids:
+        ids = list(codec.prompt(trajectory.prompt))
+        mask = [0] * len(ids)
+        ends = []
+        for number, turn in enumerate(trajectory.turns):
+            if number:  # the environment's answer before this turn; after the last turn it would teach nothing
+                ids += codec.observation(trajectory.turns[number - 1].observation or "")
+                mask += [0] * (len(ids) - len(mask))
+            ids += codec.agent(turn.text)
+            mask += [1] * (len(ids) - len(mask))
+            ends.append(len(ids))
+    labels = tuple(token if spoken else IGNORED for token, spoken in zip(ids, mask, strict=True))
+    return Sample(tuple(ids), labels, tuple(mask), tuple(ends))
 
 
 def track_mask(agent_mask: Sequence[int], turn_ends: Sequence[int], turns: int) -> list[int]:
@@ -57,25 +59,88 @@ def track_mask(agent_mask: Sequence[int], turn_ends: Sequence[int], turns: int) 
     return [mask if index < end else 0 for index, mask in enumerate(agent_mask)]
 
 
-def _masked(ids: Sequence[int], mask: Sequence[int], ends: Sequence[int]) -> Sample:
-    labels = tuple(token if spoken else IGNORED for token, spoken in zip(ids, mask, strict=True))
-    return Sample(tuple(ids), labels, tuple(mask), tuple(ends))
+def records(path: Path, kind: type[Record]) -> list[Record]:
+    """The trajectories or examples that a plan names, from Parquet or JSONL."""
+    return frames.from_frame(frames.read(path), kind) if path.suffix == ".parquet" else list(read_jsonl(path, kind))
 
 
-# The records that a plan names, from Parquet or JSONL.
+# Which samples train together: batches of like length, in an order that a seed fixes for the whole run.
 
 
-def trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of a file."""
-    return _records(path, Trajectory)
+def split_batch(batch: int, micro_batch: int, processes: int) -> tuple[int, int]:
+    """The (samples of one forward, accumulated forwards) that make up one process's share of a batch."""
+    if batch % processes:
+        raise RecipeError(f"a batch of {batch} cannot be shared by {processes} processes", "Make it a multiple.")
+    share = batch // processes
+    micro = micro_rows(share, micro_batch)
+    return micro, share // micro
 
 
-def examples(path: Path) -> list[Example]:
-    """The examples of a file."""
-    return _records(path, Example)
+def micro_rows(share: int, micro_batch: int) -> int:
+    """Samples of a micro-batch: at most `micro_batch`, and as many in each of a process's share of a batch."""
+    return max(size for size in range(1, min(micro_batch, share) + 1) if share % size == 0)
 
 
-def _records(path: Path, kind: type[Record]) -> list[Record]:
-    if path.suffix == ".parquet":
-        return frames.from_frame(frames.read(path), kind)
-    return list(read_jsonl(path, kind))
+def step_count(samples: int, epochs: float, batch: int) -> int:
+    """Optimiser steps of a run: at least one."""
+    return max(1, math.floor(samples * Fraction(str(epochs)) / batch))  # as it is written: the float of 1.1 is more
+
+
+def grpo_steps(grpo: Grpo, questions: int) -> int:
+    """Optimiser steps of GRPO over so many questions: those of its epochs, or `grpo.steps`."""
+    if grpo.epochs is None:
+        return grpo.steps
+    return math.ceil(Fraction(str(grpo.epochs)) * questions / grpo.questions_per_step) * grpo.updates_per_rollout
+
+
+def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:
+    """Indices of `total` samples, so that each run of `micro_batch` holds samples of like length.
+
+    Every sample is used once before any is used again.
+    """
+    chosen: list[int] = []
+    waiting: list[int] = []
+    for epoch in range(math.ceil(total / max(1, len(lengths))) + 1):
+        rng = np.random.default_rng((seed, epoch))
+        indices = waiting + rng.permutation(len(lengths)).tolist()
+        whole = len(indices) - len(indices) % micro_batch
+        waiting = indices[whole:]
+        batches: list[list[int]] = []
+        for at in range(0, whole, micro_batch * WINDOW):
+            near = sorted(indices[at : min(whole, at + micro_batch * WINDOW)], key=lambda index: lengths[index])
+            batches += [near[start : start + micro_batch] for start in range(0, len(near), micro_batch)]
+        chosen += [index for place in rng.permutation(len(batches)) for index in batches[place]]
+    return chosen[:total]
+
+
+def schedule(pool: int, questions: int, generations: int, seed: int, order: str = "shuffled") -> list[int]:
+    """Indices of the questions of each generation, one after the other: (generations * questions,).
+
+    A question comes again only when all have come; none comes twice in one generation unless the pool is too small.
+
+    Args:
+        order: "shuffled"; by any other the pool comes in it already.
+    """
+    if order != "shuffled":
+        return [place % pool for place in range(generations * questions)]
+    chosen: list[int] = []
+    waiting: list[int] = []
+    epoch = 0
+    while len(chosen) < generations * questions:
+        while len(waiting) < questions:
+            fresh = np.random.default_rng((seed, epoch)).permutation(pool).tolist()
+            waiting_set = set(waiting)
+            waiting += [index for index in fresh if index not in waiting_set] + [
+                index for index in fresh if index in waiting_set
+            ]
+            epoch += 1
+        chosen += waiting[:questions]
+        waiting = waiting[questions:]
+    return chosen
+
+
+def padding_share(lengths: Sequence[int], indices: Sequence[int], micro_batch: int) -> float:
+    """The share of tokens that are padding when each run of `micro_batch` is padded to its longest."""
+    runs = [[lengths[index] for index in indices[at : at + micro_batch]] for at in range(0, len(indices), micro_batch)]
+    padded = sum(max(run) * len(run) for run in runs)
+    return 1.0 - sum(map(sum, runs)) / padded if padded else 0.0

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,23 +49,16 @@ def hacking(lines: Sequence[Line]) -> str | None:
 
     Answers are those on held-out questions where they are measured, else those of the training itself.
     """
-    at = [index for index, line in enumerate(lines) if HELD_OUT in line]
-    return _hacking_held_out(lines, at) if at else _hacking_in_training(lines)
-
-
-def _hacking_held_out(lines: Sequence[Line], at: Sequence[int]) -> str | None:
-    """Two measurements in a row against the best two: one of a few dozen questions says little."""
-    pairs = [((lines[earlier][HELD_OUT] + lines[two][HELD_OUT]) / 2, two) for earlier, two in itertools.pairwise(at)]
-    if not pairs:
+    if at := [index for index, line in enumerate(lines) if HELD_OUT in line]:
+        # Two measurements in a row against the best two: one of a few dozen questions says little.
+        pairs = [((lines[one][HELD_OUT] + lines[two][HELD_OUT]) / 2, two) for one, two in itertools.pairwise(at)]
+        if not pairs:
+            return None
+        (was, then), (now, here) = max(pairs, key=lambda pair: pair[0]), pairs[-1]
+        before, after = (_mean_of(lines[max(0, index + 1 - WINDOW) : index + 1], "reward") for index in (then, here))
+        if now < was - 0.1 and after >= before:
+            return f"held-out execution accuracy fell from {was:.1%} to {now:.1%} while the reward did not"
         return None
-    (was, then), (now, here) = max(pairs, key=lambda pair: pair[0]), pairs[-1]
-    before, after = (_mean_of(lines[max(0, index + 1 - WINDOW) : index + 1], "reward") for index in (then, here))
-    if now < was - 0.1 and after >= before:
-        return f"held-out execution accuracy fell from {was:.1%} to {now:.1%} while the reward did not"
-    return None
-
-
-def _hacking_in_training(lines: Sequence[Line]) -> str | None:
     windows = [lines[at : at + WINDOW] for at in range(0, len(lines) - WINDOW + 1)]
     best = max(windows, key=lambda window: _mean_of(window, "ex"))
     was, now = _mean_of(best, "ex"), _mean_of(windows[-1], "ex")
@@ -173,40 +166,56 @@ class Curves:
 
 
 def read(folder: Path) -> Curves:
-    """The files of a stage's folder; empty where there are none yet."""
-    return Curves(*(list(_lines(folder / name)) for name in (CURVES, TIMING, ALARMED)))
+    """The whole lines of a stage's files; none of a file that is not there yet."""
+    files: list[list[dict[str, Any]]] = []
+    for path in (folder / name for name in (CURVES, TIMING, ALARMED)):
+        files.append([])
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():  # not splitlines: JSON may hold U+2028
+            try:
+                files[-1].append(json.loads(line))
+            except ValueError:  # the last line is still being written: half a line, or half a character
+                break
+    return Curves(*files)
 
 
 def view(curves: Curves, steps: int | None = None) -> list[str]:
-    """The lines to show: progress, each curve's first and last steps, where the time goes, alarms.
+    """The lines to show: progress, each curve's first and last steps, how the time is spent, alarms.
 
     Args:
-        steps: of the whole run, where that is known.
+        steps: of the whole run; None if that is not known.
     """
     if not curves.lines:
         return ["no step is done yet"]
-    names = sorted({name for line in curves.lines for name in line if name != "step"}, key=_place)
-    lines = [_progress(curves, steps), "", f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps"]
-    lines += [_row(name, values(curves.lines, name)) for name in names]
-    return [*lines, "", *_split(curves.timing[-WINDOW:]), *_alarms(curves.alarms)]
+    done, timing = int(curves.lines[-1]["step"]), curves.timing[-WINDOW:]
+    step_s = _mean([line["seconds"] for line in timing])
+    left = ""
+    if steps and steps > done:
+        seconds = step_s * (steps - done)
+        minutes = round(seconds / 60)
+        time = f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+        left = f", some {time} left"
+    shown = [f"step {done}{f' of {steps}' if steps else ''}, {step_s:.2f} s a step{left}", ""]
+    shown.append(f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps")
+    for name in sorted({name for line in curves.lines for name in line if name != "step"}, key=_place):
+        of = values(curves.lines, name)
+        curve = spark(of) if max(of) > min(of) else ""
+        shown.append(f"{name:<26}{_mean(of[:WINDOW]):>10.4g}{_mean(of[-WINDOW:]):>10.4g}  {curve}".rstrip())
+    shown.append("")
 
-
-def _progress(curves: Curves, steps: int | None) -> str:
-    done = int(curves.lines[-1]["step"])
-    step_s = _mean([line["seconds"] for line in curves.timing[-WINDOW:]])
-    of = f" of {steps}" if steps else ""
-    remaining = f", some {_duration(step_s * (steps - done))} left" if steps and steps > done else ""
-    return f"step {done}{of}, {step_s:.2f} s a step{remaining}"
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-def _row(name: str, values: Sequence[float]) -> str:
-    curve = spark(values) if max(values) > min(values) else ""
-    return f"{name:<26}{_mean(values[:WINDOW]):>10.4g}{_mean(values[-WINDOW:]):>10.4g}  {curve}".rstrip()
+    # How the time of the last steps was spent, tokens a second of one device, and its memory.
+    whole = sum(line["seconds"] for line in timing)
+    parts = {name: sum(line.get(f"{name}_seconds", 0.0) for line in timing) for name in SPENT}
+    if whole and any(parts.values()):
+        parts["other"] = max(0.0, whole - sum(parts.values()))
+        shown.append(f"time: {'  '.join(f'{name} {value / whole:.0%}' for name, value in parts.items() if value)}")
+        means = {name: _mean(values(timing, name)) for name in RATES if any(name in line for line in timing)}
+        if means:
+            shown.append(", ".join(RATES[name].format(value) for name, value in means.items()))
+        memory = [line["gpu_gb"] for line in timing if "gpu_gb" in line]
+        if memory:
+            shown.append(f"device memory: {max(memory):.1f} GiB at its most")
+    alarms = [f"ALARM at step {alarm['step']}: {alarm['words']}" for alarm in curves.alarms]
+    return [*shown, *(alarms or ["no alarm"])]
 
 
 def values(lines: Sequence[Mapping[str, float]], name: str) -> list[float]:
@@ -227,31 +236,6 @@ def spark(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1))] for mean in means)
 
 
-def _split(timing: Sequence[Mapping[str, float]]) -> list[str]:
-    """Where the last steps' time went, and the memory of the device."""
-    whole = sum(line["seconds"] for line in timing)
-    parts = {name: sum(line.get(f"{name}_seconds", 0.0) for line in timing) for name in SPENT}
-    if not whole or not any(parts.values()):
-        return []
-    parts["other"] = max(0.0, whole - sum(parts.values()))
-    shares = "  ".join(f"{name} {value / whole:.0%}" for name, value in parts.items() if value)
-    memory = max((line["gpu_gb"] for line in timing if "gpu_gb" in line), default=None)
-    spent = [f"time: {shares}", *_throughput(timing)]
-    return [*spent, *([] if memory is None else [f"device memory: {memory:.1f} GiB at its most"])]
-
-
-def _throughput(timing: Sequence[Mapping[str, float]]) -> list[str]:
-    """Tokens a second of one device, and how much of it is used, where the steps say so."""
-    means = {name: _mean(values(timing, name)) for name in RATES if any(name in line for line in timing)}
-    return [", ".join(RATES[name].format(value) for name, value in means.items())] if means else []
-
-
-def _alarms(alarms: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not alarms:
-        return ["no alarm"]
-    return [f"ALARM at step {alarm['step']}: {alarm['words']}" for alarm in alarms]
-
-
 def _place(name: str) -> tuple[int, str]:
     family = next((first for first in ORDER if first.endswith("_") and name.startswith(first)), name)
     return (ORDER.index(family) if family in ORDER else len(ORDER), name)
@@ -259,14 +243,3 @@ def _place(name: str) -> tuple[int, str]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines only: the last one may be half-written as we look."""
-    if not path.exists():
-        return
-    for line in path.read_bytes().split(b"\n"):  # not splitlines: JSON text may hold U+2028
-        try:
-            yield json.loads(line)
-        except ValueError:  # half a line, or half a character
-            return

@@ -436,6 +436,6 @@ def test_the_two_answers_with_most_votes_are_merged(asker: Any, music: Database)
         merged = merging.merge(merging_model, cases, introspect, signature, sql.execute_many)
     assert merged == [f"{GOLD} -- merged", GOLD, ""]
     assert sum(server.delivered.values()) == merging.SAMPLES  # answers that agree are asked about never
-    shown = merging._merge_question(*cases[0], [0, 1], introspect)[-1][1]
+    shown = merging._compare(merging.MERGE, *cases[0], {"Draft 1": 0, "Draft 2": 1}, introspect)[-1][1]
     assert "Draft 1:\n    " in shown
     assert "SELECT 77" not in shown

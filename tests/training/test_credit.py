@@ -9,7 +9,7 @@ import torch
 
 from pipelines.core.types import StopReason, Trajectory
 from pipelines.rewards.panel import Rewards
-from pipelines.training import grpo_trainer
+from pipelines.training import grpo
 from pipelines.training.losses import estimate, of_turns
 from pipelines.training.rollouts import PaidEpisode
 
@@ -113,10 +113,10 @@ def test_each_token_has_the_advantage_of_its_turn() -> None:
         episode(3, (3,), (2.0,)),
         PaidEpisode(episode(3, (3,), ()).trajectory, None, None),
     ]
-    paid = grpo_trainer.payments(episodes)
+    paid = grpo.payments(episodes)
     assert paid.nan_to_num(9.0).tolist() == [[0.5, 1.0], [2.0, 9.0], [9.0, 9.0]]
     values = torch.tensor([[1.0, -1.0], [0.25, 0.0], [0.0, 0.0]])
-    assert grpo_trainer.on_tokens(values, episodes, 5).tolist() == [
+    assert grpo.on_tokens(values, episodes, 5).tolist() == [
         [1.0, 1.0, -1.0, -1.0, -1.0],
         [0.25, 0, 0, 0, 0],
         [0.0] * 5,
@@ -125,6 +125,6 @@ def test_each_token_has_the_advantage_of_its_turn() -> None:
 
 def test_an_episode_that_takes_no_part_may_have_more_turns_than_all_that_do() -> None:
     episodes = [episode(3, (3,), (2.0,)), PaidEpisode(episode(7, (4, 7), ()).trajectory, None, None)]
-    assert grpo_trainer.payments(episodes).nan_to_num(9.0).tolist() == [[2.0], [9.0]]
+    assert grpo.payments(episodes).nan_to_num(9.0).tolist() == [[2.0], [9.0]]
     values = torch.tensor([[0.5], [0.0]])
-    assert grpo_trainer.on_tokens(values, episodes, 5).tolist() == [[0.5, 0, 0, 0, 0], [0.0] * 5]
+    assert grpo.on_tokens(values, episodes, 5).tolist() == [[0.5, 0, 0, 0, 0], [0.0] * 5]

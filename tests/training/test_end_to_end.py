@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pipelines.core.errors import RecipeError
-from pipelines.core.types import write_jsonl
+from pipelines.core.types import Example, Trajectory, write_jsonl
 from pipelines.recipe.config import Hardware
 from pipelines.recipe.config_training import Lora, Optimizer, RewardTerm
 from pipelines.rollout.model_loading import load
@@ -57,7 +57,7 @@ def silent(event):
 def test_grpo_raises_the_reward(plan):
     optimizer = Optimizer(lr=1.5e-3, schedule="constant", warmup_ratio=0.0)
     made = plan("grpo", steps=40, questions_per_step=6, micro_batch=24, save_steps=100, optimizer=optimizer)
-    grpo.train(made, samples.examples(made.data), silent)
+    grpo.train(made, samples.records(made.data, Example), silent)
     assert all(line.get("drift_max", 0.0) < 1e-3 for line in curves(made))
     rewards = [line["reward"] for line in curves(made)]
     # Ten steps are 240 episodes, so their mean has a standard error of some 0.03: twice that of the difference is 0.09.
@@ -82,14 +82,14 @@ def test_a_dual_track_runs_on_two_rewards(plan, recipe):
     first = []
     for share in (0.25, 0.0):
         made = plan("grpo", f"share-{share}", steps=1, lambda_schema=share, rewards=rewards, protocol=scout)
-        grpo.train(made, samples.examples(made.data), silent)
+        grpo.train(made, samples.records(made.data, Example), silent)
         first.append(curves(made)[0])
         assert {"term_exec", "term_schema"} <= first[-1].keys()
     assert first[0]["term_schema"] == first[1]["term_schema"]
     assert first[0]["grad_norm"] != first[1]["grad_norm"]
     bare = plan("grpo", "bare", lambda_schema=0.25, rewards=rewards)
     with pytest.raises(RecipeError, match="no turn of the protocol react proposes a schema"):
-        grpo.train(bare, samples.examples(bare.data), silent)
+        grpo.train(bare, samples.records(bare.data, Example), silent)
 
 
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
@@ -97,8 +97,8 @@ def test_adapters_train_and_end_up_in_a_plain_model(plan, recipe, kind):
     adapted = recipe.model.model_copy(update={"lora": Lora(rank=4, alpha=8)})
     steps = {"epochs": 3.0, "optimizer": Optimizer(lr=1e-2)} if kind == "sft" else {"steps": 3, "save_steps": 1}
     made = plan(kind, model=adapted, **steps)
-    module, records = (sft, samples.trajectories) if kind == "sft" else (grpo, samples.examples)
-    module.train(made, records(made.data), silent)
+    module, of = (sft, Trajectory) if kind == "sft" else (grpo, Example)
+    module.train(made, samples.records(made.data, of), silent)
     before, _ = load(made.checkpoint_in, recipe.model)
     after, _ = load(made.out / "model", recipe.model)
     changed = {name for name, value in after.state_dict().items() if not value.equal(before.state_dict()[name])}

@@ -12,14 +12,12 @@ from pipelines.recipe.config import Hardware
 from pipelines.recipe.config_training import Grpo, Optimizer
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.model_loading import load
-from pipelines.training import grpo_trainer
-from pipelines.training.grpo import _dataset, arguments
-from pipelines.training.grpo_trainer import GrpoTrainer
+from pipelines.training import grpo
+from pipelines.training.grpo import GrpoTrainer, StepState, _dataset, arguments
 from pipelines.training.losses import estimate, sampler_weights
-from pipelines.training.optim import MuonAdamW
 from pipelines.training.packing import by_tokens, joined, moving
 from pipelines.training.plan import Plan
-from pipelines.training.training_pass import StepState
+from pipelines.training.trainer import MuonAdamW
 
 ROWS, PROMPT, COMPLETION = 4, 6, 10
 LOW, HIGH = 0.2, 0.28
@@ -56,7 +54,7 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
             "args": arguments(plan, 6),
         }
         if plain:
-            made = GRPOTrainer(reward_funcs=[grpo_trainer.reward], **common)
+            made = GRPOTrainer(reward_funcs=[grpo.reward], **common)
         else:
             made = GrpoTrainer(plan=plan, rollouts=None, step_state=StepState(), **common)
         made.current_gradient_accumulation_steps = 1

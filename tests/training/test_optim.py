@@ -11,7 +11,7 @@ from torch import nn
 from pipelines.core.errors import RecipeError
 from pipelines.recipe.config_training import Optimizer
 from pipelines.rollout.model_loading import load
-from pipelines.training.optim import MuonAdamW, RoundedProducts, build, shares, split
+from pipelines.training.trainer import MuonAdamW, RoundedProducts, build, shares, split
 
 SETTINGS = Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}, betas=(0.9, 0.95), weight_decay=0.01)
 

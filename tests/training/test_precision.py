@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pipelines.core.errors import RecipeError
-from pipelines.core.types import write_jsonl
+from pipelines.core.types import Example, Trajectory, write_jsonl
 from pipelines.recipe.config import Hardware
 from pipelines.recipe.config_training import Lora, Optimizer
 from pipelines.rollout.model_loading import load
-from pipelines.training import grpo, samples, settings, sft
+from pipelines.training import grpo, samples, sft, trainer
 from pipelines.training.model import load_to_train
 from pipelines.training.plan import Plan
 
@@ -43,8 +43,8 @@ def plan(tmp_path, recipe, examples, trajectories, taught, monkeypatch):
 
 
 def run(plan):
-    module, records = (sft, samples.trajectories) if plan.kind == "sft" else (grpo, samples.examples)
-    return module.train(plan, records(plan.data), lambda event: None)
+    module, of = (sft, Trajectory) if plan.kind == "sft" else (grpo, Example)
+    return module.train(plan, samples.records(plan.data, of), lambda event: None)
 
 
 def curves(plan):
@@ -97,9 +97,9 @@ def test_bfloat16_computes_in_bfloat16_and_learns_what_float32_learns(plan, monk
 
 def test_weights_that_lose_small_updates_are_refused(taught, recipe):
     network, _ = load_to_train(taught, recipe.model)
-    settings.keeps_small_updates(network)
+    trainer.keeps_small_updates(network)
     with pytest.raises(RecipeError, match="in bfloat16, which rounds small updates away"):
-        settings.keeps_small_updates(network.bfloat16())
+        trainer.keeps_small_updates(network.bfloat16())
 
 
 def test_a_base_under_adapters_is_held_in_what_is_computed_in(taught, recipe):
@@ -111,9 +111,9 @@ def test_a_base_under_adapters_is_held_in_what_is_computed_in(taught, recipe):
 
 def test_deepspeed_without_float32_weights_is_refused(plan, tmp_path):
     path = tmp_path / "own.json"
-    path.write_text(json.dumps({"bf16": {"enabled": True, settings.COARSE_MASTERS: True}}))
+    path.write_text(json.dumps({"bf16": {"enabled": True, trainer.COARSE_MASTERS: True}}))
     made = plan("sft")
     hardware = Hardware(deepspeed=str(path))
     made = made.model_copy(update={"recipe": made.recipe.model_copy(update={"hardware": hardware})})
     with pytest.raises(RecipeError, match="rounds small updates away"):
-        settings.deepspeed_file(made)
+        trainer.deepspeed_file(made)

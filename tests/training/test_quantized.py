@@ -8,10 +8,11 @@ import torch
 from accelerate import Accelerator
 from peft import get_peft_model
 
-from pipelines.core.types import write_jsonl
+from pipelines.core.types import Example, Trajectory, write_jsonl
 from pipelines.recipe.config_training import Lora, Optimizer
 from pipelines.rollout.model_loading import load
-from pipelines.training import grpo, model, samples, sft, weights
+from pipelines.training import grpo, model, samples, sft
+from pipelines.training import model as weights
 from pipelines.training.plan import Plan
 
 pytestmark = [
@@ -78,8 +79,8 @@ def test_training_moves_the_adapters_alone_and_writes_a_plain_model(
         out=tmp_path / "out",
     )
     plan.out.mkdir()
-    module, records = (sft, samples.trajectories) if kind == "sft" else (grpo, samples.examples)
-    module.train(plan, records(plan.data), lambda event: None)
+    module, of = (sft, Trajectory) if kind == "sft" else (grpo, Example)
+    module.train(plan, samples.records(plan.data, of), lambda event: None)
     lines = [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
     assert any(line["grad_norm"] > 0 for line in lines)
     if kind == "grpo":

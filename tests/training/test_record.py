@@ -9,10 +9,10 @@ from peft import LoraConfig, get_peft_model
 
 from pipelines.core.errors import RecipeError, ResourceError, TrainingError
 from pipelines.recipe.config import Hardware
-from pipelines.training import settings
+from pipelines.training import trainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import WHOLE, CurveRecorder, Meter, last_whole_checkpoint, state_bytes
-from pipelines.training.settings import resume_point
+from pipelines.training.trainer import resume_point
 
 
 def recorder(out, state_bytes=1000):
@@ -111,7 +111,7 @@ def test_deepspeed_goes_on_with_as_many_processes_only(tmp_path, recipe, monkeyp
     shared = plan_of(tmp_path, recipe, deepspeed="zero2")
     with pytest.raises(TrainingError, match="written by 2 processes"):
         resume_point(shared)
-    monkeypatch.setattr(settings, "world_size", lambda: 2)
+    monkeypatch.setattr(trainer, "world_size", lambda: 2)
     assert str(resume_point(shared)).endswith("checkpoint-4")
 
 

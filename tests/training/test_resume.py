@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipelines.core.errors import TrainingError
-from pipelines.core.types import write_jsonl
+from pipelines.core.types import Example, Trajectory, write_jsonl
 from pipelines.training import grpo, launch, samples, sft
 from pipelines.training.plan import Plan
 
@@ -56,9 +56,9 @@ def run(plan, die_at=None):
             raise Died
 
     if plan.kind == "sft":
-        sft.train(plan, samples.trajectories(plan.data), emit)
+        sft.train(plan, samples.records(plan.data, Trajectory), emit)
     else:
-        grpo.train(plan, samples.examples(plan.data), emit)
+        grpo.train(plan, samples.records(plan.data, Example), emit)
 
 
 def same(one, other):

@@ -13,7 +13,7 @@ from pipelines.recipe.config import ProtocolSection as ProtocolConfig
 from pipelines.recipe.config_training import Optimizer, RewardTerm
 from pipelines.rewards.panel import Rewards
 from pipelines.rollout.model_loading import load
-from pipelines.training import grpo, settings
+from pipelines.training import grpo, trainer
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import Generation, PaidEpisode, Rollouts
 
@@ -96,13 +96,13 @@ def gradient(tmp_path, recipe, taught, examples, episodes, monkeypatch):
         def on_pre_optimizer_step(self, args, state, control, model=None, **_):
             caught.append(torch.cat([value.grad.flatten() for value in model.parameters()]).clone())
 
-    run = settings.run
+    run = trainer.run
 
-    def caught_run(trainer, plan):
-        trainer.add_callback(Catch())
-        run(trainer, plan)
+    def caught_run(made, plan):
+        made.add_callback(Catch())
+        run(made, plan)
 
-    monkeypatch.setattr(settings, "run", caught_run)
+    monkeypatch.setattr(trainer, "run", caught_run)
 
     def step(**changes):
         optimizer = Optimizer(lr=1e-3, schedule="constant", warmup_ratio=0.0, clip=1e9)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from pipelines.core.errors import EndpointError
 from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies import served
-from pipelines.training.weights import WeightSync, rounded
+from pipelines.training.model import WeightSync, rounded
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from peft import get_peft_model
 
 from pipelines.recipe.config_training import Lora
 from pipelines.rollout.model_loading import load
-from pipelines.training.model import adapters
-from pipelines.training.weights import merged, whole_weights
+from pipelines.training.model import adapters, merged, whole_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT reads the old name
 IDS = torch.arange(5, 25).unsqueeze(0)
