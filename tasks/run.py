@@ -6,60 +6,37 @@ batches, checkpoints and datasets by reference (a digest and a place within the 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import math
+import os
+import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from mlflow.entities import Metric
-
-
-from typing import TYPE_CHECKING
-
-from pipelines.protocols.base import PROMPTS
-from pipelines.recipe.recipes import digest
-from tasks.mlflow_client import destination
-
-if TYPE_CHECKING:
-    from pipelines.recipe.config import ProtocolSection
-
-
-import warnings
-from typing import TYPE_CHECKING
-
-from pipelines.core.types import Example
-from pipelines.stages.context import examples
-
-if TYPE_CHECKING:
-    pass
-
-
-import contextlib
-import functools
-import os
-import platform
-from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING
-
 from pipelines.core import provenance
-from pipelines.core.errors import ResourceError
 from pipelines.core.store import Store
+from pipelines.core.types import Example
 from pipelines.nightly.store_gc import claimed
-from pipelines.recipe.config import Recipe
+from pipelines.protocols.base import PROMPTS
+from pipelines.recipe.config import ProtocolSection, Recipe
+from pipelines.recipe.recipes import digest
 from pipelines.stages import graph
+from pipelines.stages.context import examples
 from pipelines.stages.graph import StageResult, Step
 from tasks import mlflow_client
-from tasks.mlflow_client import MAX_KEY, MAX_PARAM, MlflowNotes, dataset_facts, flatten, said
+from tasks.mlflow_client import MAX_KEY, MAX_PARAM, MlflowNotes, dataset_facts, destination, flatten
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
+    from mlflow.entities import Metric
 
 # Training curves on their way to the tracking store: read from a growing JSONL file, sent in batches.
 
@@ -225,73 +202,6 @@ def _question_row(example: Example) -> dict[str, Any]:
     return {"inputs": inputs, "expectations": {"expected_response": example.gold_sql}}
 
 
-# The numbers of a run in Weights & Biases, too, where the environment names a project of it: SQLTRAIN_WANDB=PROJECT.
-
-SWITCH = "SQLTRAIN_WANDB"
-
-
-class Mirror:
-    """One run of Weights & Biases. Once it is open, nothing that its service does stops the run here.
-
-    Args:
-        name: of the run, for people.
-        group: what all processes of one run share; "" where one process does all of it.
-        settings: the resolved recipe.
-        say: takes a plain line.
-    """
-
-    def __init__(self, name: str, group: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ResourceError(
-                f"{SWITCH} names a project of Weights & Biases, and its package is not installed",
-                f"pip install 'sqltrain[wandb]', or unset {SWITCH}.",
-            ) from None
-        quiet = wandb.Settings(silent=True, console="off")
-        try:
-            self._run = wandb.init(
-                project=os.environ[SWITCH], name=name, group=group or None, config=dict(settings), settings=quiet
-            )
-        except wandb.errors.Error as error:
-            raise ResourceError(
-                f"Weights & Biases takes no run of the project {os.environ[SWITCH]}: {said(error).rstrip('.')}",
-                f"Set WANDB_API_KEY, or WANDB_MODE=offline, or unset {SWITCH}.",
-            ) from None
-        self._stages: set[str] = set()
-        self._say, self._off = say, False
-
-    def send(self, stage: str, rows: Sequence[Row]) -> None:
-        """Log a stage's rows of (step, numbers); each stage counts its own steps."""
-
-        def write() -> None:
-            if stage not in self._stages:
-                self._stages.add(stage)
-                self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
-            for step, numbers in rows:
-                self._run.log({f"{stage}/step": step, **{f"{stage}/{name}": value for name, value in numbers.items()}})
-
-        self._try(write)
-
-    def close(self, code: int) -> None:
-        """End the run; 0 where it ended well."""
-        self._try(lambda: self._run.finish(exit_code=code))
-
-    def _try(self, write: Callable[[], None]) -> None:
-        if self._off:
-            return
-        try:
-            write()
-        except Exception as error:  # of whatever class: a curve elsewhere is not worth a training
-            self._off = True
-            self._say(f"Weights & Biases failed ({said(error)}); the run goes on without it")
-
-
-def switch_on(name: str, group: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> Mirror | None:
-    """The mirror of a run; None where the environment names no project."""
-    return Mirror(name, group, settings, say) if os.environ.get(SWITCH) else None
-
-
 # MLflow's own limits of one batch.
 BATCH_METRICS, BATCH_PARAMS = 1000, 100
 TRAINING = ("sft", "grpo")
@@ -329,7 +239,6 @@ class Tracker:
         self.experiment_id = ""
         self.run_id = ""
         self._begun = self._joined = False
-        self._mirror: Mirror | None = None
         self._claim = contextlib.ExitStack()  # what `sqltrain status` sees until the last note is written
         self._cached: list[tuple[str, StageResult]] = []  # found before there was a run to note them in
 
@@ -345,8 +254,6 @@ class Tracker:
             if self._begun and not self._joined:
                 self.recorder.note("the end of the run", lambda: self._end(self.run_id, _status(error)))
             self.recorder.close()
-            if self._mirror is not None:
-                self._mirror.close(0 if error is None else 1)
 
     @property
     def client(self) -> MlflowClient:
@@ -364,8 +271,6 @@ class Tracker:
         """Open the parent run, unless it is open, and note what was found finished before."""
         if self._begun:
             return
-        settings = self.recipe.model_dump(mode="json")
-        self._mirror = switch_on(self.name, self.group, settings, self.recorder.say)
         self._begun = True
         self._claim.enter_context(claimed(self.store, (), {"recipe": self.recipe.name, **self.tags}))
 
@@ -422,8 +327,6 @@ class Tracker:
         metrics = to_metrics(rows, stage, run_id if model else None, model or {})
         for start in range(0, len(metrics), BATCH_METRICS):
             self.client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
-        if self._mirror is not None:
-            self._mirror.send(stage, rows)
 
     def params(self, run_id: str, values: Mapping[str, Any]) -> None:
         """Log nested settings as flat parameters."""
