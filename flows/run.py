@@ -25,10 +25,9 @@ def run(recipe: Recipe, store: Store, progress: Progress, until: str | None, don
     Args:
         done: called after each stage with its wall-clock seconds.
     """
-    from tasks import spans
     from tasks.run import Tracker
 
-    with Tracker(recipe, store, progress.say) as tracker, spans.run(tracker):
+    with Tracker(recipe, store, progress.say) as tracker:
         return walk(recipe, store, graph.plan(recipe, store, until), progress, done, tracker)
 
 
@@ -52,7 +51,7 @@ def walk(
             tracker.found(role, result)
         return results
     preflight.check(recipe, steps)
-    from tasks.step import run_step
+    from tasks.run import run_step
 
     names = [(step.kind, step.key) for step in steps]
     with claimed(store, names, {"recipe": recipe.name}):

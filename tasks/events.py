@@ -1,4 +1,4 @@
-"""What a run tells Prefect's event stream: stages as assets with their lineage, and events that automations wait for.
+"""Assets, events and artifacts of a run in Prefect: stages with their lineage, and events that automations wait for.
 
 An asset is a stage of a recipe, `sqltrain://RECIPE/STAGE`, whose materializations carry key and figures; a stage that
 was there materializes nothing. Lineage goes from question files (`file://...`) over the stages to
@@ -9,7 +9,7 @@ was there materializes nothing. Lineage goes from question files (`file://...`) 
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -23,8 +23,10 @@ from prefect.events import emit_event
 from prefect.events.worker import EventsWorker
 
 from pipelines.core.store import Store
-from pipelines.recipe.config import Recipe, Source
-from pipelines.stages.graph import StageResult, Step
+from pipelines.recipe.config import Recipe
+from pipelines.stages.graph import StageResult, Step, seen_by
+from tasks.contracts import markdown_cell
+from tasks.models import HEADLINE
 
 PROMOTED, REFUSED, FAILED = "sqltrain.champion.promoted", "sqltrain.night.refused", "sqltrain.run.failed"
 PROGRESS = "sqltrain.run.progress"
@@ -45,18 +47,14 @@ def asset_key(recipe: str, name: str, role: str = "") -> str:
 
 
 def upstream(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
-    """The addresses of what a stage is made of: other stages, or the files of its questions."""
+    """The addresses of a stage's inputs: other stages, or the files of its questions."""
     sources = {"data": (recipe.data.sft, *recipe.data.rl, recipe.data.dev), "test": tuple(recipe.data.test)}
-    files = [_file(source) for source in sources.get(step.kind, ()) if source.path]
+    paths = [Path(str(source.path)).expanduser().resolve() for source in sources.get(step.kind, ()) if source.path]
+    files = [f"file://{_NOT_ALLOWED.sub('-', str(path))}" for path in paths]
     return [*(asset_key(recipe.name, name, role) for name in step.needs), *dict.fromkeys(files)]
 
 
-def _file(source: Source) -> str:
-    path = Path(str(source.path)).expanduser().resolve()
-    return f"file://{_NOT_ALLOWED.sub('-', str(path))}"
-
-
-def describe(result: StageResult) -> None:
+def add_asset_metadata(result: StageResult) -> None:
     """Put a stage's key and figures on the asset that the task at work materializes."""
     context = AssetContext.get()
     for asset in context.downstream_assets if context is not None else ():
@@ -64,7 +62,7 @@ def describe(result: StageResult) -> None:
 
 
 @materialize(asset_key("recipe", "champion"), by=BY, cache_policy=NO_CACHE, persist_result=False)
-def crown(line: Mapping[str, Any]) -> None:
+def publish_champion_asset(line: Mapping[str, Any]) -> None:
     """The champion as an asset; its figures are those that the night decided on.
 
     Args:
@@ -76,26 +74,17 @@ def crown(line: Mapping[str, Any]) -> None:
 
 
 def promoted(recipe: str, store: Store, line: Mapping[str, Any]) -> None:
-    """Tell that a recipe has a new champion: what serves it may load it now."""
+    """Publish a new champion: servers of the recipe may load it now."""
     stage, key = line["challenger"]["stage"], line["challenger"]["key"]
     deps: list[str | Asset] = [asset_key(recipe, name) for name in (stage, f"evaluate_{stage}")]
-    crown.with_options(name="champion", assets=[asset_key(recipe, "champion")], asset_deps=deps)(line)
+    champion = [asset_key(recipe, "champion")]
+    publish_champion_asset.with_options(name="champion", assets=champion, asset_deps=deps)(line)
     model = str(store.folder(stage, key) / "model")
-    _tell(PROMOTED, recipe, {"stage": stage, "key": key, "model": model, "reason": line["reason"]})
+    emit(PROMOTED, recipe, {"stage": stage, "key": key, "model": model, "reason": line["reason"]})
 
 
-def refused(recipe: str, reason: str) -> None:
-    """Tell that a night's questions were refused."""
-    _tell(REFUSED, recipe, {"reason": reason})
-
-
-def failed(recipe: str, error: Exception) -> None:
-    """Tell that a run failed, in the words that its user sees."""
-    _tell(FAILED, recipe, {"reason": str(error), "kind": type(error).__name__})
-
-
-def _tell(event: str, recipe: str, payload: Mapping[str, str]) -> None:
-    """Prefect's worker thread sends it; a server that is away costs the event and nothing else."""
+def emit(event: str, recipe: str, payload: Mapping[str, str]) -> None:
+    """Emit an event about a recipe; a server that is away costs the event and nothing else."""
     about = {"prefect.resource.id": f"sqltrain.recipe.{recipe}", "prefect.resource.name": recipe}
     emit_event(event, about, payload={"recipe": recipe, **{name: text[:LONGEST] for name, text in payload.items()}})
 
@@ -120,13 +109,66 @@ def scheduled() -> None:
 
 
 class Pulse:
-    """Tells the event stream, now and then, that the flow run at work gets on; who is silent for long is stuck."""
+    """Progress events of the flow run at work; a run without one for long is stuck."""
 
     def __init__(self) -> None:
-        self._run, self._told = runtime.flow_run.id, float("-inf")
+        self._run, self._emitted = runtime.flow_run.id, float("-inf")
 
     def beat(self) -> None:
-        """Something was done; told at most once in `EVERY_S`."""
-        if self._run is not None and time.monotonic() - self._told >= EVERY_S:
-            self._told = time.monotonic()
+        """Emit the event of progress, at most once in `EVERY_S`."""
+        if self._run is not None and time.monotonic() - self._emitted >= EVERY_S:
+            self._emitted = time.monotonic()
             emit_event(PROGRESS, {"prefect.resource.id": f"prefect.flow-run.{self._run}"})
+
+
+# Tables and texts about a run, published as Prefect's artifacts.
+
+
+def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[dict[str, Any]]:
+    """One row a stage: its key, its state and its folder."""
+    rows = []
+    for step in steps:
+        result = done.get(step.name)
+        state = "not made" if result is None else "cached" if result.cached else "made"
+        rows.append({"stage": step.name, "state": state, "key": step.key, "why": step.why, "folder": str(step.folder)})
+    return rows
+
+
+def accuracy_markdown(results: Iterable[StageResult], recipe: Recipe) -> str:
+    """The headline figures of every evaluation as one table; "" without an evaluation."""
+    lines = []
+    for result in results:
+        if result.kind.startswith("evaluate_"):
+            benchmark = markdown_cell(seen_by(result.name, recipe).benchmark.name)
+            figures = [f"{result.metrics[key]:.1%}" if key in result.metrics else "" for key in HEADLINE]
+            lines.append(f"| {' | '.join((result.kind.removeprefix('evaluate_'), benchmark, *figures))} |")
+    head = ["| checkpoint | benchmark | " + " | ".join(HEADLINE) + " |", "|---" * (len(HEADLINE) + 2) + "|"]
+    return "\n".join([*head, *lines]) if lines else ""
+
+
+def report_markdown(page: Path, run: str, benchmark: str) -> str:
+    """The addresses of a report: on MLflow's page of the run, and as a file of the worker's machine.
+
+    Args:
+        run: the address of the run's page; "" if there is none.
+        benchmark: its name, unless it is the first; MLflow keeps the report in a folder of that name.
+    """
+    place = "/".join(filter(None, ("artifacts", benchmark, "report.html")))
+    online = f"[Open it in MLflow]({run}/{place}), or the file on the worker's machine:" if run else ""
+    return f"{online or 'The file on the machine of the worker:'}\n\n    {page}\n"
+
+
+def night_markdown(line: Mapping[str, Any]) -> str:
+    """A night's decision with its numbers, as markdown.
+
+    Args:
+        line: of the ledger.
+    """
+    entries = [f"{line.get('rows', 0)} new questions in {len(line['new'])} batches"]
+    for name in ("challenger", "champion"):
+        if line.get(name):
+            entries.append(f"{name} `{line[name]['stage']}/{line[name]['key']}`")
+    numbers = [f"| {markdown_cell(name)} | {value:.4g} |" for name, value in line.get("numbers", {}).items()]
+    table = ["", "| number | value |", "|---|---|", *numbers] if numbers else []
+    head = f"**{line['decision'].upper()}**: {markdown_cell(line['reason'])}"
+    return "\n".join([head, "", *(f"- {entry}" for entry in entries), *table])

@@ -1,4 +1,4 @@
-"""The way to MLflow: which tracking store a run is recorded in, whether it answers, and paths that follow the store."""
+"""The connection to MLflow: the tracking store of a run, paths that follow a moved store, and notes that may wait."""
 
 from __future__ import annotations
 
@@ -6,36 +6,32 @@ import base64
 import contextlib
 import functools
 import http.client
+import math
 import os
 import re
 import socket
 import sqlite3
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pipelines.core.files import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from pipelines.core.files import lock, read_json
-from pipelines.core.frames import DATA
-from pipelines.core.store import MANIFEST
-from pipelines.stages.graph import Step
+    from mlflow.entities import Metric
 
 PROBE_S = 3.0  # a server that lives answers its health check at once
 # MLflow's own client tries a server that does not answer for more than four minutes, with 120 seconds a request; where
-# spans go to a collector (`tasks/spans.py`), it would send its traces of episodes there, and not to its own pages.
+# spans go to a collector (`tasks/run.py`), it would send its traces of episodes there, and not to its own pages.
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -59,7 +55,7 @@ def tracking_uri(store: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or own_uri(store)
 
 
-def shown(text: str) -> str:
+def without_password(text: str) -> str:
     """An address, or a text with addresses, as one may print it: without the user and the password before the host."""
     return _USER.sub("", text)
 
@@ -69,47 +65,39 @@ def own_uri(store: Path) -> str:
     return f"sqlite:///{store / 'mlflow.db'}"
 
 
-def trouble(uri: str) -> str:
-    """Why a tracking store does not answer, in a few words; "" when it does. Takes `PROBE_S` seconds at most."""
-    parsed = urllib.parse.urlparse(uri)
+def unreachable_reason(uri: str) -> str:
+    """The reason why a tracking store does not answer; "" if it does. Takes `PROBE_S` seconds at most."""
     try:
+        parsed = urllib.parse.urlsplit(uri)
         if parsed.scheme in ("http", "https"):
-            _ask(f"{uri.rstrip('/')}/health")
+            # A user and a password in the address are sent as basic authentication.
+            user, _, host = parsed.netloc.rpartition("@")
+            request = urllib.request.Request(f"{parsed._replace(netloc=host).geturl().rstrip('/')}/health")
+            if user:
+                key = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+                request.add_header("Authorization", f"Basic {key}")
+            try:
+                urllib.request.urlopen(request, timeout=PROBE_S).close()
+            except urllib.error.HTTPError as error:
+                if error.code >= 500:  # anything else comes from a server that is up
+                    return f"it answers with status {error.code}"
         elif parsed.scheme == "sqlite":
-            _open(Path(uri.removeprefix("sqlite:///").partition("?")[0]))
+            # Begin to write and take it back; a file that does not exist yet can be made.
+            path = uri.removeprefix("sqlite:///").partition("?")[0]
+            with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as database:
+                (version,) = database.execute("PRAGMA user_version").fetchone()
+                database.execute("BEGIN IMMEDIATE")
+                database.execute(f"PRAGMA user_version = {version + 1}")  # its journal wants room on the disk
+                database.execute("ROLLBACK")
         elif parsed.hostname:
             port = parsed.port or PORTS.get(parsed.scheme.partition("+")[0], 80)
             socket.create_connection((parsed.hostname, port), PROBE_S).close()
-    except (ValueError, http.client.InvalidURL):  # their words quote what may be a part of a password
+    except (ValueError, http.client.InvalidURL):  # their messages quote what may be a part of a password
         return "it is no address that can be read"
     except (OSError, http.client.HTTPException, sqlite3.Error) as error:
-        return " ".join(shown(str(getattr(error, "reason", error))).split())[:200] or type(error).__name__
+        reason = str(getattr(error, "reason", error))
+        return " ".join(without_password(reason).split())[:200] or type(error).__name__
     return ""
-
-
-def _ask(url: str) -> None:
-    """Ask a server for a page; a user and a password in the address are sent as basic authentication."""
-    parts = urllib.parse.urlsplit(url)
-    user, _, host = parts.netloc.rpartition("@")
-    request = urllib.request.Request(parts._replace(netloc=host).geturl())
-    if user:
-        key = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
-        request.add_header("Authorization", f"Basic {key}")
-    try:
-        with urllib.request.urlopen(request, timeout=PROBE_S):
-            pass
-    except urllib.error.HTTPError as error:
-        if error.code >= 500:  # anything else comes from a server that is up
-            raise OSError(f"it answers with status {error.code}") from None
-
-
-def _open(path: Path) -> None:
-    """Begin to write to a SQLite file and take it back; one that is not there yet can be made."""
-    with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as database:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        database.execute("BEGIN IMMEDIATE")
-        database.execute(f"PRAGMA user_version = {version + 1}")  # its journal wants room on the disk
-        database.execute("ROLLBACK")
 
 
 def forget_connections() -> None:
@@ -162,7 +150,7 @@ def follow(store: Path) -> None:
 
 
 @contextlib.contextmanager
-def destination(uri: str) -> Iterator[None]:
+def tracking_at(uri: str) -> Iterator[None]:
     """Point MLflow's global store at `uri`; it also exports a variable, which no child or later run may inherit."""
     import mlflow
 
@@ -193,135 +181,77 @@ def experiment(client: MlflowClient, name: str, store: Path) -> str:
     return str(experiment.experiment_id)
 
 
-# Notes on their way to MLflow: written in order, kept while the server is away, counted where one is refused.
-
-RETRY_S = 15.0  # between two looks at a server that does not answer
-TRIES = 3  # of one note by a server that answers
-PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # MLflow's codes worth another try
-Write = Callable[[], None]
-
-
-class MlflowNotes:
-    """Writes notes to a tracking store and never raises.
-
-    A note that the store refuses is left out, and those after it are written. While the store does not answer, notes
-    wait in their order. The first trouble of each kind is one plain line; `close` says what was never recorded.
-
-    Args:
-        say: takes a plain line.
-
-    Attributes:
-        off: nothing more is recorded: MLflow is not installed, or the run was stopped before the store was reached.
-    """
-
-    def __init__(self, uri: str, say: Callable[[str], None]) -> None:
-        self.uri = uri
-        self.say = say
-        self.off = False
-        self._waiting: deque[tuple[str, Write]] = deque()
-        self._missed: list[str] = []
-        self._lock = threading.RLock()  # a thread that follows curves writes notes, too
-        self._written = self._tries = 0
-        self._heard = self._away = self._refused = self._closing = False
-        self._next_look = 0.0
-
-    @property
-    def reached(self) -> bool:
-        """Whether the store has taken a note."""
-        return self._written > 0
-
-    def note(self, what: str, write: Write) -> None:
-        """Write a note, after all that wait before it.
-
-        Args:
-            what: names the note, as "stage: what of it": the last line counts by stage.
-        """
-        with self._lock:
-            if not self.off:
-                self._waiting.append((what, write))
-                self._go_on()
-
-    def close(self) -> None:
-        """Try once more what still waits, and say what was not recorded."""
-        with self._lock:
-            self._closing, self._next_look = True, 0.0
-            self._go_on()
-            self._missed += [what for what, _ in self._waiting]
-            self._waiting.clear()
-            if self._missed and not self.off:
-                total = self._written + len(self._missed)
-                counts = Counter(what.partition(":")[0] for what in self._missed)
-                names = ", ".join(f"{name} {count}" for name, count in counts.items())
-                self.say(
-                    f"not recorded in MLflow at {shown(self.uri)}: {len(self._missed)} of {total} notes ({names}); "
-                    "their numbers and files are in the store"
-                )
-            self._missed.clear()
-            self._closing = False
-
-    def _go_on(self) -> None:
-        """Write what waits, in order, as far as the store takes it."""
-        while self._waiting and not self.off and time.monotonic() >= self._next_look:
-            reason = "" if self._heard else trouble(self.uri)
-            if reason:
-                self._wait(f"does not answer ({reason})")
-                return
-            what, write = self._waiting[0]
-            if not self._write(what, write):
-                return
-            self._waiting.popleft()
-            self._tries = 0
-
-    def _write(self, what: str, write: Write) -> bool:
-        """Whether a note is done with, written or refused."""
-        try:
-            write()
-        except ImportError:
-            self.off = True
-            self.say("not tracked: mlflow is not installed (pip install 'sqltrain[ops]')")
-        except Exception as error:
-            return self._failed(what, error)
-        else:
-            self._heard, self._away = True, False
-            self._written += 1
-        return True
-
-    def _failed(self, what: str, error: Exception) -> bool:
-        reason = said(error)
-        self._heard = False
-        forget_connections()
-        self._tries += 1
-        if _passing(error) and self._tries < TRIES and not self._closing:
-            self._wait(f"could not write {what} ({reason})")
-            return False
-        if not self._refused and not (self._closing and self._away):  # that is said already, and counted in a moment
-            self.say(f"MLflow at {shown(self.uri)} refused {what} ({reason}); the run goes on")
-        self._refused = True
-        self._missed.append(what)
-        return True
-
-    def _wait(self, trouble: str) -> None:
-        self._next_look = time.monotonic() + RETRY_S
-        if not self._away:
-            self.say(f"MLflow at {shown(self.uri)} {trouble}; the run goes on, its notes wait")
-        self._away = True
-
-
-def said(error: BaseException) -> str:
-    """What an error says, on one line, without passwords; of a database's, without the statement and its values."""
-    text, statement, _ = str(error).partition("\n[SQL:")
-    lines = text.splitlines() if statement else [text]
-    return shown(" ".join(lines[-1].split()) if text else repr(error))[:300]
-
-
-def _passing(error: Exception) -> bool:
-    """Whether the same note may be written a little later."""
-    return isinstance(error, OSError) or getattr(error, "error_code", None) in PASSING
-
-
-# What MLflow is told of a recipe and of a stage's dataset, as plain texts.
+# A run, and the numbers and settings that are logged to it.
 
 MAX_PARAM, MAX_KEY = 6000, 250  # MLflow's own limits of one value and of one name
+BATCH_METRICS, BATCH_PARAMS = 1000, 100  # and of one batch
+Row = tuple[int, Mapping[str, Any]]  # a step and its numbers
+_NOT_ALLOWED = re.compile(r"[^\w\-. :]")
+
+
+@dataclass
+class MlflowRun:
+    """A run of a tracking store; its ids are "" until it is open."""
+
+    uri: str
+    store: Path
+    experiment_id: str = ""
+    run_id: str = ""
+
+    @property
+    def client(self) -> MlflowClient:
+        """The connection, made at first use."""
+        return connect(self.uri, self.store)
+
+    def log_rows(self, stage: str, rows: Sequence[Row], model: Mapping[str, str] | None = None) -> None:
+        """Log rows of numbers in as few batches as MLflow allows.
+
+        Args:
+            model: the checkpoint and the dataset that the numbers belong to, by MLflow's names of the fields.
+        """
+        metrics = to_metrics(rows, stage, self.run_id if model else None, model or {})
+        for start in range(0, len(metrics), BATCH_METRICS):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH_METRICS])
+
+    def log_params(self, values: Mapping[str, Any]) -> None:
+        """Log nested settings as flat parameters."""
+        from mlflow.entities import Param
+
+        params = [Param(key, value) for key, value in flatten(values).items()]
+        for start in range(0, len(params), BATCH_PARAMS):
+            self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS])
+
+
+def metric_name(name: str, stage: str) -> str:
+    """A metric's name with exactly one slash, group before name; the group is `stage` if the name has none.
+
+    A tree of names must not use one as leaf and as branch (`loss` beside `loss/sql`): a store that keeps one file a
+    metric cannot hold both. `loss` becomes `sft/loss`, `loss/sql` stays, `reward/exec/std` becomes `reward/exec.std`.
+    """
+    group, _, rest = name.strip("/").partition("/")
+    if not rest:
+        group, rest = stage, group
+    return f"{_NOT_ALLOWED.sub('_', group)}/{_NOT_ALLOWED.sub('_', rest.replace('/', '.'))}"[:250]
+
+
+def to_metrics(
+    rows: Sequence[Row], stage: str, run_id: str | None = None, model: Mapping[str, str] | None = None
+) -> list[Metric]:
+    """The finite numbers of some rows as MLflow's metrics, all at this moment.
+
+    Args:
+        run_id, model: the run, and the checkpoint and dataset (MLflow's `model_id`, `dataset_name`, `dataset_digest`),
+            of numbers that belong to a checkpoint.
+    """
+    from mlflow.entities import Metric
+
+    now, about = int(time.time() * 1000), {"run_id": run_id, **(model or {})}
+    return [
+        Metric(metric_name(name, stage), float(value), now, step, **about)
+        for step, numbers in rows
+        for name, value in numbers.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    ]
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
@@ -332,13 +262,113 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
         items = list(enumerate(value))
     else:
         return {prefix[:MAX_KEY]: str(value)[:MAX_PARAM]} if prefix else {}
-    whole: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, item in items:
-        whole |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    return whole
+        flat |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    return flat
 
 
-def dataset_facts(step: Step) -> tuple[str, str] | None:
-    """The name and the digest of a stage's dataset; None when it has none."""
-    facts = read_json(step.folder / MANIFEST).get("files", {}).get(DATA)
-    return None if facts is None else (step.name, facts["sha256"][:16])
+# Notes to MLflow: written in order, kept while the server is away, counted if one is refused.
+
+RETRY_S = 15.0  # between two looks at a server that does not answer
+TRIES = 3  # of one note by a server that answers
+PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # MLflow's codes worth another try
+
+
+class MlflowNotes:
+    """Writes notes to a tracking store and never raises.
+
+    A note that the store refuses is left out, and those after it are written. While the store does not answer, notes
+    wait in their order. The first trouble of each kind is one plain line; `close` counts what was never recorded.
+
+    Args:
+        say: takes a plain line.
+    """
+
+    def __init__(self, uri: str, say: Callable[[str], None]) -> None:
+        self.uri = uri
+        self.say = say
+        self.off = False  # nothing more is recorded: MLflow is not installed, or the run was stopped before it answered
+        self._waiting: deque[tuple[str, Callable[[], None]]] = deque()
+        self._missed: list[str] = []
+        self._lock = threading.RLock()  # a thread that follows curves writes notes, too
+        self._written = self._tries = 0
+        self._reached = self._away = self._refused = self._closing = False
+        self._next_look = 0.0
+
+    @property
+    def reached(self) -> bool:
+        """Whether the store has taken a note."""
+        return self._written > 0
+
+    def note(self, name: str, write: Callable[[], None]) -> None:
+        """Write a note, after all that wait before it.
+
+        Args:
+            name: "stage: content"; the last line counts by stage.
+        """
+        with self._lock:
+            if not self.off:
+                self._waiting.append((name, write))
+                self._write_waiting()
+
+    def close(self) -> None:
+        """Try once more what still waits, and say what was not recorded."""
+        with self._lock:
+            self._closing, self._next_look = True, 0.0
+            self._write_waiting()
+            self._missed += [name for name, _ in self._waiting]
+            self._waiting.clear()
+            if self._missed and not self.off:
+                total = self._written + len(self._missed)
+                counts = Counter(name.partition(":")[0] for name in self._missed)
+                names = ", ".join(f"{name} {count}" for name, count in counts.items())
+                self.say(
+                    f"not recorded in MLflow at {without_password(self.uri)}: {len(self._missed)} of {total} notes "
+                    f"({names}); their numbers and files are in the store"
+                )
+            self._missed.clear()
+            self._closing = False
+
+    def _write_waiting(self) -> None:
+        """Write what waits, in order, until a note has to wait for the store."""
+        place = f"MLflow at {without_password(self.uri)}"
+        while self._waiting and not self.off and time.monotonic() >= self._next_look:
+            name, write = self._waiting[0]
+            reason = "" if self._reached else unreachable_reason(self.uri)
+            trouble = f"does not answer ({reason})" if reason else ""
+            try:
+                if not trouble:
+                    write()
+                    self._reached, self._away = True, False
+                    self._written += 1
+            except ImportError:
+                self.off = True
+                self.say("not tracked: mlflow is not installed (pip install 'sqltrain[ops]')")
+            except Exception as error:
+                self._reached = False
+                forget_connections()
+                self._tries += 1
+                passing = isinstance(error, OSError) or getattr(error, "error_code", None) in PASSING
+                if passing and self._tries < TRIES and not self._closing:
+                    trouble = f"could not write {name} ({error_line(error)})"
+                else:
+                    if not self._refused and not (self._closing and self._away):  # counted in a moment
+                        self.say(f"{place} refused {name} ({error_line(error)}); the run goes on")
+                    self._refused = True
+                    self._missed.append(name)
+            if trouble:
+                self._next_look = time.monotonic() + RETRY_S
+                if not self._away:
+                    self.say(f"{place} {trouble}; the run goes on, its notes wait")
+                self._away = True
+                return
+            self._waiting.popleft()
+            self._tries = 0
+
+
+def error_line(error: BaseException) -> str:
+    """An error's message on one line, without passwords; a database's without the statement and its values."""
+    text, statement, _ = str(error).partition("\n[SQL:")
+    lines = text.splitlines() if statement else [text]
+    return without_password(" ".join(lines[-1].split()) if text else repr(error))[:300]

@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines.core import provenance
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_json
-from pipelines.core.store import MANIFEST
-from pipelines.recipe.config import Recipe
-from pipelines.stages.graph import StageResult, benchmark_of
+from pipelines.core.frames import DATA
+from pipelines.core.store import MANIFEST, Store
+from pipelines.nightly.ledger import Ledger
+from pipelines.nightly.store_gc import claimed
+from pipelines.protocols.base import PROMPTS
+from pipelines.recipe.config import ProtocolSection, Recipe
+from pipelines.recipe.recipes import digest
+from pipelines.stages.graph import StageResult, Step, benchmark_of
+from tasks.mlflow_client import (
+    MlflowRun,
+    connect,
+    error_line,
+    flatten,
+    own_uri,
+    tracking_at,
+    tracking_uri,
+    unreachable_reason,
+    without_password,
+)
 from tasks.served_model import write_folder
-from tasks.summary import HEADLINE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
 
-    from tasks.run import Child, Tracker
-
-
-import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from pipelines.core.store import Store
-from pipelines.nightly.ledger import Ledger
-from pipelines.nightly.store_gc import claimed
-from tasks.mlflow_client import connect, own_uri, said, shown, tracking_uri, trouble
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
+HEADLINE = ("ex", "ex_sampled", "majority", "pass_at_k")  # figures of an evaluation that a reader sees first
 PARAMS, LONGEST = 100, 250  # of a logged model: settings, and characters of one
 
 
@@ -46,45 +49,79 @@ def model_name(recipe: str) -> str:
     return f"sqltrain-{recipe}"
 
 
-def register(tracker: Tracker, result: StageResult, run_id: str) -> None:
+def dataset_reference(step: Step) -> tuple[str, str] | None:
+    """The name and the digest of a stage's dataset; None if it has none."""
+    data = read_json(step.folder / MANIFEST).get("files", {}).get(DATA)
+    return None if data is None else (step.name, data["sha256"][:16])
+
+
+def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     """A logged model and a version for a training stage's checkpoint, each unless its key has one already.
 
     The version's source is the logged model, whose few small files the server holds: a server refuses a path of a
     machine, and weights are found by stage and key in whatever store the reader has.
 
     Args:
-        run_id: of the run that trained it; "" when it was cached.
+        run: the one that trained it; its `run_id` is "" if the stage was cached.
     """
-    client, recipe = tracker.client, tracker.recipe
-    name = model_name(recipe.name)
-    model = logged(client, tracker.experiment_id, result.key) or _log(tracker, result, run_id)
-    _ensure(client, name)
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+    from mlflow.exceptions import MlflowException
+
+    client, name = run.client, model_name(recipe.name)
+    manifest = read_json(result.folder / MANIFEST)
+    # One digest over the files of the checkpoint, from the manifest's own digests.
+    files = {file: entry["sha256"] for file, entry in manifest["files"].items() if file.startswith("model/")}
+    tags = provenance.as_tags(manifest.get("made_by", {})) | {
+        "stage": result.name,
+        "key": result.key,
+        "digest": hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
+        "manifest": f"{result.name}/{result.key}/{MANIFEST}",
+    }
+    model = logged(client, run.experiment_id, result.key)
+    if model is None:
+        settings = flatten(recipe.slice("model", result.name, "seed"))
+        model = client.create_logged_model(
+            run.experiment_id,
+            name=f"{result.name}-{result.key[:8]}",
+            source_run_id=run.run_id or None,
+            tags=tags,
+            params={key: value[:LONGEST] for key, value in list(settings.items())[:PARAMS]},
+            model_type="text-to-sql agent",
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            write_folder(Path(folder), recipe, result, model.model_id)
+            client.log_model_artifacts(model.model_id, folder)
+        model = client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+        if run.run_id:
+            output = LoggedModelOutput(model.model_id, int(result.metrics.get("steps", 0)))
+            client.log_outputs(run.run_id, [output])
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
     if find(client, name, result.key) is None:
-        source, tags = f"models:/{model.model_id}", _facts(result)
-        client.create_model_version(name, source, run_id=run_id or None, tags=tags, model_id=model.model_id)
+        source = f"models:/{model.model_id}"
+        client.create_model_version(name, source, run_id=run.run_id or None, tags=tags, model_id=model.model_id)
 
 
-def note_accuracy(child: Child, result: StageResult) -> None:
+def note_accuracy(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: StageResult) -> None:
     """Put an evaluation's figures on the checkpoint that it evaluated: the logged model, and its version's tags.
 
-    A version is known by its figures on the first benchmark; those on another have its name before them.
+    A version's figures on the first benchmark have plain names; those on another have its name before them.
     """
-    from tasks.mlflow_client import dataset_facts
-
-    tracker = child.tracker
-    datasets = [facts for need in child.needs if need.kind == "test" and (facts := dataset_facts(need))]
-    dataset = {"dataset_name": datasets[0][0], "dataset_digest": datasets[0][1]} if datasets else {}
-    for step in child.needs:
-        model = logged(tracker.client, tracker.experiment_id, step.key)
+    datasets = [dataset for need in needs if need.kind == "test" and (dataset := dataset_reference(need))]
+    about = {"dataset_name": datasets[0][0], "dataset_digest": datasets[0][1]} if datasets else {}
+    for step in needs:
+        model = logged(run.client, run.experiment_id, step.key)
         if model is not None:
-            about = {"model_id": model.model_id, **dataset}
-            tracker.send(child.run_id, result.name, [(0, result.metrics)], about)
-        version = find(tracker.client, model_name(tracker.recipe.name), step.key)
+            run.log_rows(result.name, [(0, result.metrics)], {"model_id": model.model_id, **about})
+        version = find(run.client, model_name(recipe.name), step.key)
         if version is None:
             continue
         for key in (key for key in HEADLINE if key in result.metrics):
             tag = ".".join(filter(None, (benchmark_of(result.name), key)))
-            tracker.client.set_model_version_tag(version.name, version.version, tag, f"{result.metrics[key]:.4f}")
+            run.client.set_model_version_tag(version.name, version.version, tag, f"{result.metrics[key]:.4f}")
 
 
 def find(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
@@ -99,79 +136,46 @@ def logged(client: MlflowClient, experiment_id: str, key: str) -> LoggedModel | 
     return models[0] if models else None
 
 
-def _log(tracker: Tracker, result: StageResult, run_id: str) -> LoggedModel:
-    """A logged model of a card, a signature and a reference; an output of the run that trained it."""
-    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
-
-    client = tracker.client
-    model = client.create_logged_model(
-        tracker.experiment_id,
-        name=f"{result.name}-{result.key[:8]}",
-        source_run_id=run_id or None,
-        tags=_facts(result),
-        params=_params(tracker.recipe, result.name),
-        model_type="text-to-sql agent",
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(Path(folder), tracker.recipe, result, model.model_id)
-        client.log_model_artifacts(model.model_id, folder)
-    model = client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-    if run_id:
-        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, int(result.metrics.get("steps", 0)))])
-    return model
-
-
-def _params(recipe: Recipe, stage: str) -> dict[str, str]:
-    """The settings of the training stage, flat."""
-    from tasks.mlflow_client import flatten
-
-    settings = flatten(recipe.slice("model", stage, "seed"))
-    return {key: value[:LONGEST] for key, value in list(settings.items())[:PARAMS]}
-
-
-def _facts(result: StageResult) -> dict[str, Any]:
-    manifest = read_json(result.folder / MANIFEST)
-    place = f"{result.name}/{result.key}"
-    own = {"stage": result.name, "key": result.key, "digest": _digest(manifest), "manifest": f"{place}/{MANIFEST}"}
-    return provenance.as_tags(manifest.get("made_by", {})) | own
-
-
-def _ensure(client: MlflowClient, name: str) -> None:
+def link_prompt(run: MlflowRun, protocol: ProtocolSection) -> None:
+    """Link the run to the version of its prompt in MLflow's prompt registry, which is made unless the text has one."""
     from mlflow.exceptions import MlflowException
 
+    path = PROMPTS / f"{protocol.name}_{protocol.prompt}.txt"
+    if not path.is_file():
+        return
+    text = path.read_text(encoding="utf-8")
+    name, alias = f"sqltrain-{protocol.name}-{protocol.prompt}", f"text-{digest(text)[:12]}"
+    client = run.client
     try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    """One digest over the files of the checkpoint, from the manifest's own digests."""
-    files = {name: facts["sha256"] for name, facts in manifest["files"].items() if name.startswith("model/")}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+        version = client.get_prompt_version_by_alias(name, alias)
+    except MlflowException:
+        template = re.sub(r"\$\{?(\w+)\}?", r"{{\1}}", text)
+        version = client.register_prompt(name, template, tags={"digest": digest(text)})
+        client.set_prompt_alias(name, alias, version.version)
+    with tracking_at(run.uri):  # the link goes to MLflow's global store, whatever the client's own is
+        client.link_prompt_version_to_run(run.run_id, version)
 
 
 # A night's decision in MLflow's registry: aliases and tags on the versions of the two checkpoints, by reference.
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 OWNER = "nights"  # tag of a registered model: the series of nights to which its aliases belong, and their number
-TOLD = "registry.json"  # beside a ledger: the registry that has its champion, and that champion's key
+REGISTERED = "registry.json"  # beside a ledger: the registry that has its champion, and that champion's key
 
 
 def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     """Set the aliases to what the ledger says, and tag the last challenger's version with its decision and numbers.
 
-    The ledger stays the truth: what a registry was not told, for it could not be written or the night was killed, it is
-    told by the next night, also by one without new questions. What a registry was not told is said in one line.
+    The ledger stays the truth: a registry that could not be written, or whose night was killed, is brought up to date
+    by the next night, also by one without new questions. One line says what a registry did not get.
 
     The aliases of a registered model belong to the nights of the store that set them first, and of its pulled copies.
     Those of another store on the same server have its series behind their names.
     """
     uri = tracking_uri(store.root)
-    reason = trouble(uri)
+    reason = unreachable_reason(uri)
     if reason:
-        say(f"the registry in {shown(uri)} was not told: {reason}")
+        say(f"the registry in {without_password(uri)} was not told: {reason}")
         return
     claim = contextlib.ExitStack()  # `sqltrain status` shows who waits for the registry
     try:
@@ -183,7 +187,9 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
         owner, _, known = (found[0].tags if found else {}).get(OWNER, "").partition(" ")
         own = "" if owner in ("", series) else f"-{series}"
         if not own and int(known or 0) > len(lines):
-            say(f"the registry in {shown(uri)} was not told: it knows later nights. Run: sqltrain store pull")
+            say(
+                f"the registry in {without_password(uri)} was not told: it knows later nights. Run: sqltrain store pull"
+            )
             return
         line, marked = next((row for row in reversed(lines) if row.get("challenger")), None), False
         if line is not None:
@@ -192,14 +198,14 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
             tags = {tag.replace("/", ".") + own: text for tag, text in tags.items()}
             marked = _mark(client, name, line["challenger"]["key"], CHALLENGER + own, tags)
         if champion is not None:
-            place = "" if uri == own_uri(store.root) else shown(uri)
-            before = _told(ledger).get("registry", place)
+            place = "" if uri == own_uri(store.root) else without_password(uri)
+            before = _registered(ledger).get("registry", place)
             moved = _mark(client, name, champion.key, CHAMPION + own, {})
             if moved:
                 marked = True
-                write_json(ledger.folder / TOLD, {"registry": place, "champion": champion.key})
+                write_json(ledger.folder / REGISTERED, {"registry": place, "champion": champion.key})
             if not moved or before != place:
-                where, why = shown(uri), f"it has no version of {champion.stage}/{champion.key}"
+                where, why = without_password(uri), f"it has no version of {champion.stage}/{champion.key}"
                 if before != place:
                     where, why = before or own_uri(store.root), "MLFLOW_TRACKING_URI names another registry here"
                 say(
@@ -213,28 +219,28 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     except ImportError:
         say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
     except Exception as error:  # a decision that is made stands, whatever the tracking server does
-        say(f"the registry in {shown(uri)} was not told: {said(error)}")
+        say(f"the registry in {without_password(uri)} was not told: {error_line(error)}")
     finally:
         claim.close()
 
 
-def put_right(recipe: str, store: Store, say: Callable[[str], None]) -> None:
-    """Tell the registry of the champion if it was last told of another one; it is not asked otherwise."""
+def announce_if_stale(recipe: str, store: Store, say: Callable[[str], None]) -> None:
+    """Announce the champion if the registry was last sent another one; it is not asked otherwise."""
     ledger = Ledger(store, recipe)
     champion = ledger.champion()
-    if champion is not None and _told(ledger).get("champion", champion.key) != champion.key:
+    if champion is not None and _registered(ledger).get("champion", champion.key) != champion.key:
         announce(recipe, store, say)
 
 
-def _told(ledger: Ledger) -> dict[str, str]:
+def _registered(ledger: Ledger) -> dict[str, str]:
     with contextlib.suppress(DataError):
-        told = read_json(ledger.folder / TOLD)
-        return told if isinstance(told, dict) else {}
+        registered = read_json(ledger.folder / REGISTERED)
+        return registered if isinstance(registered, dict) else {}
     return {}
 
 
 def _mark(client: MlflowClient, name: str, key: str, alias: str, tags: Mapping[str, str]) -> bool:
-    """Put an alias and tags on the version of a checkpoint; whether there is one."""
+    """Put an alias and tags on the version of a checkpoint; False if it has no version."""
     version = find(client, name, key)
     if version is None:
         return False

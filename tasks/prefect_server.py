@@ -1,4 +1,4 @@
-"""Which Prefect server a run talks to: the one that the user names, or one of its own that dies with it."""
+"""The Prefect server of a run: the one that the user names, or one of its own that dies with it."""
 
 import contextlib
 import os
@@ -6,7 +6,6 @@ import secrets
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -15,10 +14,12 @@ import httpx
 
 from pipelines.core.errors import ResourceError
 from pipelines.core.processes import die_with_parent, free_port
-from tasks.mlflow_client import shown
+from tasks.mlflow_client import without_password
 
 ANSWER_S = 20.0  # a loaded server is slow; one that is not there would be waited for a minute
 STARTUP_S = 180.0  # 20 s, Prefect's own default, failed on a loaded machine
+POLL_S = 10.0  # between two requests to a server that is away
+Answer = TypeVar("Answer")
 
 
 @contextlib.contextmanager
@@ -32,9 +33,12 @@ def prefect_server() -> Iterator[None]:
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     if PREFECT_API_URL.value():
-        see_server()
+        check_server()
         yield
         return
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogHandler
+
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     parent = os.getpid()
@@ -51,10 +55,24 @@ def prefect_server() -> Iterator[None]:
     }
     server = subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(parent))
     try:
-        _wait_until_healthy(server, url)
+        deadline = time.monotonic() + STARTUP_S
+        while True:
+            if server.poll() is not None:
+                raise ResourceError(
+                    f"the Prefect server ended with code {server.returncode} before it was up",
+                    "Its messages are above; or start one yourself (prefect server start) and set PREFECT_API_URL.",
+                )
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+                break
+            if time.monotonic() >= deadline:
+                message = f"the Prefect server was not up after {STARTUP_S:.0f} s"
+                raise ResourceError(message, "The machine may be too busy.")
+            time.sleep(0.2)
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: key}):
             yield
-            _drain()
+            # Prefect's background threads send their last log lines and events while there is a server to take them.
+            APILogHandler().flush()
+            EventsWorker.drain_all(timeout=10)
     finally:
         server.terminate()
         try:
@@ -64,9 +82,8 @@ def prefect_server() -> Iterator[None]:
             server.wait()
 
 
-def see_server() -> None:
-    """See that the server of `PREFECT_API_URL`, where it is set, answers and takes the key; each is asked for once."""
-    import httpx
+def check_server() -> None:
+    """Check that the server of `PREFECT_API_URL`, if that is set, answers and takes the key, without a retry."""
     from prefect.client.base import ServerType
     from prefect.client.orchestration import get_client
     from prefect.settings import (
@@ -79,80 +96,52 @@ def see_server() -> None:
     url = PREFECT_API_URL.value()
     if not url:
         return
-    place = shown(url)
     hint = "Look at PREFECT_API_URL; without it a run brings a server of its own."
-    at_once = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}
+    no_retry = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}
     try:
-        with temporary_settings(at_once), get_client(sync_client=True) as client:
+        with temporary_settings(no_retry), get_client(sync_client=True) as client:
             error = client.api_healthcheck()
             if error is not None:
                 raise error
-            if client.server_type is not ServerType.CLOUD:  # the cloud tells no version
+            if client.server_type is not ServerType.CLOUD:  # the cloud has no such page
                 client.api_version()
+        return
     except httpx.HTTPStatusError as error:
-        if error.response.status_code not in (401, 403):
-            message = f"no Prefect server answers at {place}: what is there says {error.response.status_code}"
-            raise ResourceError(message, hint) from None
-        raise ResourceError(
-            f"the Prefect server at {place} refuses the key",
-            "Set PREFECT_API_AUTH_STRING to the server's, USER:PASSWORD.",
-        ) from None
-    except httpx.InvalidURL:  # its words may quote a part of a password
-        raise ResourceError(f"no Prefect server answers at {place}: it is no address that can be read", hint) from None
-    except (httpx.HTTPError, ValueError) as error:  # the second: what is there answers, but not JSON
-        raise ResourceError(f"no Prefect server answers at {place}: {shown(str(error)).rstrip('.')}", hint) from None
-
-
-def _drain() -> None:
-    """Let Prefect's background threads send their last log lines and events while there is a server to take them."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogHandler
-
-    APILogHandler().flush()
-    EventsWorker.drain_all(timeout=10)
-
-
-def _wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + STARTUP_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
+        if error.response.status_code in (401, 403):
             raise ResourceError(
-                f"the Prefect server ended with code {server.returncode} before it was up",
-                "Its messages are above; or start one yourself (prefect server start) and set PREFECT_API_URL.",
-            )
-        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/health", timeout=5):
-            return
-        time.sleep(0.2)
-    raise ResourceError(f"the Prefect server was not up after {STARTUP_S:.0f} s", "The machine may be too busy.")
+                f"the Prefect server at {without_password(url)} refuses the key",
+                "Set PREFECT_API_AUTH_STRING to the server's, USER:PASSWORD.",
+            ) from None
+        reason = f"it answers with status {error.response.status_code}"
+    except httpx.InvalidURL:  # its message may quote a part of a password
+        reason = "it is no address that can be read"
+    except (httpx.HTTPError, ValueError) as error:  # the second: the answer is not JSON
+        reason = without_password(str(error)).rstrip(".")
+    raise ResourceError(f"no Prefect server answers at {without_password(url)}: {reason}", hint)
 
 
-# A Prefect server that is away for a while: what must have its answer waits for it, and says so once.
-
-POLL_S = 10.0
-Answer = TypeVar("Answer")
-
-
-def patiently(ask: Callable[[], Answer], what: str, say: Callable[[str], None]) -> Answer:
+def retry_until_reachable(call: Callable[[], Answer], description: str, warn: Callable[[str], None]) -> Answer:
     """The server's answer, asked for until there is one: a run that works must not end because nobody can watch it.
 
     Args:
-        what: is waited for, for the one line that is said when the server does not answer.
+        description: the subject of the one line of warning if the server does not answer.
     """
     has_warned = False
     while True:
         try:
-            return ask()
+            return call()
         except Exception as error:
             if not is_away(error):
                 raise
             if not has_warned:
-                say(f"the Prefect server does not answer; {what} waits for it ({' '.join(str(error).split())[:200]})")
+                reason = " ".join(str(error).split())[:200]
+                warn(f"the Prefect server does not answer; {description} waits for it ({reason})")
             has_warned = True
             time.sleep(POLL_S)
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, says that no server answered."""
+    """Whether an error, or one of its causes, means that no server answered."""
     while error is not None:
         if isinstance(error, httpx.TransportError):
             return True

@@ -1,4 +1,4 @@
-"""The Prefect task around one stage: its name in the UI, its retries, its progress; `tasks/step.py` makes the stage."""
+"""The Prefect task around one stage: its name in the UI, its retries, its progress; `tasks/run.py` makes the stage."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from tasks import contracts, events
-from tasks.prefect_server import patiently
-from tasks.run import Tracker
-from tasks.step import run_step
-from tasks.summary import contract_markdown
+from tasks.contracts import contract_markdown
+from tasks.prefect_server import retry_until_reachable
+from tasks.run import Tracker, run_step
 
 EVERY_S = 5.0
 RETRY_DELAYS_S = [10.0, 60.0]
@@ -152,7 +151,9 @@ def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
                 concurrency, slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False
             )
             try:
-                patiently(lambda: stack.enter_context(limit()), f"the slot of {step.name}", get_run_logger().warning)
+                retry_until_reachable(
+                    lambda: stack.enter_context(limit()), f"the slot of {step.name}", get_run_logger().warning
+                )
             except ConcurrencySlotAcquisitionError as error:
                 if error.__cause__ is not None:  # the server, not the limit: worth another try
                     raise BoundaryError(f"no slot of the limit {slot!r}: {error.__cause__}") from None
@@ -198,7 +199,7 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
             verdict = contracts.kept(step.folder / "contract.json")
             if verdict:
                 show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
-    events.describe(result)
+    events.add_asset_metadata(result)
     how = "cached" if result.cached else f"made in {time.perf_counter() - started:.1f} s"
     log.info("%s: %s, %s", step.name, how, result.folder)
     return Completed(name="Cached", data=result) if result.cached else result

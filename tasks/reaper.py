@@ -33,34 +33,24 @@ def run_lock(store: Store, flow_run: str) -> Iterator[None]:
 
 
 def reap(store: Store, say: Callable[[str], None]) -> None:
-    """Mark the flow runs of this store whose process is gone as crashed; where the server is away, another run does."""
+    """Mark the flow runs of this store whose process is gone as crashed; if the server is away, another run does it."""
     for path in sorted((store.root / FLOWS).glob("*.json")):
-        with _left(path) as file:
-            if file is None:
+        try:  # another user's file can be locked, too; some file systems lock for writers alone
+            file = path.open("r+" if os.access(path, os.W_OK) else "r", encoding="utf-8")
+        except FileNotFoundError:  # its run has just ended
+            continue
+        with file:  # the lock keeps other runs from reaping it, too
+            if not (try_lock(file) and _is_at(path, file)):
                 continue
             try:
-                _crash(path, say)
+                mark_crashed(path, say)
             except Exception as error:
                 if not is_away(error):
                     raise
                 return
+            # A flow run that is started again does not wait for the lock: it puts a file of its own in this place.
             if _is_at(path, file):
                 path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _left(path: Path) -> Iterator[IO[str] | None]:
-    """The file whose holder is gone, with its lock, so that no other run reaps it too; None where its holder lives.
-
-    A flow run that is started again does not wait for that lock: it puts a file of its own in this one's place.
-    """
-    with contextlib.ExitStack() as stack:
-        try:  # another user's file can be locked, too; some file systems lock for writers alone
-            file = stack.enter_context(path.open("r+" if os.access(path, os.W_OK) else "r", encoding="utf-8"))
-        except FileNotFoundError:  # its run has just ended
-            yield None
-            return
-        yield file if try_lock(file) and _is_at(path, file) else None
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:
@@ -71,11 +61,13 @@ def _is_at(path: Path, file: IO[str]) -> bool:
         return False
 
 
-def _crash(path: Path, say: Callable[[str], None]) -> None:
-    facts = read_json(path)
-    words = f"its process {facts.get('pid', '?')} on {facts.get('host', '?')} is gone; the next run goes on from there"
+def mark_crashed(path: Path, say: Callable[[str], None]) -> None:
+    """Set the flow run of a lock file to Crashed, unless it has ended or the server does not know it."""
+    holder = read_json(path)
+    gone = f"its process {holder.get('pid', '?')} on {holder.get('host', '?')} is gone"
+    reason = f"{gone}; the next run goes on from there"
     with get_client(sync_client=True) as client, contextlib.suppress(ObjectNotFound):
         run = client.read_flow_run(UUID(path.stem))
         if run.state is not None and not run.state.is_final():
-            client.set_flow_run_state(run.id, Crashed(message=words), force=True)
-            say(f"flow run {run.name} was {run.state.name}: {words}")
+            client.set_flow_run_state(run.id, Crashed(message=reason), force=True)
+            say(f"flow run {run.name} was {run.state.name}: {reason}")

@@ -1,7 +1,11 @@
-"""MLflow tracking: one parent run a pipeline run or night, a child a stage that was made; the store stays the truth.
+"""Tracking of a run: one parent run in MLflow a pipeline run or night, a child a stage that was made, and spans.
 
-Nothing here may stop a run: notes that cannot be written wait or are counted as missing (`recording.py`). Numbers go in
+Nothing here may stop a run: notes that cannot be written wait or are counted as missing (`MlflowNotes`). Numbers go in
 batches, checkpoints and datasets by reference (a digest and a place within the store), never as copies.
+
+`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector of OpenTelemetry spans of runs
+and stages; without one none are made. Prefect makes spans of flow runs and task runs itself as soon as its process
+sends spans; ours lie inside of them. Traces of episodes stay in MLflow.
 """
 
 from __future__ import annotations
@@ -9,13 +13,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
+import logging
 import os
 import platform
-import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,70 +25,338 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.core import provenance
 from pipelines.core.store import Store
-from pipelines.core.types import Example
 from pipelines.nightly.store_gc import claimed
-from pipelines.protocols.base import PROMPTS
-from pipelines.recipe.config import ProtocolSection, Recipe
+from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import digest
 from pipelines.stages import graph
-from pipelines.stages.context import examples
+from pipelines.stages.context import Progress
 from pipelines.stages.graph import StageResult, Step
-from tasks import mlflow_client
-from tasks.mlflow_client import MAX_KEY, MAX_PARAM, MlflowNotes, dataset_facts, destination, flatten
+from tasks import contracts, episodes, mlflow_client, models
+from tasks.mlflow_client import MAX_KEY, MAX_PARAM, MlflowNotes, MlflowRun, Row
 
 if TYPE_CHECKING:
+    import opentelemetry.trace
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
 
-# Training curves on their way to the tracking store: read from a growing JSONL file, sent in batches.
-
-Row = tuple[int, Mapping[str, Any]]
-EVERY_S = 15.0
-_NOT_ALLOWED = re.compile(r"[^\w\-. :]")
-
-
-def metric_name(name: str, stage: str) -> str:
-    """A metric's name with exactly one slash, group before name: the group is `stage` where the name has none.
-
-    A tree of names must not use one as leaf and as branch (`loss` beside `loss/sql`): a store that keeps one file a
-    metric cannot hold both. `loss` becomes `sft/loss`, `loss/sql` stays, `reward/exec/std` becomes `reward/exec.std`.
-    """
-    group, _, rest = name.strip("/").partition("/")
-    if not rest:
-        group, rest = stage, group
-    return f"{_NOT_ALLOWED.sub('_', group)}/{_NOT_ALLOWED.sub('_', rest.replace('/', '.'))}"[:250]
+EVERY_S = 15.0  # between two looks at a file of curves
+TRAINING = ("sft", "grpo")
+SMALL_FILES = ("contract.json", "contract.html")
+SPAN_SWITCHES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+SPAN_NAME = "sqltrain"
 
 
-def to_metrics(
-    rows: Sequence[Row], stage: str, run_id: str | None = None, model: Mapping[str, str] | None = None
-) -> list[Metric]:
-    """The finite numbers of some rows as MLflow's metrics, all at this moment.
+def run_step(
+    step: Step,
+    steps: Sequence[Step],
+    recipe: Recipe,
+    store: Store,
+    progress: Progress,
+    tracker: Tracker,
+    role: str = "",
+) -> StageResult:
+    """Make one step unless the store has it, check its contract, and record it.
 
     Args:
-        run_id, model: the run, and the checkpoint and dataset (MLflow's `model_id`, `dataset_name`, `dataset_digest`),
-            of numbers that belong to a checkpoint.
+        role: the purpose of the stage, if one run makes several of a name.
     """
-    from mlflow.entities import Metric
-
-    now, about = int(time.time() * 1000), {"run_id": run_id, **(model or {})}
-    return [
-        Metric(metric_name(name, stage), float(value), now, step, **about)
-        for step, numbers in rows
-        for name, value in numbers.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    ]
+    with tracker.stage(step, steps, recipe, role) as stage_run:
+        result = graph.execute(step, recipe, store, progress, steps)
+        try:
+            contracts.check(result, recipe)
+        finally:
+            stage_run.record(result)
+    return result
 
 
-class Follower:
+class Tracker:
+    """The parent run of one pipeline run or of one night, opened with the first stage to make: no work, no run.
+
+    Args:
+        say: takes the plain lines about trouble.
+        name: of the run, for people; the moment is put behind it. The recipe and its seed if left out.
+        tags: further tags of the parent run.
+        group: shared by all processes of one run (Prefect's root flow run); "" if one process does all of it. A process
+            whose group has a parent run already adds to that one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        store: Store,
+        say: Callable[[str], None],
+        name: str = "",
+        tags: Mapping[str, str] | None = None,
+        group: str = "",
+    ) -> None:
+        self.recipe = recipe
+        self.store = store
+        self.name = f"{name or f'{recipe.name} seed {recipe.seed}'}, {time.strftime('%d %b %H:%M:%S')}"
+        self.tags = dict(tags or {})
+        self.group = group
+        self.run = MlflowRun(mlflow_client.tracking_uri(store.root), store.root)
+        self.recorder = MlflowNotes(self.run.uri, say)
+        self._begun = self._joined = False
+        self._claim = contextlib.ExitStack()  # `sqltrain status` shows the run until the last note is written
+        self._span = span(f"run {recipe.name}", {"run": self.name, "recipe": recipe.name, **self.tags})
+        self._cached: list[tuple[str, StageResult]] = []  # found before there was a run to note them in
+
+    def __enter__(self) -> Tracker:
+        self._span.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._claim:
+            self._span.__exit__(kind, error, trace)
+            if isinstance(error, KeyboardInterrupt) and not self.recorder.reached:
+                self.recorder.off = True  # a stopped run does not wait until a new store has its tables
+            if self._begun and not self._joined:
+                self.recorder.note("the end of the run", lambda: _terminate(self.run, error))
+            self.recorder.close()
+
+    @property
+    def page(self) -> str:
+        """The address of the run's page on an MLflow server; "" if it has none that a browser reaches."""
+        run = self.run
+        if not (run.run_id and run.uri.startswith("http")):
+            return ""
+        server = mlflow_client.without_password(run.uri).rstrip("/")
+        return f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+
+    def begin(self) -> None:
+        """Open the parent run, unless it is open, and note the stages that were found finished before."""
+        if self._begun:
+            return
+        self._begun = True
+        self._claim.enter_context(claimed(self.store, (), {"recipe": self.recipe.name, **self.tags}))
+        self.recorder.note("the run and its parameters", self._open)
+        self.recorder.note("the prompt", lambda: models.link_prompt(self.run, self.recipe.protocol))
+        for role, result in self._cached:
+            self.found(role, result)
+        self._cached.clear()
+
+    def _open(self) -> None:
+        """The run of this group if there is one; else a new one, with the resolved recipe in it."""
+        run = self.run
+        client = run.client
+        run.experiment_id = mlflow_client.experiment(client, self.recipe.name, self.store.root)
+        _close_dead(client, run.experiment_id)
+        if self.group:
+            runs = client.search_runs([run.experiment_id], f"tags.`sqltrain.group` = '{self.group}'")
+            if runs:
+                run.run_id, self._joined = runs[0].info.run_id, True
+                return
+        resolved = self.recipe.model_dump(mode="json")
+        tags = {"recipe": self.recipe.name, "recipe_digest": digest(resolved), **self.tags, "group": self.group}
+        tags |= {"host": platform.node(), "process": process_mark(os.getpid())}
+        opened = client.create_run(run.experiment_id, tags=_with_provenance(tags), run_name=self.name)
+        run.run_id = opened.info.run_id
+        run.log_params(resolved)
+        client.log_dict(run.run_id, resolved, "recipe.yaml")
+
+    @contextlib.contextmanager
+    def stage(self, step: Step, steps: Sequence[Step], recipe: Recipe, role: str = "") -> Iterator[StageRun]:
+        """A child run and a span around the making of one stage; a cached one only gives the parent its numbers.
+
+        Args:
+            role: the purpose of the stage, if one run makes several of a name: a night's "champion", say.
+        """
+        about = {"run": self.name, "recipe": self.recipe.name, "stage": step.name, "key": step.key, "why": step.why}
+        needs = [other for other in steps if other.name in step.needs]
+        with span(f"stage {step.name}", about | ({"role": role} if role else {})) as note:
+            stage_run = StageRun(self, step, needs, recipe, role, note)
+            if not step.cached:
+                self.begin()
+                stage_run.begin()
+            try:
+                yield stage_run
+            except BaseException as error:
+                stage_run.end(error)
+                raise
+            stage_run.end(None)
+
+    def found(self, role: str, result: StageResult) -> None:
+        """Note a cached stage in the parent once that is open: a comparison of runs has no holes."""
+        if not self._begun:
+            self._cached.append((role, result))
+            return
+
+        def write() -> None:
+            self.summarise(role, result, result.metrics)
+            if result.name in TRAINING:
+                parent = self.run
+                models.register(MlflowRun(parent.uri, parent.store, parent.experiment_id), self.recipe, result)
+
+        self.recorder.note(f"the numbers of {_label(result.name, role)}", write)
+
+    def decided(self, line: Mapping[str, Any]) -> None:
+        """Note a night's decision.
+
+        Args:
+            line: of the ledger.
+        """
+        if not self._begun:
+            return
+
+        def write() -> None:
+            for tag, value in (("decision", line["decision"]), ("reason", line["reason"])):
+                self.run.client.set_tag(self.run.run_id, f"sqltrain.{tag}", str(value)[:MAX_PARAM])
+            self.run.log_rows("night", [(0, line.get("numbers", {}))])
+
+        self.recorder.note("the night's decision", write)
+
+    def summarise(self, role: str, result: StageResult, numbers: Mapping[str, float]) -> None:
+        """A stage's summary and key in the parent run, for comparisons of runs."""
+        group = f"{role}.{result.name}" if role else result.name
+        self.run.log_rows(group, [(0, {name.replace("/", "."): value for name, value in numbers.items()})])
+        self.run.client.set_tag(self.run.run_id, f"sqltrain.key.{group}"[:MAX_KEY], result.key)
+
+
+class StageRun:
+    """One stage's run under its parent; of a cached stage, only the metrics are noted."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        step: Step,
+        needs: Sequence[Step],
+        recipe: Recipe,
+        role: str,
+        note_span: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self.tracker = tracker
+        self.step = step
+        self.needs = needs
+        self.recipe = graph.seen_by(step.name, recipe)
+        self.role = role
+        self.run = MlflowRun(tracker.run.uri, tracker.run.store)
+        self._note_span = note_span
+        self._begun = time.perf_counter()
+        self._follower: CurveFollower | None = None
+
+    def begin(self) -> None:
+        """Open the run, and follow the stage's curves."""
+        self._note("its run", self._open)
+        store, step = self.tracker.store, self.step
+        paths = (store.work(step.kind, step.key) / "curves.jsonl", step.folder / "curves.jsonl")
+        self._follower = CurveFollower(
+            paths, lambda rows: self._note("its curves", lambda: self.run.log_rows(step.name, rows))
+        )
+        self._follower.start()
+
+    def _open(self) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        step, run, parent = self.step, self.run, self.tracker.run
+        benchmark = self.recipe.benchmark.name if graph.is_by_benchmark(step.name) else ""
+        about = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
+        tags = _with_provenance(about) | {"mlflow.parentRunId": parent.run_id}
+        run.experiment_id = parent.experiment_id
+        opened = run.client.create_run(run.experiment_id, tags=tags, run_name=_label(step.name, self.role))
+        run.run_id = opened.info.run_id
+        reads = next(stage.reads for stage in graph.GRAPH if stage.name == step.kind)
+        run.log_params(self.recipe.slice(*reads))
+        # The datasets that the stage reads, by their places within the store: the store may move.
+        inputs = [
+            DatasetInput(
+                Dataset(*dataset, source_type="sqltrain-store", source=f"{need.kind}/{need.key}/data.parquet"),
+                [InputTag("mlflow.data.context", step.name)],
+            )
+            for need in self.needs
+            if (dataset := models.dataset_reference(need)) is not None
+        ]
+        if inputs:
+            run.client.log_inputs(run.run_id, inputs)
+
+    def record(self, result: StageResult) -> None:
+        """Note a finished stage: its numbers, its files, and its checkpoint, report or evaluation."""
+        self._note_span({"cached": result.cached, **{f"metrics.{name}": x for name, x in result.metrics.items()}})
+        if self._follower is None:
+            self.tracker.found(self.role, result)
+            return
+        run, parent = self.run, self.tracker.run
+        numbers = {**result.metrics, "seconds": time.perf_counter() - self._begun}
+        self._follower.flush()
+        own = {name: value for name, value in numbers.items() if name not in self._follower.names}
+        timing, _ = read_rows([result.folder / "timing.jsonl"], 0)
+        self._note("its numbers", lambda: run.log_rows(self.step.name, [(0, own)]))
+        self._note("its numbers in the parent", lambda: self.tracker.summarise(self.role, result, numbers))
+        self._note("its timing", lambda: run.log_rows("timing", timing))
+        for path in (result.folder / name for name in SMALL_FILES):
+            if path.is_file():
+                self._note(path.name, lambda path=path: run.client.log_artifact(run.run_id, str(path)))
+        if result.kind == "report":
+            # That of the first benchmark lies on top, that of another in a folder of its name.
+            page, folder = str(result.folder / "report.html"), graph.benchmark_of(result.name) or None
+            self._note("the report", lambda: parent.client.log_artifact(parent.run_id, page, folder))
+        about = (run, self.recipe)
+        if result.name in TRAINING:
+            self._note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))
+        if result.name.startswith("evaluate_"):
+            self._note("its checkpoint's accuracy", lambda: models.note_accuracy(*about, self.needs, result))
+            self._note("its traces", lambda: episodes.log(*about, self.needs, result))
+            self._note("its questions", lambda: episodes.log_questions(*about, self.needs))
+
+    def end(self, error: BaseException | None) -> None:
+        """Stop following, and close the run."""
+        if self._follower is not None:
+            self._follower.stop()
+            self._note("its end", lambda: _terminate(self.run, error))
+
+    def _note(self, content: str, write: Callable[[], object]) -> None:
+        self.tracker.recorder.note(f"{_label(self.step.name, self.role)}: {content}", write)
+
+
+def _terminate(run: MlflowRun, error: BaseException | None) -> None:
+    if run.run_id:
+        status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
+        run.client.set_terminated(run.run_id, status)
+
+
+def _label(stage: str, role: str) -> str:
+    return f"{stage} ({role})" if role else stage
+
+
+def _with_provenance(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags with commit, libraries and machine of this process; the commit also under the name that MLflow shows."""
+    made_by = provenance.facts()
+    commit = {"mlflow.source.git.commit": str(made_by["commit"])} if made_by["commit"] else {}
+    named = {**tags, **provenance.as_tags(made_by)}
+    return {f"sqltrain.{key}": value for key, value in named.items() if value} | commit
+
+
+def process_mark(pid: int) -> str:
+    """A process's number and the moment it began, which differs for a later one of that number; "" if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return f"{pid}/{stat.rpartition(')')[2].split()[19]}"
+
+
+def _close_dead(client: MlflowClient, experiment_id: str) -> None:
+    """Mark as killed the runs of this machine that still are RUNNING although their process is gone (kill -9)."""
+    here = f"attributes.status = 'RUNNING' and tags.`sqltrain.host` = '{platform.node()}'"
+    for parent in client.search_runs([experiment_id], here):
+        mark = parent.data.tags.get("sqltrain.process", "0/")
+        if process_mark(int(mark.partition("/")[0])) == mark:
+            continue
+        children = f"attributes.status = 'RUNNING' and tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+        for run in (*client.search_runs([experiment_id], children), parent):
+            client.set_terminated(run.info.run_id, "KILLED")
+
+
+# Training curves: read from a growing JSONL file, sent in batches.
+
+
+class CurveFollower:
     """Sends the rows of a growing curves file every so often while a stage runs, and the rest when it stops.
 
     Args:
-        paths: where the file may be, in order: the work folder, then the finished one.
+        paths: possible places of the file, in order: the work folder, then the finished one.
         send: takes rows of (step, numbers); must not raise.
-        every_s: time between two looks, in seconds.
-
-    Attributes:
-        names: of the numbers that were seen.
+        every_s: seconds between two looks.
     """
 
     def __init__(self, paths: Sequence[Path], send: Callable[[Sequence[Row]], None], every_s: float = EVERY_S) -> None:
@@ -96,15 +366,12 @@ class Follower:
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._offset = 0
-        self.names: set[str] = set()
+        self.names: set[str] = set()  # of the numbers that were seen
         self._thread = threading.Thread(target=self._watch, name="curves", daemon=True)
-
-    def start(self) -> None:
-        """Begin to follow."""
-        self._thread.start()
+        self.start = self._thread.start
 
     def stop(self) -> None:
-        """Stop following and send what is left."""
+        """Stop following and send the rest."""
         self._done.set()
         self._thread.join()
         self.flush()
@@ -135,388 +402,54 @@ def read_rows(paths: Sequence[Path], offset: int) -> tuple[list[Row], int]:
                 data = file.read()
         except OSError:
             continue
-        whole = data[: data.rfind(b"\n") + 1]
-        rows = [row for line in whole.splitlines() if (row := _row(line)) is not None]
-        return rows, offset + len(whole)
+        complete, rows = data[: data.rfind(b"\n") + 1], list[Row]()
+        for line in complete.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a line that is not a row
+                numbers = json.loads(line)
+                rows.append((int(numbers.pop("step")), numbers))
+        return rows, offset + len(complete)
     return [], offset
 
 
-def _row(line: bytes) -> Row | None:
-    try:
-        value = json.loads(line)
-        return int(value.pop("step")), value
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+# Spans of OpenTelemetry.
 
 
-# The prompts that runs used, in MLflow's prompt registry: a version a text, found again by the digest of the text.
+@functools.cache
+def span_tracer() -> opentelemetry.trace.Tracer | None:
+    """The maker of spans; None if the environment names no collector, or if the exporter is not installed.
 
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-
-
-def register(tracker: Tracker, protocol: ProtocolSection) -> None:
-    """Link the run to the version of its prompt, which is made unless that text has one already."""
-    from mlflow.exceptions import MlflowException
-
-    path = PROMPTS / f"{protocol.name}_{protocol.prompt}.txt"
-    if not path.is_file():
-        return
-    text = path.read_text(encoding="utf-8")
-    name, alias = f"sqltrain-{protocol.name}-{protocol.prompt}", f"text-{digest(text)[:12]}"
-    client = tracker.client
-    try:
-        version = client.get_prompt_version_by_alias(name, alias)
-    except MlflowException:
-        version = client.register_prompt(name, _VARIABLE.sub(r"{{\1}}", text), tags={"digest": digest(text)})
-        client.set_prompt_alias(name, alias, version.version)
-    with destination(tracker.uri):  # the link goes to MLflow's global store, whatever the client's own is
-        client.link_prompt_version_to_run(tracker.run_id, version)
-
-
-# The held-out questions of a benchmark as an evaluation dataset of MLflow, on which anyone may evaluate an agent.
-
-MOST = 2000  # MLflow looks each row up before it writes it: some 2 ms a row
-
-
-def log(child: Child) -> None:
-    """Make the dataset of the questions that an evaluation asked, unless an earlier run did or they are too many."""
-    tracker = child.tracker
-    for step in (step for step in child.needs if step.kind == "test"):
-        name = f"{child.recipe.benchmark.name} {step.key}"
-        if tracker.client.search_datasets([tracker.experiment_id], f"name = '{name}'"):
-            continue
-        asked = examples(step.folder, "test")
-        if len(asked) > MOST:
-            continue
-        with warnings.catch_warnings(), destination(tracker.uri):
-            warnings.simplefilter("ignore")  # deprecations inside MLflow
-            tags = {"sqltrain.stage": step.name, "sqltrain.key": step.key}
-            dataset = tracker.client.create_dataset(name, [tracker.experiment_id], tags)
-            dataset.merge_records([_question_row(example) for example in asked])
-
-
-def _question_row(example: Example) -> dict[str, Any]:
-    inputs = {"question": example.question, "database": example.database.id}
-    if example.evidence:
-        inputs["evidence"] = example.evidence
-    return {"inputs": inputs, "expectations": {"expected_response": example.gold_sql}}
-
-
-# MLflow's own limits of one batch.
-BATCH_METRICS, BATCH_PARAMS = 1000, 100
-TRAINING = ("sft", "grpo")
-EVALUATION = "evaluate_"
-SMALL_FILES = ("contract.json", "contract.html")
-
-
-class Tracker:
-    """The parent run of one pipeline run or of one night, opened when there is something to make: no work, no run.
-
-    Args:
-        say: takes the plain lines that tell of trouble.
-        name: of the run, for people; the moment is put behind it. The recipe and its seed when left out.
-        tags: what else the parent run should be found by.
-        group: what all processes of one run share (Prefect's root flow run); "" where one process does all of it.
-            A process whose group has a parent run already adds to that one.
+    A process that sends spans already (`opentelemetry-instrument`) goes on to send them to its own collector.
     """
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        store: Store,
-        say: Callable[[str], None],
-        name: str = "",
-        tags: Mapping[str, str] | None = None,
-        group: str = "",
-    ) -> None:
-        self.recipe = recipe
-        self.store = store
-        self.name = f"{name or f'{recipe.name} seed {recipe.seed}'}, {time.strftime('%d %b %H:%M:%S')}"
-        self.tags = dict(tags or {})
-        self.group = group
-        self.uri = mlflow_client.tracking_uri(store.root)
-        self.recorder = MlflowNotes(self.uri, say)
-        self.experiment_id = ""
-        self.run_id = ""
-        self._begun = self._joined = False
-        self._claim = contextlib.ExitStack()  # what `sqltrain status` sees until the last note is written
-        self._cached: list[tuple[str, StageResult]] = []  # found before there was a run to note them in
-
-    def __enter__(self) -> Tracker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._claim:
-            if isinstance(error, KeyboardInterrupt) and not self.recorder.reached:
-                self.recorder.off = True  # who stops a run does not wait until a new store has its tables
-            if self._begun and not self._joined:
-                self.recorder.note("the end of the run", lambda: self._end(self.run_id, _status(error)))
-            self.recorder.close()
-
-    @property
-    def client(self) -> MlflowClient:
-        """The connection, made at first use."""
-        return mlflow_client.connect(self.uri, self.store.root)
-
-    @property
-    def page(self) -> str:
-        """The address of the run's page on an MLflow server; "" where it has none that a browser reaches."""
-        if not (self.run_id and self.uri.startswith("http")):
-            return ""
-        return f"{mlflow_client.shown(self.uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
-
-    def begin(self) -> None:
-        """Open the parent run, unless it is open, and note what was found finished before."""
-        if self._begun:
-            return
-        self._begun = True
-        self._claim.enter_context(claimed(self.store, (), {"recipe": self.recipe.name, **self.tags}))
-
-        self.recorder.note("the run and its parameters", self._open)
-        self.recorder.note("the prompt", lambda: register(self, self.recipe.protocol))
-        for role, result in self._cached:
-            self._note_cached(role, result)
-        self._cached.clear()
-
-    @contextlib.contextmanager
-    def stage(self, step: Step, steps: Sequence[Step], recipe: Recipe, role: str = "") -> Iterator[Child]:
-        """A child run around the making of one stage; a cached one only gives the parent its numbers.
-
-        Args:
-            role: what the stage is made for, where one run makes several of a name: a night's "champion", say.
-        """
-        child = Child(self, step, [other for other in steps if other.name in step.needs], recipe, role)
-        if not step.cached:
-            self.begin()
-            child.begin()
-        try:
-            yield child
-        except BaseException as error:
-            child.status = _status(error)
-            raise
-        finally:
-            child.end()
-
-    def found(self, role: str, result: StageResult) -> None:
-        """Note a stage that was there, in the parent once there is one: a comparison of runs has no holes."""
-        if self._begun:
-            self._note_cached(role, result)
-        else:
-            self._cached.append((role, result))
-
-    def decided(self, line: Mapping[str, Any]) -> None:
-        """Note what a night decided."""
-        if not self._begun:
-            return
-
-        def write() -> None:
-            for tag, value in (("decision", line["decision"]), ("reason", line["reason"])):
-                self.client.set_tag(self.run_id, f"sqltrain.{tag}", str(value)[:MAX_PARAM])
-            self.send(self.run_id, "night", [(0, line.get("numbers", {}))])
-
-        self.recorder.note("the night's decision", write)
-
-    def send(self, run_id: str, stage: str, rows: Sequence[Row], model: Mapping[str, str] | None = None) -> None:
-        """Log rows of (step, numbers) in as few batches as MLflow allows.
-
-        Args:
-            model: the checkpoint and the dataset that the numbers belong to, by MLflow's names of the fields.
-        """
-        metrics = to_metrics(rows, stage, run_id if model else None, model or {})
-        for start in range(0, len(metrics), BATCH_METRICS):
-            self.client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
-
-    def params(self, run_id: str, values: Mapping[str, Any]) -> None:
-        """Log nested settings as flat parameters."""
-        from mlflow.entities import Param
-
-        params = [Param(key, value) for key, value in flatten(values).items()]
-        for start in range(0, len(params), BATCH_PARAMS):
-            self.client.log_batch(run_id, params=params[start : start + BATCH_PARAMS])
-
-    def _open(self) -> None:
-        """The run of this group where there is one; else a new one, with the resolved recipe in it."""
-        self.experiment_id = mlflow_client.experiment(self.client, self.recipe.name, self.store.root)
-        _close_dead(self.client, self.experiment_id)
-        if self.group:
-            runs = self.client.search_runs([self.experiment_id], f"tags.`sqltrain.group` = '{self.group}'")
-            if runs:
-                self.run_id, self._joined = runs[0].info.run_id, True
-                return
-        resolved = self.recipe.model_dump(mode="json")
-        about = {"recipe": self.recipe.name, "recipe_digest": digest(resolved), **self.tags, "group": self.group}
-        about |= {"host": platform.node(), "process": process_mark(os.getpid())}
-        run = self.client.create_run(self.experiment_id, tags=_own(about) | _made_by(), run_name=self.name)
-        self.run_id = run.info.run_id
-        self.params(self.run_id, resolved)
-        self.client.log_dict(self.run_id, resolved, "recipe.yaml")
-
-    def _end(self, run_id: str, status: str) -> None:
-        if run_id:
-            self.client.set_terminated(run_id, status)
-
-    def _note_cached(self, role: str, result: StageResult) -> None:
-        def write() -> None:
-            from tasks import models
-
-            self.summarise(role, result, result.metrics)
-            if result.name in TRAINING:
-                models.register(self, result, "")
-
-        self.recorder.note(f"the numbers of {_label(result.name, role)}", write)
-
-    def summarise(self, role: str, result: StageResult, numbers: Mapping[str, float]) -> None:
-        """A stage's summary and key in the parent run: what one compares across runs."""
-        group = f"{role}.{result.name}" if role else result.name
-        self.send(self.run_id, group, [(0, {name.replace("/", "."): value for name, value in numbers.items()})])
-        self.client.set_tag(self.run_id, f"sqltrain.key.{group}"[:MAX_KEY], result.key)
-
-
-class Child:
-    """One stage's run under its parent; of a cached stage, only the metrics are noted."""
-
-    def __init__(self, tracker: Tracker, step: Step, needs: Sequence[Step], recipe: Recipe, role: str) -> None:
-        self.tracker = tracker
-        self.step = step
-        self.needs = needs
-        self.recipe = graph.seen_by(step.name, recipe)
-        self.role = role
-        self.label = _label(step.name, role)
-        self.run_id = ""
-        self.status = _status(None)
-        self.begun = time.perf_counter()
-        self._follower: Follower | None = None
-
-    def begin(self) -> None:
-        """Open the run, and follow the stage's curves."""
-        self._note("its run", self._open)
-        store, step = self.tracker.store, self.step
-        paths = (store.work(step.kind, step.key) / "curves.jsonl", step.folder / "curves.jsonl")
-        self._follower = Follower(paths, lambda rows: self._note("its curves", lambda: self._send(rows)))
-        self._follower.start()
-
-    def record(self, result: StageResult) -> None:
-        """Note what the finished stage made: numbers, files, and what its kind has besides."""
-        if self._follower is None:
-            self.tracker.found(self.role, result)
-            return
-        numbers = {**result.metrics, "seconds": time.perf_counter() - self.begun}
-        self._follower.flush()
-        own = {name: value for name, value in numbers.items() if name not in self._follower.names}
-        timing, _ = read_rows([result.folder / "timing.jsonl"], 0)
-        self._note("its numbers", lambda: self._send([(0, own)]))
-        self._note("its numbers in the parent", lambda: self.tracker.summarise(self.role, result, numbers))
-        self._note("its timing", lambda: self.tracker.send(self.run_id, "timing", timing))
-        for path in (result.folder / name for name in SMALL_FILES):
-            if path.is_file():
-                self._note(path.name, functools.partial(self._file, path))
-        if result.kind == "report":
-            self._note("the report", lambda: self._report(result))
-        self._note_checkpoint(result)
-
-    def end(self) -> None:
-        """Stop following, and close the run."""
-        if self._follower is not None:
-            self._follower.stop()
-            self._note("its end", lambda: self.tracker._end(self.run_id, self.status))
-
-    def _note_checkpoint(self, result: StageResult) -> None:
-        """The checkpoint that a stage trained; the evaluation of one."""
-        from tasks import episodes, models
-
-        if result.name in TRAINING:
-            self._note("its checkpoint", lambda: models.register(self.tracker, result, self.run_id))
-        if result.name.startswith(EVALUATION):
-            self._note("its checkpoint's accuracy", lambda: models.note_accuracy(self, result))
-            self._note("its traces", lambda: episodes.log(self, result))
-            self._note("its questions", lambda: log(self))
-
-    def _note(self, what: str, write: Callable[[], None]) -> None:
-        self.tracker.recorder.note(f"{self.label}: {what}", write)
-
-    def _send(self, rows: Sequence[Row]) -> None:
-        self.tracker.send(self.run_id, self.step.name, rows)
-
-    def _file(self, path: Path) -> None:
-        self.tracker.client.log_artifact(self.run_id, str(path))
-
-    def _report(self, result: StageResult) -> None:
-        """That of the first benchmark lies on top, that of another in a folder of its name."""
-        folder = graph.benchmark_of(result.name) or None
-        self.tracker.client.log_artifact(self.tracker.run_id, str(result.folder / "report.html"), folder)
-
-    def _open(self) -> None:
-        tracker, step = self.tracker, self.step
-        benchmark = self.recipe.benchmark.name if graph.is_by_benchmark(step.name) else ""
-        about = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
-        tags = _own(about)
-        tags |= _made_by() | {"mlflow.parentRunId": tracker.run_id}
-        run = tracker.client.create_run(tracker.experiment_id, tags=tags, run_name=self.label)
-        self.run_id = run.info.run_id
-        reads = next(stage.reads for stage in graph.GRAPH if stage.name == step.kind)
-        tracker.params(self.run_id, self.recipe.slice(*reads))
-        self._inputs()
-
-    def _inputs(self) -> None:
-        """The datasets that the stage reads, by reference."""
-        from mlflow.entities import DatasetInput, InputTag
-
-        context = [InputTag("mlflow.data.context", self.step.name)]
-        datasets = [_dataset(other) for other in self.needs]
-        inputs = [DatasetInput(dataset, context) for dataset in datasets if dataset is not None]
-        if inputs:
-            self.tracker.client.log_inputs(self.run_id, inputs)
-
-
-def _dataset(step: Step) -> Any:
-    """A stage's dataset by its place within the store: the store may move."""
-    from mlflow.entities import Dataset
-
-    facts = dataset_facts(step)
-    if facts is None:
+    if not any(os.environ.get(name) for name in SPAN_SWITCHES):
         return None
-    return Dataset(*facts, source_type="sqltrain-store", source=f"{step.kind}/{step.key}/data.parquet")
-
-
-def _own(tags: Mapping[str, str]) -> dict[str, str]:
-    return {f"sqltrain.{key}": value for key, value in tags.items() if value}
-
-
-def _made_by() -> dict[str, str]:
-    """Commit, libraries and machine of this process as tags; the commit also where MLflow's own pages look for it."""
-    made_by = provenance.facts()
-    commit = {"mlflow.source.git.commit": str(made_by["commit"])} if made_by["commit"] else {}
-    return _own(provenance.as_tags(made_by)) | commit
-
-
-def _label(stage: str, role: str) -> str:
-    return f"{stage} ({role})" if role else stage
-
-
-def _status(error: BaseException | None) -> str:
-    if error is None:
-        return "FINISHED"
-    return "FAILED" if isinstance(error, Exception) else "KILLED"
-
-
-def process_mark(pid: int) -> str:
-    """A process's number and the moment it began, which tell it from a later one of that number; "" when it is gone."""
     try:
-        facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return f"{pid}/{facts.rpartition(')')[2].split()[19]}"
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        logging.getLogger(SPAN_NAME).warning("no spans are sent: pip install 'sqltrain[traces]'")
+        return None
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # one line a batch that is lost, not one a try
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        about = {"service.name": os.environ.get("OTEL_SERVICE_NAME", SPAN_NAME)}
+        provider = TracerProvider(resource=Resource.create(about))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        trace.set_tracer_provider(provider)
+    return trace.get_tracer(SPAN_NAME)
 
 
-def _close_dead(client: MlflowClient, experiment_id: str) -> None:
-    """Mark as killed the runs of this machine that still say RUNNING although their process is gone (kill -9)."""
-    here = f"attributes.status = 'RUNNING' and tags.`sqltrain.host` = '{platform.node()}'"
-    for parent in client.search_runs([experiment_id], here):
-        mark = parent.data.tags.get("sqltrain.process", "0/")
-        if process_mark(int(mark.partition("/")[0])) == mark:
-            continue
-        children = f"attributes.status = 'RUNNING' and tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
-        for run in (*client.search_runs([experiment_id], children), parent):
-            client.set_terminated(run.info.run_id, "KILLED")
+@contextlib.contextmanager
+def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A span around everything made within it, which takes more attributes; an error ends it as failed."""
+    tracer = span_tracer()
+    if tracer is None:
+        yield lambda more: None
+        return
+
+    def named(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{SPAN_NAME}.{key}": value for key, value in values.items()}
+
+    with tracer.start_as_current_span(name, attributes=named(attributes)) as current:
+        yield lambda more: current.set_attributes(named(more))

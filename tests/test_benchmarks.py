@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows import nights, terminal
+from flows import terminal
 from flows.commands import evaluate as evaluating
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
+from pipelines.nightly import night
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.stages.evaluate import RECORDS
-from tasks.summary import accuracy_markdown
+from tasks.events import accuracy_markdown
 
 OWN = {"test", "leakage", "test_schema", "evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
 POOL = "{name: NAME, kind: miniature, split: SPLIT, options: {databases: 1, questions: 2}}"
@@ -184,7 +185,7 @@ def test_a_night_decides_by_the_first_benchmark_alone(tmp_path: Path) -> None:
         (steps[-1].folder / RECORDS).write_text("")
         return [graph.StageResult(step.name, step.key, step.folder, {}, True) for step in steps]
 
-    site = nights.NightContext("miniature", (), recipe, Store(tmp_path / "store"), walk)
-    evaluated = nights.evaluated(site, recipe, nights.UntrainedModel("sft", "some_key"), "champion")
+    site = night.NightContext("miniature", (), recipe, Store(tmp_path / "store"), walk, walk)
+    evaluated = night.evaluated(site, recipe, night.UntrainedModel("sft", "some_key"), "champion")
     assert walked == ["test", "test_schema", "sft", "evaluate_sft"]
     assert evaluated.name == "evaluate_sft"

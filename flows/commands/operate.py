@@ -8,16 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from flows import run, terminal
-from flows.nights import night, title
 from flows.terminal import AsJson, Bars, Overrides, RecipeName, Where, emit, open_recipe, split, with_store
 from pipelines.core.errors import DataError, SqltrainError, UserError
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.store_remote import Remote, chosen
 from pipelines.nightly import ledger_remote, store_gc
 from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.nightly.night import NightContext, run_night, title
+from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
-from tasks import spans
-from tasks.models import announce, put_right
+from pipelines.stages import graph
+from tasks import contracts
+from tasks.models import announce, announce_if_stale
 from tasks.run import Tracker
 
 Stores = Annotated[
@@ -66,11 +68,11 @@ def nightly(
         from prefect.settings import PREFECT_API_URL
 
         from flows.prefect.remote import run_elsewhere
-        from tasks.prefect_server import see_server
+        from tasks.prefect_server import check_server
 
         if not PREFECT_API_URL.value():
             raise UserError("PREFECT_API_URL is not set", "Set it to the Prefect server that has the deployment.")
-        see_server()
+        check_server()
         stores = [word.removeprefix("store=") for word in overrides or [] if word.startswith("store=")]
         parameters: dict[str, Any] = {"store": stores[-1]} if stores else {}
         unknown = UserError(f"the server has no deployment {deployment!r}", "See: prefect deployment ls")
@@ -90,16 +92,14 @@ def nightly(
         typer.echo(json.dumps(line, sort_keys=True) if as_json else f"{line['decision']}: {line['reason']}")
         return
     loaded, store = open_recipe(recipe, overrides)
-    put_right(loaded.name, store, terminal.say)
+    announce_if_stale(loaded.name, store, terminal.say)
     with Bars(terminal.console) as bars:
-        with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker, spans.run(tracker):
-            line = night(
-                recipe,
-                words,
-                loaded,
-                store,
-                lambda part, at, steps, role: run.walk(part, at, steps, bars, lambda *_: None, tracker, role),
-            )
+        with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
+
+            def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
+                return run.walk(part, at, steps, bars, lambda *_: None, tracker, role)
+
+            line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check))
             tracker.decided(line)
         announce(loaded.name, store, bars.say)
     if as_json:
@@ -116,7 +116,7 @@ def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJs
     Example: sqltrain champion show miniature
     """
     loaded, store = open_recipe(recipe, overrides)
-    put_right(loaded.name, store, lambda line: typer.echo(line, err=True))
+    announce_if_stale(loaded.name, store, lambda line: typer.echo(line, err=True))
     champions = [
         {
             "stage": champion.stage,

@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flows import nights, terminal
 from flows import run as plain_run
+from flows import terminal
 from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, split, with_store
 from pipelines.adaptation import estimate, outcome, recipe_file
 from pipelines.adaptation.questions import counts_of, gather
@@ -27,6 +27,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn
 from pipelines.databases import card, named
 from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.nightly import night
 from pipelines.nightly.ledger import Champion, Ledger
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
@@ -41,7 +42,7 @@ from pipelines.sql.schema import render
 from pipelines.stages import graph
 from pipelines.stages.context import examples
 from pipelines.sweeps import paper_tables, sweep_plan, sweep_table
-from tasks import spans
+from tasks import contracts
 from tasks.models import announce
 from tasks.run import Tracker
 
@@ -177,7 +178,7 @@ def adapt(
     command = shlex.join(["sqltrain", "adapt", database, *rest, *stores])
     loaded = recipes.load(str(place), rest)
     recipe_file.last_training_stage(loaded)  # fails if it cannot be adapted
-    nights.guards(str(place), rest, loaded)  # they are asked last: a word that is wrong should not cost a training
+    night.guards(str(place), rest, loaded)  # they are asked last: a word that is wrong should not cost a training
     steps = graph.plan(loaded, store)
     # Work and cost, before the run begins.
     question_counts = counts_of(loaded)
@@ -195,25 +196,25 @@ def adapt(
     results = {result.name: result for result in terminal.run(loaded, store, None)}
     # The model is compared with the champion, or else with the model that it was made from.
     trained = recipe_file.last_training_stage(loaded)
-    challenger = nights.Challenger(trained, results[trained].key, results["model"].key, ())
-    ledger, base = Ledger(store, loaded.name), nights.UntrainedModel("model", challenger.base)
-    before: nights.UntrainedModel | Champion = base
+    challenger = night.Challenger(trained, results[trained].key, results["model"].key, ())
+    ledger, base = Ledger(store, loaded.name), night.UntrainedModel("model", challenger.base)
+    before: night.UntrainedModel | Champion = base
     title = f"{loaded.name} adapted"
-    with Bars(terminal.console) as bars, Tracker(loaded, store, bars.say, title) as tracker, spans.run(tracker):
+    with Bars(terminal.console) as bars, Tracker(loaded, store, bars.say, title) as tracker:
 
         def walk(part: Recipe, at: Store, to_walk: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
             return plain_run.walk(part, at, to_walk, bars, lambda *_: None, tracker, role)
 
-        site = nights.NightContext(str(place), rest, loaded, store, walk)
+        context = night.NightContext(str(place), rest, loaded, store, walk, contracts.check)
         with ledger.locked():
             champion = ledger.champion()
             if champion is not None and champion.key == challenger.key:
                 line: dict[str, Any] = {"decision": "nothing", "reason": "it is the champion already", "numbers": {}}
             else:
-                curated = {name: results[name].key for name in nights.CURATION if name in results}
-                line, before = nights.conclude(site, ledger, challenger, [curated]), champion or base
+                curated = {name: results[name].key for name in night.CURATION if name in results}
+                line, before = night.conclude(context, ledger, challenger, [curated]), champion or base
         tracker.decided(line)
-        sides = [(who, nights.evaluated(site, loaded, who, "")) for who in (before, challenger)]
+        sides = [(who, night.evaluated(context, loaded, who, "")) for who in (before, challenger)]
         announce(loaded.name, store, bars.say)
     old_side, new_side = ((result.folder, f"{who.stage} {who.key}") for who, result in sides)
     verdict = f"{line['decision']}: {line['reason']}"

@@ -8,16 +8,16 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed
 
-from flows.nights import night, title
 from flows.prefect.forms import UNCHANGED, CommonOverrides
 from flows.prefect.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
 from flows.terminal import split
 from pipelines.core.errors import DataError
 from pipelines.nightly.ledger import Ledger, NightInProgress
-from tasks import events
-from tasks.models import announce, put_right
+from pipelines.nightly.night import NightContext, run_night, title
+from tasks import contracts, events
+from tasks.events import night_markdown
+from tasks.models import announce, announce_if_stale
 from tasks.prefect_stage import show
-from tasks.summary import night_markdown
 
 
 @flow(name="retrain", flow_run_name="night of {recipe}", persist_result=False)
@@ -42,24 +42,27 @@ def retrain(
     changes = common.overrides((*([f"nightly.inbox={inbox}"] if inbox else []), *overrides))
     loaded, opened = open_form(recipe, changes, store)
     common.check(loaded)
-    put_right(loaded.name, opened, get_run_logger().warning)
+    announce_if_stale(loaded.name, opened, get_run_logger().warning)
     step_by_step = walk_on_gpu if gpu_pool else walk
     ledger = Ledger(opened, loaded.name)
     before = len(ledger.lines())
     with tracked(loaded, opened, title(loaded, opened)) as tracker:
         try:
-            line = night(
-                recipe,
-                split(changes)[0],
-                loaded,
-                opened,
-                lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),
+            line = run_night(
+                NightContext(
+                    recipe,
+                    split(changes)[0],
+                    loaded,
+                    opened,
+                    lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),
+                    contracts.check,
+                )
             )
         except NightInProgress as error:  # one night at a time, by a lock that dies with its holder
             return Cancelled(message=str(error))
         except DataError as error:
             if any(row.get("decision") == "refused" for row in ledger.lines()[before:]):
-                events.refused(loaded.name, str(error))
+                events.emit(events.REFUSED, loaded.name, {"reason": str(error)})
             raise
         tracker.decided(line)
     show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])

@@ -25,12 +25,12 @@ from pipelines.nightly.store_gc import claimed
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph, preflight
-from tasks import events, spans
-from tasks.prefect_server import patiently, prefect_server
+from tasks import events
+from tasks.events import accuracy_markdown, report_markdown, stage_rows
+from tasks.prefect_server import prefect_server, retry_until_reachable
 from tasks.prefect_stage import Walk, artifact_key, run_stage, show, uses_device
 from tasks.reaper import reap, run_lock
-from tasks.run import Tracker
-from tasks.summary import accuracy_markdown, report_markdown, stage_rows
+from tasks.run import Tracker, span_tracer
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_names()]})]
 # The server holds a form to this before it makes a run.
@@ -38,7 +38,7 @@ Overrides = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*=")], ...]
 
 CURATION = ("filter", "gold_schema")
 
-spans.switch_on()  # Prefect begins the span of a flow run when it has imported the flow
+span_tracer()  # Prefect begins the span of a flow run when it has imported the flow
 
 
 @contextlib.contextmanager
@@ -54,16 +54,13 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
     tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}
     reap(store, say)
     try:
-        with run_lock(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker, spans.run(tracker):
+        # The flow run that this one was started by, directly or not; itself if it is the first.
+        root = str(retry_until_reachable(lambda: runtime.flow_run.root_flow_run_id, "the run", say) or own)
+        with run_lock(store, own), Tracker(recipe, store, say, name, tags, root) as tracker:
             yield tracker
     except Exception as error:
-        events.failed(recipe.name, error)
+        events.emit(events.FAILED, recipe.name, {"reason": str(error), "kind": type(error).__name__})
         raise
-
-
-def _root(own: str) -> str:
-    """The flow run that this one was started by, directly or not; itself where it is the first."""
-    return str(patiently(lambda: runtime.flow_run.root_flow_run_id, "the run", get_run_logger().warning) or own)
 
 
 def walk(
@@ -88,28 +85,22 @@ def walk(
                     assets=[events.asset_key(recipe.name, step.name, role)],
                     asset_deps=events.upstream(step, recipe, role),
                 )
-                # Prefect knows results by their id() and would take a new object at an old place for one of them:
-                # what is no result is quoted, or the lineage has stages that were never read.
+                # quote() what is not a task result: Prefect matches results by id() and would add false edges to the
+                # lineage.
                 state: Any = task(quote(step), quote(shared), [done[name] for name in step.needs])
-                done[step.name] = (
-                    state.result() if isinstance(state, State) else state
-                )  # `Cached` is a state of its own
+                done[step.name] = state.result() if isinstance(state, State) else state  # a `Cached` one is a State
     finally:
-        _publish(steps, done, recipe, tracker)
-    return list(done.values())
-
-
-def _publish(steps: Sequence[graph.Step], done: dict[str, graph.StageResult], recipe: Recipe, tracker: Tracker) -> None:
-    show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
-    accuracy = accuracy_markdown(done.values(), recipe)
-    if accuracy:
-        show(create_markdown_artifact, accuracy, key="execution-accuracy", description="Held-out execution accuracy")
-    for result in done.values():
-        if result.kind == "report":
+        show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
+        accuracy = accuracy_markdown(done.values(), recipe)
+        if accuracy:
+            about = "Held-out execution accuracy"
+            show(create_markdown_artifact, accuracy, key="execution-accuracy", description=about)
+        for result in (result for result in done.values() if result.kind == "report"):
             benchmark = graph.benchmark_of(result.name)
             text = report_markdown(result.folder / "report.html", tracker.page, benchmark)
             about = f"The report of {benchmark}" if benchmark else "The report"
             show(create_markdown_artifact, text, key=artifact_key(*result.name.split(".")), description=about)
+    return list(done.values())
 
 
 def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:

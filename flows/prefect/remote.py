@@ -12,7 +12,7 @@ from prefect.states import Cancelling
 
 from pipelines.core.errors import BoundaryError
 from tasks.events import Pulse
-from tasks.prefect_server import patiently
+from tasks.prefect_server import retry_until_reachable
 
 POLL_S = 5.0
 
@@ -25,7 +25,7 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[st
     Args:
         deployment: "flow/deployment".
     """
-    run: Any = patiently(
+    run: Any = retry_until_reachable(
         lambda: run_deployment(deployment, parameters=parameters, timeout=0), f"the start of {deployment}", say
     )
     say(f"{deployment} runs as {run.name}, flow run {run.id}")
@@ -33,8 +33,10 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[st
     with get_client(sync_client=True) as client:
         try:
             while True:
-                pulse.beat()  # that run tells of itself whether it gets on
-                state = patiently(lambda: client.read_flow_run(run.id).state, f"the end of {deployment}", say)
+                pulse.beat()  # the progress of that run is in its own events
+                state = retry_until_reachable(
+                    lambda: client.read_flow_run(run.id).state, f"the end of {deployment}", say
+                )
                 if state is not None and state.is_final():
                     break
                 time.sleep(POLL_S)

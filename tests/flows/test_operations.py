@@ -128,7 +128,7 @@ def test_a_deployed_night_is_waited_for_while_the_server_restarts(
         asked.append((name, how["parameters"]))
         return SimpleNamespace(id="r1", name="a night")
 
-    monkeypatch.setattr("tasks.prefect_server.see_server", lambda: None)
+    monkeypatch.setattr("tasks.prefect_server.check_server", lambda: None)
     monkeypatch.setattr(remote, "run_deployment", start)
     monkeypatch.setattr(remote, "get_client", lambda **_: nullcontext(Client()))
     monkeypatch.setattr("time.sleep", lambda seconds: None)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows import nights
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
+from pipelines.nightly import night
 from pipelines.nightly.ledger import Ledger
 from pipelines.recipe import recipes
 from tests.nightly import farms
@@ -45,13 +45,13 @@ def test_a_guard_that_cannot_be_asked_stops_a_night_before_it_begins(
         pytest.fail("a stage was made")
 
     with pytest.raises(RecipeError, match=said):
-        nights.night("miniature", words, recipes.load("miniature", words), store, walk)
+        night.run_night(night.NightContext("miniature", words, recipes.load("miniature", words), store, walk, walk))
     assert Ledger(store, "miniature").usable() == []  # its questions wait for the next night
 
 
 def test_a_guard_is_the_recipe_over_other_questions(words: list[str]) -> None:
     for name, benchmark in (("local/farms", "farms"), ("data/miniature", "miniature_test")):
         given = [*words, f"nightly.guards=[{name}]"]
-        (guard,) = nights.guards("miniature", given, recipes.load("miniature", given)).values()
+        (guard,) = night.guards("miniature", given, recipes.load("miniature", given)).values()
         assert guard.benchmark.name == benchmark
         assert "gold_schema" not in guard.stages

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from flows import nights, run
+from flows import run
 from pipelines.core.store import Store
 from pipelines.core.types import to_dict
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.nightly.ledger import Ledger
+from pipelines.nightly.night import NightContext, run_night
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import evaluate, graph, train
@@ -77,7 +78,7 @@ def a_night(
             tracker.recorder.off = True
             return run.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
 
-    return nights.night("miniature", (), recipe, store, walk)
+    return run_night(NightContext("miniature", (), recipe, store, walk, contracts.check))
 
 
 def test_the_next_night_decides_the_same_and_makes_nothing_again(

@@ -1,19 +1,22 @@
 """A night whose batch breaks a contract: every bad row is named, and no good row is lost."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from flows import nights, run
+from flows import run
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger
+from pipelines.nightly.night import NightContext, run_night
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
+from tasks import contracts
 from tasks.run import Tracker
 from tests.nightly import farms
 
@@ -27,12 +30,12 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 def a_night(recipe: Recipe, store: Store) -> None:
-    def walk(part: Recipe, at: Store, steps: list[graph.Step], role: str) -> list[graph.StageResult]:
+    def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
         with Tracker(part, at, pytest.fail) as tracker:
             tracker.recorder.off = True  # what a night records is another test's
             return run.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
 
-    nights.night("miniature", (), recipe, store, walk)  # type: ignore[arg-type]
+    run_night(NightContext("miniature", (), recipe, store, walk, contracts.check))
 
 
 def test_after_mending_the_bad_rows_all_rows_come_again(tmp_path: Path, recipe: Recipe) -> None:

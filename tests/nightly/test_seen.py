@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import nights
 from pipelines.core import frames
 from pipelines.core.errors import BoundaryError
 from pipelines.core.frames import DATA
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example, ExecutionStatus, StopReason, to_dict
 from pipelines.evaluation.record import EpisodeRecord
+from pipelines.nightly import night
 from pipelines.nightly.ledger import Champion
 from pipelines.nightly.promotion import trained_on
 from pipelines.recipe import recipes
@@ -102,14 +102,14 @@ def test_they_do_not_count_when_a_challenger_is_held_against_it(
         about = {"inputs": {"sft": key, "test": "t"}}
         store.make("evaluate_sft", key, partial(write_text, text), about, pytest.fail)
 
-    def evaluated(site: object, recipe: object, who: nights.Challenger | Champion, role: str) -> StageResult:
+    def evaluated(site: object, recipe: object, who: night.Challenger | Champion, role: str) -> StageResult:
         return StageResult("evaluate_sft", who.key, store.folder("evaluate_sft", who.key), {}, True)
 
-    monkeypatch.setattr(nights, "evaluated", evaluated)
-    monkeypatch.setattr(nights, "decide", lambda test, *_: nights.PromotionDecision("promoted", say(test), {}))
+    monkeypatch.setattr(night, "evaluated", evaluated)
+    monkeypatch.setattr(night, "decide", lambda test, *_: night.PromotionDecision("promoted", say(test), {}))
     site = SimpleNamespace(name="miniature", overrides=(), store=store, recipe=recipes.load("miniature"))
-    challenger = nights.Challenger("sft", "challenger", "base", ())
-    verdict = nights._decided(site, challenger, Champion("sft", "champion", (), 1), set())  # type: ignore[arg-type]
+    challenger = night.Challenger("sft", "challenger", "base", ())
+    verdict = night.compare_with_champion(site, challenger, Champion("sft", "champion", (), 1), set())  # type: ignore[arg-type]
     assert verdict.decision == decision
     assert verdict.reason.startswith(said)
 
@@ -126,15 +126,15 @@ def test_nothing_is_decided_by_an_evaluation_that_a_boundary_broke(
     result = StageResult("evaluate_sft", "e", store.folder("evaluate_sft", "e"), {}, False)
     site = SimpleNamespace(store=store, make=lambda recipe, steps, role: {"evaluate_sft": result})
     recipe = recipes.load("miniature", [f"contracts.max_broken={share}"])
-    challenger = nights.Challenger("sft", "challenger", "base", ())
+    challenger = night.Challenger("sft", "challenger", "base", ())
     if stops:
         with pytest.raises(BoundaryError, match=f"{broken} of 3 held-out questions of miniature_test broke: connec"):
-            nights.evaluated(site, recipe, challenger, "")  # type: ignore[arg-type]
+            night.evaluated(site, recipe, challenger, "")  # type: ignore[arg-type]
     else:
-        assert nights.evaluated(site, recipe, challenger, "") == result  # type: ignore[arg-type]
+        assert night.evaluated(site, recipe, challenger, "") == result  # type: ignore[arg-type]
     assert store.has("evaluate_sft", "e") is not stops
 
 
-def say(test: nights.Held) -> str:
+def say(test: night.Held) -> str:
     before, after = (sum(item.scores["strict"] for item in side) for side in (test.before, test.after))
     return f"better: {100 * before:.1f} to {100 * after:.1f} % of {len(test.before)} questions"

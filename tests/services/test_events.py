@@ -1,4 +1,4 @@
-"""Automations of infra/automations.py fire on a real server, and a run's stages are assets with their lineage."""
+"""Automations of infra/automations.py fire on a real server, and a run's stages are assets with their events."""
 
 import json
 import sqlite3
@@ -60,9 +60,9 @@ def materialized(site: Site, flow: str) -> dict[str, dict[str, Any]]:
 def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from prefect import flow; from pipelines.core.store import Store\n"
-        "from tasks import lineage\n"
+        "from tasks import events\n"
         "line = {'challenger': {'stage': 'sft', 'key': 'k1'}, 'numbers': {'difference': 0.25}, 'reason': 'better'}\n"
-        "flow(lambda: lineage.promoted('farms', Store(Path(sys.argv[1])), line), name='night')()"
+        "flow(lambda: events.promoted('farms', Store(Path(sys.argv[1])), line), name='night')()"
     )
     with listening() as listener:
         urls = f"--notify {listener.url}/notify --reload {listener.url}/reload"
@@ -87,9 +87,9 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, t
 @pytest.mark.slow
 def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site: Site) -> None:
     code = (
-        "import sys, time; from prefect import flow; from tasks import lineage; lineage.EVERY_S = 1\n"
+        "import sys, time; from prefect import flow; from tasks import events; events.EVERY_S = 1\n"
         "def work():\n"
-        "    pulse = lineage.Pulse()\n"
+        "    pulse = events.Pulse()\n"
         "    for _ in range(16):\n"
         "        time.sleep(1)\n"
         "        sys.argv[1] == 'busy' and pulse.beat()\n"

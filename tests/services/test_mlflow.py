@@ -18,8 +18,7 @@ from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from tasks import mlflow_client, models
 from tasks.mlflow_client import MlflowNotes
-from tasks.run import Tracker
-from tasks.step import run_step
+from tasks.run import Tracker, run_step
 from tests.services.conftest import end, wait_for
 from tests.tasks.conftest import recipe, store, toy
 
@@ -41,7 +40,7 @@ class Server:
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        wait_for(lambda: not mlflow_client.trouble(self.uri), 300, "MLflow's server is up")
+        wait_for(lambda: not mlflow_client.unreachable_reason(self.uri), 300, "MLflow's server is up")
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -77,8 +76,8 @@ def walk(recipe: Recipe, store: Store, said: list[str], between: Any = None) -> 
 
 
 def children(tracker: Tracker) -> dict[str, Any]:
-    query = f"tags.`mlflow.parentRunId` = '{tracker.run_id}'"
-    return {run.info.run_name: run for run in tracker.client.search_runs([tracker.experiment_id], query)}
+    query = f"tags.`mlflow.parentRunId` = '{tracker.run.run_id}'"
+    return {run.info.run_name: run for run in tracker.run.client.search_runs([tracker.run.experiment_id], query)}
 
 
 def test_a_server_takes_all_of_a_run(toy: ModuleType, recipe: Recipe, store: Store) -> None:
@@ -90,25 +89,27 @@ def test_a_server_takes_all_of_a_run(toy: ModuleType, recipe: Recipe, store: Sto
         ("filter", "sft", "evaluate_sft", "report"), "FINISHED"
     )
     key = graph.plan(recipe, store)[1].key
-    model = models.logged(tracker.client, tracker.experiment_id, key)
+    model = models.logged(tracker.run.client, tracker.run.experiment_id, key)
     assert model is not None
     assert (str(model.status), model.source_run_id) == ("READY", runs["sft"].info.run_id)
     assert {one.key: one.value for one in model.metrics}["evaluate_sft/ex"] == 0.75
-    version = models.find(tracker.client, "sqltrain-toy", key)
+    version = models.find(tracker.run.client, "sqltrain-toy", key)
     assert version is not None
     assert (version.source, version.tags["ex"]) == (f"models:/{model.model_id}", "0.7500")
-    found = tracker.client.search_traces(locations=[tracker.experiment_id], run_id=runs["evaluate_sft"].info.run_id)
+    found = tracker.run.client.search_traces(
+        locations=[tracker.run.experiment_id], run_id=runs["evaluate_sft"].info.run_id
+    )
     assert [{one.name for one in trace.info.assessments} for trace in found] == [
         {"execution_accuracy", "error_class"}
     ] * 5
-    assert tracker.client.get_prompt_version("sqltrain-react-full", 1).template
+    assert tracker.run.client.get_prompt_version("sqltrain-react-full", 1).template
 
 
 def test_the_registered_version_holds_card_and_signature(toy: ModuleType, recipe: Recipe, store: Store) -> None:
     import mlflow
 
     tracker = walk(recipe.model_copy(update={"seed": 4}), store, [])
-    with mlflow_client.destination(tracker.uri):
+    with mlflow_client.tracking_at(tracker.run.uri):
         info = mlflow.models.get_model_info("models:/sqltrain-toy/2")
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri="models:/sqltrain-toy/2"))
     assert {path.name for path in folder.iterdir()} >= {"MLmodel", "README.md", "checkpoint.json"}
@@ -132,8 +133,8 @@ def test_what_a_server_missed_is_written_when_it_is_back(
     assert len(said) == 1
     assert said[0].endswith("the run goes on, its notes wait")
     assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
-    assert tracker.client.get_run(tracker.run_id).data.metrics["evaluate_sft/ex"] == 0.75
-    assert len(tracker.client.get_metric_history(children(tracker)["sft"].info.run_id, "sft/loss")) == 5
+    assert tracker.run.client.get_run(tracker.run.run_id).data.metrics["evaluate_sft/ex"] == 0.75
+    assert len(tracker.run.client.get_metric_history(children(tracker)["sft"].info.run_id, "sft/loss")) == 5
 
 
 def test_a_url_where_nothing_listens_costs_two_lines_and_one_look(
@@ -141,8 +142,8 @@ def test_a_url_where_nothing_listens_costs_two_lines_and_one_look(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     looks: list[str] = []
-    probe = mlflow_client.trouble
-    monkeypatch.setattr("tasks.mlflow_client.trouble", lambda uri: looks.append(uri) or probe(uri))
+    probe = mlflow_client.unreachable_reason
+    monkeypatch.setattr("tasks.mlflow_client.unreachable_reason", lambda uri: looks.append(uri) or probe(uri))
     said: list[str] = []
     walk(recipe, store, said)
     assert [line.partition(" ")[0] for line in said] == ["MLflow", "not"]

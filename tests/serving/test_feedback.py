@@ -17,7 +17,7 @@ from pipelines.nightly import inbox
 from pipelines.recipe.config import Nightly, Source
 from pipelines.serving.agent import Event
 from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback
-from tasks.episodes import tell
+from tasks.episodes import send_feedback
 from tests.flows.command_line import sqltrain
 
 SQL = "SELECT count(*) FROM person"
@@ -195,7 +195,7 @@ def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tm
         assert [span.name for span in trace.data.spans] == ["a", "execute"]
         assert next(feedback.export("bo"))["trace"] is None
         feedback.delete("ada")
-        tell(feedback, store)
+        send_feedback(feedback, store)
         place = client.get_experiment_by_name("served questions")
         assert place is not None
         assert client.search_traces(locations=[place.experiment_id]) == []
@@ -207,5 +207,5 @@ def test_a_tracking_server_that_is_away_is_told_later(tmp_path: Path, monkeypatc
     feedback.decide("a", "ada", True, None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(BoundaryError, match="does not answer"):
-        tell(feedback, tmp_path)
+        send_feedback(feedback, tmp_path)
     assert feedback.has_news()

@@ -37,9 +37,9 @@ def test_a_user_and_a_password_of_the_address_are_sent_to_the_server() -> None:
     server = HTTPServer(("127.0.0.1", 0), Locked)
     with serving(server):
         place = f"127.0.0.1:{server.server_port}"
-        assert mlflow_client.trouble(f"http://me:s3%2Fcr%40t@{place}/") == ""
-        assert mlflow_client.trouble(f"http://me:other@{place}") == "it answers with status 503"
-        assert mlflow_client.trouble(f"http://{place}") == "it answers with status 503"
+        assert mlflow_client.unreachable_reason(f"http://me:s3%2Fcr%40t@{place}/") == ""
+        assert mlflow_client.unreachable_reason(f"http://me:other@{place}") == "it answers with status 503"
+        assert mlflow_client.unreachable_reason(f"http://{place}") == "it answers with status 503"
     assert KEYS[-1] is None
 
 
@@ -54,7 +54,7 @@ def test_a_user_and_a_password_of_the_address_are_sent_to_the_server() -> None:
     ],
 )
 def test_an_address_is_shown_without_user_and_password(text: str, shown: str) -> None:
-    assert mlflow_client.shown(text) == shown
+    assert mlflow_client.without_password(text) == shown
 
 
 def test_no_line_about_a_server_that_is_away_shows_its_password(
@@ -68,13 +68,13 @@ def test_no_line_about_a_server_that_is_away_shows_its_password(
     tracker.recorder.close()
     models.announce(recipe.name, Store(tmp_path), lines.append)
     with pytest.raises(BoundaryError) as away:
-        episodes.tell(Feedback(tmp_path / "feedback"), tmp_path)
-    tracker.run_id, tracker.experiment_id = "7", "1"
+        episodes.send_feedback(Feedback(tmp_path / "feedback"), tmp_path)
+    tracker.run.run_id, tracker.run.experiment_id = "7", "1"
     texts = [
         *lines,
         str(away.value),
         tracker.page,
-        mlflow_client.said(OSError(f"no way to http://me:s3cret@{place}/api")),
+        mlflow_client.error_line(OSError(f"no way to http://me:s3cret@{place}/api")),
     ]
     assert len(lines) == 3
     assert [text for text in texts if f"http://{place}" not in text or "s3cret" in text] == []
@@ -82,4 +82,4 @@ def test_no_line_about_a_server_that_is_away_shows_its_password(
 
 @pytest.mark.parametrize("uri", ["http://me:s3cret#x@host", "http://host:s3cret", "postgresql://me:s3cret#x@host"])
 def test_an_address_that_cannot_be_read_is_trouble_that_quotes_none_of_it(uri: str) -> None:
-    assert mlflow_client.trouble(uri) == "it is no address that can be read"
+    assert mlflow_client.unreachable_reason(uri) == "it is no address that can be read"

@@ -20,7 +20,8 @@ from pipelines.stages.data import note_leakage
 from pipelines.stages.graph import StageResult
 from tasks import contracts
 from tasks.checks import Check
-from tasks.summary import contract_html, contract_markdown, night_markdown, report_markdown
+from tasks.contracts import contract_html, contract_markdown
+from tasks.events import night_markdown, report_markdown
 from tests.tasks.conftest import trajectory
 
 
@@ -202,7 +203,7 @@ def test_the_page_needs_no_network(tmp_path: Path, recipe: Recipe) -> None:
 
 def test_great_expectations_is_not_loaded_before_a_contract_is_checked() -> None:
     heavy = "('great_expectations', 'mlflow', 'pandas', 'prefect')"
-    code = f"import tasks.step, tasks.checks, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import tasks.run, tasks.checks, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.run import Follower, Row, metric_name, read_rows, to_metrics
+from tasks.mlflow_client import Row, metric_name, to_metrics
+from tasks.run import CurveFollower, read_rows
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_the_file_is_followed_from_the_work_folder_to_the_finished_one(tmp_path:
         seen.extend(rows)  # type: ignore[arg-type]
         first.set()
 
-    follower = Follower((work, final), send, every_s=0.01)
+    follower = CurveFollower((work, final), send, every_s=0.01)
     follower.start()
     assert first.wait(10)
     with work.open("a") as file:

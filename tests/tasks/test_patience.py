@@ -26,7 +26,7 @@ def test_an_answer_is_asked_for_until_the_server_is_back_and_said_once(monkeypat
             raise RuntimeError("no slot") from httpx.ConnectError("connection refused")
         return "here"
 
-    assert prefect_server.patiently(ask, "the slot", said.append) == "here"
+    assert prefect_server.retry_until_reachable(ask, "the slot", said.append) == "here"
     assert (len(tries), len(said)) == (4, 1)
     assert "the slot waits for it" in said[0]
 
@@ -39,7 +39,7 @@ def test_a_server_that_says_no_is_not_asked_again() -> None:
         raise error
 
     with pytest.raises(httpx.HTTPStatusError):
-        prefect_server.patiently(refuse, "the slot", pytest.fail)
+        prefect_server.retry_until_reachable(refuse, "the slot", pytest.fail)
 
 
 def killed_run(store: Store) -> None:
@@ -59,7 +59,7 @@ def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path: Path, monkeyp
     store = Store(tmp_path)
     killed_run(store)
     crashed: list[str] = []
-    monkeypatch.setattr(reaper, "_crash", lambda path, say: crashed.append(path.stem))
+    monkeypatch.setattr(reaper, "mark_crashed", lambda path, say: crashed.append(path.stem))
     with reaper.run_lock(store, "living"):
         reaper.reap(store, pytest.fail)
     assert crashed == ["killed"]
@@ -82,7 +82,7 @@ def test_a_run_that_is_started_again_while_its_end_is_noted_keeps_its_lock(
             reaper.reap(store, pytest.fail)  # another run's, at the same time: it is at work here already
             again.enter_context(reaper.run_lock(store, path.stem))
 
-        monkeypatch.setattr(reaper, "_crash", crash)
+        monkeypatch.setattr(reaper, "mark_crashed", crash)
         reaper.reap(store, pytest.fail)
         assert crashed == ["killed"]
         assert [path.name for path in (tmp_path / reaper.FLOWS).iterdir()] == ["killed.json"]

@@ -139,10 +139,10 @@ def test_a_rollback_from_a_shell_without_the_address_says_so_and_the_next_look_m
     where = f"@champion of {NAME} in sqlite:///{tmp_path}/mlflow.db was not moved"
     why = "MLFLOW_TRACKING_URI names another registry here. With that variable set as for the nights"
     assert said == [f"{where}: {why}, run: sqltrain champion show farms"]
-    models.put_right("farms", store, pytest.fail)
+    models.announce_if_stale("farms", store, pytest.fail)
     assert alias(server, "champion")[0] == "k1"
     monkeypatch.setattr(models, "announce", pytest.fail)
-    models.put_right("farms", store, pytest.fail)  # it is right
+    models.announce_if_stale("farms", store, pytest.fail)  # it is right
 
 
 def test_a_champion_without_a_version_is_named(store: Store) -> None:

@@ -62,7 +62,7 @@ def test_a_server_that_is_not_there_ends_a_run_before_it_begins(
         ("/api", "me:s3cret", None),
         ("/api", "me:other", "the Prefect server at URL/api refuses the key. Set PREFECT_API_AUTH_STRING"),
         ("/api", None, "the Prefect server at URL/api refuses the key. Set PREFECT_API_AUTH_STRING"),
-        ("", "me:s3cret", "no Prefect server answers at URL: what is there says 404"),
+        ("", "me:s3cret", "no Prefect server answers at URL: it answers with status 404"),
     ],
 )
 def test_a_server_is_asked_whether_it_takes_the_key(path: str, key: str | None, said: str | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.processes import free_port
-from tasks import spans
+from tasks import run as tracking
 from tests.services.collector import attributes, collecting
 from tests.services.conftest import ROOT
 
@@ -19,17 +19,16 @@ from pipelines.recipe import recipes
 from pipelines.core.errors import DataError
 from pipelines.stages import graph
 from pipelines.core.store import Store
-from tasks import spans
 from tasks.run import Tracker
 
 recipe, store = recipes.load("miniature"), Store(Path(sys.argv[1]))
 data, synthesize = (step for step in graph.plan(recipe, store) if step.name in ("data", "synthesize"))
-tracker = Tracker(recipe, store, print, "a night")
 try:
-    with spans.run(tracker):
-        with spans.stage(data, tracker, "batch") as note:
-            note(graph.StageResult("data", data.key, data.folder, {"quarantined": 2.0}, False))
-        with spans.stage(synthesize, tracker, ""):
+    with Tracker(recipe, store, print, "a night") as tracker:
+        tracker.recorder.off = True
+        with tracker.stage(data, [], recipe, "batch") as stage_run:
+            stage_run.record(graph.StageResult("data", data.key, data.folder, {"quarantined": 2.0}, False))
+        with tracker.stage(synthesize, [], recipe):
             raise DataError("no teacher answers")
 except DataError:
     print(data.key)
@@ -72,7 +71,7 @@ def test_a_collector_that_is_away_costs_the_spans_alone(tmp_path: Path) -> None:
 
 
 def test_without_a_collector_there_are_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in spans.SWITCHES:
+    for name in tracking.SPAN_SWITCHES:
         monkeypatch.delenv(name, raising=False)
-    spans.switch_on.cache_clear()
-    assert spans.switch_on() is None
+    tracking.span_tracer.cache_clear()
+    assert tracking.span_tracer() is None

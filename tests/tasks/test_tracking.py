@@ -15,11 +15,8 @@ from pipelines.recipe.config import Benchmark, Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from tasks import episodes, mlflow_client, models
-from tasks import run as questions
-from tasks import run as tracking
-from tasks.mlflow_client import MlflowNotes, flatten, said
-from tasks.run import Tracker
-from tasks.step import run_step
+from tasks.mlflow_client import MlflowNotes, error_line, flatten
+from tasks.run import Tracker, run_step
 
 
 def walk(recipe: Recipe, store: Store, tracker: Tracker | None = None) -> Tracker:
@@ -36,8 +33,8 @@ def with_samples(recipe: Recipe, samples: int) -> Recipe:
 
 
 def children(tracker: Tracker) -> dict[str, Any]:
-    query = f"tags.`mlflow.parentRunId` = '{tracker.run_id}'"
-    runs = tracker.client.search_runs([tracker.experiment_id], query)
+    query = f"tags.`mlflow.parentRunId` = '{tracker.run.run_id}'"
+    runs = tracker.run.client.search_runs([tracker.run.experiment_id], query)
     return {run.info.run_name: run for run in runs}
 
 
@@ -62,17 +59,20 @@ def store(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> St
 def traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces cost more than all the rest: only the tests that look at them make them."""
     if "traces" not in request.node.name:
-        monkeypatch.setattr(episodes, "log", lambda child, result: None)
+        monkeypatch.setattr(episodes, "log", lambda *_: None)
 
 
 def test_a_run_is_a_parent_with_a_child_a_stage(toy: ModuleType, recipe: Recipe, store: Store) -> None:
     tracker = walk(recipe, store)
-    parent = tracker.client.get_run(tracker.run_id)
+    parent = tracker.run.client.get_run(tracker.run.run_id)
     assert parent.info.status == "FINISHED"
     assert parent.data.params["grpo.sampling.top_p"] == "0.99"
     assert parent.data.params["seed"] == "3"
     assert parent.data.metrics["evaluate_sft/ex"] == 0.75
-    assert {file.path for file in tracker.client.list_artifacts(tracker.run_id)} == {"recipe.yaml", "report.html"}
+    assert {file.path for file in tracker.run.client.list_artifacts(tracker.run.run_id)} == {
+        "recipe.yaml",
+        "report.html",
+    }
     assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
 
 
@@ -105,15 +105,15 @@ def test_status_shows_a_run_that_waits_for_mlflow(
 def test_each_benchmark_has_its_own_metrics_report_and_tags(toy: ModuleType, recipe: Recipe, store: Store) -> None:
     pools = (Benchmark(name="far"), Benchmark(name="near", count=3))
     tracker = walk(recipe.model_copy(update={"data": recipe.data.model_copy(update={"test": pools})}), store)
-    client, made = tracker.client, children(tracker)
-    metrics = client.get_run(tracker.run_id).data.metrics
+    client, made = tracker.run.client, children(tracker)
+    metrics = client.get_run(tracker.run.run_id).data.metrics
     assert (metrics["evaluate_sft/ex"], metrics["evaluate_sft.near/ex"]) == (0.75, 0.75)
     told = {
         name: run.data.tags["sqltrain.benchmark"] for name, run in made.items() if "sqltrain.benchmark" in run.data.tags
     }
     assert told == {"evaluate_sft": "far", "evaluate_sft.near": "near", "report": "far", "report.near": "near"}
     assert made["evaluate_sft.near"].data.params["benchmark.count"] == "3"
-    assert {file.path for file in client.list_artifacts(tracker.run_id)} == {"recipe.yaml", "report.html", "near"}
+    assert {file.path for file in client.list_artifacts(tracker.run.run_id)} == {"recipe.yaml", "report.html", "near"}
     (version,) = client.search_model_versions("name = 'sqltrain-toy'")
     assert (version.tags["ex"], version.tags["near.ex"]) == ("0.7500", "0.7500")
 
@@ -121,9 +121,9 @@ def test_each_benchmark_has_its_own_metrics_report_and_tags(toy: ModuleType, rec
 def test_curves_arrive_whole_and_leaf_and_branch_do_not_collide(toy: ModuleType, recipe: Recipe, store: Store) -> None:
     tracker = walk(recipe, store)
     run_id = children(tracker)["sft"].info.run_id
-    losses = tracker.client.get_metric_history(run_id, "sft/loss")
+    losses = tracker.run.client.get_metric_history(run_id, "sft/loss")
     assert {point.step: point.value for point in losses} == {1: 1.0, 2: 0.5, 3: 1 / 3, 4: 0.25, 5: 0.2}
-    assert len(tracker.client.get_metric_history(run_id, "loss/sql")) == 5
+    assert len(tracker.run.client.get_metric_history(run_id, "loss/sql")) == 5
 
 
 def test_a_child_names_its_datasets_by_reference_and_digest(toy: ModuleType, recipe: Recipe, store: Store) -> None:
@@ -141,14 +141,14 @@ def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(
 ) -> None:
     tracker = walk(recipe, store)
     step = graph.plan(recipe, store)[1]
-    version = models.find(tracker.client, "sqltrain-toy", step.key)
+    version = models.find(tracker.run.client, "sqltrain-toy", step.key)
     assert version is not None
     assert version.source.startswith("models:/m-")  # the logged model: no path of this machine
     assert version.tags["stage"] == "sft"
     assert version.tags["ex"] == "0.7500"
     assert len(version.tags["digest"]) == 64
     walk(with_samples(recipe, 2), store)
-    assert len(tracker.client.search_model_versions("name = 'sqltrain-toy'")) == 1
+    assert len(tracker.run.client.search_model_versions("name = 'sqltrain-toy'")) == 1
 
 
 def verdicts(trace: Any) -> dict[str, object]:
@@ -159,7 +159,7 @@ def verdicts(trace: Any) -> dict[str, object]:
 def test_five_trajectories_of_an_evaluation_become_traces(toy: ModuleType, recipe: Recipe, store: Store) -> None:
     tracker = walk(recipe, store)
     run_id = children(tracker)["evaluate_sft"].info.run_id
-    found = tracker.client.search_traces(locations=[tracker.experiment_id], run_id=run_id)
+    found = tracker.run.client.search_traces(locations=[tracker.run.experiment_id], run_id=run_id)
     assert sorted(trace.info.tags["mlflow.traceName"] for trace in found) == ["t0", "t2", "t4", "t6", "t8"]
     spans = [span.name for span in found[0].data.spans]
     assert spans == [spans[0], "turn 1", "execute", "turn 2"]
@@ -180,14 +180,13 @@ def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe: Recipe
     folder.mkdir(parents=True)
     frames.write(folder / "data.parquet", frames.to_frame(asked, extra=[{"pool": "test", "part": 0}] * len(asked)))
     test = graph.Step("test", "k1", folder, cached=True, why="", needs=())
-    evaluation = graph.Step("evaluate_sft", "k2", store.folder("evaluate_sft", "k2"), False, "", ("test",))
     with Tracker(recipe, store, pytest.fail) as tracker:
         tracker.begin()
         for _ in range(2):
-            questions.log(tracking.Child(tracker, evaluation, [test], recipe, ""))
-    (dataset,) = tracker.client.search_datasets([tracker.experiment_id])
+            episodes.log_questions(tracker.run, recipe, [test])
+    (dataset,) = tracker.run.client.search_datasets([tracker.run.experiment_id])
     assert dataset.name == f"{recipe.benchmark.name} k1"
-    with mlflow_client.destination(tracker.uri):
+    with mlflow_client.tracking_at(tracker.run.uri):
         rows = dataset.to_df()
     gold = {row["expected_response"] for row in rows["expectations"]}
     assert gold == {"SELECT 0", "SELECT 1", "SELECT 2"}
@@ -196,7 +195,7 @@ def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe: Recipe
 
 def test_a_walk_that_makes_nothing_records_nothing(toy: ModuleType, recipe: Recipe, store: Store) -> None:
     walk(recipe, store)
-    assert walk(recipe, store).run_id == ""
+    assert walk(recipe, store).run.run_id == ""
 
 
 def test_only_stages_that_were_made_have_a_child(toy: ModuleType, recipe: Recipe, store: Store) -> None:
@@ -211,7 +210,7 @@ def test_a_stage_that_fails_leaves_failed_runs(
     tracker = Tracker(recipe, store, print)
     with pytest.raises(ZeroDivisionError):
         walk(recipe, store, tracker=tracker)
-    assert tracker.client.get_run(tracker.run_id).info.status == "FAILED"
+    assert tracker.run.client.get_run(tracker.run.run_id).info.status == "FAILED"
     assert {name: run.info.status for name, run in children(tracker).items()} == {"filter": "FINISHED", "sft": "FAILED"}
 
 
@@ -219,10 +218,10 @@ def test_a_run_whose_process_was_killed_is_closed_by_the_next_one(
     toy: ModuleType, recipe: Recipe, store: Store
 ) -> None:
     first = walk(recipe, store)
-    first.client.update_run(first.run_id, status="RUNNING")
-    first.client.set_tag(first.run_id, "sqltrain.process", f"{2**22 + 1}/1")  # above Linux's largest process id
+    first.run.client.update_run(first.run.run_id, status="RUNNING")
+    first.run.client.set_tag(first.run.run_id, "sqltrain.process", f"{2**22 + 1}/1")  # above Linux's largest process id
     walk(recipe.model_copy(update={"seed": 4}), store)
-    assert first.client.get_run(first.run_id).info.status == "KILLED"
+    assert first.run.client.get_run(first.run.run_id).info.status == "KILLED"
 
 
 def test_a_tracking_store_that_fails_is_said_once_and_stops_nothing(
@@ -257,7 +256,7 @@ def test_every_shipped_recipe_fits_mlflow() -> None:
     names: Sequence[str] = recipes.recipe_names()
     for name in names:
         flat = flatten(recipes.load(name).model_dump(mode="json"))
-        assert all(len(key) <= tracking.MAX_KEY for key in flat), name
+        assert all(len(key) <= mlflow_client.MAX_KEY for key in flat), name
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
@@ -270,7 +269,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
         asked.append(uri)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tasks.run.mlflow_client.connect", connect)
+    monkeypatch.setattr("tasks.mlflow_client.connect", connect)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(KeyboardInterrupt), Tracker(recipe, Store(tmp_path), lambda line: None) as tracker:
         tracker.begin()
@@ -280,9 +279,9 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
 def test_runs_and_versions_say_what_made_them(toy: ModuleType, recipe: Recipe, store: Store) -> None:
     tracker = walk(recipe, store)
     made_by = provenance.facts()
-    version = models.find(tracker.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
+    version = models.find(tracker.run.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
     assert version is not None
-    parent = tracker.client.get_run(tracker.run_id).data.tags
+    parent = tracker.run.client.get_run(tracker.run.run_id).data.tags
     for tags in ({f"sqltrain.{name}": text for name, text in version.tags.items()}, parent):
         assert f"torch {made_by['libraries']['torch']}" in tags["sqltrain.libraries"]
         assert tags["sqltrain.python"] == made_by["python"]
@@ -309,6 +308,6 @@ def test_a_tracking_database_that_may_only_be_read_costs_two_lines(
 
 def test_an_error_of_a_database_is_said_without_its_statement() -> None:
     text = "(raised by autoflush)\n(sqlite3.OperationalError) database or disk is full\n[SQL: UPDATE runs\nSET ...]"
-    assert said(RuntimeError(text)) == "(sqlite3.OperationalError) database or disk is full"
-    assert said(RuntimeError("two\nlines")) == "two lines"
-    assert said(KeyError()) == "KeyError()"
+    assert error_line(RuntimeError(text)) == "(sqlite3.OperationalError) database or disk is full"
+    assert error_line(RuntimeError("two\nlines")) == "two lines"
+    assert error_line(KeyError()) == "KeyError()"
