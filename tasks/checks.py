@@ -1,4 +1,4 @@
-"""Which stages have a contract, which rows it looks at and what it says: the one place that states it."""
+"""The contracts of stages: their rows and their checks, declared in one place."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,11 @@ TRAINING, HELD_OUT = ("sft", "rl"), ("dev", "test")
 POOLS = (*TRAINING, *HELD_OUT)
 SAME_QUESTION = ("exact", "normalised")  # kinds of leakage (`pipelines/curation/leakage.py`) that ask the same
 NAMED = pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#")
+LEAKED = "a training pool asks this held-out question too"
 NOT_BLANK = {"regex": r"\S"}
+# Classes of Great Expectations.
+IN_SET, UNIQUE = "ExpectColumnValuesToBeInSet", "ExpectColumnValuesToBeUnique"
+MATCHES, NULL = "ExpectColumnValuesToMatchRegex", "ExpectColumnValuesToBeNull"
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,9 @@ class Contract:
     checks: Callable[[Recipe], Sequence[Check]]
 
 
-def _or_raise(setting: str) -> str:
-    return f"Mend the rows, or raise {setting}."
+def _at_most(says: str, column: str, allowed: float, setting: str, pools: tuple[str, ...] = ()) -> Check:
+    """A share of rows at most may have a value in a column."""
+    return Check(says, NULL, column, {}, allowed, f"Mend the rows, or raise {setting}.", pools)
 
 
 def _set_aside(folder: Path) -> list[dict[str, Any]]:
@@ -68,6 +73,9 @@ def example_rows(folder: Path) -> pl.DataFrame:
     """
     name = pl.col("database").struct.field("id")
     questions = pl.concat_str(name, pl.col("question").str.to_lowercase(), separator="\t")
+    # Test questions may have a result as their gold; training and its held-out questions need a gold query.
+    accepted = pl.col("meta").str.json_path_match(f"$.{result_files.META}").is_not_null()
+    judged_by_result = (pl.col("pool") == "test") & (pl.col("gold_sql") == "") & accepted
     # Great Expectations wants all rows in memory, and they may be millions. Of a text it is asked whether it is blank,
     # so the first letter stands for it; a digest stands for what is asked.
     frame = frames.read(
@@ -79,7 +87,7 @@ def example_rows(folder: Path) -> pl.DataFrame:
         question=_first_letter("question"),
         database_id=name,
         asked=questions.hash(),
-        gold=pl.when(_judged_by_result()).then(pl.lit("accepted results")).otherwise(_first_letter("gold_sql")),
+        gold=pl.when(judged_by_result).then(pl.lit("accepted results")).otherwise(_first_letter("gold_sql")),
     )
     leaked = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")["leaked_from"]
     frame = frame.with_columns(leaked_from=leaked).with_columns(
@@ -87,8 +95,7 @@ def example_rows(folder: Path) -> pl.DataFrame:
         leaked_from=pl.when(pl.col("pool").is_in(HELD_OUT)).then("leaked_from"),
     )
     columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
-    asked_of = [row for row in _set_aside(folder) if row.get("chosen", True)]
-    bad = [row for row in asked_of if row.get("chosen", True) and is_fault(row["pool"], row["reason"])]
+    bad = [row for row in _set_aside(folder) if row.get("chosen", True) and is_fault(row["pool"], row["reason"])]
     rejected = _with_reasons([f"{row['pool']}/{row['row']}" for row in bad], bad)
     rejected = rejected.with_columns(pl.Series("pool", [row["pool"] for row in bad], pl.String))
     return pl.concat([frame.select(columns), rejected], how="diagonal")
@@ -111,53 +118,24 @@ def _leaked(folder: Path) -> pl.DataFrame:
     )
 
 
-def _judged_by_result() -> pl.Expr:
-    """Test questions whose gold is a result: training and its held-out questions need a gold query."""
-    accepted = pl.col("meta").str.json_path_match(f"$.{result_files.META}").is_not_null()
-    return (pl.col("pool") == "test") & (pl.col("gold_sql") == "") & accepted
-
-
 def example_checks(recipe: Recipe) -> list[Check]:
-    """What questions must hold to."""
+    """The checks of questions."""
     limits = recipe.contracts
     return [
-        Check("its name is taken", "ExpectColumnValuesToBeUnique", "row", {}),
-        Check("the question is blank", "ExpectColumnValuesToMatchRegex", "question", NOT_BLANK),
-        Check("the gold SQL is blank", "ExpectColumnValuesToMatchRegex", "gold", NOT_BLANK),
-        Check("the database has no name", "ExpectColumnValuesToMatchRegex", "database_id", NOT_BLANK),
-        Check(
-            "the hardness is none of Spider's",
-            "ExpectColumnValuesToBeInSet",
-            "hardness",
-            {"value_set": list(HARDNESS_LEVELS)},
-        ),
-        Check(
-            "it was set aside as unusable",
-            "ExpectColumnValuesToBeNull",
-            "rejected",
-            {},
-            recipe.data.max_bad_share,
-            _or_raise("data.max_bad_share"),
-            POOLS,
-        ),
-        Check(
+        Check("its name is taken", UNIQUE, "row", {}),
+        Check("the question is blank", MATCHES, "question", NOT_BLANK),
+        Check("the gold SQL is blank", MATCHES, "gold", NOT_BLANK),
+        Check("the database has no name", MATCHES, "database_id", NOT_BLANK),
+        Check("the hardness is none of Spider's", IN_SET, "hardness", {"value_set": list(HARDNESS_LEVELS)}),
+        _at_most("it was set aside as unusable", "rejected", recipe.data.max_bad_share, "data.max_bad_share", POOLS),
+        _at_most(
             "its pool asks the same of that database before",
-            "ExpectColumnValuesToBeNull",
             "duplicate_of",
-            {},
             limits.max_duplicates,
-            _or_raise("contracts.max_duplicates"),
+            "contracts.max_duplicates",
             POOLS,
         ),
-        Check(
-            "a training pool asks this held-out question too",
-            "ExpectColumnValuesToBeNull",
-            "leaked_from",
-            {},
-            limits.max_leaked,
-            _or_raise("contracts.max_leaked"),
-            HELD_OUT,
-        ),
+        _at_most(LEAKED, "leaked_from", limits.max_leaked, "contracts.max_leaked", HELD_OUT),
     ]
 
 
@@ -169,7 +147,7 @@ def leak_rows(folder: Path) -> pl.DataFrame:
 
 
 def leak_checks(recipe: Recipe) -> list[Check]:
-    """How many of a benchmark's questions may be training questions too."""
+    """The share of a benchmark's questions that may be training questions too."""
     return [check for check in example_checks(recipe) if check.column == "leaked_from"]
 
 
@@ -187,10 +165,10 @@ def trajectory_rows(folder: Path) -> pl.DataFrame:
 
 
 def trajectory_checks(recipe: Recipe) -> list[Check]:
-    """What teacher trajectories must hold to, right or wrong."""
+    """The checks of teacher trajectories, right or wrong."""
     return [
-        Check("its name is taken", "ExpectColumnValuesToBeUnique", "row", {}),
-        Check("it stopped for no known reason", "ExpectColumnValuesToBeInSet", "stop", {"value_set": list(StopReason)}),
+        Check("its name is taken", UNIQUE, "row", {}),
+        Check("it stopped for no known reason", IN_SET, "stop", {"value_set": list(StopReason)}),
         Check(
             "it has more turns than the cap and the forced one",
             "ExpectColumnValuesToBeBetween",
@@ -203,19 +181,12 @@ def trajectory_checks(recipe: Recipe) -> list[Check]:
             "tokens",
             {"column_A": "tokens", "column_B": "masked"},
         ),
-        Check(
-            "a database or an endpoint broke it",
-            "ExpectColumnValuesToBeNull",
-            "failure",
-            {},
-            recipe.contracts.max_broken,
-            _or_raise("contracts.max_broken"),
-        ),
+        _at_most("a database or an endpoint broke it", "failure", recipe.contracts.max_broken, "contracts.max_broken"),
     ]
 
 
 def filtered_rows(folder: Path) -> pl.DataFrame:
-    """What the filter took for right, and what it rejected; those left out only for their number are right."""
+    """The rows that the filter kept and rejected; those left out only for their number are right."""
     kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
     left_out = _set_aside(folder)
     rows = _with_reasons([f"{row['example_id']}#{row['sample']}" for row in left_out], left_out)
@@ -224,12 +195,12 @@ def filtered_rows(folder: Path) -> pl.DataFrame:
 
 
 def filtered_checks(recipe: Recipe) -> list[Check]:
-    """How many the filter must let through."""
+    """The share that the filter must let through."""
     least = recipe.contracts.min_accepted
     return [
         Check(
             "the filter rejected it",
-            "ExpectColumnValuesToBeNull",
+            NULL,
             "rejected",
             {},
             1.0 - least,
@@ -246,11 +217,11 @@ def scored_rows(folder: Path) -> pl.DataFrame:
 
 
 def scored_checks(recipe: Recipe) -> list[Check]:
-    """How many questions the policy must solve before GRPO may begin: it learns from what is right now and then."""
+    """The share of questions that the policy must solve before GRPO may begin: it learns from occasional successes."""
     return [
         Check(
             "no sample of the policy was right",
-            "ExpectColumnValuesToBeNull",
+            NULL,
             "unsolved",
             {},
             1.0 - recipe.contracts.min_solved,

@@ -39,7 +39,7 @@ LEASE_S = 60.0  # the shortest that Prefect takes; its default is 300
 
 @dataclass(frozen=True)
 class Walk:
-    """What all tasks of one flow run share."""
+    """The arguments that all tasks of one flow run share."""
 
     steps: Sequence[graph.Step]
     recipe: Recipe
@@ -144,29 +144,30 @@ def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
     The lease is short: the slot of a run that was killed is free again soon. A run that cannot renew it goes on.
     """
     slot = recipe.hardware.slot
+    if slot is None or not uses_device(step, recipe):
+        yield
+        return
+    # A lease that cannot be renewed while the server is away must not end the run that holds it.
+    limit = functools.partial(
+        concurrency, slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False
+    )
+    warn = get_run_logger().warning
     with contextlib.ExitStack() as stack:
-        if slot is not None and uses_device(step, recipe):
-            # A lease that cannot be renewed while the server is away must not end the run that holds it.
-            limit = functools.partial(
-                concurrency, slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False
-            )
-            try:
-                retry_until_reachable(
-                    lambda: stack.enter_context(limit()), f"the slot of {step.name}", get_run_logger().warning
-                )
-            except ConcurrencySlotAcquisitionError as error:
-                if error.__cause__ is not None:  # the server, not the limit: worth another try
-                    raise BoundaryError(f"no slot of the limit {slot!r}: {error.__cause__}") from None
-                raise ResourceError(
-                    f"no slot of the limit {slot!r} to be had: {error}", f"Make it: prefect gcl create {slot} --limit 1"
-                ) from None
+        try:
+            retry_until_reachable(lambda: stack.enter_context(limit()), f"the slot of {step.name}", warn)
+        except ConcurrencySlotAcquisitionError as error:
+            if error.__cause__ is not None:  # the server, not the limit: worth another try
+                raise BoundaryError(f"no slot of the limit {slot!r}: {error.__cause__}") from None
+            raise ResourceError(
+                f"no slot of the limit {slot!r} to be had: {error}", f"Make it: prefect gcl create {slot} --limit 1"
+            ) from None
         yield
 
 
 def is_worth_another_try(task: Any, run: Any, state: Any) -> bool:
-    """Only what a boundary did is worth another try: finished shards and checkpoints stand, the stage resumes.
+    """Only an error at a boundary is worth another try: finished shards and checkpoints stand, the stage resumes.
 
-    A training that was asked to stop is none: whoever asked wants the machine.
+    A training that was asked to stop is not tried again: whoever asked wants the machine.
     """
     error = state.result(raise_on_failure=False)
     return isinstance(error, BoundaryError) and not isinstance(error, StoppedError)

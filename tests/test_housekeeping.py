@@ -30,7 +30,7 @@ def make(store: Store, stage: str, key: str, inputs: dict[str, str] | None = Non
 
 
 def gone(store: Store, days: float = 0.0) -> set[str]:
-    return {str(one.folder.relative_to(store.root)) for one in store_gc.doomed(store, days)}
+    return {str(one.folder.relative_to(store.root)) for one in store_gc.gc_candidates(store, days)}
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
 
 
 def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
-    assert all(went for _, went in store_gc.collect(store, store_gc.doomed(store, 0.0)))
+    assert all(went for _, went in store_gc.collect(store, store_gc.gc_candidates(store, 0.0)))
     assert {"/".join(name) for name in store.names()} == {"data/d2", "sft/s2", "report/r2"}
     assert all(store.damage(*name, whole=True) == [] for name in store.names())
     assert not list(store.root.glob("*/.gone-*"))
@@ -164,7 +164,7 @@ def test_gc_removes_the_remains_of_a_killed_gc(store: Store) -> None:
     store.folder("sft", "s1").rename(store.root / "sft" / ".gone-s1")
     assert "sft/.gone-s1" in gone(store, days=7)
     make(store, "sft", "s1", {"data": "d1"})  # made again, and no longer needed again
-    entries = store_gc.doomed(store, 0.0)
+    entries = store_gc.gc_candidates(store, 0.0)
     assert entries[0].folder.name == ".gone-s1"
     list(store_gc.collect(store, entries[1:]))  # though the remains are there still
     list(store_gc.collect(store, entries[:1]))
@@ -177,7 +177,7 @@ def test_gc_leaves_what_is_needed_since_it_looked(store: Store) -> None:
     for key in ("used", "made"):
         make(store, "data", key)
     store.work("sft", "s3").mkdir()
-    entries = store_gc.doomed(store, 0.0)
+    entries = store_gc.gc_candidates(store, 0.0)
     assert {entry.folder.name for entry in entries} == {"d1", "s1", "r1", "used", "made", ".work-s3"}
     collecting = store_gc.collect(store, entries)
     store.note_use("data", "used")
@@ -242,7 +242,7 @@ def test_a_damaged_reference_of_a_model_keeps_the_weights_that_it_may_name(store
 
 
 def test_gc_leaves_what_a_stage_damaged_since_it_looked_may_need(store: Store) -> None:
-    entries = store_gc.doomed(store, 0.0)
+    entries = store_gc.gc_candidates(store, 0.0)
     store_gc.pin(store, "sft/s1", True)
     (store.folder("sft", "s1") / "manifest.json").write_text("{")
     assert not any(went for _, went in store_gc.collect(store, entries))

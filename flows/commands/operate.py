@@ -276,16 +276,16 @@ def collect(
       sqltrain store gc --days 30 --delete
     """
     there = _store(store)
-    doomed = store_gc.doomed(there, days, typer.echo)
+    candidates = store_gc.gc_candidates(there, days, typer.echo)
     count = n_bytes = 0
-    for entry, went in store_gc.collect(there, doomed) if delete else ((entry, False) for entry in doomed):
+    for entry, went in store_gc.collect(there, candidates) if delete else ((entry, False) for entry in candidates):
         where = entry.folder.relative_to(there.root)
         if delete and not went:
             typer.echo(f"left {where}: it is needed by now, or gone")
             continue
         count, n_bytes = count + 1, n_bytes + entry.n_bytes
         typer.echo(f"{'removed' if delete else 'would remove'} {where}  {human(entry.n_bytes)}")
-    hint = "" if delete or not doomed else "; with --delete they go"
+    hint = "" if delete or not candidates else "; with --delete they go"
     typer.echo(f"{count} folders, {human(n_bytes)}{hint}")
 
 

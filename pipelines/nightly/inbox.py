@@ -56,29 +56,14 @@ def collect(settings: Nightly, batches: Path) -> Path | None:
 
 
 def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
-    """Every row with the name of what it is in."""
-    if inbox.is_dir():
-        for path in _files(inbox):
-            if path.suffix.lower() == ".csv":
-                for _, row in own_questions.rows(path, ()):  # what is no row is a text, which the data stage sets aside
-                    yield path.stem, f"{path.name}: {row.detail}" if isinstance(row, BadRow) else row
-                continue
-            try:
-                # Windows' editors begin a file with a byte order mark; `splitlines` would cut at a U+2028.
-                with path.open(encoding="utf-8-sig", errors="replace") as lines:
-                    yield from ((path.stem, _parse(line.rstrip("\n"))) for line in lines if line.strip())
-            except OSError as error:
-                raise DataError(f"cannot read {path}: {error.strerror}", "Take it out of the inbox.") from None
-    elif inbox.is_file() and table is not None:
+    """Every row with the name of its file or table."""
+    if inbox.is_file() and table is not None:
         yield from ((table, row) for row in _table(inbox, table))
-    elif inbox.is_file():
+        return
+    if inbox.is_file():
         raise DataError(f"{inbox} is a file", "Set nightly.table, or give a folder of JSONL files.")
-    else:
+    if not inbox.is_dir():
         raise DataError(f"no inbox at {inbox}", "Make that folder, or set nightly.inbox.")
-
-
-def _files(inbox: Path) -> list[Path]:
-    """The files of questions in a folder, in order."""
     files = [path for path in sorted(inbox.iterdir()) if not path.name.startswith(".")]
     deeper = [path for path in sorted(inbox.glob("[!.]*/*")) if path.suffix.lower() in READ]
     unread = [path for path in files if path.is_file() and path.suffix.lower() in UNREAD] + deeper
@@ -88,7 +73,17 @@ def _files(inbox: Path) -> list[Path]:
             f"the inbox {inbox} holds files that are not read: {names}",
             "Questions are taken from .jsonl and .csv files that are in the folder itself; take the others out.",
         )
-    return [path for path in files if path.suffix.lower() in READ]
+    for path in (path for path in files if path.suffix.lower() in READ):
+        if path.suffix.lower() == ".csv":
+            for _, row in own_questions.rows(path, ()):  # a bad row is a text, which the data stage sets aside
+                yield path.stem, f"{path.name}: {row.detail}" if isinstance(row, BadRow) else row
+            continue
+        try:
+            # Windows' editors begin a file with a byte order mark; `splitlines` would cut at a U+2028.
+            with path.open(encoding="utf-8-sig", errors="replace") as lines:
+                yield from ((path.stem, _parse(line.rstrip("\n"))) for line in lines if line.strip())
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}", "Take it out of the inbox.") from None
 
 
 def _parse(line: str) -> Row:
@@ -120,7 +115,7 @@ def _table(path: Path, table: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A table's value as JSON has it: a time as its text; bytes as an object, which no reader takes for a text."""
+    """A table's value as JSON: a time as its text; bytes as an object, which no reader takes for a text."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -131,38 +126,32 @@ def _plain(value: Any) -> Any:
 
 
 def _line(row: Row, name: str, home: Path, work: Path) -> str:
-    """A row as a line of the batch: under a name that no other row has, its database within reach."""
+    """A row as a line of the batch, with a unique name; a database file of the inbox is linked into the batch.
+
+    A path that leads nowhere stays as it is, and an address is kept without its password: the data stage sets both
+    aside.
+    """
     if isinstance(row, str):
         return WITHHELD if has_password(row) else row
     own_id = row.get("id")
     row = {**row, "id": f"{own_id}-{name[-8:]}" if isinstance(own_id, str) and own_id else name}
     for field in (name for name in DATABASE if isinstance(row.get(name), str)):
-        row[field] = _reach(row[field], home, work)
+        database = row[field]
+        target = home / database
+        if has_password(database):
+            row[field] = WITHHELD
+        elif "://" in database or Path(database).is_absolute() or not os.path.isfile(target):
+            continue
+        elif ".." in Path(database).parts:
+            row[field] = str(target.resolve())
+        elif not os.path.lexists(work / database):  # it could be the batch's own file
+            (work / database).parent.mkdir(parents=True, exist_ok=True)
+            (work / database).symlink_to(target.resolve())
     return json.dumps(row, ensure_ascii=False, sort_keys=True)
 
 
-def _reach(name: str, home: Path, work: Path) -> str:
-    """The database's path as a JSONL line of the batch may write it, linked into the batch where it is a file.
-
-    A path that leads nowhere stays as it is, and an address is kept without its password: the data stage sets both
-    aside.
-    """
-    if has_password(name):
-        return WITHHELD
-    target = home / name
-    if "://" in name or Path(name).is_absolute() or not os.path.isfile(target):
-        return name
-    if ".." in Path(name).parts:
-        return str(target.resolve())
-    spot = work / name
-    if not os.path.lexists(spot):  # it could be the batch's own file
-        spot.parent.mkdir(parents=True, exist_ok=True)
-        spot.symlink_to(target.resolve())
-    return name
-
-
 def leave_out(batch: Path, repeats: Mapping[str, str]) -> bool:
-    """Take rows that ask what is held out from a batch, into its `held_out.jsonl`; whether some went and some stay.
+    """Move rows that ask held-out questions from a batch into its `held_out.jsonl`; True if some went and some stay.
 
     They count as taken: the same rows do not come again.
 
@@ -184,17 +173,17 @@ def leave_out(batch: Path, repeats: Mapping[str, str]) -> bool:
 
 
 def left_out(batch: Path) -> int:
-    """Rows of a batch that ask what is held out."""
+    """The number of a batch's rows that ask held-out questions."""
     return len(_held_out(batch))
 
 
 def _held_out(batch: Path) -> dict[str, str]:
-    """The ids of a batch's rows that ask what is held out, each with the question that it asks."""
+    """The ids of a batch's rows that ask held-out questions, each with the question that it asks."""
     path = batch / HELD_OUT
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
     return {row["id"]: row["asks"] for row in rows}
 
 
 def size(batch: Path) -> int:
-    """Rows of a batch."""
+    """The number of a batch's rows."""
     return len(read_json(batch / ROWS))

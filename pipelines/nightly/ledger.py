@@ -1,4 +1,4 @@
-"""What the nights of a recipe decided: one line each, in the store; the champion is what these lines say.
+"""The decisions of a recipe's nights: one line each, in the store; these lines alone decide who is champion.
 
 The registry's aliases only mirror it: a tracking server that is gone, or a name moved there by hand, decides nothing.
 """
@@ -20,7 +20,6 @@ from pipelines.core.store import Store
 
 HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
 TAKEN = ("promoted", "kept", "worse")  # decisions after which a night's batches are not new any more
-SET_ASIDE = ("worse",)  # whose batches are not trained on again
 
 
 class NightInProgress(ResourceError):
@@ -87,7 +86,7 @@ class Ledger:
         return row
 
     def series(self) -> str:
-        """What tells these nights from another store's of the same recipe; a pulled copy's are the same."""
+        """The id of these nights: another store's of the same recipe have another, a pulled copy has the same."""
         first = next(iter(self.lines()), {})
         return str(first.get("series") or hashlib.sha256(json.dumps(first).encode()).hexdigest()[:8])
 
@@ -103,7 +102,7 @@ class Ledger:
         return stack
 
     def champion(self) -> Champion | None:
-        """What serves now; None before the first night."""
+        """The checkpoint that serves now; None before the first promotion."""
         return next(reversed(self.champions()), None)
 
     def withdrawn(self) -> set[str]:
@@ -111,18 +110,18 @@ class Ledger:
         return {row["from"] for row in self.lines() if row["event"] == "rollback"}
 
     def decided(self) -> dict[str, str]:
-        """What became of each batch: the last decision about it."""
+        """The last decision about each batch."""
         return decisions(self.lines())
 
     def usable(self) -> list[Path]:
-        """The batches that may be trained on, in the order in which they came."""
+        """The batches that may be trained on, in the order in which they came; those of a worse night may not."""
         decided = self.decided()
-        return [path for path in self._folders() if decided.get(path.name) not in SET_ASIDE]
+        return [path for path in sorted(self.batches.glob("[0-9]*")) if decided.get(path.name) != "worse"]
 
     def undecided(self) -> list[Path]:
         """Batches about which no night has decided."""
         decided = self.decided()
-        return [path for path in self._folders() if path.name not in decided]
+        return [path for path in sorted(self.batches.glob("[0-9]*")) if path.name not in decided]
 
     def take_back(self, batch: Path, bad: Path | None) -> Path:
         """Put a refused batch where it counts as never taken, with the rows that were bad; returns its new place.
@@ -137,9 +136,6 @@ class Ledger:
         if bad is not None:
             shutil.copyfile(bad, place / bad.name)
         return place
-
-    def _folders(self) -> list[Path]:
-        return sorted(self.batches.glob("[0-9]*"))
 
     def rollback(self) -> tuple[Champion, Champion]:
         """Give the place back to the champion before, at any time; returns the one that left and the one that came."""
@@ -166,7 +162,7 @@ def champions(lines: Iterable[Mapping[str, Any]]) -> dict[int, Champion]:
 
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What became of each batch by the lines of a ledger: the last decision about it."""
+    """The last decision about each batch by the lines of a ledger."""
     nights = [row for row in lines if row["event"] == "night"]
     return {name: row["decision"] for row in nights if row["decision"] in TAKEN for name in row["new"]}
 

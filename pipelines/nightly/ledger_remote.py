@@ -3,9 +3,10 @@
 A ledger only grows: one that continues another takes its place, and two that have parted are never mixed.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from pipelines.core.errors import DataError
@@ -21,31 +22,36 @@ FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # of a batch, in the order in which 
 def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
     """Upload every recipe's batches and, after them, its ledger, unless the one there has gone on further.
 
-    A recipe whose night is at work is left out, and a line says so.
+    A recipe whose night is at work is left out, with a line.
     """
     for recipe, ledger in ledgers(store).items():
-        try:
-            with ledger.locked():
-                _push(remote, ledger, recipe, say)
-        except NightInProgress:
-            say(f"not pushed: the nights of {recipe}, of which one is at work; push again when it is over")
-
-
-def _push(remote: Remote, ledger: Ledger, recipe: str, say: Callable[[str], None]) -> None:
-    there = remote.files_below(f"{HOME}/{recipe}")
-    own = (ledger.folder / LINES).read_bytes()
-    name = f"{HOME}/{recipe}/{LINES}"
-    lines = remote.read(name, there[LINES]) if LINES in there else b""
-    grown = _continues(own, lines, recipe)
-    if not grown and own != lines:
-        return
-    changed = [(file, path) for file, path in _batches(ledger) if there.get(file) != path.stat().st_size]
-    for file, path in changed:
-        remote.put(path, f"{HOME}/{recipe}/{file}")
-    if grown:
-        remote.put(ledger.folder / LINES, name)
-    if grown or changed:
-        say(f"pushed {len(ledger.lines())} nights of {recipe}")
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(ledger.locked())
+            except NightInProgress:
+                say(f"not pushed: the nights of {recipe}, of which one is at work; push again when it is over")
+                continue
+            home, name = f"{HOME}/{recipe}", f"{HOME}/{recipe}/{LINES}"
+            there = remote.files_below(home)
+            own = (ledger.folder / LINES).read_bytes()
+            lines = remote.read(name, there[LINES]) if LINES in there else b""
+            grown = _continues(own, lines, recipe)
+            if not grown and own != lines:
+                continue
+            # Batches about which no night has decided are left out: one may still lose rows, or be refused.
+            decided, changed = ledger.decided(), 0
+            for batch in sorted(path for path in ledger.batches.glob("[0-9]*") if path.name in decided):
+                links = {str(at.relative_to(batch)): os.readlink(at) for at in batch.rglob("*") if at.is_symlink()}
+                write_json(batch / LINKS, links)
+                for path in (batch / file for file in FILES if (batch / file).is_file()):
+                    file = f"{BATCHES}/{batch.name}/{path.name}"
+                    if there.get(file) != path.stat().st_size:
+                        remote.put(path, f"{home}/{file}")
+                        changed += 1
+            if grown:
+                remote.put(ledger.folder / LINES, name)
+            if grown or changed:
+                say(f"pushed {len(ledger.lines())} nights of {recipe}")
 
 
 def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
@@ -60,9 +66,29 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
         with ledger.locked():
             if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):
                 continue
-            decided = _decided(lines, recipe)
+            decided = _decided_batches(lines, recipe)
+            # Links come last: no file is written through one.
             for name, size in sorted(sizes.items(), key=lambda item: item[0].endswith(f"/{LINKS}")):
-                _take(remote, ledger, recipe, name, size, decided)  # links come last: no file is written through one
+                owner, _, rest = name.partition("/")
+                home, _, place = rest.partition("/")
+                batch, _, file = place.partition("/")
+                if (owner, home) != (recipe, BATCHES) or file not in FILES:
+                    continue
+                if not is_plain(batch) or batch not in decided:
+                    continue
+                path = ledger.batches / batch / file
+                if not path.is_file() or path.stat().st_size != size:
+                    if size > JSON_BYTES:
+                        raise refused(f"{HOME}/{name}", f"it has {size} bytes")
+                    partial = path.with_name(f".{path.name}.partial")
+                    partial.unlink(missing_ok=True)  # an earlier pull may have left it, and it may be a link
+                    remote.get(f"{HOME}/{name}", partial)
+                    partial.replace(path)
+                for link, target in (_links(path) if file == LINKS else {}).items():
+                    spot = inside(path.parent, link)
+                    spot.parent.mkdir(parents=True, exist_ok=True)
+                    if not os.path.lexists(spot):
+                        spot.symlink_to(target)
             with ledger.lines_locked():
                 if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):  # rolled back meanwhile
                     continue
@@ -70,50 +96,11 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
         say(f"pulled {len(ledger.lines())} nights of {recipe}")
 
 
-def _batches(ledger: Ledger) -> Iterator[tuple[str, Path]]:
-    """The files of every batch by their names beside the ledger; its links to databases as a list of links.
-
-    Batches about which no night has decided are left out: one may still lose rows, or be refused.
-    """
-    decided = ledger.decided()
-    for batch in sorted(path for path in ledger.batches.glob("[0-9]*") if path.name in decided):
-        links = {str(path.relative_to(batch)): os.readlink(path) for path in batch.rglob("*") if path.is_symlink()}
-        write_json(batch / LINKS, links)
-        files = [name for name in FILES if (batch / name).is_file()]
-        yield from ((f"{BATCHES}/{batch.name}/{name}", batch / name) for name in files)
-
-
-def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int, decided: Container[str]) -> None:
-    """One file of a batch that the store lacks or has otherwise, and the links that it lists if it is such a list.
-
-    Args:
-        decided: names of the batches that the ledger there decided on; others are not taken.
-    """
-    owner, _, rest = name.partition("/")
-    home, _, place = rest.partition("/")
-    batch, _, file = place.partition("/")
-    path = ledger.batches / batch / file
-    if (owner, home) != (recipe, BATCHES) or file not in FILES or not is_plain(batch) or batch not in decided:
-        return
-    if not path.is_file() or path.stat().st_size != size:
-        if size > JSON_BYTES:
-            raise refused(f"{HOME}/{name}", f"it has {size} bytes")
-        beside = path.with_name(f".{path.name}.partial")
-        beside.unlink(missing_ok=True)  # an earlier pull may have left it, and it may be a link
-        remote.get(f"{HOME}/{name}", beside)
-        beside.replace(path)
-    for link, target in (_links(path) if file == LINKS else {}).items():
-        spot = inside(path.parent, link)
-        spot.parent.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(spot):
-            spot.symlink_to(target)
-
-
 def _links(path: Path) -> dict[str, str]:
     """The links of a batch to its databases."""
     links = read_json(path)
     if not isinstance(links, dict) or not all(isinstance(to, str) and "\0" not in to for to in links.values()):
-        raise refused(f"{path.parent.name}/{LINKS}", "its links are no mapping of texts")
+        raise refused(f"{path.parent.name}/{LINKS}", "its links are not a mapping of texts")
     for name in links:
         parts = name.split("/")
         if parts[0] in FILES or any(part.startswith(".") for part in parts):
@@ -121,7 +108,7 @@ def _links(path: Path) -> dict[str, str]:
     return links
 
 
-def _decided(lines: bytes, recipe: str) -> Container[str]:
+def _decided_batches(lines: bytes, recipe: str) -> Container[str]:
     """The batches that a ledger from there decided on; a last line that was cut short never happened."""
     try:
         rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
@@ -130,11 +117,11 @@ def _decided(lines: bytes, recipe: str) -> Container[str]:
             return decisions(rows)
     except (ValueError, RecursionError, KeyError, TypeError):
         pass
-    raise refused(f"{HOME}/{recipe}/{LINES}", "it is no ledger")
+    raise refused(f"{HOME}/{recipe}/{LINES}", "it is not a ledger")
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
-    """Whether one ledger has lines that the other lacks; no where it is the same or behind."""
+    """Whether one ledger has lines that the other lacks; False if it is the same or behind."""
     if not longer.startswith(shorter) and not shorter.startswith(longer):
         raise DataError(
             f"the nights of {recipe} here and there have parted: each side has some of its own",

@@ -1,4 +1,4 @@
-"""What of a store is needed, by whom, and what may go: live runs, pins, champions and newest reports keep theirs."""
+"""Garbage collection of a store: live runs, pins, champions and newest reports keep their stages."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ Name = tuple[str, str]  # stage, key
 
 @dataclass(frozen=True)
 class GcCandidate:
-    """Something that nobody needs when one looks: a finished stage, or the work folder of a run that is gone."""
+    """A folder without a use at the time of the look: a finished stage, or the work folder of a run that is gone."""
 
     folder: Path
     n_bytes: int
@@ -39,12 +39,12 @@ class _AtWork(Exception):
 
 @contextlib.contextmanager
 def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
-    """Say, as long as this process lives, that a run needs these stages, made or not.
+    """Claim stages, made or not, for a run, as long as this process lives.
 
     The kernel drops the lock on the file with its holder: what a killed run claimed is free.
 
     Args:
-        about: what `live` tells of the run, JSON values.
+        about: JSON values that `live` returns with the claim.
     """
     folder = store.root / RUNS
     try:
@@ -71,7 +71,7 @@ def live(store: Store) -> list[dict[str, Any]]:
 
 
 def pins(store: Store) -> list[Name]:
-    """What a person keeps."""
+    """The stages that a person keeps."""
     return [(stage, key) for stage, key in read_json(store.root / PINS) or []]
 
 
@@ -98,14 +98,39 @@ def needed(
     One that cannot be read may need any stage, so all stay.
 
     Args:
-        sealed: what `Store.made` tells, if it was asked already.
+        sealed: the result of `Store.made`, if it was asked already.
         damaged: gets the stages whose manifest or reference cannot be read.
     """
     sealed = store.made() if sealed is None else sealed
     damaged = set() if damaged is None else damaged
+    roots: list[tuple[str, list[Name]]] = []
+    for run in live(store):
+        names = [(stage, key) for stage, key in run["stages"]]
+        roots.append((f"run of {run.get('recipe', '?')} (process {run['pid']})", names))
+    roots.append(("pinned", pins(store)))
+    for recipe, ledger in ledgers(store).items():
+        champions = [(champion.stage, champion.key) for champion in ledger.champions()[-KEPT_CHAMPIONS:]]
+        roots.append((f"champion of {recipe}", champions))
+        evaluations = [
+            name
+            for stage, key in champions
+            for name in sealed
+            if name[0] == f"evaluate_{stage}" and _manifest(store, name, damaged).get("inputs", {}).get(stage) == key
+        ]
+        # The next night compares its challenger with that evaluation.
+        roots.append((f"evaluation of the champion of {recipe}", evaluations))
+        nights = [row for row in ledger.lines() if row["event"] == "night"]
+        curated = [(stage, key) for row in nights for stage, key in row.get("stages", [])]
+        roots.append((f"batches of {recipe}", curated))
+    newest: dict[tuple[str, str], Name] = {}
+    for name in sorted((name for name in sealed if name[0] == "report"), key=sealed.__getitem__):
+        about = _manifest(store, name, damaged).get("recipe", {})
+        newest[str(about.get("name")), str(about.get("benchmark.name"))] = name
+    for (recipe, benchmark), name in newest.items():
+        roots.append((f"newest report of {recipe} on {benchmark}", [name]))
     reasons: dict[Name, str] = {}
-    for why, roots in _roots(store, sealed, damaged):
-        for name in _closure(store, sealed, roots, damaged):
+    for why, stages in roots:
+        for name in _closure(store, sealed, stages, damaged):
             reasons.setdefault(name, why)
     for name in (name for name in sealed if name[0] == "leakage"):  # no other stage reads it
         inputs = [*_manifest(store, name, damaged).get("inputs", {}).items()]
@@ -119,31 +144,6 @@ def needed(
 
 def _listed(names: Iterable[Name]) -> str:
     return ", ".join("/".join(name) for name in sorted(names))
-
-
-def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> Iterator[tuple[str, list[Name]]]:
-    for run in live(store):
-        yield f"run of {run.get('recipe', '?')} (process {run['pid']})", [(stage, key) for stage, key in run["stages"]]
-    yield "pinned", pins(store)
-    for recipe, ledger in ledgers(store).items():
-        champions = [(champion.stage, champion.key) for champion in ledger.champions()[-KEPT_CHAMPIONS:]]
-        yield f"champion of {recipe}", champions
-        evaluations = [
-            name
-            for stage, key in champions
-            for name in sealed
-            if name[0] == f"evaluate_{stage}" and _manifest(store, name, damaged).get("inputs", {}).get(stage) == key
-        ]
-        yield f"evaluation of the champion of {recipe}", evaluations  # the next night holds its challenger against it
-        nights = [row for row in ledger.lines() if row["event"] == "night"]
-        yield f"batches of {recipe}", [(stage, key) for row in nights for stage, key in row.get("stages", [])]
-    reports = sorted((name for name in sealed if name[0] == "report"), key=sealed.__getitem__)
-    newest: dict[tuple[str, str], Name] = {}
-    for name in reports:
-        about = _manifest(store, name, damaged).get("recipe", {})
-        newest[str(about.get("name")), str(about.get("benchmark.name"))] = name
-    for (recipe, benchmark), name in newest.items():
-        yield f"newest report of {recipe} on {benchmark}", [name]
 
 
 def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damaged: set[Name]) -> Iterator[Name]:
@@ -171,7 +171,7 @@ def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damag
 
 
 def _manifest(store: Store, name: Name, damaged: set[Name]) -> dict[str, Any]:
-    """What a stage says of itself; {} if that is damaged, which is noted."""
+    """A stage's manifest; {} if that is damaged, which is noted."""
     with contextlib.suppress(DataError, KeyError):
         manifest = store.manifest(*name)
         tables = [manifest.get(field, {}) for field in ("inputs", "recipe")]
@@ -181,10 +181,10 @@ def _manifest(store: Store, name: Name, damaged: set[Name]) -> dict[str, Any]:
     return {}
 
 
-def doomed(store: Store, days: float, say: Callable[[str], None] = lambda line: None) -> list[GcCandidate]:
-    """What nobody needs and nobody touched for so many days, finished stages and work folders alike.
+def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda line: None) -> list[GcCandidate]:
+    """Everything that is not needed and was not touched for so many days, finished stages and work folders alike.
 
-    What a killed gc left comes first: it is nobody's any more.
+    The remains of a killed gc come first, whatever their age.
 
     Args:
         say: takes a line that names the damaged stages for which all finished ones stay.
@@ -197,16 +197,23 @@ def doomed(store: Store, days: float, say: Callable[[str], None] = lambda line: 
         say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
     old = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
     claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
-    beside = []  # work folders that nobody is at work in, what was set aside, and what an earlier gc was killed over
+    unsealed = []  # work folders without a process, folders that were set aside, and the remains of a killed gc
     for kind in (entry for entry in os.scandir(store.root) if entry.is_dir(follow_symlinks=False)):
         for entry in os.scandir(kind.path):
-            place = Path(entry.path)
+            folder = Path(entry.path)
             if not (entry.name.startswith((WORK, DAMAGED, GONE)) and entry.is_dir(follow_symlinks=False)):
                 continue
-            if not entry.name.startswith(WORK) or (_name(place) not in claims and not _locked(place)):
-                beside.append(place)
+            if entry.name.startswith(WORK):
+                lock = folder.with_name(f"{folder.name}.lock")
+                if (kind.name, entry.name.removeprefix(WORK)) in claims:
+                    continue
+                if lock.is_file():
+                    with lock.open() as file:
+                        if not try_lock(file, shared=True):  # a live process is making it
+                            continue
+            unsealed.append(folder)
     entries = []
-    for folder in (*sorted(beside), *old):
+    for folder in (*sorted(unsealed), *old):
         with contextlib.suppress(FileNotFoundError):  # another gc was first
             touched = folder.stat().st_mtime_ns  # of a finished stage: `Store.note_use`
             if folder.name.startswith(GONE) or touched < before * 1e9:
@@ -214,16 +221,15 @@ def doomed(store: Store, days: float, say: Callable[[str], None] = lambda line: 
     return sorted(entries, key=lambda entry: not entry.folder.name.startswith(GONE))
 
 
-def _name(folder: Path) -> Name:
-    """The stage that a folder is, or is to be."""
-    return folder.parent.name, folder.name.removeprefix(WORK)
-
-
 def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCandidate, bool]]:
-    """Remove what `doomed` listed one by one, each with whether it went: what is needed by now stays.
+    """Remove candidates one by one, each with True if it was removed; those that are needed by now stay.
 
     The list may be minutes old: a run may have claimed a stage, used it or begun to make it, and a person pinned it.
     """
+
+    def refuse() -> None:
+        raise _AtWork
+
     sealed = store.made()
     roots: frozenset[Name] | None = None
     kept, damaged = set[Name](), set[Name]()
@@ -232,27 +238,18 @@ def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCa
         if now != roots:
             roots, kept = now, {*now, *_closure(store, sealed, now, damaged)}
             kept |= set(sealed) if damaged else set()
-        yield entry, _collected(store, entry, kept)
-
-
-def _collected(store: Store, entry: GcCandidate, kept: Container[Name]) -> bool:
-    name = _name(entry.folder)
-    try:
-        if entry.folder.name.startswith((GONE, DAMAGED)):
-            remove(entry.folder)
-            return True
-        with store.locked(*name, _refuse):  # no run begins to make it, or sets it aside, meanwhile
-            if name in kept or entry.folder.stat().st_mtime_ns != entry.touched:
-                return False
-            away = _put_away(entry.folder)
-    except (FileNotFoundError, _AtWork):  # another gc was first, or a run is making it
-        return False
-    _clear(away)
-    return True
-
-
-def _refuse() -> None:
-    raise _AtWork
+        folder, removed = entry.folder, None
+        name = folder.parent.name, folder.name.removeprefix(WORK)
+        with contextlib.suppress(FileNotFoundError, _AtWork):  # another gc was first, or a run is making it
+            if folder.name.startswith((GONE, DAMAGED)):
+                removed = _put_away(folder)
+            else:
+                with store.locked(*name, refuse):  # no run begins to make it, or sets it aside, meanwhile
+                    if name not in kept and folder.stat().st_mtime_ns == entry.touched:
+                        removed = _put_away(folder)
+        if removed is not None:
+            _clear(removed)
+        yield entry, removed is not None
 
 
 def remove(folder: Path) -> None:
@@ -261,13 +258,13 @@ def remove(folder: Path) -> None:
 
 
 def _put_away(folder: Path) -> Path:
-    """Rename to a name that nothing has: a gc that was killed may have left an older making of the same stage."""
+    """Rename to an unused name: a gc that was killed may have left an older making of the same stage."""
     return folder.rename(unused(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
 
 
 def _clear(folder: Path) -> None:
     while folder.exists():
-        with contextlib.suppress(FileNotFoundError):  # another gc takes the same remains away
+        with contextlib.suppress(FileNotFoundError):  # another gc removes the same remains
             shutil.rmtree(folder)
 
 
@@ -325,12 +322,3 @@ def _look(folder: str) -> tuple[dict[str, int], list[str]]:
     finally:
         os.close(descriptor)
     return files, below
-
-
-def _locked(work: Path) -> bool:
-    """Whether a live process is making what is in a work folder."""
-    lock = work.with_name(f"{work.name}.lock")
-    if not lock.is_file():
-        return False
-    with lock.open() as file:
-        return not try_lock(file, shared=True)

@@ -1,4 +1,4 @@
-"""What several batches left in the store, put together: the datasets that a challenger is trained on.
+"""The union of several batches' stages: the datasets that a challenger is trained on.
 
 Every batch is read, taught, filtered and given its gold schemas by itself, so its stages' keys know nothing of the
 others. A union only joins finished rows; its key is made of theirs.
@@ -7,7 +7,7 @@ others. A union only joins finished rows; its key is made of theirs.
 import json
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,22 +43,28 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
     Args:
         replay: old demonstrations for each fresh one; None takes all.
     """
-    makers: dict[str, Callable[[Path, Sequence[Path]], None]] = {
-        "data": lambda folder, folders: _data(folder, folders, parts),
-        "filter": lambda folder, folders: _filter(folder, folders, parts, replay, seed),
-        "gold_schema": lambda folder, folders: _gold_schema(folder, folders),
-    }
     united = {}
-    for stage in (name for name in makers if name in parts[0].keys):
+    for stage in (name for name in ("data", "filter", "gold_schema") if name in parts[0].keys):
         keys = [[stage, part.keys[stage]] for part in parts]
         about = {"version": VERSION, "parts": keys, "fresh": [part.fresh for part in parts]}
         if stage == "filter":
             about |= {"replay": replay, "seed": seed}
         key = digest(["union", stage, about])
-        folders = [store.folder(stage, part.keys[stage]) for part in parts]
 
-        def build(work: Path, stage: str = stage, folders: Sequence[Path] = folders) -> None:
-            makers[stage](work, folders)
+        def build(work: Path, stage: str = stage) -> None:
+            folders = [store.folder(stage, part.keys[stage]) for part in parts]
+            if stage == "data":
+                _data(work, folders, parts)
+            elif stage == "filter":
+                _filter(work, folders, parts, replay, seed)
+            else:
+                # Gold schemas of all parts; of the held-out questions, which all parts have, once.
+                frame = pl.concat([frames.read(source / DATA) for source in folders], how="diagonal_relaxed")
+                frame = frame.unique("example_id", keep="first", maintain_order=True)
+                frames.write(work / DATA, frame)
+                accepted = sum(json.loads(value) for value in frame["accepted"])
+                agreement = accepted / max(1, frame.height)
+                write_json(work / "metrics.json", {"examples": frame.height, "agreement": agreement})
 
         store.make(stage, key, build, about, lambda: None)
         united[stage] = key
@@ -68,34 +74,30 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
 def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
     """Questions of all parts; each part's databases stay where they are, behind a link."""
     (folder / PARTS).mkdir(exist_ok=True)
-    whole: Frames = []
+    joined: Frames = []
     sources = 0  # of the RL pool: each keeps a number of its own
     for index, (part, source) in enumerate(zip(parts, folders, strict=True)):
         link = folder / PARTS / str(index)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.join("..", "..", source.name))
         pools = [*(HELD_OUT if index == 0 else ()), "sft", *(("rl",) if part.fresh else ())]
-        frame = _located(frames.read(source / DATA).filter(pl.col("pool").is_in(pools)), index)
+        frame = frames.read(source / DATA).filter(pl.col("pool").is_in(pools))
+        # Locations of files as seen from the union's folder; addresses of servers stay.
+        database = pl.col("database")
+        location = database.struct.field("location")
+        on_server = database.struct.field("engine").is_in([*servers()])
+        moved = pl.when(on_server).then(location).otherwise(pl.lit(f"{PARTS}/{index}/") + location)
+        frame = frame.with_columns(database.struct.with_fields(location=moved))
         rl = frame.filter(pl.col("pool") == "rl")
-        moved = pl.when(pl.col("pool") == "rl").then(sources).otherwise(0)
-        whole.append(frame.with_columns(part=pl.col("part") + moved))
+        offset = pl.when(pl.col("pool") == "rl").then(sources).otherwise(0)
+        joined.append(frame.with_columns(part=pl.col("part") + offset))
         sources += 0 if rl.is_empty() else int(rl["part"].to_numpy().max()) + 1
-    frame = pl.concat(whole, how="diagonal_relaxed")
+    frame = pl.concat(joined, how="diagonal_relaxed")
     frames.write(folder / DATA, frame)
     note_leakage(folder)
     _join_quarantines(folder, folders)
     counts = {f"{pool}_examples": float((frame["pool"] == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
     write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})
-
-
-def _located(frame: pl.DataFrame, index: int) -> pl.DataFrame:
-    """Locations of files as seen from the union's folder."""
-    database = pl.col("database")
-    location = database.struct.field("location")
-    moved = pl.when(database.struct.field("engine").is_in([*servers()])).then(location)
-    return frame.with_columns(
-        database.struct.with_fields(location=moved.otherwise(pl.lit(f"{PARTS}/{index}/") + location))
-    )
 
 
 def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], replay: float | None, seed: int) -> None:
@@ -121,15 +123,6 @@ def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], r
     write_json(folder / "metrics.json", {"kept": frame.height, "acceptance": frame.height / max(1, whole)})
 
 
-def _gold_schema(folder: Path, folders: Sequence[Path]) -> None:
-    """Gold schemas of all parts; of the held-out questions, which all have, once."""
-    frame = pl.concat([frames.read(source / DATA) for source in folders], how="diagonal_relaxed")
-    frame = frame.unique("example_id", keep="first", maintain_order=True)
-    frames.write(folder / DATA, frame)
-    accepted = sum(json.loads(value) for value in frame["accepted"])
-    write_json(folder / "metrics.json", {"examples": frame.height, "agreement": accepted / max(1, frame.height)})
-
-
 def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:
     """The lines of `quarantine.jsonl` of all parts, in order; returns how many."""
     count = 0
@@ -142,5 +135,5 @@ def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:
 
 
 def sources(store: Store, key: str) -> int:
-    """How many sources the RL pool of a united data stage has."""
+    """The number of sources of a united data stage's RL pool."""
     return int(read_json(store.folder("data", key) / "metrics.json")["rl_sources"])
