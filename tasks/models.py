@@ -173,55 +173,52 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     Those of another store on the same server have its series behind their names.
     """
     uri = tracking_uri(store.root)
+    registry = f"the registry in {without_password(uri)}"
     reason = unreachable_reason(uri)
     if reason:
-        say(f"the registry in {without_password(uri)} was not told: {reason}")
+        say(f"{registry} was not told: {reason}")
         return
-    claim = contextlib.ExitStack()  # `sqltrain status` shows who waits for the registry
-    try:
-        claim.enter_context(claimed(store, (), {"recipe": recipe}))
-        client = connect(uri, store.root)
-        ledger, name = Ledger(store, recipe), model_name(recipe)
-        lines, champion, series = ledger.lines(), ledger.champion(), ledger.series()
-        found = client.search_registered_models(f"name = '{name}'")
-        owner, _, known = (found[0].tags if found else {}).get(OWNER, "").partition(" ")
-        own = "" if owner in ("", series) else f"-{series}"
-        if not own and int(known or 0) > len(lines):
-            say(
-                f"the registry in {without_password(uri)} was not told: it knows later nights. Run: sqltrain store pull"
-            )
-            return
-        line, marked = next((row for row in reversed(lines) if row.get("challenger")), None), False
-        if line is not None:
-            tags = {"decision": line["decision"], "decision_reason": line["reason"]}
-            tags |= {f"decision_{tag}": f"{value:.4g}" for tag, value in line["numbers"].items()}
-            tags = {tag.replace("/", ".") + own: text for tag, text in tags.items()}
-            marked = _mark(client, name, line["challenger"]["key"], CHALLENGER + own, tags)
-        if champion is not None:
-            place = "" if uri == own_uri(store.root) else without_password(uri)
-            before = _registered(ledger).get("registry", place)
-            moved = _mark(client, name, champion.key, CHAMPION + own, {})
-            if moved:
-                marked = True
-                write_json(ledger.folder / REGISTERED, {"registry": place, "champion": champion.key})
-            if not moved or before != place:
-                where, why = without_password(uri), f"it has no version of {champion.stage}/{champion.key}"
-                if before != place:
-                    where, why = before or own_uri(store.root), "MLFLOW_TRACKING_URI names another registry here"
-                say(
-                    f"@{CHAMPION}{own} of {name} in {where} was not moved: {why}. "
-                    f"With that variable set as for the nights, run: sqltrain champion show {recipe}"
-                )
-        if marked and own:
-            say(f"@{CHAMPION} of {name} belongs to another store's nights: the aliases of these end with {own}")
-        elif marked:
-            client.set_registered_model_tag(name, OWNER, f"{series} {len(lines)}")
-    except ImportError:
-        say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
-    except Exception as error:  # a decision that is made stands, whatever the tracking server does
-        say(f"the registry in {without_password(uri)} was not told: {error_line(error)}")
-    finally:
-        claim.close()
+    with contextlib.ExitStack() as claim:  # `sqltrain status` shows the run that waits for the registry
+        try:
+            claim.enter_context(claimed(store, (), {"recipe": recipe}))
+            client = connect(uri, store.root)
+            ledger, name = Ledger(store, recipe), model_name(recipe)
+            lines, champion, series = ledger.lines(), ledger.champion(), ledger.series()
+            found = client.search_registered_models(f"name = '{name}'")
+            owner, _, known = (found[0].tags if found else {}).get(OWNER, "").partition(" ")
+            own = "" if owner in ("", series) else f"-{series}"
+            if not own and int(known or 0) > len(lines):
+                say(f"{registry} was not told: it knows later nights. Run: sqltrain store pull")
+                return
+            line, marked = next((row for row in reversed(lines) if row.get("challenger")), None), False
+            if line is not None:
+                tags = {"decision": line["decision"], "decision_reason": line["reason"]}
+                tags |= {f"decision_{tag}": f"{value:.4g}" for tag, value in line["numbers"].items()}
+                tags = {tag.replace("/", ".") + own: text for tag, text in tags.items()}
+                marked = _mark(client, name, line["challenger"]["key"], CHALLENGER + own, tags)
+            if champion is not None:
+                place = "" if uri == own_uri(store.root) else without_password(uri)
+                before = _registered(ledger).get("registry", place)
+                moved = _mark(client, name, champion.key, CHAMPION + own, {})
+                if moved:
+                    marked = True
+                    write_json(ledger.folder / REGISTERED, {"registry": place, "champion": champion.key})
+                if not moved or before != place:
+                    where, why = without_password(uri), f"it has no version of {champion.stage}/{champion.key}"
+                    if before != place:
+                        where, why = before or own_uri(store.root), "MLFLOW_TRACKING_URI names another registry here"
+                    say(
+                        f"@{CHAMPION}{own} of {name} in {where} was not moved: {why}. "
+                        f"With that variable set as for the nights, run: sqltrain champion show {recipe}"
+                    )
+            if marked and own:
+                say(f"@{CHAMPION} of {name} belongs to another store's nights: the aliases of these end with {own}")
+            elif marked:
+                client.set_registered_model_tag(name, OWNER, f"{series} {len(lines)}")
+        except ImportError:
+            say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
+        except Exception as error:  # the decision stands, whatever the tracking server does
+            say(f"{registry} was not told: {error_line(error)}")
 
 
 def announce_if_stale(recipe: str, store: Store, say: Callable[[str], None]) -> None:

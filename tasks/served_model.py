@@ -37,7 +37,7 @@ def write_folder(folder: Path, recipe: Recipe, result: StageResult, model_id: st
 
 
 def card(recipe: Recipe, result: StageResult) -> str:
-    """What a person should know of a checkpoint before using it."""
+    """The model card of a checkpoint, for its users."""
     numbers = "\n".join(f"| {name} | {value:.4g} |" for name, value in sorted(result.metrics.items()))
     return (
         f"# {recipe.name}: checkpoint of {result.name}\n\n{recipe.title or 'A multi-turn text-to-SQL agent.'}\n\n"
@@ -69,7 +69,14 @@ class ServedAgent:
         from pipelines.rollout.policies.making import local_policy
         from pipelines.teachers.experts import linking
 
-        questions = [_example(number, row) for number, row in enumerate(rows.to_dict("records"))]
+        questions = []
+        for number, row in enumerate(rows.to_dict("records")):
+            path = Path(str(row["database"])).expanduser().resolve()
+            if not path.is_file():
+                hint = "The column `database` holds paths of SQLite or DuckDB files."
+                raise DataError(f"no such database: {path}", hint)
+            database = Database(path.stem, of_file(path) or "sqlite", str(path))
+            questions.append(Example(str(number), str(row["question"]), database, ""))
         recipe = self.recipe
         sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
         with sql_engine(recipe, workers=1) as sql:
@@ -79,13 +86,6 @@ class ServedAgent:
             questions = completed(questions, recipe, schema, sql, linking(recipe.data.linker))
             answers = engine.run([EpisodeRequest(question, 0, recipe.seed) for question in questions])
         return [answer.final_sql or "" for answer in answers]
-
-
-def _example(number: int, row: dict[str, Any]) -> Example:
-    path = Path(str(row["database"])).expanduser().resolve()
-    if not path.is_file():
-        raise DataError(f"no such database: {path}", "The column `database` holds paths of SQLite or DuckDB files.")
-    return Example(str(number), str(row["question"]), Database(path.stem, of_file(path) or "sqlite", str(path)), "")
 
 
 def _load_pyfunc(path: str) -> ServedAgent:

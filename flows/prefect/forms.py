@@ -15,7 +15,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import parse_value
 
-# What a field is in the recipe. All of these are keys that a form may change (`flows/prefect/forms.py`).
+# The key of each field in the recipe. All of these are keys that a form may change (`flows/prefect/forms.py`).
 KEYS = {
     "seed": "seed",
     "model": "model.source",
@@ -35,7 +35,7 @@ Policy = Annotated[str, AfterValidator(POLICIES.check), Field(json_schema_extra=
 
 
 class CommonOverrides(BaseModel):
-    """What most runs change; what is left empty stays as the recipe says."""
+    """The settings that most runs change; an empty field stays as the recipe says."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,7 +65,7 @@ class CommonOverrides(BaseModel):
 UNCHANGED = CommonOverrides()
 
 
-# What a deployed flow takes from outside: the folder that it works in, and the keys that its form may change.
+# Limits of a deployed flow: the folder that it works in, and the keys that its form may change.
 
 FORM_KEYS = "SQLTRAIN_FORM_KEYS"
 HOME = "SQLTRAIN_HOME"
@@ -81,7 +81,7 @@ CLOSED_KEYS = frozenset({"nightly.guards", "rollout.arguments", "rollout.dask", 
 
 
 def set_home() -> dict[str, str]:
-    """The pull step of every deployment: a run works in `SQLTRAIN_HOME`, else in the checkout that the worker imports."""
+    """The pull step of every deployment: a run works in `SQLTRAIN_HOME`, else in the checkout of the worker."""
     from tasks import events
 
     events.scheduled()
@@ -95,7 +95,7 @@ def set_home() -> dict[str, str]:
 
 
 def check_form(recipe: str, overrides: Sequence[str]) -> None:
-    """Hold a form to the keys that it may change; nothing that it names is imported or read for this.
+    """Refuse a form that changes other keys than it may; nothing that it names is imported or read for this.
 
     Args:
         recipe: the recipe's name.
@@ -112,11 +112,18 @@ def check_form(recipe: str, overrides: Sequence[str]) -> None:
 
 
 def check_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Hold what differs between two trees of a recipe to the keys that a form may change."""
-    allowed = shlex.split(os.environ.get(FORM_KEYS, ""))
+    """Refuse differences between two trees of a recipe in keys that a form may not change."""
+    allowed = [entry.partition("=") for entry in shlex.split(os.environ.get(FORM_KEYS, ""))]
     for key, value in _changes(before, after, ""):
-        is_open = _is_open(key) and not (key.startswith("data.") and "://" in json.dumps(value))
-        if not is_open and not any(_allows(entry, key, value) for entry in allowed):
+        # A section is open but for its closed keys; an address of data is the owner's to give.
+        prefixes = {key.rsplit(".", count)[0] for count in range(key.count(".") + 1)}
+        is_open = key in OPEN_KEYS or (key.partition(".")[0] in OPEN_SECTIONS and not prefixes & CLOSED_KEYS)
+        is_address = key.startswith("data.") and "://" in json.dumps(value)
+        by_owner = any(
+            (name == key or key.startswith(f"{name}.")) and (not equals or parse_value(text) == value)
+            for name, equals, text in allowed
+        )
+        if (not is_open or is_address) and not by_owner:
             raise RecipeError(
                 f"a form may not set {key}",
                 f"It could name a program, code or an address. Who runs the worker may allow it: {FORM_KEYS}={key}",
@@ -131,15 +138,3 @@ def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, Any]]:
             yield from _changes(left.get(name), right.get(name), f"{key}.{name}" if key else str(name))
     elif before != after:
         yield key, after
-
-
-def _is_open(key: str) -> bool:
-    inside = {key.rsplit(".", count)[0] for count in range(key.count(".") + 1)}
-    return key in OPEN_KEYS or (key.partition(".")[0] in OPEN_SECTIONS and not inside & CLOSED_KEYS)
-
-
-def _allows(entry: str, key: str, value: Any) -> bool:
-    name, equals, text = entry.partition("=")
-    if name != key and not key.startswith(f"{name}."):
-        return False
-    return not equals or parse_value(text) == value
