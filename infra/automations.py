@@ -41,7 +41,8 @@ def rules(notify: str | None, reload: str | None, minutes: float) -> Iterator[tu
     """
     if notify:
         failed = {f"{RUN}Failed", f"{RUN}Crashed"}  # a night that was refused is a failed run, too
-        yield "sqltrain: a failed run notifies", NOTIFY, notify, _when(failed, f"{RUN}*"), ENDED
+        ended = EventTrigger(expect=failed, match={"prefect.resource.id": f"{RUN}*"}, posture=Posture.Reactive)
+        yield "sqltrain: a failed run notifies", NOTIFY, notify, ended, ENDED
         silent = EventTrigger(
             after={f"{RUN}Running", PROGRESS},
             expect={PROGRESS, *(f"{RUN}{name}" for name in ENDS)},
@@ -55,15 +56,12 @@ def rules(notify: str | None, reload: str | None, minutes: float) -> Iterator[tu
         yield "sqltrain: a run without progress notifies", NOTIFY, notify, silent, text
     if reload:
         name = "sqltrain: a new champion is loaded by what serves it"
-        yield name, RELOAD, reload, _when({PROMOTED}, "sqltrain.recipe.*"), CHAMPION
-
-
-def _when(events: set[str], resource: str) -> EventTrigger:
-    return EventTrigger(expect=events, match={"prefect.resource.id": resource}, posture=Posture.Reactive)
+        recipes = {"prefect.resource.id": "sqltrain.recipe.*"}
+        yield name, RELOAD, reload, EventTrigger(expect={PROMOTED}, match=recipes, posture=Posture.Reactive), CHAMPION
 
 
 def make(client: SyncPrefectClient, notify: str | None, reload: str | None, minutes: float) -> list[str]:
-    """Make the automations; the names of those made."""
+    """Make the automations and return their names."""
     names = []
     for name, block, address, trigger, payload in rules(notify, reload, minutes):
         saved: Any = Webhook(url=address).save(block, overwrite=True)
@@ -76,7 +74,7 @@ def make(client: SyncPrefectClient, notify: str | None, reload: str | None, minu
 
 
 def main() -> None:
-    """Make what the options ask for, and say what was made."""
+    """Make the automations of the options, and print their names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--notify", metavar="URL", help="takes a text when a run failed, as that of a refused night does"
@@ -90,11 +88,11 @@ def main() -> None:
         parser.error("pass --notify, --reload, or both")
     for address in (options.notify, options.reload):
         if address is not None and not address.startswith(("http://", "https://")):
-            parser.error(f"{address!r} is no address; write http://HOST/PATH or https://HOST/PATH")
+            parser.error(f"{address!r} is not an address; write http://HOST/PATH or https://HOST/PATH")
     try:
         timedelta(minutes=options.stuck)
     except (OverflowError, ValueError):  # inf, nan, more than a calendar has
-        parser.error(f"--stuck {options.stuck:g} is no time to wait")
+        parser.error(f"--stuck {options.stuck:g} is not a number of minutes")
     if options.stuck < SHORTEST_MINUTES:
         parser.error(f"--stuck {options.stuck:g} is too short; Prefect takes {SHORTEST_MINUTES:.3g} minutes or more")
     server = PREFECT_API_URL.value()

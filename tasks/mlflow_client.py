@@ -93,16 +93,11 @@ def unreachable_reason(uri: str) -> str:
             port = parsed.port or PORTS.get(parsed.scheme.partition("+")[0], 80)
             socket.create_connection((parsed.hostname, port), PROBE_S).close()
     except (ValueError, http.client.InvalidURL):  # their messages quote what may be a part of a password
-        return "it is no address that can be read"
+        return "it is not a valid address"
     except (OSError, http.client.HTTPException, sqlite3.Error) as error:
         reason = str(getattr(error, "reason", error))
         return " ".join(without_password(reason).split())[:200] or type(error).__name__
     return ""
-
-
-def forget_connections() -> None:
-    """Connect anew at the next use: what a connection could not do before may work now."""
-    connect.cache_clear()
 
 
 @functools.cache
@@ -347,7 +342,7 @@ class MlflowNotes:
                 self.say("not tracked: mlflow is not installed (pip install 'sqltrain[ops]')")
             except Exception as error:
                 self._reached = False
-                forget_connections()
+                connect.cache_clear()  # a new connection may be able to write
                 self._tries += 1
                 passing = isinstance(error, OSError) or getattr(error, "error_code", None) in PASSING
                 if passing and self._tries < TRIES and not self._closing:

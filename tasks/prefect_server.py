@@ -114,7 +114,7 @@ def check_server() -> None:
             ) from None
         reason = f"it answers with status {error.response.status_code}"
     except httpx.InvalidURL:  # its message may quote a part of a password
-        reason = "it is no address that can be read"
+        reason = "it is not a valid address"
     except (httpx.HTTPError, ValueError) as error:  # the second: the answer is not JSON
         reason = without_password(str(error)).rstrip(".")
     raise ResourceError(f"no Prefect server answers at {without_password(url)}: {reason}", hint)

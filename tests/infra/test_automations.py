@@ -18,10 +18,10 @@ NOBODY = "http://127.0.0.1:9/api"  # the port of "discard", which nothing listen
     [
         (["--notify", "http://x/y"], NOBODY, f"error: no Prefect server answers at {NOBODY}"),
         (["--notify", "http://x/y"], None, "PREFECT_API_URL is not set"),
-        (["--notify", "x/y"], NOBODY, "'x/y' is no address"),
+        (["--notify", "x/y"], NOBODY, "'x/y' is not an address"),
         (["--reload", "http://x/y", "--stuck", "0.1"], NOBODY, "--stuck 0.1 is too short"),
-        (["--notify", "http://x/y", "--stuck", "nan"], NOBODY, "--stuck nan is no time to wait"),
-        (["--notify", "http://x/y", "--stuck", "inf"], NOBODY, "--stuck inf is no time to wait"),
+        (["--notify", "http://x/y", "--stuck", "nan"], NOBODY, "--stuck nan is not a number of minutes"),
+        (["--notify", "http://x/y", "--stuck", "inf"], NOBODY, "--stuck inf is not a number of minutes"),
         ([], NOBODY, "pass --notify, --reload, or both"),
     ],
 )

@@ -82,4 +82,4 @@ def test_no_line_about_a_server_that_is_away_shows_its_password(
 
 @pytest.mark.parametrize("uri", ["http://me:s3cret#x@host", "http://host:s3cret", "postgresql://me:s3cret#x@host"])
 def test_an_address_that_cannot_be_read_is_trouble_that_quotes_none_of_it(uri: str) -> None:
-    assert mlflow_client.unreachable_reason(uri) == "it is no address that can be read"
+    assert mlflow_client.unreachable_reason(uri) == "it is not a valid address"

@@ -43,7 +43,7 @@ class Locked(BaseHTTPRequestHandler):
     [
         (NOBODY, f"no Prefect server answers at {NOBODY}: "),
         ("nonsense", "no Prefect server answers at nonsense: "),
-        ("http://me:s3cret#x@host/api", "no Prefect server answers at http://host/api: it is no address"),
+        ("http://me:s3cret#x@host/api", "no Prefect server answers at http://host/api: it is not a valid address"),
     ],
 )
 def test_a_server_that_is_not_there_ends_a_run_before_it_begins(
