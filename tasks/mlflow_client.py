@@ -284,7 +284,7 @@ class MlflowNotes:
         self.uri = uri
         self.say = say
         self.off = False  # nothing more is recorded: MLflow is not installed, or the run was stopped before it answered
-        self._waiting: deque[tuple[str, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[str, Callable[[], object]]] = deque()
         self._missed: list[str] = []
         self._lock = threading.RLock()  # a thread that follows curves writes notes, too
         self._written = self._tries = 0
@@ -296,7 +296,7 @@ class MlflowNotes:
         """Whether the store has taken a note."""
         return self._written > 0
 
-    def note(self, name: str, write: Callable[[], None]) -> None:
+    def note(self, name: str, write: Callable[[], object]) -> None:
         """Write a note, after all that wait before it.
 
         Args:

@@ -285,7 +285,7 @@ class StageRun:
         self._note("its timing", lambda: run.log_rows("timing", timing))
         for path in (result.folder / name for name in SMALL_FILES):
             if path.is_file():
-                self._note(path.name, lambda path=path: run.client.log_artifact(run.run_id, str(path)))
+                self._note(path.name, functools.partial(self._log_file, path))
         if result.kind == "report":
             # That of the first benchmark lies on top, that of another in a folder of its name.
             page, folder = str(result.folder / "report.html"), graph.benchmark_of(result.name) or None
@@ -297,6 +297,9 @@ class StageRun:
             self._note("its checkpoint's accuracy", lambda: models.note_accuracy(*about, self.needs, result))
             self._note("its traces", lambda: episodes.log(*about, self.needs, result))
             self._note("its questions", lambda: episodes.log_questions(*about, self.needs))
+
+    def _log_file(self, path: Path) -> None:
+        self.run.client.log_artifact(self.run.run_id, str(path))
 
     def end(self, error: BaseException | None) -> None:
         """Stop following, and close the run."""

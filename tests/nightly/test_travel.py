@@ -191,7 +191,7 @@ def test_a_pull_does_not_write_through_a_link_in_the_place_of_its_own_file(
 def test_what_is_no_ledger_is_refused(tmp_path: Path, remote: Remote, line: str) -> None:
     (tmp_path / "ledger.jsonl").write_text(f"{line}\n")
     remote.put(tmp_path / "ledger.jsonl", "nightly/farms/ledger.jsonl")
-    with pytest.raises(DataError, match="it is no ledger"):
+    with pytest.raises(DataError, match="it is not a ledger"):
         ledger_remote.pull(remote, Store(tmp_path / "there"), lambda line: None)
 
 
