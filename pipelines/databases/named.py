@@ -17,7 +17,6 @@ from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
 from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file, of_head
 from pipelines.sql.dialects.hiding import identity
-from pipelines.sql.sandbox.requests import locate
 
 if TYPE_CHECKING:
     from pipelines.recipe.config import Execution
@@ -233,5 +232,5 @@ def sandbox(
     from pipelines.sql.engine import Limits, SqlEngine
 
     pairs = ((database.database, database.card.hidden) for database in databases if database.card is not None)
-    hidden = {locate(database): names for database, names in pairs if names is not None}
+    hidden = {DIALECTS[one.engine].locate(one.location): names for one, names in pairs if names is not None}
     return SqlEngine(Limits.of(execution), workers, audit, hidden=hidden)

@@ -29,25 +29,22 @@ class AuditEntry(NamedTuple):
 
 
 class AuditLog:
-    """Appends entries.
-
-    Args:
-        path: the file; its folder is made.
-        max_bytes: a file that has grown beyond this is put aside.
-    """
+    """Appends entries to a file, whose folder is made; a file that has grown beyond `max_bytes` is put aside."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._who = _user()
+        try:
+            self._user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:  # a container's user without a name
+            self._user = str(os.getuid())
 
     def write(self, entries: Iterable[AuditEntry]) -> None:
         """Append entries; see `append`."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        append(self._path, [self._line(now, entry) for entry in entries], self._max_bytes)
-
-    def _line(self, now: str, entry: AuditEntry) -> dict[str, Any]:
-        return {"at": now, "who": self._who, "pid": os.getpid(), **entry._asdict(), "ms": round(entry.ms, 3)}
+        head = {"at": now, "who": self._user, "pid": os.getpid()}
+        rows = [{**head, **entry._asdict(), "ms": round(entry.ms, 3)} for entry in entries]
+        append(self._path, rows, self._max_bytes)
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Any]], max_bytes: int = MAX_BYTES) -> None:
@@ -59,28 +56,13 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]], max_bytes: int = MAX_B
     if not lines:
         return
     try:
-        _rotate(path, max_bytes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size >= max_bytes:
+            names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, KEPT_FILES + 1))]
+            for newer, older in reversed(list(itertools.pairwise(names))):
+                if newer.exists():
+                    os.replace(newer, older)
         with path.open("ab", buffering=0) as file:
             file.write("".join(lines).encode())
     except OSError as error:
         raise ResourceError(f"the audit log {path} cannot be written: {error.strerror}") from None
-
-
-def _rotate(path: Path, max_bytes: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        if path.stat().st_size < max_bytes:
-            return
-    except FileNotFoundError:
-        return
-    names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, KEPT_FILES + 1))]
-    for newer, older in reversed(list(itertools.pairwise(names))):
-        if newer.exists():
-            os.replace(newer, older)
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user without a name
-        return str(os.getuid())

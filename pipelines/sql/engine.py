@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import selectors
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +20,12 @@ from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.recipe import config
 from pipelines.sql.audit import AuditEntry, AuditLog
-from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.dialects.base import OK, Bounds
 from pipelines.sql.dialects.hiding import HiddenNames, identity
 from pipelines.sql.equalities.spider_grammar import NamesOf
+from pipelines.sql.lexical import is_ordered
 from pipelines.sql.sandbox.pool import Pool
 from pipelines.sql.sandbox.process import Task, WorkerDeath
-from pipelines.sql.sandbox.requests import executed, gold_facts, locate, suite_locations
 
 TICK = 0.02
 _STATUS = {status.value: status for status in ExecutionStatus}
@@ -43,7 +44,6 @@ class Limits:
 
     @classmethod
     def of(cls, execution: config.Execution) -> Limits:
-        """The limits that a recipe states."""
         return cls(execution.timeout_s, execution.max_rows, execution.max_bytes, execution.memory_mb)
 
 
@@ -78,18 +78,12 @@ class Verdict:
 class Statement:
     """A statement on its way."""
 
-    def __init__(
-        self,
-        task: Task,
-        reply: Awaitable[Any],
-        read: Callable[[Any], ExecutionResult],
-    ) -> None:
+    def __init__(self, task: Task, reply: Awaitable[Any], read: Callable[[Any], ExecutionResult]) -> None:
         self._task, self._reply, self._read = task, reply, read
         self._done: ExecutionResult | None = None
         self._most = 0
 
     async def result(self) -> ExecutionResult:
-        """Its result; to be awaited once."""
         self._done = self._read(await self._reply)
         return self._done
 
@@ -113,7 +107,7 @@ class SqlEngine:
         limits: what each statement may take.
         workers: processes that run statements, at most, for each engine; up to three more while all are in long ones.
         audit: a JSONL file that gets a line for every statement; None for none.
-        tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/equalities/spider_grammar.py`).
+        tables: Spider's tables.json, by which `spider_exec` renames columns (see `sql/equalities/spider_grammar.py`).
         hidden: tables and columns that no statement may read, by a location of their database: it holds however a
             statement's own location of that database is written (see `identity`).
     """
@@ -159,11 +153,10 @@ class SqlEngine:
 
     def execute_many(self, jobs: Sequence[tuple[Database, str]], max_rows: int | None = None) -> list[ExecutionResult]:
         """Run statements and return their results in the same order. Blocks."""
-        replies = self._run([(db.engine, self._execution(db, sql, max_rows)) for db, sql in jobs])
-        results = [self._result(reply) for reply in replies]
-        if self._audit is not None:
-            self._audit.write(executed(db, sql, result) for (db, sql), result in zip(jobs, results, strict=True))
-        return results
+        asked = [(database, self._execution(database, sql, max_rows)) for database, sql in jobs]
+        replies = self._run([(database.engine, job) for database, job in asked])
+        self._log((database, job, reply) for (database, job), reply in zip(asked, replies, strict=True))
+        return [_result(reply) for reply in replies]
 
     async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
         """Run one statement; calls of one event-loop tick share a batch."""
@@ -171,21 +164,19 @@ class SqlEngine:
 
     def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Statement:
         """Send a statement off, from a running event loop; its result is to be awaited."""
-        task, reply = self._asked(database.engine, self._execution(database, sql, max_rows))
+        job = self._execution(database, sql, max_rows)
+        task, reply = self._ask(database.engine, job)
         task.urgent = True
 
         def read(reply: Any) -> ExecutionResult:
-            result = self._result(reply)
-            if self._audit is not None:
-                self._audit.write([executed(database, sql, result)])
-            return result
+            self._log([(database, job, reply)])
+            return _result(reply)
 
         return Statement(task, reply, read)
 
     def analyse_many(self, requests: Sequence[tuple[Any, ...]]) -> list[ExecutionResult]:
         """Have SQL text read without running it: see `pipelines/sql/analyst.py`, which asks this. Blocks."""
-        replies = self._run([("analysis", ("execute", ("",), request, 1)) for request in requests])
-        return [self._result(reply) for reply in replies]
+        return [_result(reply) for reply in self._run([("analysis", ("execute", ("",), job, 1)) for job in requests])]
 
     def verdicts(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Decide on pairs under each equality and return the verdicts in the same order. Blocks.
@@ -193,27 +184,25 @@ class SqlEngine:
         A gold query runs once and its result is kept; the same prediction for the same gold query runs once.
         """
         unique = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
-        replies = self._run([(pair.database.engine, self._verdict_job(pair, equalities)) for pair in unique])
-        if self._audit is not None:
-            answered = zip(unique, replies, strict=True)
-            self._audit.write(entry for pair, reply in answered for entry in self._audit_entries(pair, reply))
-        verdicts = [self._verdict(reply, equalities) for reply in replies]
+        jobs = [(pair.database.engine, self._verdict_job(pair, equalities)) for pair in unique]
+        replies = self._run(jobs)
+        self._log((pair.database, job, reply) for pair, (_, job), reply in zip(unique, jobs, replies, strict=True))
+        verdicts = [_verdict(reply, equalities) for reply in replies]
         for pair, index in unique.items():
             if self._is_starved(pair, verdicts[index]):  # all others are done: it is asked again alone
-                (reply,) = self._run([(pair.database.engine, self._verdict_job(pair, equalities))])
-                verdicts[index] = self._settled(pair, self._verdict(reply, equalities))
+                (reply,) = self._run([jobs[index]])
+                verdicts[index] = self._settled(pair, _verdict(reply, equalities))
         return [verdicts[unique[pair]] for pair in pairs]
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
         """Decide on one pair; calls of one event-loop tick share a batch."""
-        reply = await self._asked(pair.database.engine, self._verdict_job(pair, equalities))[1]
-        if self._audit is not None:
-            self._audit.write(self._audit_entries(pair, reply))
-        verdict = self._verdict(reply, equalities)
-        if self._is_starved(pair, verdict):
-            reply = await self._asked(pair.database.engine, self._verdict_job(pair, equalities))[1]
-            verdict = self._settled(pair, self._verdict(reply, equalities))
-        return verdict
+        job = self._verdict_job(pair, equalities)
+        reply = await self._ask(pair.database.engine, job)[1]
+        self._log([(pair.database, job, reply)])
+        verdict = _verdict(reply, equalities)
+        if not self._is_starved(pair, verdict):
+            return verdict
+        return self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
 
     def _is_starved(self, pair: Pair, verdict: Verdict) -> bool:
         """Whether another statement may have brought a gold query to its limit: the query has run before, or a server,
@@ -239,45 +228,51 @@ class SqlEngine:
             return verdict
         return Verdict(verdict.scores, ExecutionStatus.TIMEOUT, ExecutionStatus.OK, "timeout", 0, 0)
 
-    def _audit_entries(self, pair: Pair, reply: Any) -> list[AuditEntry]:
-        """What ran for a pair: not what was kept, and not the rewritten queries of an equality."""
-        if isinstance(reply, WorkerDeath):
-            role, sql = ("gold", pair.gold_sql) if reply.phase == 0 else ("prediction", pair.predicted_sql or "")
-            ended, cause, _ = self._describe_death(reply)
-            return [AuditEntry(pair.database.id, pair.database.engine, role, sql, 0.0, 0, ended.value, cause)]
-        _, gold, predicted = reply
-        ran = [("gold", pair.gold_sql, gold), ("prediction", pair.predicted_sql or "", predicted)]
-        return [
-            AuditEntry(pair.database.id, pair.database.engine, role, sql, ms, rows, status, error_class)
-            for role, sql, facts in ran
-            if facts is not None
-            for status, error_class, rows, ms in [facts]
-            if ms is not None
-        ]
+    def _log(self, answered: Iterable[tuple[Database, tuple[Any, ...], Any]]) -> None:
+        """Audit the statements of jobs, each with its database and reply: not what was kept, and not the rewritten
+        queries of an equality.
+        """
+        if self._audit is None:
+            return
+        entries = []
+        for database, job, reply in answered:
+            if job[0] == "verdict":
+                ran = [("gold", job[2], reply[1]), ("prediction", job[3], reply[2])]
+            else:
+                status, _, rows, _, _, error_class, ms, _ = reply
+                ran = [("query", job[2], (status, error_class, len(rows), ms))]
+            for role, sql, facts in ran:
+                if facts is not None and facts[3] is not None:
+                    status, error_class, rows, ms = facts
+                    entries.append(AuditEntry(database.id, database.engine, role, sql, ms, rows, status, error_class))
+        self._audit.write(entries)
 
     def _execution(self, database: Database, sql: str, max_rows: int | None) -> tuple[Any, ...]:
-        return "execute", (locate(database),), sql, max_rows or self._bounds.max_rows
+        location = DIALECTS[database.engine].locate(database.location)
+        return "execute", (location,), sql, max_rows or self._bounds.max_rows
 
     def _verdict_job(self, pair: Pair, equalities: Sequence[str]) -> tuple[Any, ...]:
-        parts = [EQUALITIES[name] for name in equalities]
-        if any(part.by_outcome for part in parts) and not DIALECTS[pair.database.engine].keeps_state:
+        engine, parts = DIALECTS[pair.database.engine], [EQUALITIES[name] for name in equalities]
+        if any(part.by_outcome for part in parts) and not engine.keeps_state:
             raise DataError(
                 f"an equality of {', '.join(equalities)} compares what statements change, and {pair.database.engine} "
                 "lets none change anything",
                 "Take the engine sqlite_stateful (`--engine`, or a data source that asks for it).",
             )
-        suite = any(part.suite for part in parts)
-        locations = suite_locations(pair.database) if suite else (locate(pair.database),)
+        location = engine.locate(pair.database.location)
+        locations: tuple[str, ...] = (location,)
+        folder = os.path.dirname(location)
+        # The databases of a test suite (Zhong et al. 2020) are all `.sqlite` files beside the database, which comes
+        # first; only in the official layout, in which the directory bears the database's name: elsewhere neighbours are
+        # strangers.
+        is_suite = pair.database.engine == "sqlite" and os.path.basename(folder) == pair.database.id
+        if is_suite and any(part.suite for part in parts):
+            with contextlib.suppress(OSError):
+                files = _suite_files(folder, os.stat(folder).st_mtime_ns)
+                locations = (location, *(path for path in files if path != location))
         names = self._names(pair.database) if any(part.by_units for part in parts) else None
-        return (
-            "verdict",
-            locations,
-            pair.gold_sql,
-            pair.predicted_sql,
-            tuple(equalities),
-            gold_facts(pair.gold_sql),
-            names,
-        )
+        facts = _gold_facts(pair.gold_sql)
+        return "verdict", locations, pair.gold_sql, pair.predicted_sql, tuple(equalities), facts, names
 
     def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Hand jobs over and drive the workers until all are answered."""
@@ -286,67 +281,53 @@ class SqlEngine:
 
         def deliver(index: int, reply: Any) -> None:
             nonlocal remaining
-            replies[index] = reply
+            replies[index] = self._as_reply(jobs[index][1], reply)
             remaining -= 1
 
-        tasks = [(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)]
-        self._submit(tasks)
+        self._submit([(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)])
         while remaining:
-            events = self._selector.select(TICK)
-            self._pump(events)
+            self._pump(self._selector.select(TICK))
         return replies
 
-    def _asked(self, engine: str, job: tuple[Any, ...]) -> tuple[Task, Awaitable[Any]]:
-        """A job on its way, and its reply, which is to be awaited once."""
+    def _ask(self, engine: str, job: tuple[Any, ...]) -> tuple[Task, Awaitable[Any]]:
+        """A job on its way, and its reply, which is to be awaited once; the event loop drives the workers meanwhile."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+
+        def flush() -> None:
+            tasks, self._gathered = self._gathered, []
+            self._submit(tasks)
+
+        def beat() -> None:
+            if loop in self._waiting and self._closer.alive:
+                self._pump()
+                loop.call_later(TICK, beat)
+
+        async def reply() -> Any:
+            try:
+                return self._as_reply(job, await future)
+            except asyncio.CancelledError:  # a statement ends when its caller leaves
+                with self._lock:
+                    task.done = True
+                    if engine in self._pools and self._closer.alive:
+                        self._pools[engine].cancel(task)
+                raise
+            finally:
+                self._waiting[loop] -= 1
+                if not self._waiting[loop]:
+                    del self._waiting[loop]
+                    if self._closer.alive:
+                        loop.remove_reader(self._selector.fileno())
+
         if not self._gathered:
-            loop.call_soon(self._flush)
+            loop.call_soon(flush)
         task = Task(job, _deliver, (loop, future))
         self._gathered.append((engine, task))
-        self._attach(loop)
-        return task, self._reply(loop, future, engine, task)
-
-    async def _reply(
-        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], engine: str, task: Task
-    ) -> Any:
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._cancel(engine, task)
-            raise
-        finally:
-            self._detach(loop)
-
-    def _cancel(self, engine: str, task: Task) -> None:
-        """A statement ends when its caller leaves."""
-        with self._lock:
-            task.done = True
-            if engine in self._pools and self._closer.alive:
-                self._pools[engine].cancel(task)
-
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let this event loop drive the workers while it waits for answers."""
         self._waiting[loop] = self._waiting.get(loop, 0) + 1
         if self._waiting[loop] == 1:
             loop.add_reader(self._selector.fileno(), self._pump)
-            loop.call_later(TICK, self._heartbeat, loop)
-
-    def _detach(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._waiting[loop] -= 1
-        if not self._waiting[loop]:
-            del self._waiting[loop]
-            if self._closer.alive:
-                loop.remove_reader(self._selector.fileno())
-
-    def _heartbeat(self, loop: asyncio.AbstractEventLoop) -> None:
-        if loop in self._waiting and self._closer.alive:
-            self._pump()
-            loop.call_later(TICK, self._heartbeat, loop)
-
-    def _flush(self) -> None:
-        tasks, self._gathered = self._gathered, []
-        self._submit(tasks)
+            loop.call_later(TICK, beat)
+        return task, reply()
 
     def _submit(self, tasks: Sequence[tuple[str, Task]]) -> None:
         with self._lock:
@@ -365,48 +346,62 @@ class SqlEngine:
             for pool in self._pools.values():
                 pool.tick()
 
-    def _result(self, reply: Any) -> ExecutionResult:
-        if isinstance(reply, WorkerDeath):
-            ended, cause, message = self._describe_death(reply)
-            return ExecutionResult(ended, error=message, error_class=cause)
-        status, columns, rows, truncated, error, error_class, ms, work = reply
-        return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms, work)
+    def _as_reply(self, job: tuple[Any, ...], reply: Any) -> Any:
+        """A worker's reply; for a worker that died, the reply that it would have given."""
+        if not isinstance(reply, WorkerDeath):
+            return reply
+        status, cause, message = ExecutionStatus.UNAVAILABLE, "worker_died", "the process that ran the query died"
+        if reply.timeout:
+            limit = f"the query ran longer than {self._bounds.timeout_s:g} s"
+            status, cause, message = ExecutionStatus.TIMEOUT, "timeout", limit
+        elif reply.proven:
+            status, message = ExecutionStatus.ERROR, "the query ended the process that ran it, twice"
+        if job[0] != "verdict":
+            return status.value, (), (), False, message, cause, 0.0, 0
+        facts = status.value, cause, 0, 0.0
+        return ({}, facts, None) if reply.phase == 0 else ({}, (OK, None, 0, None), facts)
 
-    def _describe_death(self, death: WorkerDeath) -> tuple[ExecutionStatus, str, str]:
-        if death.timeout:
-            return ExecutionStatus.TIMEOUT, "timeout", f"the query ran longer than {self._bounds.timeout_s:g} s"
-        if death.proven:
-            return ExecutionStatus.ERROR, "worker_died", "the query ended the process that ran it, twice"
-        return ExecutionStatus.UNAVAILABLE, "worker_died", "the process that ran the query died"
 
-    def _verdict(self, reply: Any, equalities: Sequence[str]) -> Verdict:
-        nothing = dict.fromkeys(equalities, 0.0)
-        if isinstance(reply, WorkerDeath):
-            ended, cause, _ = self._describe_death(reply)
-            if reply.phase == 0:
-                return Verdict(nothing, None, ended, cause, 0, 0)
-            return Verdict(nothing, ended, ExecutionStatus.OK, cause, 0, 0)
-        scores, gold, predicted = reply
-        if predicted is None:
-            return Verdict(nothing, None, _STATUS[gold[0]], gold[1], 0, gold[2])
-        return Verdict(
-            scores or nothing, _STATUS[predicted[0]], _STATUS[gold[0]], gold[1] or predicted[1], predicted[2], gold[2]
-        )
+def _result(reply: Any) -> ExecutionResult:
+    status, columns, rows, truncated, error, error_class, ms, work = reply
+    return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms, work)
+
+
+def _verdict(reply: Any, equalities: Sequence[str]) -> Verdict:
+    scores, gold, predicted = reply
+    nothing = dict.fromkeys(equalities, 0.0)
+    if predicted is None:
+        return Verdict(nothing, None, _STATUS[gold[0]], gold[1], 0, gold[2])
+    status, cause = _STATUS[predicted[0]], gold[1] or predicted[1]
+    return Verdict(scores or nothing, status, _STATUS[gold[0]], cause, predicted[2], gold[2])
+
+
+@functools.lru_cache(4096)
+def _suite_files(folder: str, changed_ns: int) -> tuple[str, ...]:
+    names = [name for name in sorted(os.listdir(folder)) if ".sqlite" in name]
+    return tuple(os.path.join(folder, name) for name in names if not name.endswith(("-wal", "-shm", "-journal")))
+
+
+@functools.lru_cache(65536)
+def _gold_facts(gold_sql: str) -> tuple[bool, bool]:
+    """The fields of `compare.Gold` that the text of the gold query decides."""
+    lowered = gold_sql.lower()
+    return ("order" in lowered and is_ordered(gold_sql), "order by" in lowered)
 
 
 def _deliver(waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]], reply: Any) -> None:
     """Give a reply to whoever awaits it, from whatever thread."""
     loop, future = waiting
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(reply)
+
     if asyncio._get_running_loop() is loop:
-        _resolve(future, reply)
+        resolve()
     else:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it any more
-            loop.call_soon_threadsafe(_resolve, future, reply)
-
-
-def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
-    if not future.done():
-        future.set_result(reply)
+            loop.call_soon_threadsafe(resolve)
 
 
 def _close(selector: selectors.BaseSelector, pools: dict[str, Pool], owner: int) -> None:

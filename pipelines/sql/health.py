@@ -10,10 +10,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus, Scalar, text_of
+from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.sql import analyst
-from pipelines.sql.analyst import TieProbe
 from pipelines.sql.engine import Pair, SqlEngine
+from pipelines.sql.schema import literal
 
 SLOW_MS = 1000.0
 SHOWN = 10
@@ -51,7 +51,14 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
     ties = sql.execute_many([(key[0], probe.sql) for key, probe in probes])
     findings = {key: [*_of_results(key[1], *runs)] for key, *runs in zip(unique, first, second, strict=True)}
     for (key, probe), result in zip(probes, ties, strict=True):
-        findings[key] += _of_ties(probe, result)
+        at, width = probe.kept, len(result.columns) - probe.keys
+        if not result.ok or len(result.rows) <= at:
+            continue  # a subquery that needs its outer query does not run alone
+        # The last row that is kept and the first that is not have the same sort keys and look different.
+        last_kept, first_left = result.rows[at - 1], result.rows[at]
+        if last_kept[width:] == first_left[width:] and last_kept[:width] != first_left[:width]:
+            keys = ", ".join(map(literal, last_kept[width:]))
+            findings[key].append(("order_ambiguous", f"rows {at} and {at + 1} tie on {keys}"))
     against = _contradictions(examples, sql)
     return [
         GoldFinding(place, example.id, reason, detail, example.gold_sql)
@@ -82,7 +89,6 @@ def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[int, li
 
 
 def counts(findings: Sequence[GoldFinding]) -> dict[str, int]:
-    """How many examples have each reason."""
     return {reason: len({f.place for f in findings if f.reason == reason}) for reason in REASONS}
 
 
@@ -115,17 +121,3 @@ def _of_results(gold: str, first: ExecutionResult, two: ExecutionResult) -> Iter
         yield "nondeterministic", "two runs gave two results"
     elif word is not None:
         yield "nondeterministic", f"it asks for {word[0].lower()}"
-
-
-def _of_ties(probe: TieProbe, result: ExecutionResult) -> Iterator[tuple[str, str]]:
-    """Whether the last row that is kept and the first that is not have the same sort keys and look different."""
-    at, width = probe.kept, len(result.columns) - probe.keys
-    if not result.ok or len(result.rows) <= at:
-        return  # a subquery that needs its outer query does not run alone
-    last_kept, first_left = result.rows[at - 1], result.rows[at]
-    if last_kept[width:] == first_left[width:] and last_kept[:width] != first_left[:width]:
-        yield "order_ambiguous", f"rows {at} and {at + 1} tie on {', '.join(map(_told, last_kept[width:]))}"
-
-
-def _told(value: Scalar) -> str:
-    return repr(value) if isinstance(value, str | bytes) else text_of(value)

@@ -8,8 +8,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, EngineName, Scalar, SchemaItems, text_of
 from pipelines.sql.dialects.base import plain, quoted
-from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Query
-from pipelines.sql.sandbox.requests import locate
+from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog
 
 Style = Literal["ddl", "compact", "names"]
 VALUE_CHARS = 40
@@ -61,34 +60,19 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
             "names" is the table names only.
         keep: leave out tables and columns that are not among these; keys stay with the columns that they join.
     """
-    tables = [kept for table in schema.tables if (kept := _kept(table, keep)) is not None]
-    name = written(schema.engine)
+    name, tables = written(schema.engine), list(schema.tables)
+    if keep is not None:
+        tables = []
+        for table in (table for table in schema.tables if table.name.lower() in keep.tables):
+            wanted = {column for of, column in keep.columns if of == table.name.lower()}
+            keys = [key for key in table.foreign_keys if key.column.lower() in wanted]
+            keys = [key for key in keys if key.to_table.lower() in keep.tables]
+            columns = [column for column in table.columns if column.name.lower() in wanted or column.primary_key]
+            tables.append(replace(table, columns=tuple(columns), foreign_keys=tuple(keys)))
     if style == "names":
         return " , ".join(name(table.name) for table in tables)
-    if style == "compact":
-        return _compact(tables, name)
-    return "\n".join(_ddl(table, name) for table in tables)
-
-
-def written(engine: EngineName) -> Callable[[str], str]:
-    """A function that writes a name on one line as a statement of the engine does."""
-    return lambda name: DIALECTS[engine].identifier(_named(name))
-
-
-def _kept(table: Table, keep: SchemaItems | None) -> Table | None:
-    if keep is None:
-        return table
-    if table.name.lower() not in keep.tables:
-        return None
-    wanted = {column for name, column in keep.columns if name == table.name.lower()}
-    columns = tuple(column for column in table.columns if column.name.lower() in wanted or column.primary_key)
-    keys = tuple(
-        key for key in table.foreign_keys if key.column.lower() in wanted and key.to_table.lower() in keep.tables
-    )
-    return replace(table, columns=columns, foreign_keys=keys)
-
-
-def _compact(tables: list[Table], name: Callable[[str], str]) -> str:
+    if style == "ddl":
+        return "\n".join(_ddl(table, name) for table in tables)
     parts = []
     for table in tables:
         shown = [
@@ -103,41 +87,46 @@ def _compact(tables: list[Table], name: Callable[[str], str]) -> str:
     return " ; ".join(parts)
 
 
+def written(engine: EngineName) -> Callable[[str], str]:
+    """A function that writes a name on one line as a statement of the engine does."""
+    return lambda name: DIALECTS[engine].identifier(_one_line(name))
+
+
 def _ddl(table: Table, name: Callable[[str], str]) -> str:
-    lines = [_ddl_column(table, column, name) for column in table.columns]
     primary = [column.name for column in table.columns if column.primary_key]
+    lines = []
+    for column in table.columns:
+        key = "PRIMARY KEY" if primary == [column.name] else ""
+        example = f"e.g. {', '.join(map(_short, column.values))}" if column.values else ""
+        text = " ".join(filter(None, [name(column.name), _one_line(column.type), key]))
+        lines.append((text, _note(column.description, example)))
     if len(primary) > 1:
         lines.append((f"PRIMARY KEY ({', '.join(map(name, primary))})", ""))
-    for key in table.foreign_keys:
-        target = f"{name(key.to_table)}({name(key.to_column)})"
-        lines.append((f"FOREIGN KEY ({name(key.column)}) REFERENCES {target}", ""))
+    for foreign in table.foreign_keys:
+        target = f"{name(foreign.to_table)}({name(foreign.to_column)})"
+        lines.append((f"FOREIGN KEY ({name(foreign.column)}) REFERENCES {target}", ""))
     last = len(lines) - 1
     body = [f"    {text}{'' if n == last else ','}{note}" for n, (text, note) in enumerate(lines)]
     return "\n".join([f"CREATE TABLE {name(table.name)} ({_note(table.description)}", *body, ");"])
 
 
-def _named(text: str) -> str:
+def _one_line(text: str) -> str:
     """A name or a declared type on one line: a database's file can hold any text there."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _ddl_column(table: Table, column: Column, name: Callable[[str], str]) -> tuple[str, str]:
-    alone = column.primary_key and sum(other.primary_key for other in table.columns) == 1
-    text = " ".join(filter(None, [name(column.name), _named(column.type), "PRIMARY KEY" if alone else ""]))
-    return text, _note(column.description, f"e.g. {', '.join(map(_short, column.values))}" if column.values else "")
-
-
 def _note(*parts: str) -> str:
-    """A comment at a line's end; "" where there is nothing to say."""
-    remarks = "; ".join(_named(part) for part in parts if part)
+    remarks = "; ".join(_one_line(part) for part in parts if part)
     return f" -- {remarks}" if remarks else ""
 
 
+def literal(value: Scalar) -> str:
+    """A value as text; a text or bytes in quotes."""
+    return repr(value) if isinstance(value, str | bytes) else text_of(value)
+
+
 def _short(value: Scalar) -> str:
-    """A value on one line, cut."""
-    text = "".join(
-        c if c.isprintable() else "?" for c in (repr(value) if isinstance(value, str | bytes) else text_of(value))
-    )
+    text = "".join(c if c.isprintable() else "?" for c in literal(value))
     return text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 3] + "..."
 
 
@@ -145,12 +134,10 @@ def _short(value: Scalar) -> str:
 
 VIEW_SECONDS = 60.0  # for one statement of a view, and in engines that count no work for all views of a database
 _HIDDEN = 1  # a column of a virtual table that `*` does not show
-_Told = tuple[str, str, bool]  # a column: name, type, whether it is of the primary key
-
-
 _SQLITE_TABLES = """
 SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'
 """
+DeclaredColumn = tuple[str, str, bool]  # name, type, whether it is of the primary key
 
 
 def comments(database: Database) -> dict[tuple[str, str], str]:
@@ -162,7 +149,7 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
     if not dialect.comments_query:
         return {}
     try:
-        with dialect.catalog(locate(database), VIEW_SECONDS) as opened:
+        with dialect.catalog(dialect.locate(database.location), VIEW_SECONDS) as opened:
             rows = list(opened.query(dialect.comments_query))
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"the comments of {database.id} cannot be read: {type(error).__name__}") from None
@@ -174,7 +161,7 @@ def introspect(database: Database, values: int = 0) -> Schema:
     dialect = DIALECTS[database.engine]
     where = "" if dialect.is_server() else f" at {database.location}"  # an address may hold a password
     try:
-        with dialect.catalog(locate(database), VIEW_SECONDS) as opened:
+        with dialect.catalog(dialect.locate(database.location), VIEW_SECONDS) as opened:
             return (
                 _of_sqlite(opened, values)
                 if dialect.sqlglot == "sqlite"
@@ -197,21 +184,15 @@ def _of_sqlite(opened: Catalog, values: int) -> Schema:
             if kind != "view":
                 raise
             continue
-        columns = _with_values(opened, name, kind == "view", declared, values)
-        tables.append(Table(name, columns, _sqlite_keys(query, name)))
+        keys = []
+        references = sorted(query(f"PRAGMA foreign_key_list({quoted(name)})"), key=lambda row: (row[0], row[1]))
+        for _, position, to_table, column, to_column, *_ in references:
+            if to_column is None:  # "REFERENCES t" means t's primary key, in the key's own order
+                parts = sorted((row[5], row[1]) for row in query(f"PRAGMA table_info({quoted(to_table)})") if row[5])
+                to_column = parts[position][1] if position < len(parts) else column
+            keys.append(ForeignKey(column, to_table, to_column))
+        tables.append(Table(name, _with_values(opened, name, kind == "view", declared, values), tuple(keys)))
     return Schema(tuple(tables))
-
-
-def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
-    keys = []
-    rows = sorted(query(f"PRAGMA foreign_key_list({quoted(table)})"), key=lambda row: (row[0], row[1]))
-    for _, position, to_table, column, to_column, *_ in rows:
-        if to_column is None:  # "REFERENCES t" means t's primary key
-            parts = sorted((row[5], row[1]) for row in query(f"PRAGMA table_info({quoted(to_table)})") if row[5])
-            primary = [name for _, name in parts]  # in the key's own order
-            to_column = primary[position] if position < len(primary) else column
-        keys.append(ForeignKey(column, to_table, to_column))
-    return tuple(keys)
 
 
 def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
@@ -223,7 +204,7 @@ def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
         if kind == "FOREIGN KEY":
             pairs = zip(columns, to_columns, strict=True)
             foreign.setdefault(table, []).extend(ForeignKey(a, to_table, b) for a, b in pairs)
-    by_table: dict[str, list[_Told]] = {}
+    by_table: dict[str, list[DeclaredColumn]] = {}
     for table, name, kind in query(dialect.columns_query):
         by_table.setdefault(table, []).append((name, str(kind).upper(), (table, name) in primary))
     views = {row[0] for row in query(dialect.views_query)} if values else set()
@@ -234,20 +215,20 @@ def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
     return Schema(tuple(tables), engine)
 
 
-def _with_values(opened: Catalog, table: str, view: bool, columns: Sequence[_Told], count: int) -> tuple[Column, ...]:
-    """The columns of a table or view, with up to `count` example values each."""
+def _with_values(
+    opened: Catalog, table: str, view: bool, columns: Sequence[DeclaredColumn], count: int
+) -> tuple[Column, ...]:
+    """The columns of a table or view, with up to `count` example values each: the first distinct ones, in the order of
+    the table, which is the same in every engine and in every run.
+    """
     values: list[tuple[Scalar, ...]] = [()] * len(columns)
-    if count:
-        try:
-            ask = opened.view if view else opened.query
-            values = [_values(ask, table, name, count) for name, _, _ in columns]
-        except Exception:  # each driver has an error tree of its own
-            if not view:
-                raise
+    ask = opened.view if view else opened.query
+    try:
+        for place, (name, _, _) in enumerate(columns if count else ()):
+            rows = ask(f"SELECT {quoted(name)} FROM {quoted(table)} LIMIT {SAMPLED_ROWS}")
+            values[place] = tuple(dict.fromkeys(plain(row[0]) for row in rows if row[0] is not None))[:count]
+    except Exception:  # each driver has an error tree of its own
+        if not view:
+            raise
+        values = [()] * len(columns)
     return tuple(Column(*facts, sample) for facts, sample in zip(columns, values, strict=True))
-
-
-def _values(query: Query, table: str, column: str, count: int) -> tuple[Scalar, ...]:
-    """The first distinct values, in the order of the table: the same in every engine, and in every run."""
-    rows = query(f"SELECT {quoted(column)} FROM {quoted(table)} LIMIT {SAMPLED_ROWS}")
-    return tuple(dict.fromkeys(plain(row[0]) for row in rows if row[0] is not None))[:count]

@@ -10,7 +10,7 @@ import pytest
 from pipelines.core.types import Database, ExecutionStatus
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.sandbox import process
-from pipelines.sql.sandbox.replies import Misshapen, check
+from pipelines.sql.sandbox.process import MalformedReply, check
 
 EXECUTE = ("execute", ("db",), "SELECT 1", 10)
 VERDICT_JOB = ("verdict", ("db",), "SELECT 1", "SELECT 1", ("strict",), (False, False), None)
@@ -38,9 +38,9 @@ LIES: list[Any] = [
 
 
 @pytest.mark.parametrize("reply", LIES)
-def test_a_misshapen_result_is_no_result(reply: Any) -> None:
+def test_a_malformed_result_is_rejected(reply: Any) -> None:
     check(EXECUTE, GOOD)
-    with pytest.raises((Misshapen, TypeError)):
+    with pytest.raises((MalformedReply, TypeError)):
         check(EXECUTE, reply)
 
 
@@ -57,9 +57,9 @@ def test_a_misshapen_result_is_no_result(reply: Any) -> None:
         ({"strict": 1.0}, None, FACTS),
     ],
 )
-def test_a_misshapen_verdict_is_no_verdict(reply: Any) -> None:
+def test_a_malformed_verdict_is_rejected(reply: Any) -> None:
     check(VERDICT_JOB, ({"strict": 1.0}, FACTS, FACTS))
-    with pytest.raises((Misshapen, TypeError)):
+    with pytest.raises((MalformedReply, TypeError)):
         check(VERDICT_JOB, reply)
 
 

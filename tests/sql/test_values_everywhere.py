@@ -27,8 +27,7 @@ from pipelines.core.types import (
 from pipelines.evaluation import evaluate, result_files
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import observations
-from pipelines.sql.health import _told
-from pipelines.sql.schema import Column, Schema, Table, render
+from pipelines.sql.schema import Column, Schema, Table, literal, render
 
 HUGE = 10**5736  # factorial(2000) has so many digits; str() takes 4,300 at most
 NESTED: list[Any] = []
@@ -71,7 +70,7 @@ def use(value: Any, folder: Path) -> str:
     brief = observations.table(result, 10, 24, 400, brief=True)
     told = observations.json_text(observations.records(result, 10, 200, 8000))
     json.loads(told)
-    (folder / "page.json").write_text(json.dumps([evaluate._cell(value), _told(value)]), encoding="utf-8")
+    (folder / "page.json").write_text(json.dumps([evaluate._cell(value), literal(value)]), encoding="utf-8")
     turn = Turn("t", Action(ActionKind.SQL, "SELECT 1"), shown, ExecutionStatus.OK, n_rows=2)
     told_turns = (turn, dataclasses.replace(turn, observation=told))
     trajectory = Trajectory("e", 0, "p", "react", (), told_turns, None, StopReason.TURN_LIMIT)

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import datetime
+import decimal
 import functools
+import json
 import marshal
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pipelines.sql.dialects.hiding import Hidden
-
-
-import datetime
-import decimal
-import json
-import math
-from collections.abc import Mapping
 
 OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "timeout", "limit", "unavailable"
 # Classes of failures that no statement can bring about: others hold the database, or took it away.
@@ -43,7 +40,7 @@ class Bounds(NamedTuple):
 
 
 class Clock(Protocol):
-    """What a session tells of the time that its statement takes."""
+    """The clock of a session's statements, in the worker that ends if one outlasts its limit."""
 
     def arm(self, seconds: float) -> None:
         """A statement starts that may take this long: the timer that ends the whole worker is set."""
@@ -53,7 +50,7 @@ class Clock(Protocol):
 
 
 class Raw(NamedTuple):
-    """What a statement gave, in the worker's own terms: `ExecutionResult` without its imports."""
+    """The result of a statement in a worker: `ExecutionResult` without its imports."""
 
     status: str
     columns: tuple[str, ...] = ()
@@ -68,12 +65,7 @@ class Raw(NamedTuple):
 
 
 class OpenFailure(Exception):
-    """A database cannot be opened.
-
-    Args:
-        error_class: a short stable word for it.
-        message: without paths or host details.
-    """
+    """A database cannot be opened; the error class is a short stable word, the message names no path and no host."""
 
     def __init__(self, error_class: str, message: str) -> None:
         super().__init__(message)
@@ -87,13 +79,9 @@ class DatabaseSession(abc.ABC):
     A dialect says how it answers a statement, what its driver's exceptions mean, and whether the database still works.
     What follows from that is decided here, once for all of them: one clock runs from the first look at the text to the
     last row, and nothing that a driver raises gets past `run`.
-
-    Attributes:
-        deadline: when the running statement must have ended, as `time.perf_counter` counts.
-        counts_work: whether its results say what they cost (see `Raw.work`).
     """
 
-    counts_work = False
+    counts_work = False  # whether its results say what they cost (see `Raw.work`).
     hidden: Hidden | None = None  # what no statement may read; None where nothing is hidden.
     # seconds after which the catalogue is asked again what depends on it: somebody may make a view while the session is
     # open. None for a file, which is opened again when it changes.
@@ -103,7 +91,7 @@ class DatabaseSession(abc.ABC):
     def __init__(self, bounds: Bounds, clock: Clock) -> None:
         self.bounds = bounds
         self.clock = clock
-        self.deadline = 0.0
+        self.deadline = 0.0  # when the running statement must have ended, as `time.perf_counter` counts.
 
     def run(self, sql: str, max_rows: int) -> Raw:
         """Run one statement; every failure is a `Raw` with its status and class, and names nothing hidden."""
@@ -115,37 +103,28 @@ class DatabaseSession(abc.ABC):
                     self.hide(hidden)
                 except OpenFailure as error:
                     return failure(UNAVAILABLE, error.error_class, error.message)
-        raw = self._run(sql, max_rows)
-        return raw if self.hidden is None else self.hidden.cleaned(raw)
-
-    def _run(self, sql: str, max_rows: int) -> Raw:
         start = perf_counter()
         self.deadline = start + self.bounds.timeout_s
         self.clock.arm(self.bounds.timeout_s)
         try:
             raw = self.answer(sql, max_rows)
         except OpenFailure as error:
-            return failure(UNAVAILABLE, error.error_class, error.message)
+            raw = failure(UNAVAILABLE, error.error_class, error.message)
         except MemoryError:
-            return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
+            raw = failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
         except Exception as error:  # each driver has an error tree of its own, and raises from outside it too
-            return self._blamed(self.explain(error))
-        if raw.status != OK:
-            return raw
-        return Raw(OK, raw.columns, raw.rows, raw.truncated, None, None, (perf_counter() - start) * 1000)
-
-    def _blamed(self, raw: Raw) -> Raw:
-        """A failure of the engine is the statement's own where the database still works: else a statement that makes
-        its engine fail would get out of being scored.
-        """
-        if raw.status != UNAVAILABLE or raw.error_class in FAULTS_OF_OTHERS:
-            return raw
-        self.clock.arm(self.bounds.timeout_s)
-        try:
-            is_healthy = self.is_healthy()
-        except Exception:  # whatever the driver raises: it does not work
-            is_healthy = False
-        return failure(ERROR, "engine_failure", "the database engine failed at this query") if is_healthy else raw
+            internal = f"the query could not be run ({type(error).__name__})"
+            raw = self.explain(error) or failure(UNAVAILABLE, "internal", internal)
+            # A failure of the engine is the statement's own where the database still works: else a statement that makes
+            # its engine fail would get out of being scored.
+            if raw.status == UNAVAILABLE and raw.error_class not in FAULTS_OF_OTHERS:
+                self.clock.arm(self.bounds.timeout_s)
+                with contextlib.suppress(Exception):  # whatever the driver raises: it does not work
+                    if self.is_healthy():
+                        raw = failure(ERROR, "engine_failure", "the database engine failed at this query")
+        if raw.status == OK:
+            raw = Raw(OK, raw.columns, raw.rows, raw.truncated, None, None, (perf_counter() - start) * 1000)
+        return raw if self.hidden is None else self.hidden.cleaned(raw)
 
     def timed_out(self) -> Raw:
         """The failure of a statement that reached its time limit."""
@@ -156,9 +135,9 @@ class DatabaseSession(abc.ABC):
         """Run one statement. What it changes in the session must be undone before this returns or raises."""
 
     @abc.abstractmethod
-    def explain(self, error: Exception) -> Raw:
-        """The failure that an exception stands for, by its type and result code. Its text, of which a statement can
-        choose parts, may only pick a name among the errors of a statement.
+    def explain(self, error: Exception) -> Raw | None:
+        """The failure that an exception stands for, by its type and result code; None for an exception that is not the
+        driver's. Its text, of which a statement can choose parts, may only pick a name among the errors of a statement.
         """
 
     @abc.abstractmethod
@@ -176,7 +155,7 @@ class DatabaseSession(abc.ABC):
         self._asked = hidden, perf_counter()
 
     def closed(self, hidden: Hidden) -> Hidden:
-        """What is hidden, and with it the views that read it and whatever else holds the same values."""
+        """The hidden names, and with them the views that read them and whatever else holds the same values."""
         raise OpenFailure("cannot_hide", "nothing can be hidden from statements of this engine")
 
     def hold(self) -> None:  # noqa: B027  a dialect may have nothing to do here
@@ -238,7 +217,6 @@ def interrupted_at(deadline: float, interrupt: Callable[[], object]) -> Iterator
 
 
 def failure(status: str, error_class: str, message: str) -> Raw:
-    """A statement that gave no rows."""
     return Raw(status, error=message[:MESSAGE_CHARS], error_class=error_class)
 
 
@@ -256,7 +234,13 @@ def fetch(fetchmany: Callable[[int], list[tuple[Any, ...]]], max_rows: int, max_
             return rows, False
         size += len(marshal.dumps(chunk, 2))
         if size > max_bytes:
-            return rows + _within(chunk, max_bytes - (size - len(marshal.dumps(chunk, 2)))), True
+            left = max_bytes - (size - len(marshal.dumps(chunk, 2)))
+            for row in chunk:  # the first rows of the chunk that fit
+                left -= len(marshal.dumps(row, 2))
+                if left < 0:
+                    break
+                rows.append(row)
+            return rows, True
         rows += chunk
         if len(rows) > max_rows:
             del rows[max_rows:]
@@ -264,15 +248,6 @@ def fetch(fetchmany: Callable[[int], list[tuple[Any, ...]]], max_rows: int, max_
         if len(chunk) < min(step, max_rows + 1):
             return rows, False
         step = min(step * 4, 4096)
-
-
-def _within(chunk: list[tuple[Any, ...]], max_bytes: int) -> list[tuple[Any, ...]]:
-    """The first rows of a chunk that fit."""
-    for number, row in enumerate(chunk):
-        max_bytes -= len(marshal.dumps(row, 2))
-        if max_bytes < 0:
-            return chunk[:number]
-    return chunk
 
 
 def quoted(name: str) -> str:
@@ -292,7 +267,6 @@ FLOAT_DIGITS = 308  # a number with more digits before its point is no float
 
 
 def plain_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
-    """Rows of plain values."""
     return [row if PLAIN.issuperset(map(type, row)) else tuple(map(plain, row)) for row in map(tuple, rows)]
 
 
@@ -305,7 +279,7 @@ def plain(value: Any) -> Any:
     if kind in PLAIN:
         return value
     if kind is int:
-        return value if -LARGEST < value < LARGEST else _digits(decimal.Decimal(value))
+        return value if -LARGEST < value < LARGEST else format(decimal.Decimal(value), "f")
     if kind is float:
         return "NaN" if math.isnan(value) else value
     if kind is bool:
@@ -330,12 +304,8 @@ def number(value: decimal.Decimal) -> int | float | str:
     if not value.is_finite():
         return "NaN" if value.is_nan() else float(value)
     if value.as_tuple().exponent == 0:
-        return int(value) if -LARGEST < value < LARGEST else _digits(value)
-    return float(value) if value.adjusted() < FLOAT_DIGITS else _digits(value)
-
-
-def _digits(value: decimal.Decimal) -> str:
-    return format(value, "f")
+        return int(value) if -LARGEST < value < LARGEST else format(value, "f")
+    return float(value) if value.adjusted() < FLOAT_DIGITS else format(value, "f")
 
 
 def _nested(value: Any, depth: int) -> Any:
@@ -343,7 +313,9 @@ def _nested(value: Any, depth: int) -> Any:
     if depth == 0:
         return "..."
     if isinstance(value, Mapping):
-        return {_key(key): _nested(item, depth - 1) for key, item in value.items()}
+        return {
+            key if isinstance(key, str) else str(plain(key)): _nested(item, depth - 1) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_nested(item, depth - 1) for item in value]
     if isinstance(value, bool) or value is None:
@@ -352,7 +324,3 @@ def _nested(value: Any, depth: int) -> Any:
         return str(value)
     item = plain(value)
     return str(item) if isinstance(item, bytes) or (isinstance(item, float) and math.isinf(item)) else item
-
-
-def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(plain(key))

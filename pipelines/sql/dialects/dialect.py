@@ -1,8 +1,8 @@
 """What the project must know of a database engine, in one class an engine.
 
 A new engine is one file with such a class, registered under the name that recipes and commands call it by, and beside
-it the `Session` that workers open its databases with. Drivers are imported where they are used: all dialects are
-imported to list their names.
+it the `DatabaseSession` that workers open its databases with. Drivers are imported where they are used: all dialects
+are imported to list their names.
 """
 
 import abc
@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
 SAMPLED_ROWS = 10_000  # rows of a table that example values are taken from
@@ -28,9 +28,18 @@ RESERVED = """
     union unique unpack unpivot user using variadic verbose when where window with
 """
 Query = Callable[[str], Iterable[Sequence[Any]]]
-Key = tuple[
-    str, str, Sequence[str], str, Sequence[str]
-]  # table, kind of constraint, columns, table and columns it names
+
+
+class Unread(Exception):
+    """A view does not run within its limits."""
+
+
+def left(until: float) -> float:
+    """Seconds that are left for views, of those that end at this `time.monotonic`; raises Unread if there are none."""
+    seconds = until - time.monotonic()
+    if seconds <= 0.0:
+        raise Unread
+    return seconds
 
 
 class Catalog(NamedTuple):
@@ -39,21 +48,16 @@ class Catalog(NamedTuple):
     query: Query
     view: Query
 
+    @classmethod
+    def of_server(cls, query: Query, view_seconds: float) -> Self:
+        """A catalog of a server that ends each statement of a view by itself; their time in all is counted here."""
+        until = time.monotonic() + view_seconds
 
-class Unread(Exception):
-    """A view does not run within its limits."""
+        def view(sql: str) -> Iterable[Sequence[Any]]:
+            left(until)
+            return query(sql)
 
-
-def left(until: float) -> float:
-    """Seconds that are left for views, of those that end at this `time.monotonic`.
-
-    Raises:
-        Unread: none.
-    """
-    seconds = until - time.monotonic()
-    if seconds <= 0.0:
-        raise Unread
-    return seconds
+        return cls(query, view)
 
 
 class Role(NamedTuple):
@@ -67,7 +71,7 @@ class Dialect(abc.ABC):
     """A database engine."""
 
     title: ClassVar[str]  # its name for people and prompts ("PostgreSQL").
-    session: ClassVar[str]  # the `Session` of its workers, as "module:class".
+    session: ClassVar[str]  # the `DatabaseSession` of its workers, as "module:class".
     sqlglot: ClassVar[str]  # its name for sqlglot.
     text_type: ClassVar[str] = "VARCHAR"  # what it calls the type of a text in a cast.
     quote: ClassVar[str] = '"'  # the mark around a name; any mode of the engine reads it so.
@@ -120,35 +124,30 @@ class Dialect(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def catalog(location: str, view_seconds: float) -> contextlib.AbstractContextManager[Catalog]:
-        """Open a database to read its catalog; its views run for `view_seconds` at most.
-
-        Raises:
-            Exception: it cannot be opened, by the driver's own error.
-        """
+        """Open a database to read its catalog; its views run for `view_seconds` at most. Raises the driver's error."""
 
     @staticmethod
     def with_password(address: str, password: str) -> str:
-        """The address that a driver gets.
-
-        Raises:
-            ValueError: this is no address of such a server; the message does not quote it.
-        """
+        """The address with this password; ValueError, which does not quote it, for no address of such a server."""
         parts = urlsplit(address)
         user, _, host = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
 
     @staticmethod  # noqa: B027
     def check_address(address: str) -> None:
-        """See that the driver will do what the options of an address ask for.
-
-        Raises:
-            ValueError: an option is not known; says which.
-        """
+        """Raise ValueError if the driver would not do what an option of the address asks for."""
 
     @classmethod
     def worker_environment(cls) -> dict[str, str]:
         """The variables of this process that a worker gets, for its driver reads them: none, but for PostgreSQL."""
         return {}
+
+    @classmethod
+    def locate(cls, location: str) -> str:
+        """The location for a worker: an absolute path, or an address with the password of the environment."""
+        if cls.is_server():
+            return cls.with_environment(location)
+        return location if location.startswith("/") else os.path.abspath(location)
 
     @classmethod
     def with_environment(cls, address: str) -> str:
@@ -180,11 +179,7 @@ class Dialect(abc.ABC):
 
     @staticmethod
     def within(address: str, name: str) -> str:
-        """The location of one of a benchmark's databases on a server.
-
-        Raises:
-            ValueError: this is no address of such a server.
-        """
+        """The location of one of a benchmark's databases on a server; ValueError for no address of such a server."""
         raise ValueError(f"{address} is not the address of a server that holds {name}")
 
 

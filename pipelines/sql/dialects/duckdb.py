@@ -111,7 +111,7 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
     @staticmethod
     @contextlib.contextmanager
     def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
-        """See `Dialect.catalog`; with the settings of the sandbox."""
+        """An open catalog, with the settings of the sandbox."""
         import duckdb
 
         bounds = Bounds(view_seconds, SAMPLED_ROWS, 64_000_000, 2048)
@@ -133,7 +133,7 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
 
 
 class DuckdbSession(DatabaseSession):
-    """One open DuckDB file; arguments as `SqliteSession` has them."""
+    """One open DuckDB file."""
 
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
         super().__init__(bounds, clock)
@@ -162,7 +162,6 @@ class DuckdbSession(DatabaseSession):
         return connection
 
     def answer(self, sql: str, max_rows: int) -> Raw:
-        """Run one statement in a cursor of its own."""
         refused = self._checked(sql) if len(sql) <= _KEPT_CHARS else self._refused(sql)
         if refused is not None:
             return refused
@@ -182,7 +181,7 @@ class DuckdbSession(DatabaseSession):
             return refused_by_duckdb(stripped, functools.partial(_serialized, cursor), self.hidden)
 
     def closed(self, hidden: Hidden) -> Hidden:
-        """See `Session.closed`; a view is known by the statement that made it."""
+        """The hidden names, and what reads them; a view is known by the statement that made it."""
         self._checked.cache_clear()
         with contextlib.closing(self._opened().cursor()) as cursor:
             rows = cursor.execute("SELECT view_name, sql FROM duckdb_views() WHERE NOT internal").fetchall()
@@ -210,15 +209,21 @@ class DuckdbSession(DatabaseSession):
                 return Raw(OK, columns, rows, truncated)
             as_text |= infinite
 
-    def explain(self, error: Exception) -> Raw:
-        """By the type of the exception; what is none of DuckDB's is of its Python module, or of ours."""
+    def explain(self, error: Exception) -> Raw | None:
+        """By the type of the exception, and by DuckDB's account of the error: a JSON object behind the type's name."""
         import duckdb
 
-        facts = _told(error)
+        if not isinstance(error, duckdb.Error):
+            return None
+        name, _, text = str(error).partition(": ")
+        try:
+            facts = json.loads(text)
+        except ValueError:
+            facts = None
+        if not isinstance(facts, dict):
+            facts = {"exception_message": text or name}
         message = str(facts.get("exception_message", "")).replace(self._location, "the database")
         message = message.replace(os.path.dirname(self._location) + os.sep, "")
-        if not isinstance(error, duckdb.Error):
-            return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
         if isinstance(error, duckdb.InterruptException):
             return self.timed_out()
         types = (_TYPES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TYPES)
@@ -234,26 +239,22 @@ class DuckdbSession(DatabaseSession):
         """Whether the catalog can be read; a database that a fatal error has shut is opened again for that."""
         import duckdb
 
-        try:
-            self._probe()
-        except duckdb.Error:
-            self._let_go()
-            self._probe()
+        for is_last in (False, True):
+            try:
+                with contextlib.closing(self._opened().cursor()) as cursor:
+                    cursor.execute("SELECT count(*) FROM duckdb_tables()").fetchall()
+                break
+            except duckdb.Error:
+                if is_last:
+                    raise
+                self.close()
         return True
 
-    def _probe(self) -> None:
-        with contextlib.closing(self._opened().cursor()) as cursor:
-            cursor.execute("SELECT count(*) FROM duckdb_tables()").fetchall()
-
-    def _let_go(self) -> None:
+    def close(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(Exception):  # it may be shut already
                 self._connection.close()
             self._connection = None
-
-    def close(self) -> None:
-        """Close the file."""
-        self._let_go()
 
 
 def _serialized(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
@@ -261,16 +262,6 @@ def _serialized(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
     quoted = sql.replace("'", "''")
     row = cursor.execute(f"SELECT json_serialize_sql('{quoted}', skip_null := true, skip_empty := true)").fetchone()
     return str(row[0]) if row else ""
-
-
-def _told(error: Exception) -> Mapping[str, Any]:
-    """What DuckDB says of an error: a JSON object behind the name of its type."""
-    name, _, text = str(error).partition(": ")
-    try:
-        facts = json.loads(text)
-    except ValueError:
-        facts = None
-    return facts if isinstance(facts, dict) else {"exception_message": text or name}
 
 
 def computed(statement: str) -> list[str]:

@@ -140,15 +140,21 @@ def check(sql: str, engine: str) -> Raw | None:
     except UnicodeEncodeError:
         return failure(ERROR, "syntax", "the query is not valid text")
     tokens, rest = lexed(sql)
-    if not _is_over(rest):
-        several = rest.startswith(";")
-        if several:
-            return failure(REFUSED, "several_statements", "only one statement may be run at a time")
-        return failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {rest[:20]!r}")
+    over = rest
+    while over:  # nothing to run is left in semicolons, spaces and comments
+        more, remainder = lexed(over.lstrip(";"))
+        if more or remainder == over:
+            if rest.startswith(";"):
+                return failure(REFUSED, "several_statements", "only one statement may be run at a time")
+            return failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {rest[:20]!r}")
+        over = remainder
     if not tokens:
         return failure(ERROR, "empty", "there is no query to run")
-    if tokens[0][1] not in STARTS[engine]:
-        return failure(REFUSED if tokens[0][1] in STATEMENTS else ERROR, *_start(tokens[0][1]))
+    start = tokens[0][1]
+    if start not in STARTS[engine]:
+        if start in STATEMENTS:
+            return failure(REFUSED, "not_authorized", f"not authorized: {start.upper()}")
+        return failure(ERROR, "syntax", f"syntax error at or near {start!r}")
     depth = deepest = 0
     for _, word in tokens:
         depth += (word == "(") - (word == ")")
@@ -199,23 +205,6 @@ def body(sql: str) -> str:
     return sql[: len(sql) - len(lexed(sql)[1])] if ";" in sql else sql
 
 
-def _is_over(rest: str) -> bool:
-    """Whether there is nothing to run in a text: semicolons, spaces and comments."""
-    while rest:
-        tokens, remainder = lexed(rest.lstrip(";"))
-        if tokens or remainder == rest:
-            return False
-        rest = remainder
-    return True
-
-
-def _start(word: str) -> tuple[str, str]:
-    """(error class, message) for a statement that starts with this word."""
-    if word in STATEMENTS:
-        return "not_authorized", f"not authorized: {word.upper()}"
-    return "syntax", f"syntax error at or near {word!r}"
-
-
 def lexed(sql: str) -> tuple[list[tuple[str, str]], str]:
     """The tokens before the first thing that this lexer does not know, and the text from there."""
     tokens: list[tuple[str, str]] = []
@@ -245,18 +234,13 @@ def _refused(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: s
         return f"not authorized to use {word}"
     if not called or (tokens[index][0] == "word" and word in KEYWORDS):
         return ""
-    if word in FUNCTIONS[engine] or before in ("as", ")", "with", "recursive") or _is_cte(tokens, index):
+    if word in FUNCTIONS[engine] or before in ("as", ")", "with", "recursive"):
         return ""
-    return f"not authorized to use function: {word}"
-
-
-def _is_cte(tokens: Sequence[tuple[str, str]], index: int) -> bool:
-    """Whether "name(a, b)" is followed by "AS (SELECT": the columns of a common table expression, not a call."""
+    # "name(a, b) AS (SELECT": the columns of a common table expression, not a call.
     at = index + 2
     while at < len(tokens) and (tokens[at][0] in ("word", "name") or tokens[at][1] == ","):
         at += 1
     ahead = [word for _, word in tokens[at : at + 6]]
-    if ahead[:2] != [")", "as"]:
-        return False
     opening = [word for word in ahead[2:] if word not in ("not", "materialized")]
-    return opening[:1] == ["("] and opening[1:2] in (["select"], ["with"], ["values"], ["("], ["from"])
+    is_query = opening[:1] == ["("] and opening[1:2] in (["select"], ["with"], ["values"], ["("], ["from"])
+    return "" if ahead[:2] == [")", "as"] and is_query else f"not authorized to use function: {word}"

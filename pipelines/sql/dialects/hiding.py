@@ -23,9 +23,8 @@ LOCAL = ("", "127.0.0.1", "::1", "localhost")
 PORTS = ("5432", "3306")  # that the servers of our engines have by default
 KEYWORD = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']*)")
 KEYWORDS = re.compile(rf"(?:{KEYWORD.pattern})+\s*")
-HiddenNames = tuple[
-    tuple[str, ...], Mapping[str, tuple[str, ...]]
-]  # tables, and columns by table, as a worker is sent them
+# Tables, and columns by table, as a worker is sent them.
+HiddenNames = tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]
 
 
 def fold(name: str) -> str:
@@ -35,35 +34,28 @@ def fold(name: str) -> str:
 
 
 def identity(location: str) -> str:
-    """What is the same however the location of a database is written: a file behind links, a server's by any user.
+    """The same text however the location of a database is written: a file behind links, a server's by any user.
 
     Of an address it is "//host:port/database", the port only where it is no default; where it names no database, what
     those of that server begin with.
     """
-    try:
-        if "://" in location:
-            return _server(location)
-        if KEYWORDS.fullmatch(location):  # libpq's other form: host=... dbname=...
-            options = {pair[1]: pair[2].strip("'") for pair in KEYWORD.finditer(location)}
-            if options.keys() & {"host", "hostaddr", "dbname"}:
-                return _place(options, "", "", "")
-        return os.path.realpath(os.path.expanduser(location))
-    except ValueError:  # nothing opens it: a port that is no number, a path with a zero byte
-        return location
-
-
-def _server(address: str) -> str:
-    """As libpq reads an address: an option goes before the same part of it, and the first of several hosts counts."""
     from urllib.parse import parse_qsl, unquote, urlsplit
 
-    parts = urlsplit(address)
-    place = urlsplit("//" + parts.netloc.rpartition("@")[2].partition(",")[0])
-    host, port, name = unquote(place.hostname or ""), str(place.port or ""), unquote(parts.path).strip("/")
-    return _place(dict(parse_qsl(parts.query)), host, port, name)
-
-
-def _place(options: Mapping[str, str], host: str, port: str, name: str) -> str:
-    """A server's database in one form; `options` go before the three that follow."""
+    host = port = name = ""
+    try:
+        if "://" in location:
+            parts = urlsplit(location)
+            place = urlsplit("//" + parts.netloc.rpartition("@")[2].partition(",")[0])
+            host, port, name = unquote(place.hostname or ""), str(place.port or ""), unquote(parts.path).strip("/")
+            options = dict(parse_qsl(parts.query))
+        else:  # libpq's other form: host=... dbname=...
+            pairs = KEYWORD.finditer(location) if KEYWORDS.fullmatch(location) else ()
+            options = {pair[1]: pair[2].strip("'") for pair in pairs}
+            if not options.keys() & {"host", "hostaddr", "dbname"}:
+                return os.path.realpath(os.path.expanduser(location))
+    except ValueError:  # nothing opens it: a port that is no number, a path with a zero byte
+        return location
+    # As libpq reads it: an option goes before the same part of the address, and the first of several hosts counts.
     host = (options.get("host") or options.get("hostaddr") or host).partition(",")[0].lower()
     is_here = host in LOCAL or host.startswith("/")  # "/": the folder of a Unix socket
     port = options.get("port", "").partition(",")[0] or port
@@ -72,7 +64,7 @@ def _place(options: Mapping[str, str], host: str, port: str, name: str) -> str:
 
 
 class StatementNames(NamedTuple):
-    """What a statement names, as its engine's parser reads it."""
+    """The names in a statement, as its engine's parser reads it."""
 
     relations: frozenset[str]  # tables and views that it reads, or may read
     rows: frozenset[tuple[str, str]]  # (name, relation): the names under which it may take a relation's row as a value
@@ -110,7 +102,6 @@ class Hidden(NamedTuple):
         return name in self.tables or fold(column) in self.columns.get(name, frozenset())
 
     def with_tables(self, tables: Iterable[str]) -> Hidden:
-        """The same and these tables."""
         return self._replace(tables=self.tables | frozenset(map(fold, tables)))
 
     def with_functions(self, functions: Iterable[str]) -> Hidden:
@@ -160,7 +151,6 @@ class Hidden(NamedTuple):
             known = known.with_tables(more)
 
     def refused(self, named: StatementNames) -> Raw | None:
-        """Why a statement may not run; None if it may."""
         return failure(REFUSED, "hidden", REFUSAL) if self.is_read_by(named) else None
 
     def cleaned(self, raw: Raw) -> Raw:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -34,7 +33,7 @@ from pipelines.sql.dialects.base import (
     plain_rows,
     quoted,
 )
-from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role, left
+from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role
 from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
 from pipelines.sql.dialects.hiding import Hidden, StatementNames
 
@@ -133,19 +132,17 @@ class Mysql(Dialect):
 
     @staticmethod
     def check_address(address: str) -> None:
-        """See `Dialect.check_address`."""
         encryption_of(address)
 
     @staticmethod
     def role(query: Query) -> Role:
-        """See `Dialect.role`; the sandbox turns everybody away who may do more than read."""
+        """The rights beside reading; the sandbox turns everybody away who has one."""
         grants = [str(row[0]) for row in query("SHOW GRANTS")]
         more = tuple(grant.partition(" TO ")[0] for grant in grants if not is_reader(grant))
         return Role(more, bool(more))
 
     @staticmethod
     def reader_grants(address: str, schema: str) -> list[str]:
-        """See `Dialect.reader_grants`."""
         name = urlsplit(address).path.strip("/")
         place = f"`{name.replace('`', '``')}`"
         return [
@@ -156,28 +153,22 @@ class Mysql(Dialect):
     @staticmethod
     @contextlib.contextmanager
     def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
-        """See `Dialect.catalog`; the server holds views to their time."""
+        """An open catalog; the server holds views to their time."""
         with contextlib.closing(connect(location, view_seconds)) as connection:
-            until = time.monotonic() + view_seconds
 
             def query(sql: str) -> Iterable[Sequence[Any]]:
                 with connection.cursor() as cursor:
                     cursor.execute(sql)
-                    return (
-                        [_with_lists(row) for row in cursor.fetchall()]
-                        if sql == Mysql.keys_query
-                        else cursor.fetchall()
-                    )
+                    rows: Sequence[Sequence[Any]] = cursor.fetchall()
+                    if sql != Mysql.keys_query:
+                        return rows
+                    # A key has a row for each column here, and one row with lists of columns in other engines.
+                    return [(table, kind, [name], of, [to]) for table, kind, name, of, to in rows]
 
-            def view(sql: str) -> Iterable[Sequence[Any]]:
-                left(until)
-                return query(sql)
-
-            yield Catalog(query, view)
+            yield Catalog.of_server(query, view_seconds)
 
     @staticmethod
     def within(address: str, name: str) -> str:
-        """The address with the database of that name as its path."""
         parts = urlsplit(address)
         if parts.scheme not in ("mysql", "mariadb") or not parts.hostname:
             raise ValueError("this is no address of a MySQL server")
@@ -202,10 +193,12 @@ def _in_double_quotes(sql: str) -> str:
 def _read_otherwise(sql: str) -> Raw | None:
     """Why a statement that passed `guard.check` may not run: the engine reads it otherwise, or it shows the server."""
     for match in TOKEN.finditer(sql):
-        text = match[0]
+        text, after = match[0], sql[match.end() : match.end() + 1]
         if match.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
             return failure(REFUSED, "not_authorized", "this part of SQL is not allowed here: a comment that runs")
-        if match.lastgroup == "number" and _begins_name(sql, match):
+        # The server takes what looks like a number for a name: `2023_pay`, `2fa`, `1_2`.
+        is_name = "_" in text or after == "_" or after.isalpha()
+        if match.lastgroup == "number" and is_name and not _DIGITS.match(sql, match.start()):
             return failure(REFUSED, "not_authorized", "a name that begins with a digit stands in backticks")
         if match.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
             return failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
@@ -227,15 +220,8 @@ def _read_otherwise(sql: str) -> Raw | None:
     return None
 
 
-def _begins_name(sql: str, number: re.Match[str]) -> bool:
-    """Whether the server takes what looks like a number for a name: `2023_pay`, `2fa`, `1_2`."""
-    after = sql[number.end() : number.end() + 1]
-    is_name = "_" in number[0] or after == "_" or after.isalpha()
-    return is_name and not _DIGITS.match(sql, number.start())
-
-
 def _named(sql: str) -> StatementNames:
-    """What a statement may name, by its tokens: each name may be that of a table and of a column."""
+    """The names of a statement, by its tokens: each may be that of a table and of a column."""
     tokens, rest = lexed(sql)
     names = frozenset(word for kind, word in tokens if kind in ("word", "name"))
     words = [("", ""), *tokens, ("", "")]
@@ -249,26 +235,9 @@ def _named(sql: str) -> StatementNames:
     )
 
 
-def _view(query: str) -> StatementNames | None:
-    """What a view names, as the server writes its query: names in backticks, texts with backslashes, and the database
-    before each function that is not its own. None where it does not show the query, where the query calls such a
-    function, or where we cannot read it to its end.
-    """
-    text = _in_double_quotes(_ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query))
-    tokens, rest = lexed(text)
-    calls = any(kind == "name" and after == "(" for (kind, _), (_, after) in itertools.pairwise(tokens))
-    return _named(text) if tokens and not rest and not calls else None
-
-
 def is_reader(grant: str) -> bool:
     """Whether a line of SHOW GRANTS lets its user read and do nothing else."""
     return _GRANT.match(grant) is not None and "WITH GRANT OPTION" not in grant
-
-
-def _with_lists(row: Sequence[Any]) -> Sequence[Any]:
-    """A row of keys, one column each, as one with lists of columns."""
-    table, kind, column, to_table, to_column = row
-    return table, kind, [column], to_table, [to_column]
 
 
 def encryption_of(address: str) -> dict[str, Any]:
@@ -332,8 +301,7 @@ def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.
 
 
 class MysqlSession(DatabaseSession):
-    """One connection at a time; `location` is an address such as mysql://reader@host/bench. The other arguments are as
-    `SqliteSession` has them.
+    """One connection at a time; `location` is an address such as mysql://reader@host/bench.
 
     Its user must be a plain reader, that holds SELECT and nothing else: another is turned away.
     """
@@ -343,9 +311,9 @@ class MysqlSession(DatabaseSession):
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
         super().__init__(bounds, clock)
         self._location = location
-        self._connection: pymysql.Connection[Any] | None = self._connect()
+        self._connection: pymysql.Connection[Any] | None = self._connect(is_first=True)
 
-    def _connect(self, is_first: bool = True) -> pymysql.Connection[Any]:
+    def _connect(self, is_first: bool = False) -> pymysql.Connection[Any]:
         import pymysql
 
         try:
@@ -370,7 +338,7 @@ class MysqlSession(DatabaseSession):
             refused = self.hidden.refused(_named(sql))
         if refused is not None:
             return refused
-        connection = self._connection or self._connect(is_first=False)
+        connection = self._connection or self._connect()
         self._connection = None  # variables, temporary tables, locks: with it goes all that a statement could leave
         cursor = connection.cursor()
 
@@ -393,21 +361,30 @@ class MysqlSession(DatabaseSession):
             connection._force_close()
 
     def closed(self, hidden: Hidden) -> Hidden:
-        """See `Session.closed`."""
-        connection = self._connection or self._connect(is_first=False)
-        self._connection = connection
-        with connection.cursor() as cursor:
+        """The hidden names, what is computed from them, and the views of all databases that read them."""
+
+        def named(query: str) -> StatementNames | None:
+            """The names in a view's query, as the server writes it: names in backticks, texts with backslashes, and the
+            database before each function that is not its own. None if the server does not show the query, if the query
+            calls such a function, or if we cannot read it to its end.
+            """
+            text = _in_double_quotes(_ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query))
+            tokens, rest = lexed(text)
+            calls = any(kind == "name" and after == "(" for (kind, _), (_, after) in itertools.pairwise(tokens))
+            return _named(text) if tokens and not rest and not calls else None
+
+        self._connection = self._connection or self._connect()
+        with self._connection.cursor() as cursor:
             cursor.execute(_COMPUTED)
             hidden = hidden.with_computed([(str(table), str(column)) for table, column in cursor.fetchall()])
             cursor.execute(_VIEWS)
-            return hidden.with_views([(str(name), str(sql or "")) for name, sql in cursor.fetchall()], _view)
+            return hidden.with_views([(str(name), str(sql or "")) for name, sql in cursor.fetchall()], named)
 
-    def explain(self, error: Exception) -> Raw:
-        """By the number of the server's error."""
+    def explain(self, error: Exception) -> Raw | None:
         import pymysql
 
         if not isinstance(error, pymysql.Error) or not error.args or not isinstance(error.args[0], int):
-            return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
+            return None
         number, message = error.args[0], str(error.args[-1])
         if number in _TIMEOUTS:
             return self.timed_out()
@@ -415,12 +392,10 @@ class MysqlSession(DatabaseSession):
         return failure(status, error_class, message if status != UNAVAILABLE else "the server gave no answer")
 
     def is_healthy(self) -> bool:
-        """Whether the server answers on a new connection."""
-        self._connection = self._connect()
+        self._connection = self._connect(is_first=True)
         return True
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection._force_close()
             self._connection = None

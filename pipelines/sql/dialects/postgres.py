@@ -8,8 +8,7 @@ import contextlib
 import decimal
 import functools
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,7 +31,7 @@ from pipelines.sql.dialects.base import (
     number,
     plain_rows,
 )
-from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role, left
+from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role
 from pipelines.sql.dialects.guard import body, check
 from pipelines.sql.dialects.hiding import Hidden, fold
 from pipelines.sql.dialects.trees import named_by_postgres, refused_by_postgres
@@ -165,14 +164,7 @@ WHERE n.nspname = current_schema()
 
     @staticmethod
     def with_password(address: str, password: str) -> str:
-        """See `Dialect.with_password`."""
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import make_conninfo
-
-        try:
-            return make_conninfo(address, password=password)
-        except ProgrammingError:  # its message may quote a password
-            raise ValueError("this is no address of a PostgreSQL server") from None
+        return _conninfo(address, password=password)
 
     @classmethod
     def worker_environment(cls) -> dict[str, str]:
@@ -185,14 +177,12 @@ WHERE n.nspname = current_schema()
 
     @staticmethod
     def role(query: Query) -> Role:
-        """See `Dialect.role`."""
         if any(row[0] for row in query(PRIVILEGES)):
             return Role(("act as a superuser, or make roles and databases, or reach the server's files",), True)
         return Role(tuple(f"write to {row[0]}" for row in query(_WRITABLE)))
 
     @staticmethod
     def reader_grants(address: str, schema: str) -> list[str]:
-        """See `Dialect.reader_grants`."""
         name = urlsplit(address).path.strip("/")
         role, spot = f'"{name}_reader"', '"' + (schema or "public").replace('"', '""') + '"'
         return [
@@ -206,35 +196,30 @@ WHERE n.nspname = current_schema()
     @staticmethod
     @contextlib.contextmanager
     def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
-        """See `Dialect.catalog`; the server holds views to their time."""
+        """An open catalog; the server holds views to their time."""
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
         own_options = conninfo_to_dict(location).get("options") or ""
         ours = f"{own_options} -c default_transaction_read_only=on -c statement_timeout={int(view_seconds * 1000)}"
         with psycopg.connect(location, options=ours, autocommit=True, connect_timeout=10) as connection:
-            until = time.monotonic() + view_seconds
-
-            def query(sql: str) -> Iterable[Sequence[Any]]:
-                return connection.execute(sql.encode()).fetchall()
-
-            def view(sql: str) -> Iterable[Sequence[Any]]:
-                left(until)
-                return query(sql)
-
-            yield Catalog(query, view)
+            yield Catalog.of_server(lambda sql: connection.execute(sql.encode()).fetchall(), view_seconds)
 
     @staticmethod
     def within(address: str, name: str) -> str:
         """The address with the schema of that name, in lower case, as its search path."""
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import make_conninfo
-
         schema = f'"{name.lower()}"'.replace(" ", "\\ ")
-        try:
-            return make_conninfo(address, options=f"-csearch_path={schema}")
-        except ProgrammingError:  # its message may quote a password
-            raise ValueError("this is no address of a PostgreSQL server") from None
+        return _conninfo(address, options=f"-csearch_path={schema}")
+
+
+def _conninfo(address: str, **changes: str) -> str:
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import make_conninfo
+
+    try:
+        return make_conninfo(address, **changes)
+    except ProgrammingError:  # its message may quote a password
+        raise ValueError("this is no address of a PostgreSQL server") from None
 
 
 @functools.cache
@@ -258,7 +243,7 @@ def _loaders() -> dict[str, type[psycopg.abc.Loader]]:
 
 
 class PostgresSession(DatabaseSession):
-    """One connection; `location` is its connection string. The other arguments are as `SqliteSession` has them.
+    """One connection; `location` is its connection string.
 
     Its role must be a plain reader (`infra/postgres/reader.sql` makes one): a superuser is turned away.
     """
@@ -303,19 +288,36 @@ class PostgresSession(DatabaseSession):
         return connection
 
     def answer(self, sql: str, max_rows: int) -> Raw:
-        """Run one statement."""
         refused = check(sql, "postgres") or refused_by_postgres(sql, self.hidden, self._calls)
         if refused is not None:
             return refused
         return self._reconnecting(lambda: self._rows(sql, max_rows))
 
     def closed(self, hidden: Hidden) -> Hidden:
-        """See `Session.closed`: partitions of a table hold its rows under names of their own, and it shows theirs."""
-        return self._reconnecting(lambda: self._closed(hidden))
+        """The hidden names, what is computed from them, and the views that read them. Partitions of a table hold its
+        rows under names of their own, and it shows theirs.
+        """
+
+        def read() -> Hidden:
+            ask = self._connection.execute
+            steps = [(fold(parent), fold(part)) for parent, part in ask(_PARTS).fetchall()]
+            below, above = _along(hidden, steps), _along(hidden, [(part, parent) for parent, part in steps])
+            columns = dict(below.columns)
+            for table, names in above.columns.items():
+                columns[table] = columns.get(table, frozenset()) | names
+            attributes: dict[str, frozenset[str]] = {}
+            for table, names in ask(_ATTRIBUTES).fetchall():
+                attributes[fold(table)] = attributes.get(fold(table), frozenset(names)) & frozenset(names)
+            found = Hidden(below.tables | above.tables, columns, attributes=attributes)
+            found = found.with_computed(ask(_COMPUTED).fetchall())
+            found = found.with_functions(str(row[0]) for row in ask(_FUNCTIONS).fetchall())
+            return found.with_views([(str(name), str(sql)) for name, sql in ask(_VIEWS).fetchall()], named_by_postgres)
+
+        return self._reconnecting(read)
 
     def _reconnecting(self, step: Callable[[], Answer]) -> Answer:
         """Take a step; once more on a new connection if the old one broke, for that may be nobody's fault here. A
-        connection that breaks again under the same statement is another matter: see `Session.run`.
+        connection that breaks again under the same statement is another matter: see `DatabaseSession.run`.
         """
         import psycopg
 
@@ -326,21 +328,6 @@ class PostgresSession(DatabaseSession):
                 raise
         self._connection = self._connect()
         return step()
-
-    def _closed(self, hidden: Hidden) -> Hidden:
-        parts = [(fold(parent), fold(part)) for parent, part in self._connection.execute(_PARTS).fetchall()]
-        below, above = _along(hidden, parts), _along(hidden, [(part, parent) for parent, part in parts])
-        columns = dict(below.columns)
-        for table, names in above.columns.items():
-            columns[table] = columns.get(table, frozenset()) | names
-        attributes: dict[str, frozenset[str]] = {}
-        for table, names in self._connection.execute(_ATTRIBUTES).fetchall():
-            attributes[fold(table)] = attributes.get(fold(table), frozenset(names)) & frozenset(names)
-        hidden = Hidden(below.tables | above.tables, columns, attributes=attributes)
-        hidden = hidden.with_computed(self._connection.execute(_COMPUTED).fetchall())
-        hidden = hidden.with_functions(str(row[0]) for row in self._connection.execute(_FUNCTIONS).fetchall())
-        views = [(str(name), str(sql)) for name, sql in self._connection.execute(_VIEWS).fetchall()]
-        return hidden.with_views(views, named_by_postgres)
 
     def _rows(self, sql: str, max_rows: int) -> Raw:
         """Columns and rows, by a cursor of the server.
@@ -369,12 +356,12 @@ class PostgresSession(DatabaseSession):
                     cursor.execute(b"ROLLBACK")
                     cursor.execute(b"DISCARD ALL")  # settings, advisory locks, temporary tables, prepared statements
 
-    def explain(self, error: Exception) -> Raw:
+    def explain(self, error: Exception) -> Raw | None:
         """By the SQLSTATE. Without one the server gave no answer, or the driver could not read it."""
         import psycopg
 
         if not isinstance(error, psycopg.Error):
-            return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
+            return None
         state = error.sqlstate or ""
         message = error.diag.message_primary or "the server gave no answer"
         if not state:
@@ -386,14 +373,12 @@ class PostgresSession(DatabaseSession):
         return failure(status, error_class, message)
 
     def is_healthy(self) -> bool:
-        """Whether the server answers, on a new connection if the old one broke."""
         if self._connection.closed:
             self._connection = self._connect()
         self._connection.execute("SELECT count(*) FROM pg_catalog.pg_class")
         return True
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 

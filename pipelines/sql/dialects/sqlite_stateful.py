@@ -30,7 +30,6 @@ from pipelines.sql.dialects.base import (
     fetch,
     quoted,
 )
-from pipelines.sql.dialects.hiding import Hidden
 from pipelines.sql.dialects.sqlite import (
     ALLOW,
     FUNCTION,
@@ -38,7 +37,7 @@ from pipelines.sql.dialects.sqlite import (
     Sqlite,
     SqliteSession,
     classify,
-    general,
+    general_code,
     guard,
     unreadable,
 )
@@ -77,7 +76,13 @@ def state(connection: sqlite3.Connection) -> str:
         if kind in ("table", "view"):
             cursor = connection.execute(f"SELECT * FROM {quoted(name)}")
             columns = [item[0].lower() for item in cursor.description]
-            objects.append([kind, name.lower(), columns, *_bag(cursor, today)])
+            # The number of rows, and the sum of their digests, which no order changes and no row is kept for.
+            count = total = 0
+            for row in cursor:
+                cells = ["now" if isinstance(cell, str) and cell.startswith(today) else cell for cell in rounded(row)]
+                total = (total + int(digest([repr(cells)]), 16)) % (1 << 128)
+                count += 1
+            objects.append([kind, name.lower(), columns, count, total])
         elif kind == "index":
             indices = connection.execute(f"PRAGMA index_list({quoted(table)})").fetchall()
             columns = [row[2] for row in connection.execute(f"PRAGMA index_info({quoted(name)})")]
@@ -85,16 +90,6 @@ def state(connection: sqlite3.Connection) -> str:
         else:
             objects.append([kind, table.lower()])
     return digest(sorted(map(repr, objects)))
-
-
-def _bag(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]:
-    """How many rows there are, and the sum of their digests, which no order changes and no row is kept for."""
-    count = total = 0
-    for row in rows:
-        cells = ["now" if isinstance(cell, str) and cell.startswith(today) else cell for cell in rounded(row)]
-        total = (total + int(digest([repr(cells)]), 16)) % (1 << 128)
-        count += 1
-    return count, total
 
 
 def rounded(row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -142,17 +137,13 @@ class StatefulSqlite(Sqlite):
 
     @staticmethod
     def keeps(sql: str) -> bool:
-        """See `Dialect.keeps`."""
         return writes(sql)
 
 
 class StatefulSession(SqliteSession):
-    """One SQLite file, and for each script a copy of it.
+    """One SQLite file, and for each script a copy of it, which may take a part of the worker's memory (`SHARE`).
 
-    Args:
-        location: the file's path; beside it may lie the script that prepares each copy (`SETUP`).
-        bounds: the limits that every script runs under; a copy may take a part of the memory (`SHARE`).
-        clock: see `SqliteSession`.
+    Beside the file may lie the script that prepares each copy (`SETUP`).
     """
 
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
@@ -165,6 +156,45 @@ class StatefulSession(SqliteSession):
             self._setup = statements(setup.read_text(encoding="utf-8")) if setup.is_file() else []
         except (OSError, ValueError):
             raise OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
+
+    def run(self, sql: str, max_rows: int) -> Raw:
+        try:
+            return super().run(sql, max_rows)
+        finally:
+            if self._connection is not self._source:
+                self._connection.close()
+                self._connection = self._source
+
+    def answer(self, sql: str, max_rows: int) -> Raw:
+        """Run a script on a copy of its own: the turns before the last one, then that one, whose last result it is."""
+        refused = unreadable(sql.replace(BETWEEN, "\n"))
+        if refused is not None:
+            return refused
+        self._connection = self._copy()
+        self._confine()
+        try:
+            for statement in self._setup:
+                self._connection.execute(statement).close()
+            self._connection.commit()
+        except sqlite3.Error as error:
+            raise OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
+        before = self._changes()
+        *earlier, last = sql.split(BETWEEN)
+        asks_outcome = bool(earlier) and last in (OUTCOME, ORDERED)
+        ordered = last == ORDERED
+        if asks_outcome:
+            last = earlier.pop()
+        for turn in earlier:
+            self._turn(turn, 1)
+        raw = self._turn(last, max_rows)
+        if not asks_outcome or raw.status != OK:
+            return raw
+        # One row: the rows of the last statement, and what the script has made of the database.
+        if raw.truncated:
+            return failure(LIMIT, "result_limit", "the result is larger than a verdict may read")
+        changed = self._changes() != before
+        now = state(self._connection) if changed else ""
+        return Raw(OK, COLUMNS, [outcome(raw.rows, raw.columns != CHANGED, ordered, changed, now)])
 
     def _copy(self) -> sqlite3.Connection:
         """A copy of the file in memory, which cannot grow beyond its part of the memory."""
@@ -187,46 +217,12 @@ class StatefulSession(SqliteSession):
         copy.text_factory = lambda data: data.decode("utf-8", "replace")
         return copy
 
-    def _prepare(self) -> None:
-        """Run the script beside the database on the copy."""
-        try:
-            for statement in self._setup:
-                self._connection.execute(statement).close()
-            self._connection.commit()
-        except sqlite3.Error as error:
-            raise OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
-        self._before = self._objects(), self._connection.total_changes
-
-    def _objects(self) -> list[tuple[str, ...]]:
-        return self._connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2").fetchall()
-
-    def _run(self, sql: str, max_rows: int) -> Raw:
-        try:
-            return super()._run(sql, max_rows)
-        finally:
-            if self._connection is not self._source:
-                self._connection.close()
-                self._connection = self._source
-
-    def answer(self, sql: str, max_rows: int) -> Raw:
-        """Run a script on a copy of its own: the turns before the last one, then that one, whose last result it is."""
-        refused = unreadable(sql.replace(BETWEEN, "\n"))
-        if refused is not None:
-            return refused
-        self._connection = self._copy()
-        self._confine()
-        self._prepare()
-        *earlier, last = sql.split(BETWEEN)
-        tells = bool(earlier) and last in (OUTCOME, ORDERED)
-        if tells:
-            ordered, last = last == ORDERED, earlier.pop()
-        for turn in earlier:
-            self._turn(turn, 1)
-        raw = self._turn(last, max_rows)
-        return self._outcome(raw, ordered) if tells and raw.status == OK else raw
+    def _changes(self) -> tuple[list[tuple[str, ...]], int]:
+        """The objects of the copy and the number of rows changed so far."""
+        objects = self._connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2").fetchall()
+        return objects, self._connection.total_changes
 
     def _turn(self, script: str, max_rows: int) -> Raw:
-        """Run the statements of a turn; the result of the last one."""
         raw = failure(ERROR, "empty", "there is no statement to run")
         try:
             parts = statements(script)
@@ -243,30 +239,12 @@ class StatefulSession(SqliteSession):
             cursor.close()
         return raw
 
-    def _outcome(self, raw: Raw, ordered: bool) -> Raw:
-        """What a script led to, as one row: the rows of its last statement, and what it has made of the database."""
-        if raw.truncated:
-            return failure(LIMIT, "result_limit", "the result is larger than a verdict may read")
-        changed = (self._objects(), self._connection.total_changes) != self._before
-        now = state(self._connection) if changed else ""
-        return Raw(OK, COLUMNS, [outcome(raw.rows, raw.columns != CHANGED, ordered, changed, now)])
-
     def explain(self, error: Exception) -> Raw:
         """See `SqliteSession.explain`; a copy that may not grow is the statement's own fault."""
-        if general(str(getattr(error, "sqlite_errorname", ""))) == "SQLITE_FULL":
+        if general_code(error) == "SQLITE_FULL":
             return failure(LIMIT, "size_limit", f"the database may not grow beyond {self._most_bytes >> 20} MiB")
         return super().explain(error)
 
-    def closed(self, hidden: Hidden) -> Hidden:
-        """See `Session.closed`: a statement that writes could carry what is hidden elsewhere, so nothing can be."""
-        return DatabaseSession.closed(self, hidden)
-
-    def hold(self) -> None:
-        """Nothing: no script touches the file."""
-
-    def release(self) -> None:
-        """Nothing."""
-
-    def cold_ms(self, sql: str, max_rows: int, timeout_s: float) -> float | None:
-        """See `Session.cold_ms`."""
-        return DatabaseSession.cold_ms(self, sql, max_rows, timeout_s)
+    # Nothing can be hidden, for a statement that writes could carry it elsewhere; no script touches the file, so there is
+    # no lock to hold; a script is timed on its copy.
+    closed, hold, cold_ms = DatabaseSession.closed, DatabaseSession.hold, DatabaseSession.cold_ms

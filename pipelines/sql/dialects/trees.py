@@ -91,7 +91,7 @@ def refused_by_duckdb(sql: str, serialize: Callable[[str], str], hidden: Hidden 
 
 
 def named_by_duckdb(sql: str, serialize: Callable[[str], str]) -> StatementNames | None:
-    """What a query names; None for what DuckDB's parser does not read as one."""
+    """The names in a query; None for what DuckDB's parser does not read as one."""
     parsed = json.loads(serialize(sql))
     return None if parsed["error"] else _named_in_duckdb(parsed["statements"])
 
@@ -115,7 +115,7 @@ def refused_by_postgres(sql: str, hidden: Hidden | None, calls: Mapping[str, boo
 
 
 def named_by_postgres(sql: str) -> StatementNames | None:
-    """What a query names; None for what PostgreSQL's parser cannot read."""
+    """The names in a query; None for what PostgreSQL's parser cannot read."""
     from pglast import Error
     from pglast.parser import parse_sql_json
 
@@ -221,7 +221,7 @@ def _read(path: list[str]) -> str:
 
 
 def _named_in_duckdb(tree: Any) -> StatementNames:
-    """What a statement names, by DuckDB's tree. A star, `#1`, SHOW and renamed columns read without naming."""
+    """The names in a statement, by DuckDB's tree. A star, `#1`, SHOW and renamed columns read without naming."""
     nodes = list(_nodes(tree))
     tables = [(node, node["qualified_name"]["path"]) for node in nodes if node.get("type") == "BASE_TABLE"]
     uses = {tuple(node["column_names"]) for node in nodes if "column_names" in node}
@@ -248,8 +248,8 @@ def _named_in_duckdb(tree: Any) -> StatementNames:
 
 
 def _named_in_postgres(tree: Any) -> StatementNames:
-    """What a statement names, by PostgreSQL's tree. A star, a natural join, renamed columns and a row of several tables
-    read without naming.
+    """The names in a statement, by PostgreSQL's tree. A star, a natural join, renamed columns and a row of several
+    tables read without naming.
     """
     nodes = list(_nodes(tree))
     tables = [(node, str(node["relname"])) for node in nodes if "relname" in node]
@@ -277,5 +277,4 @@ def _texts(nodes: Iterable[Any]) -> list[str]:
 
 
 def _is_described(path: Sequence[str]) -> bool:
-    """Whether a relation is one of those that describe the tables."""
     return "information_schema" in [part.lower() for part in path[:-1]] or HIDDEN.match(path[-1]) is not None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.hiding import HiddenNames
-from pipelines.sql.sandbox.process import Task, Worker, WorkerDeath
+from pipelines.sql.sandbox.process import IN_FLIGHT, Task, Worker, WorkerDeath
 
 BATCH = 32
 STUCK_SECONDS = 0.1  # a statement that runs this long no longer holds up the jobs behind it
@@ -50,7 +50,6 @@ class Pool:
         self._pulses: dict[Worker, tuple[object, float]] = {}
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Take jobs; they run as soon as a worker has room."""
         for task in tasks:
             self._home(task).append(task)
         self._dispatch(time.monotonic())
@@ -61,13 +60,10 @@ class Pool:
         for home in self._homes:
             if task in home:
                 home.remove(task)
-        self._end_abandoned()
-        self._dispatch(time.monotonic())
-
-    def _end_abandoned(self) -> None:
         for slot, worker in enumerate(self._workers):
             if worker is not None and worker.is_abandoned():
                 self._replace_worker(slot, worker)
+        self._dispatch(time.monotonic())
 
     def _home(self, task: Task) -> deque[Task]:
         homes = self._homes
@@ -83,37 +79,30 @@ class Pool:
                 self._feed(slot, now)
 
     def _feed(self, slot: int, now: float) -> None:
+        """Send jobs to a slot's worker while it has room, and start one if there is none."""
         worker = self._workers[slot]
-        while self._waiting():
-            source = self._source(slot, worker)
-            if not source or (worker is not None and (not worker.has_room or self._stuck(worker, now))):
+        while waiting := self._waiting():
+            source: deque[Task] = deque()
+            if slot < len(self._homes) and self._homes[slot]:
+                source = self._homes[slot]
+            elif worker is None or not worker.held:  # it has nothing at all to do: the fullest home
+                fullest = max(self._homes, key=len)
+                if slot >= len(self._homes) or self._workers[self._homes.index(fullest)] is not None:
+                    source = fullest
+            if not source or (worker is not None and (len(worker.batches) >= IN_FLIGHT or self._stuck(worker, now))):
                 return
-            try:
-                worker = worker or self._start(slot)
-            except OSError:  # no more processes or descriptors: the jobs are told, and the caller's code goes on
-                while source:
-                    source.popleft().finish(WorkerDeath(False, 0))
-                return
-            share = -(-self._waiting() // (2 * len(self._homes)))
+            if worker is None:
+                try:
+                    worker = Worker(self._engine, self._bounds, self._hidden)
+                except OSError:  # no more processes or descriptors: the jobs are told, and the caller's code goes on
+                    while source:
+                        source.popleft().finish(WorkerDeath(False, 0))
+                    return
+                self._workers[slot] = worker
+                self._selector.register(worker.out, selectors.EVENT_READ, (self, slot))
+            share = -(-waiting // (2 * len(self._homes)))
             worker.send([source.popleft() for _ in range(min(len(source), BATCH, max(4, share)))])
             self._watch(worker)
-
-    def _source(self, slot: int, worker: Worker | None) -> deque[Task]:
-        """The queue that this slot takes from: its own home, or when it has nothing at all to do, the fullest one."""
-        own = self._homes[slot] if slot < len(self._homes) else None
-        if own:
-            return own
-        fullest = max(self._homes, key=len)
-        if worker is not None and worker.held:
-            return deque()
-        owner = self._workers[self._homes.index(fullest)]
-        return fullest if owner is not None or slot >= len(self._homes) else deque()
-
-    def _start(self, slot: int) -> Worker:
-        worker = Worker(self._engine, self._bounds, self._hidden)
-        self._workers[slot] = worker
-        self._selector.register(worker.out, selectors.EVENT_READ, (self, slot))
-        return worker
 
     def _watch(self, worker: Worker) -> None:
         """Ask to be woken when a pipe that was full takes more."""
@@ -168,25 +157,23 @@ class Pool:
     def _replace_worker(self, slot: int, worker: Worker, hung: bool = False) -> None:
         """Replace a worker that died: its job gets the reason, the others go to other workers."""
         self._forget(slot, worker)
-        end = worker.end()
-        end.death.timeout |= hung
-        for task in reversed(end.others):
-            task.deaths += end.culprit is None and not end.retired
+        death, retired, culprit, others = worker.end()
+        death.timeout |= hung
+        for task in reversed(others):
+            task.deaths += culprit is None and not retired
             if task.deaths >= MAX_EARLY_DEATHS:
-                task.finish(end.death)
+                task.finish(death)
             else:
                 self._home(task).appendleft(task)
-        if end.culprit is not None:
-            self._blame(end.culprit, end.death)
-
-    def _blame(self, task: Task, death: WorkerDeath) -> None:
-        """A job of which a worker died runs once more, for something outside may have ended it. Twice is no chance."""
-        task.killed += not death.timeout
-        if death.timeout or task.killed >= FATAL or task.done:
+        if culprit is None:
+            return
+        # A job of which a worker died runs once more, for something outside may have ended it. Twice is no chance.
+        culprit.killed += not death.timeout
+        if death.timeout or culprit.killed >= FATAL or culprit.done:
             death.proven = not death.opening
-            task.finish(death)
+            culprit.finish(death)
         else:
-            self._home(task).appendleft(task)
+            self._home(culprit).appendleft(culprit)
 
     def _forget(self, slot: int, worker: Worker) -> None:
         for fd in (worker.out, worker.into):
@@ -196,7 +183,6 @@ class Pool:
         self._pulses.pop(worker, None)
 
     def close(self) -> None:
-        """End all workers; jobs under way are told."""
         unfinished = [task for home in self._homes for task in home]
         for slot, worker in enumerate(self._workers):
             if worker is not None:

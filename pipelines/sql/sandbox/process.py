@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: jobs sent, replies received, and how it ended."""
+"""One worker process as its parent sees it: jobs sent, replies received and checked, and how it ended."""
 
 import contextlib
 import fcntl
@@ -11,14 +11,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipelines.core.registry import DIALECTS
+from pipelines.core.types import ExecutionStatus
 from pipelines.recipe.plugins import for_workers
-from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.dialects.base import OK, Bounds
 from pipelines.sql.dialects.hiding import HiddenNames
-from pipelines.sql.sandbox.replies import Misshapen, check
 from pipelines.sql.sandbox.wire import HEADER, OPENING, RETIRED, Board, pack, unpack_replies
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,36 +35,23 @@ main({session!r}, {fd}, {bounds!r}, {plugins!r})
 """
 
 
-def _session_of(engine: str) -> tuple[str, bool, dict[str, str]]:
-    """What a worker opens ("module:class"), whether it needs more than the standard library, and its environment."""
-    if engine == ANALYSIS:
-        return "pipelines.sql.analysis.session:AnalysisSession", True, {}
-    dialect = DIALECTS[engine]
-    return dialect.session, dialect.needs_packages, dialect.worker_environment()
+STATUSES = frozenset(status.value for status in ExecutionStatus)
 
 
 class Task:
-    """One job and where its reply goes.
-
-    Attributes:
-        job: what the worker gets (see `pipelines.sql.sandbox.worker`).
-        deliver: called once, with `tag` and the reply or a `WorkerDeath`.
-        deaths: workers that died before they came to it.
-        killed: workers that it ended, not by a timer.
-        urgent: an event loop waits for it, and others may wait for that one.
-        work: tells how much work its statement has done, from when a worker has it.
-    """
+    """One job and where its reply goes."""
 
     __slots__ = ("deaths", "deliver", "done", "job", "killed", "tag", "urgent", "work")
 
     def __init__(self, job: tuple[Any, ...], deliver: Callable[[Any, Any], None], tag: Any) -> None:
-        self.job = job
-        self.deliver = deliver
+        self.job = job  # what the worker gets (see `pipelines.sql.sandbox.worker`).
+        self.deliver = deliver  # called once, with `tag` and the reply or a `WorkerDeath`.
         self.tag = tag
         self.done = False
-        self.deaths = self.killed = 0
-        self.urgent = False
-        self.work: Callable[[], int] = int
+        self.deaths = 0  # workers that died before they came to it.
+        self.killed = 0  # workers that it ended, not by a timer.
+        self.urgent = False  # an event loop waits for it, and others may wait for that one.
+        self.work: Callable[[], int] = int  # the work of its statement so far, from when a worker has it.
 
     def finish(self, reply: Any) -> None:
         """Deliver, unless another worker was faster or nobody waits."""
@@ -72,32 +60,65 @@ class Task:
             self.deliver(self.tag, reply)
 
 
+@dataclass(slots=True)
 class WorkerDeath:
-    """The worker ended at this job.
+    """The worker ended at this job."""
 
-    Attributes:
-        timeout: it was a timer.
-        phase: 0 at the gold (or only) statement, 1 at the prediction.
-        opening: it was opening the database, or had not begun at all: no statement is to blame.
-        proven: a second worker died of the same statement, so the statement is to blame and not the machine.
+    timeout: bool  # it was a timer.
+    phase: int  # 0 at the gold (or only) statement, 1 at the prediction.
+    opening: bool = True  # it was opening the database, or had not begun at all: no statement is to blame.
+    proven: bool = False  # a second worker died of the same statement, so the statement is to blame, not the machine.
+
+
+class MalformedReply(Exception):
+    """It is no reply to this job."""
+
+
+def check(job: Sequence[Any], reply: Any) -> None:
+    """Raise MalformedReply for a reply that has not the shape that its job asks for: a worker has run hostile SQL, and
+    one with such a reply counts as lost. Cells are not looked at: whoever shows one takes any.
     """
+    if job[0] != "verdict":
+        status, columns, rows, truncated, error, error_class, ms, work = reply if _is_tuple(reply, 8) else (None,) * 8
+        is_good = (
+            status in STATUSES
+            and isinstance(columns, (list, tuple))
+            and isinstance(rows, (list, tuple))
+            and all(isinstance(name, str) for name in columns)
+            and set(map(type, rows)) <= {tuple}
+            and set(map(len, rows)) <= {len(columns)}
+            and isinstance(truncated, (bool, int))
+            and (error_class is None) == (status == OK)
+            and isinstance(error, (str, type(None)))
+            and isinstance(error_class, (str, type(None)))
+            and _is_number(ms)
+            and isinstance(work, int)
+        )
+    else:  # (scores by equality, facts of the gold query, facts of the prediction or None)
+        scores, gold, predicted = reply if _is_tuple(reply, 3) else (None,) * 3
+        is_good = (
+            isinstance(scores, Mapping)
+            and set(scores) in (set(), set(job[4]))
+            and all(map(_is_number, scores.values()))
+            and all(map(_are_facts, (gold,) if predicted is None else (gold, predicted)))
+        )
+    if not is_good:
+        raise MalformedReply
 
-    __slots__ = ("opening", "phase", "proven", "timeout")
 
-    def __init__(self, timeout: bool, phase: int, opening: bool = True) -> None:
-        self.timeout = timeout
-        self.phase = phase
-        self.opening = opening
-        self.proven = False
+def _are_facts(facts: Any) -> bool:
+    """(status, error class, rows, milliseconds or None)."""
+    status, error_class, rows, ms = facts if _is_tuple(facts, 4) else (None,) * 4
+    is_sound = status in STATUSES and isinstance(error_class, (str, type(None))) and isinstance(rows, int) and rows >= 0
+    return is_sound and (ms is None or _is_number(ms))
 
 
-class End(NamedTuple):
-    """How a worker ended: the job that it died of, and the others that it held."""
+def _is_tuple(value: Any, size: int) -> bool:
+    return isinstance(value, tuple) and len(value) == size
 
-    death: WorkerDeath
-    retired: bool
-    culprit: Task | None
-    others: list[Task]
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < 2**63
 
 
 class Worker:
@@ -111,7 +132,14 @@ class Worker:
         fd = Board.create()
         try:
             self._board = Board(fd)
-            session, needs_packages, environment = _session_of(engine)
+            session, needs_packages, environment = "pipelines.sql.analysis.session:AnalysisSession", True, {}
+            if engine != ANALYSIS:
+                dialect = DIALECTS[engine]
+                session, needs_packages, environment = (
+                    dialect.session,
+                    dialect.needs_packages,
+                    dialect.worker_environment(),
+                )
             plugins = for_workers(engine)
             code = START.format(root=str(ROOT), session=session, fd=fd, bounds=json.dumps(bounds), plugins=plugins)
             flags = ["-I"] if needs_packages or plugins else ["-I", "-S"]
@@ -146,13 +174,7 @@ class Worker:
         self._garbled: Task | None = None  # the job whose reply is not what a reply is
         self.answered_at = time.monotonic()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another batch may be sent ahead."""
-        return len(self.batches) < IN_FLIGHT
-
     def send(self, tasks: Sequence[Task]) -> None:
-        """Hand over a batch."""
         if not self.held:
             self.answered_at = time.monotonic()
         first = self._next
@@ -165,7 +187,6 @@ class Worker:
         self.write()
 
     def write(self) -> None:
-        """Write what the pipe takes now."""
         while self.unsent:
             try:
                 del self.unsent[: os.write(self.into, self.unsent)]
@@ -175,7 +196,7 @@ class Worker:
                 self.unsent.clear()
 
     def read(self) -> bool:
-        """Deliver the replies that came; False when the worker is gone or speaks nonsense."""
+        """Deliver the replies that came; False if the worker is gone or its replies are malformed."""
         while True:
             try:
                 data = os.read(self.out, 1 << 20)
@@ -184,32 +205,28 @@ class Worker:
             if not data:
                 return False
             self._received += data
-            if not self._deliver():
-                return False
-
-    def _deliver(self) -> bool:
-        while len(self._received) >= HEADER.size:
-            (size,) = HEADER.unpack_from(self._received)
-            if size > MAX_FRAME:
-                return False
-            if len(self._received) < HEADER.size + size:
-                return True
-            body = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size])
-            del self._received[: HEADER.size + size]
-            try:
-                for reply in unpack_replies(body):
-                    self._settle(reply)
-            except Exception:  # forged bytes can raise anything: such a worker is as good as dead
-                return False
-        return True
+            while len(self._received) >= HEADER.size:
+                (size,) = HEADER.unpack_from(self._received)
+                if size > MAX_FRAME:
+                    return False
+                if len(self._received) < HEADER.size + size:
+                    break
+                body = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size])
+                del self._received[: HEADER.size + size]
+                try:
+                    for reply in unpack_replies(body):
+                        self._settle(reply)
+                except Exception:  # forged bytes can raise anything: such a worker is as good as dead
+                    return False
 
     def _settle(self, reply: Any) -> None:
+        """Take the reply to the first of the jobs held; None for a job that it skipped."""
         number, task = self.held[0]
         self._garbled = task
         if reply is not None:
             check(task.job, reply)
         elif number not in self._taken:
-            raise Misshapen  # it passed over a job that nobody took from it
+            raise MalformedReply  # it passed over a job that nobody took from it
         self._taken.discard(number)
         self._garbled = None
         self.held.popleft()
@@ -260,9 +277,13 @@ class Worker:
         """Whether it should be running a statement, and is not still starting or opening a database."""
         return self.has_begun() and not self._board.at()[1] & OPENING
 
-    def end(self) -> End:
-        """End the process and say how it ended."""
-        code = self._exit_code()
+    def end(self) -> tuple[WorkerDeath, bool, Task | None, list[Task]]:
+        """End the process: its death, whether it retired, the job that it died of, and the others that it held."""
+        try:
+            code = self._process.wait(0.05)  # its own exit code: its stream ends before its exit is seen
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
         at, phase, _ = self._board.at()
         self.close()
         retired = code == RETIRED
@@ -270,15 +291,7 @@ class Worker:
         culprit = self._garbled or culprit
         others = [task for _, task in self.held if task is not culprit and not task.done]
         timeout = code == -signal.SIGALRM and not phase & OPENING
-        return End(WorkerDeath(timeout, phase & 1, bool(phase & OPENING)), retired, culprit, others)
-
-    def _exit_code(self) -> int:
-        """Its own exit code if it ends by itself within a moment (its stream ends before its exit is seen)."""
-        try:
-            return self._process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        return WorkerDeath(timeout, phase & 1, bool(phase & OPENING)), retired, culprit, others
 
     def close(self) -> None:
         """End the process and let go of all that belongs to it."""

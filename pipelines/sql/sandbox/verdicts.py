@@ -1,6 +1,7 @@
 """Judging in the worker: both queries run, and their results compared where they are."""
 
 import contextlib
+import functools
 import importlib
 import marshal
 import os
@@ -8,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipelines.core.registry import EQUALITIES, Equality
+from pipelines.core.registry import EQUALITIES
 from pipelines.sql.dialects.base import (
     ERROR,
     LIMIT,
@@ -47,10 +48,6 @@ class OpenDatabases:
 
     Args:
         begin_opening, end_opening: called around the opening of a database, whose time is not the query's.
-        clock: see `SqliteSession`.
-
-    Attributes:
-        hidden: what no statement may read, by the `identity` of its database.
     """
 
     def __init__(
@@ -70,13 +67,19 @@ class OpenDatabases:
         self._stamps: dict[str, Any] = {}
         self._gold: OrderedDict[tuple[str, str], tuple[Raw, int]] = OrderedDict()
         self._kept = 0
-        self.hidden: Mapping[str, HiddenNames] = {}
+        self.hidden: Mapping[str, HiddenNames] = {}  # what no statement may read, by the `identity` of its database.
         self._keep = bounds.memory_mb << 20 >> 5  # bytes, marshalled; Python's objects take some 4 times as many
 
     def refresh(self, locations: set[str]) -> None:
         """Forget what is known of databases whose file changed since it was last looked at."""
         for location in locations:
-            stamp = _stamp(location)
+            stamp: Any = None
+            with contextlib.suppress(OSError):  # a connection string, or a file that is not there
+                info = os.stat(location)
+                stamp = info.st_mtime_ns, info.st_size, info.st_ino
+                log = os.stat(location + "-wal")  # of SQLite: it is written before the file itself changes
+                if log.st_size:
+                    stamp = *stamp, log.st_mtime_ns, log.st_size
             if self._stamps.setdefault(location, stamp) == stamp:
                 continue
             self._stamps[location] = stamp
@@ -86,7 +89,6 @@ class OpenDatabases:
                 self._kept -= self._gold.pop(key)[1]
 
     def run(self, location: str, sql: str, max_rows: int) -> Raw:
-        """Run one statement."""
         try:
             session = self._session(location)
         except OpenFailure as error:
@@ -118,12 +120,10 @@ class OpenDatabases:
         return session
 
     def hold(self, location: str) -> None:
-        """Several statements on this database follow."""
         with contextlib.suppress(OpenFailure):
             self._session(location).hold()
 
     def release(self, location: str) -> None:
-        """The statements of `hold` are done."""
         session = self._sessions.get(location)
         if session is not None:
             session.release()
@@ -143,23 +143,6 @@ class OpenDatabases:
             while self._kept > self._keep and len(self._gold) > 1:
                 self._kept -= self._gold.popitem(last=False)[1][1]
         return raw, False
-
-
-def _stamp(location: str) -> Any:
-    try:
-        info = os.stat(location)
-    except OSError:
-        return None  # a connection string, or a file that is not there
-    return info.st_mtime_ns, info.st_size, info.st_ino, _log_of(location)
-
-
-def _log_of(location: str) -> Any:
-    """Of SQLite's log beside a file, what is written before the file itself changes; None where it is empty."""
-    try:
-        info = os.stat(location + "-wal")
-    except OSError:
-        return None
-    return (info.st_mtime_ns, info.st_size) if info.st_size else None
 
 
 def whole(raw: Raw) -> Raw:
@@ -200,45 +183,32 @@ class Verdicts:
         scores: dict[str, float] = {}
         for name in equalities:
             equality = EQUALITIES[name]
-            chosen = locations if equality.suite else locations[:1]
-            score, failed = self._score(equality, chosen, gold_sql, predicted_sql, facts)
-            if failed is not None:
-                return {}, _facts(failed), _facts(predicted)
-            scores[name] = score
+            gold_text, predicted_text = gold_sql, predicted_sql
+            if equality.rewrite is not None:
+                gold_text, predicted_text = equality.rewrite(gold_sql), equality.rewrite(predicted_sql)
+            scores[name] = 1.0  # the lowest score over the databases
+            for location in locations if equality.suite else locations[:1]:
+                expected, _ = self._gold(location, gold_text)
+                if expected.status != OK:
+                    return {}, _facts(expected), _facts(predicted)
+                given = self._predicted(location, predicted_text, gold_text)
+                score = equality.compare(expected, given, facts) if given.status == OK else 0.0
+                scores[name] = min(scores[name], score)
+                if not scores[name]:
+                    break
+            if scores[name] and equality.timed:  # the R-VES reward of a right prediction
+                scores[name] = official.timed(
+                    functools.partial(self._time, 1, locations[0], predicted_text),
+                    functools.partial(self._time, 0, locations[0], gold_text),
+                    self._bounds.timeout_s,
+                )
         return scores, _facts(gold, is_cached), _facts(predicted, predicted is gold)
 
     def broken(self, raw: Raw) -> tuple[Any, ...]:
         """The reply when something broke: laid at the query that was at hand."""
         if self._board.at()[1] == 0:
             return {}, _facts(raw), None
-        return {}, (OK, None, 0, None), _facts(_own(raw))
-
-    def _score(
-        self, equality: Equality, locations: Sequence[str], gold_sql: str, predicted_sql: str, facts: Gold
-    ) -> tuple[float, Raw | None]:
-        """The lowest score over the databases; beside it the gold result if there was none to compare with."""
-        if equality.rewrite is not None:
-            gold_sql, predicted_sql = equality.rewrite(gold_sql), equality.rewrite(predicted_sql)
-        score = 1.0
-        for location in locations:
-            gold, _ = self._gold(location, gold_sql)
-            if gold.status != OK:
-                return 0.0, gold
-            predicted = self._predicted(location, predicted_sql, gold_sql)
-            score = min(score, equality.compare(gold, predicted, facts) if predicted.status == OK else 0.0)
-            if not score:
-                break
-        if score and equality.timed:
-            score = self._speed(locations[0], gold_sql, predicted_sql)
-        return score, None
-
-    def _speed(self, location: str, gold_sql: str, predicted_sql: str) -> float:
-        """The R-VES reward of a right prediction."""
-        return official.timed(
-            lambda: self._time(1, location, predicted_sql),
-            lambda: self._time(0, location, gold_sql),
-            self._bounds.timeout_s,
-        )
+        return {}, (OK, None, 0, None), _facts(_as_error(raw))
 
     def _time(self, phase: int, location: str, sql: str) -> float | None:
         self._board.note(self._number, phase)
@@ -253,25 +223,21 @@ class Verdicts:
         if sql == gold_sql:
             return self._databases.gold(location, sql)[0]
         key = (location, sql)
-        if key not in self._predictions:
-            self._predictions[key] = self._confirmed(location, sql, gold_sql)
-        return self._predictions[key]
-
-    def _confirmed(self, location: str, sql: str, gold_sql: str) -> Raw:
-        """The prediction's result; that the database is not available is believed only if gold cannot run either.
-
-        Else a prediction that makes its engine fail would get out of being scored.
-        """
-        raw = whole(self._databases.run(location, sql, self._bounds.max_rows))
-        if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
-            return raw
-        raw = whole(self._databases.run(location, sql, self._bounds.max_rows))  # it was others: that may have passed
-        if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
-            return raw
-        return _own(raw)
+        if key in self._predictions:
+            return self._predictions[key]
+        # That the database is not available is believed only if gold cannot run either: else a prediction that makes
+        # its engine fail would get out of being scored. It runs twice: if it was others, that may have passed.
+        for _ in range(2):
+            raw = whole(self._databases.run(location, sql, self._bounds.max_rows))
+            if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
+                break
+        else:
+            raw = _as_error(raw)
+        self._predictions[key] = raw
+        return raw
 
 
-def _own(raw: Raw) -> Raw:
+def _as_error(raw: Raw) -> Raw:
     """A failure beside a gold query that ran: the prediction's own, whatever its engine calls it."""
     return raw._replace(status=ERROR) if raw.status == UNAVAILABLE else raw
 

@@ -32,31 +32,8 @@ class _NoGlobals(pickle.Unpickler):
 
 
 def pack(value: Any) -> bytes:
-    """A frame: its length, then its pickle."""
     body = pickle.dumps(value, 5)
     return HEADER.pack(len(body)) + body
-
-
-class Replies:
-    """Replies on their way: each is pickled at once, so that its rows' memory serves the next query while it is
-    warm.
-    """
-
-    def __init__(self) -> None:
-        self._stream = io.BytesIO()
-        self._pickler = pickle.Pickler(self._stream, 5)
-        self._pickler.fast = True  # no memo: it shares equal cells, and costs more than that saves
-
-    def add(self, reply: Any) -> None:
-        """Put one more reply behind the others."""
-        self._pickler.dump(reply)
-
-    def take(self) -> bytes:
-        """All replies as a frame, or b"" if there are none; then start anew."""
-        body = self._stream.getvalue()
-        self._stream.seek(0)
-        self._stream.truncate()
-        return HEADER.pack(len(body)) + body if body else b""
 
 
 def unpack_replies(body: bytes) -> Iterator[Any]:
@@ -67,13 +44,7 @@ def unpack_replies(body: bytes) -> Iterator[Any]:
         yield unpickler.load()
 
 
-def unpack_request(body: bytes) -> Any:
-    """What the engine wrote."""
-    return pickle.loads(body)
-
-
 def read_exactly(fd: int, size: int) -> bytes | None:
-    """Block until `size` bytes came; None at the end of the stream."""
     parts: list[bytes] = []
     while size:
         part = os.read(fd, min(size, 1 << 20))
@@ -85,7 +56,6 @@ def read_exactly(fd: int, size: int) -> bytes | None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Block until all bytes are written."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -144,5 +114,4 @@ class Board:
         return int(RECALL.unpack_from(self._page, RECALL_AT)[0])
 
     def close(self) -> None:
-        """Unmap the page."""
         self._page.close()

@@ -13,9 +13,12 @@ users less, or run the whole project in a container.
 """
 
 import contextlib
+import functools
+import io
 import itertools
 import json
 import os
+import pickle
 import resource
 import select
 import signal
@@ -27,7 +30,7 @@ from typing import Any
 from pipelines.recipe.plugins import import_in_worker
 from pipelines.sql.dialects.base import LIMIT, UNAVAILABLE, Bounds, failure
 from pipelines.sql.sandbox.verdicts import OpenDatabases, Verdicts, opener
-from pipelines.sql.sandbox.wire import HEADER, RETIRED, Board, Replies, read_exactly, unpack_request, write_all
+from pipelines.sql.sandbox.wire import HEADER, RETIRED, Board, read_exactly, write_all
 
 OPEN_SECONDS = 20.0
 FLUSH_CELLS = 20_000
@@ -52,14 +55,12 @@ class Timer:
         self.worked = worked
 
     def arm(self, seconds: float) -> None:
-        """A statement starts that may take this long."""
         now = perf_counter()
         if seconds != self._seconds or now - self._set_at > seconds * SLACK:
             signal.setitimer(signal.ITIMER_REAL, seconds * (GRACE + SLACK))
             self._set_at, self._seconds = now, seconds
 
     def disarm(self) -> None:
-        """No statement runs."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._seconds = 0.0
 
@@ -80,13 +81,29 @@ class Server:
 
     def __init__(self, session: str, bounds: Bounds, board: Board) -> None:
         self._board = board
-        self._timer = Timer(self._worked)
+
+        def worked(units: int) -> None:
+            """A statement goes on: its work is noted, and the answers before it go out if it is a long one."""
+            board.worked(units)
+            if units > LONG_WORK:
+                self._send()
+
+        def begin_opening() -> None:
+            """A slow server or disk is not the query's fault, nor its time."""
+            self._timer.arm(OPEN_SECONDS)
+            board.opening(True)
+
+        self._timer = Timer(worked)
         open_session = opener(session)
-        self._databases = OpenDatabases(open_session, bounds, self._timer, self._begin_opening, self._end_opening)
+        end_opening = functools.partial(board.opening, False)
+        self._databases = OpenDatabases(open_session, bounds, self._timer, begin_opening, end_opening)
         self._verdicts = Verdicts(self._databases, bounds, board)
         self._parent = os.getppid()
         self._must_retire = False
-        self._replies = Replies()
+        # Each reply is pickled at once, so that its rows' memory serves the next query while it is warm.
+        self._replies = io.BytesIO()
+        self._pickler = pickle.Pickler(self._replies, 5)
+        self._pickler.fast = True  # no memo: it shares equal cells, and costs more than that saves
         self._counts = getattr(open_session, "counts_work", False)
         self._cells, self._flushed = 0, 0.0
         self._poll = select.poll()
@@ -97,10 +114,10 @@ class Server:
         first = self._frame()
         if first is None:
             return
-        self._databases.hidden = unpack_request(first)
+        self._databases.hidden = pickle.loads(first)
         while (body := self._frame()) is not None:
             self._flushed = perf_counter()
-            self._answer(*unpack_request(body))
+            self._answer(*pickle.loads(body))
 
     def _frame(self) -> bytes | None:
         """The parent's next frame; None when there is none to come."""
@@ -110,14 +127,6 @@ class Server:
         header = read_exactly(0, HEADER.size)
         return (header and read_exactly(0, HEADER.unpack(header)[0])) or None
 
-    def _begin_opening(self) -> None:
-        """A slow server or disk is not the query's fault, nor its time."""
-        self._timer.arm(OPEN_SECONDS)
-        self._board.opening(True)
-
-    def _end_opening(self) -> None:
-        self._board.opening(False)
-
     def _answer(self, first: int, jobs: Sequence[Sequence[Any]]) -> None:
         """Run a batch whose jobs are numbered from `first`; replies go out in order, early when the batch is slow."""
         self._databases.refresh({location for job in jobs for location in job[1]})
@@ -126,26 +135,23 @@ class Server:
             if len(group) > 1:
                 self._databases.hold(location)
             for number, job in group:
-                self._take(number, job)
+                if number < self._board.recalled():
+                    self._pickler.dump(None)
+                    continue
+                if not self._counts:
+                    self._flush()  # nothing would tell that a long statement holds back the answers before it
+                self._board.note(number, 0)
+                reply = self._run(number, job)
+                self._pickler.dump(reply)
+                if job[0] == "execute":
+                    self._cells += len(reply[2]) * len(reply[1])
+                if self._must_retire:
+                    self._flush()
+                    sys.exit(RETIRED)
+                if self._cells > FLUSH_CELLS or perf_counter() - self._flushed > FLUSH_SECONDS:
+                    self._flush()
             self._databases.release(location)
         self._flush()
-
-    def _take(self, number: int, job: Sequence[Any]) -> None:
-        if number < self._board.recalled():
-            self._replies.add(None)
-            return
-        if not self._counts:
-            self._flush()  # nothing would tell that a long statement holds back the answers before it
-        self._board.note(number, 0)
-        reply = self._run(number, job)
-        self._replies.add(reply)
-        if job[0] == "execute":
-            self._cells += len(reply[2]) * len(reply[1])
-        if self._must_retire:
-            self._flush()
-            sys.exit(RETIRED)
-        if self._cells > FLUSH_CELLS or perf_counter() - self._flushed > FLUSH_SECONDS:
-            self._flush()
 
     def _run(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
         reply: tuple[Any, ...]
@@ -157,32 +163,29 @@ class Server:
                 _, (location,), sql, max_rows = job
                 reply = self._databases.run(location, sql, max_rows)
                 self._must_retire = reply.error_class == "memory_limit"
+            return tuple(reply)
         except MemoryError:
             self._must_retire = True
             raw = failure(LIMIT, "memory_limit", "the result needs more memory than it may have")
-            reply = self._verdicts.broken(raw) if job[0] == "verdict" else raw
         except Exception as error:  # a driver's own defect must not cost the worker and the jobs behind
             raw = failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
-            reply = self._verdicts.broken(raw) if job[0] == "verdict" else raw
-        return tuple(reply)
+        return self._verdicts.broken(raw) if job[0] == "verdict" else tuple(raw)
 
-    def _worked(self, units: int) -> None:
-        """A statement goes on: note what it did, and let the answers before it go if it is a long one."""
-        self._board.worked(units)
-        if units > LONG_WORK:
-            self._send()
+    def _send(self) -> None:
+        """Write all replies as a frame, then start anew."""
+        body = self._replies.getvalue()
+        self._replies.seek(0)
+        self._replies.truncate()
+        if body:
+            write_all(1, HEADER.pack(len(body)) + body)
 
     def _flush(self) -> None:
         self._timer.disarm()  # waiting for the parent to read is not the query's time
         self._send()
         self._flushed, self._cells = perf_counter(), 0
 
-    def _send(self) -> None:
-        write_all(1, self._replies.take())
-
 
 def main(session: str, board_fd: int, bounds: str, plugins: Sequence[tuple[str, str]]) -> None:
-    """Run a worker until its parent lets it go."""
     import_in_worker(plugins)
     limits = Bounds(*json.loads(bounds))
     server = Server(session, limits, Board(board_fd))
