@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus
+from pipelines.core.types import Database, Example, ExecutionStatus
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import literal
@@ -49,7 +49,23 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
     probes_of = analyst.tie_probes([(text, database.engine) for database, text in unique])
     probes = [(key, probe) for key, tie_probes in zip(unique, probes_of, strict=True) for probe in tie_probes]
     ties = sql.execute_many([(key[0], probe.sql) for key, probe in probes])
-    findings = {key: [*_of_results(key[1], *runs)] for key, *runs in zip(unique, first, second, strict=True)}
+    findings: dict[tuple[Database, str], list[tuple[str, str]]] = {}
+    for key, one, two in zip(unique, first, second, strict=True):
+        found = findings[key] = []
+        if not one.ok:
+            found.append(("failing", f"{one.error_class}: {one.error}"))
+            continue
+        if one.truncated:
+            found.append(("too_large", f"more than {len(one.rows):,} rows or too many bytes: no verdict can be given"))
+        if not one.rows:
+            found.append(("empty", "no rows"))
+        if min(one.elapsed_ms, two.elapsed_ms) > SLOW_MS:
+            found.append(("slow", f"{min(one.elapsed_ms, two.elapsed_ms):.0f} ms"))
+        word = _CHANGING.search(_TEXT.sub("''", key[1]))
+        if one.rows != two.rows:
+            found.append(("nondeterministic", "two runs gave two results"))
+        elif word is not None:
+            found.append(("nondeterministic", f"it asks for {word[0].lower()}"))
     for (key, probe), result in zip(probes, ties, strict=True):
         at, width = probe.kept, len(result.columns) - probe.keys
         if not result.ok or len(result.rows) <= at:
@@ -59,33 +75,25 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
         if last_kept[width:] == first_left[width:] and last_kept[:width] != first_left[:width]:
             keys = ", ".join(map(literal, last_kept[width:]))
             findings[key].append(("order_ambiguous", f"rows {at} and {at + 1} tie on {keys}"))
-    against = _contradictions(examples, sql)
+    # The same question is asked of the same database before, with a gold SQL whose result differs under some
+    # equalities: a prediction can be right for one of them only.
+    earliest: dict[tuple[Database, str], Example] = {}
+    pairs: list[tuple[int, Example, Example]] = []
+    for place, example in enumerate(examples):
+        earlier = earliest.setdefault((example.database, " ".join(example.question.lower().split())), example)
+        if earlier.gold_sql != example.gold_sql:
+            pairs.append((place, earlier, example))
+    verdicts = sql.verdicts([Pair(old.database, old.gold_sql, new.gold_sql) for _, old, new in pairs], JUDGED)
+    against: dict[int, list[tuple[str, str]]] = {}
+    for (place, old, _), verdict in zip(pairs, verdicts, strict=True):
+        no = [name for name, score in verdict.scores.items() if not score]
+        if no and verdict.gold is verdict.predicted is ExecutionStatus.OK:
+            against[place] = [("contradictory", f"another result than {old.id} has, under {', '.join(no)}")]
     return [
         GoldFinding(place, example.id, reason, detail, example.gold_sql)
         for place, example in enumerate(examples)
         for reason, detail in [*findings[example.database, example.gold_sql], *against.get(place, ())]
     ]
-
-
-def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[int, list[tuple[str, str]]]:
-    """By an example's place: where the same question is asked of the same database before, with a gold SQL whose result
-    differs, and under which equalities: a prediction can be right for one of them only.
-    """
-    first: dict[tuple[Database, str], Example] = {}
-    pairs: list[tuple[int, Example, Example]] = []
-    for place, example in enumerate(examples):
-        earlier = first.setdefault((example.database, " ".join(example.question.lower().split())), example)
-        if earlier.gold_sql != example.gold_sql:
-            pairs.append((place, earlier, example))
-    verdicts = sql.verdicts(
-        [Pair(first_asked.database, first_asked.gold_sql, two.gold_sql) for _, first_asked, two in pairs], JUDGED
-    )
-    findings: dict[int, list[tuple[str, str]]] = {}
-    for (place, first_asked, _), verdict in zip(pairs, verdicts, strict=True):
-        no = [name for name, score in verdict.scores.items() if not score]
-        if no and verdict.gold is verdict.predicted is ExecutionStatus.OK:
-            findings[place] = [("contradictory", f"another result than {first_asked.id} has, under {', '.join(no)}")]
-    return findings
 
 
 def counts(findings: Sequence[GoldFinding]) -> dict[str, int]:
@@ -104,20 +112,3 @@ def lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
             yield f"  {finding.example_id}: {finding.detail}: {' '.join(finding.sql.split())}"
         if len(group) > SHOWN:
             yield f"  ... and {len(group) - SHOWN} more"
-
-
-def _of_results(gold: str, first: ExecutionResult, two: ExecutionResult) -> Iterator[tuple[str, str]]:
-    if not first.ok:
-        yield "failing", f"{first.error_class}: {first.error}"
-        return
-    if first.truncated:
-        yield "too_large", f"more than {len(first.rows):,} rows or too many bytes: no verdict can be given"
-    if not first.rows:
-        yield "empty", "no rows"
-    if min(first.elapsed_ms, two.elapsed_ms) > SLOW_MS:
-        yield "slow", f"{min(first.elapsed_ms, two.elapsed_ms):.0f} ms"
-    word = _CHANGING.search(_TEXT.sub("''", gold))
-    if first.rows != two.rows:
-        yield "nondeterministic", "two runs gave two results"
-    elif word is not None:
-        yield "nondeterministic", f"it asks for {word[0].lower()}"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pipelines.core.types import Database, ExecutionResult
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.sql.engine import SqlEngine
 
 TRIES = 3
@@ -29,3 +29,11 @@ def timed(engine: SqlEngine, database: Database, sql: str, bound: float) -> tupl
     if os.getloadavg()[0] > len(os.sched_getaffinity(0)) + 1:
         pytest.skip(f"the machine is too busy to time anything (load {os.getloadavg()[0]:.1f})")
     return result, took
+
+
+def check_clock(engine: SqlEngine, shop: Database, sql: str, bound: float = 1.2) -> None:
+    """A statement that hangs ends at its limit of one second, and the next one runs."""
+    result, took = timed(engine, shop, sql, bound)
+    assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result
+    assert 0.95 <= took <= bound, took
+    assert engine.execute_many([(shop, "SELECT count(*) FROM customer")])[0].rows == ((4,),)

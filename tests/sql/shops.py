@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from pathlib import Path
 
-from pipelines.core.types import Database
+from pipelines.core.types import Database, ExecutionResult
+from pipelines.sql.engine import SqlEngine
 
 SHOP = """
 CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT NOT NULL, city TEXT, credit REAL);
@@ -46,3 +48,11 @@ def _build(path: Path, name: str, script: str) -> Database:
     connection.executescript(script)
     connection.close()
     return Database(name, "sqlite", str(path))
+
+
+def run(engine: SqlEngine, database: Database, sql: str) -> ExecutionResult:
+    return engine.execute_many([(database, sql)])[0]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}

@@ -422,46 +422,53 @@ def test_postgres_hides_namesakes_own_functions_types_of_rows_and_new_views(serv
             connection.execute("DROP SCHEMA bazaar, zoo CASCADE")
 
 
+def build_mysql(port: int, user: str, *scripts: str) -> list[Database]:
+    """A database for each script, which has the user's name and a number, and which the user may read."""
+    import pymysql
+
+    names = [f"{user}{number}" for number in range(1, len(scripts) + 1)]
+    with pymysql.connect(host="127.0.0.1", port=port, user="owner", autocommit=True) as connection:
+        cursor = connection.cursor()
+        cursor.execute(f"CREATE USER {user}@'%'")
+        for name in names:
+            cursor.execute(f"CREATE DATABASE {name}")
+            cursor.execute(f"GRANT SELECT, SHOW VIEW ON {name}.* TO {user}@'%'")
+        # MyISAM counts its rows; InnoDB guesses them, which changes a plan and with it the order of ties.
+        cursor.execute("SET default_storage_engine = MyISAM")
+        for name, script in zip(names, scripts, strict=True):
+            cursor.execute(f"USE {name}")
+            for statement in script.strip().rstrip(";").split(";"):
+                cursor.execute(statement)
+    return [Database(user, "mysql", f"mysql://{user}@127.0.0.1:{port}/{name}") for name in names]
+
+
 @pytest.mark.services
 def test_mysql_hides_views_with_texts_in_other_databases_of_own_functions_and_new_ones(mysql_port: int) -> None:
     import pymysql
 
-    statements = [
-        *("CREATE DATABASE market", "CREATE DATABASE reporting", "USE market", *CUSTOMERS.strip().split(";")[:-1]),
-        "CREATE VIEW quoted AS SELECT 'it''s' AS label, id, email AS reach FROM customer",
-        "CREATE VIEW plain AS SELECT 'it''s' AS label, id, upper(name) AS caller FROM customer",
-        "CREATE VIEW reporting.v AS SELECT id, email AS reach FROM market.customer",
-        "CREATE FUNCTION mail(i INT) RETURNS TEXT DETERMINISTIC READS SQL DATA"
-        " RETURN (SELECT email FROM customer WHERE id = i)",
-        "CREATE VIEW masked AS SELECT mail(1) AS reach",
-        "CREATE USER seller@'%'",
-        "GRANT SELECT, SHOW VIEW ON market.* TO seller@'%'",
-        "GRANT SELECT, SHOW VIEW ON reporting.* TO seller@'%'",
-    ]
-    with pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True) as connection:
-        for statement in statements:
-            connection.cursor().execute(statement)
-        shop = Database("shop", "mysql", f"mysql://seller@127.0.0.1:{mysql_port}/market")
-        tries = [f"SELECT reach FROM {view}" for view in ("contact", "quoted", "reporting.v", "masked")]
-        assert classes(shop, [*tries, "SELECT caller FROM plain"]) == ["hidden"] * 4 + [None]
-        with SqlEngine(Limits(timeout_s=5), hidden={shop.location: NO_EMAIL}) as engine:
-            assert engine.execute_many([(shop, "SELECT name FROM customer")])[0].ok
+    more = """
+    CREATE VIEW quoted AS SELECT 'it''s' AS label, id, email AS reach FROM customer;
+    CREATE VIEW plain AS SELECT 'it''s' AS label, id, upper(name) AS caller FROM customer;
+    CREATE VIEW seller2.v AS SELECT id, email AS reach FROM seller1.customer;
+    CREATE FUNCTION mail(i INT) RETURNS TEXT DETERMINISTIC READS SQL DATA
+        RETURN (SELECT email FROM customer WHERE id = i);
+    CREATE VIEW masked AS SELECT mail(1) AS reach
+    """
+    shop, _ = build_mysql(mysql_port, "seller", CUSTOMERS + more, "SELECT 1")
+    tries = [f"SELECT reach FROM {view}" for view in ("contact", "quoted", "seller2.v", "masked")]
+    assert classes(shop, [*tries, "SELECT caller FROM plain"]) == ["hidden"] * 4 + [None]
+    with SqlEngine(Limits(timeout_s=5), hidden={shop.location: NO_EMAIL}) as engine:
+        assert engine.execute_many([(shop, "SELECT name FROM customer")])[0].ok
+        with pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", database="seller1") as connection:
             connection.cursor().execute("CREATE VIEW later AS SELECT email AS reach FROM customer")
-            time.sleep(CATALOGUE_S)
-            assert engine.execute_many([(shop, "SELECT reach FROM later")])[0].error_class == "hidden"
+        time.sleep(CATALOGUE_S)
+        assert engine.execute_many([(shop, "SELECT reach FROM later")])[0].error_class == "hidden"
 
 
 @pytest.mark.services
 def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_port: int) -> None:
-    import pymysql
-
     more = "CREATE TABLE 2023_pay (pin INTEGER, 2fa INTEGER); INSERT INTO 2023_pay VALUES (1, 2);"
-    statements = ["CREATE DATABASE wages", "USE wages", *(COMPUTED.format(stored="") + more).strip().split(";")[:-1]]
-    grants = ["CREATE USER paymaster@'%'", "GRANT SELECT, SHOW VIEW ON wages.* TO paymaster@'%'"]
-    with pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True) as connection:
-        for statement in [*statements, *grants]:
-            connection.cursor().execute(statement)
-    database = Database("staff", "mysql", f"mysql://paymaster@127.0.0.1:{mysql_port}/wages")
+    (database,) = build_mysql(mysql_port, "paymaster", COMPUTED.format(stored="") + more)
     check_computed(database)
     tries = ["SELECT pin FROM 2023_pay", "SELECT pin FROM `2023_pay`", "SELECT 0x41, 1.5e3, 12"]
     with SqlEngine(Limits(timeout_s=5), hidden={database.location: (("2023_pay",), {})}) as engine:
@@ -471,14 +478,7 @@ def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_po
 
 @pytest.mark.services
 def test_mysql_lets_nothing_hidden_out(mysql_port: int) -> None:
-    import pymysql
-
-    statements = ["CREATE DATABASE people", "USE people", *TABLES.split(";")[:-1]]
-    grants = ["CREATE USER viewer@'%'", "GRANT SELECT, SHOW VIEW ON people.* TO viewer@'%'"]
-    with pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True) as connection:
-        for statement in [*statements, *grants]:
-            connection.cursor().execute(statement)
-    people = Database("people", "mysql", f"mysql://viewer@127.0.0.1:{mysql_port}/people")
+    (people,) = build_mysql(mysql_port, "viewer", TABLES)
     check(people, [*TRIES, "SELECT `ssn` FROM `person`"])
 
 
@@ -565,18 +565,7 @@ def test_no_hidden_value_comes_out_of_the_grammar_of_postgres(server: Server) ->
 
 @pytest.mark.services
 def test_no_hidden_value_comes_out_of_the_grammar_of_mysql(mysql_port: int) -> None:
-    import pymysql
-
-    pair = [Database("people", "mysql", f"mysql://twin@127.0.0.1:{mysql_port}/{name}") for name in ("twin1", "twin2")]
-    with pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True) as connection:
-        connection.cursor().execute("CREATE USER twin@'%'")
-        for name, tables in (("twin1", TABLES), ("twin2", TWIN)):
-            # MyISAM counts its rows; InnoDB guesses them, which changes a plan and with it the order of ties.
-            engine = "SET default_storage_engine = MyISAM"
-            for statement in (f"CREATE DATABASE {name}", f"USE {name}", engine, *tables.split(";")[:-1]):
-                connection.cursor().execute(statement)
-            connection.cursor().execute(f"GRANT SELECT, SHOW VIEW ON {name}.* TO twin@'%'")
-    check_grammar(pair, 5000)
+    check_grammar(build_mysql(mysql_port, "twin", TABLES, TWIN), 5000)
 
 
 def test_names_are_one_where_any_engine_may_take_them_for_one() -> None:

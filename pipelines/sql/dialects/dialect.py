@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
+from pipelines.core.registry import DIALECTS
+
 SAMPLED_ROWS = 10_000  # rows of a table that example values are taken from
 # Words that PostgreSQL's grammar, or DuckDB's, which began as a copy of it, reads otherwise than as a name.
 RESERVED = """
@@ -185,15 +187,11 @@ class Dialect(abc.ABC):
 
 def of_file(path: Path) -> str | None:
     """The engine that a file's suffix names; None if there is none."""
-    from pipelines.core.registry import DIALECTS
-
     return next((name for name in DIALECTS if path.suffix in DIALECTS[name].suffixes), None)
 
 
 def of_head(head: bytes, path: Path) -> str | None:
     """The engine that a file's first bytes tell, and its suffix where several engines read such files."""
-    from pipelines.core.registry import DIALECTS
-
     magics = {name: DIALECTS[name].magic for name in DIALECTS}
     names = [name for name, magic in magics.items() if magic and head[magic[0] :].startswith(magic[1])]
     return next((name for name in names if path.suffix in DIALECTS[name].suffixes), next(iter(names), None))
@@ -201,22 +199,16 @@ def of_head(head: bytes, path: Path) -> str | None:
 
 def of_address(address: str) -> str | None:
     """The engine whose server has such an address; None for what is no address."""
-    from pipelines.core.registry import DIALECTS
-
     return next((name for name in DIALECTS if address.startswith(DIALECTS[name].schemes or ("\0",))), None)
 
 
 def file_suffixes() -> tuple[str, ...]:
     """The suffixes of all engines' files."""
-    from pipelines.core.registry import DIALECTS
-
     return tuple(dict.fromkeys(suffix for name in DIALECTS for suffix in DIALECTS[name].suffixes))
 
 
 def servers() -> Iterator[str]:
     """The engines whose locations are addresses."""
-    from pipelines.core.registry import DIALECTS
-
     return (name for name in DIALECTS if DIALECTS[name].is_server())
 
 

@@ -245,6 +245,6 @@ class StatefulSession(SqliteSession):
             return failure(LIMIT, "size_limit", f"the database may not grow beyond {self._most_bytes >> 20} MiB")
         return super().explain(error)
 
-    # Nothing can be hidden, for a statement that writes could carry it elsewhere; no script touches the file, so there is
-    # no lock to hold; a script is timed on its copy.
+    # Nothing can be hidden, for a statement that writes could carry it elsewhere; no script touches the file, so none
+    # locks it; a script is timed on its copy.
     closed, hold, cold_ms = DatabaseSession.closed, DatabaseSession.hold, DatabaseSession.cold_ms

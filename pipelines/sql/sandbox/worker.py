@@ -65,17 +65,6 @@ class Timer:
         self._seconds = 0.0
 
 
-def confine(memory_mb: int) -> None:
-    """Take from this process what no query needs."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[5])
-    memory = pages * resource.getpagesize() + (memory_mb << 20)
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))  # not address space: mapped files are no cost
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes us
-
-
 class Server:
     """Reads batches of jobs from standard input and writes batches of replies to standard output."""
 
@@ -189,6 +178,13 @@ def main(session: str, board_fd: int, bounds: str, plugins: Sequence[tuple[str, 
     import_in_worker(plugins)
     limits = Bounds(*json.loads(bounds))
     server = Server(session, limits, Board(board_fd))
-    confine(limits.memory_mb)
+    # From here on this process lacks what no query needs.
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[5])
+    memory = pages * resource.getpagesize() + (limits.memory_mb << 20)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))  # not address space: mapped files are no cost
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes us
     with contextlib.suppress(BrokenPipeError):
         server.serve()
