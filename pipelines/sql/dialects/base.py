@@ -27,7 +27,7 @@ FAULTS_OF_OTHERS = frozenset(("database_locked", "database_recovering", "databas
 FIRST_FETCH = 64
 MESSAGE_CHARS = 500
 BETWEEN = "\0"  # stands between the turns of an episode's script (`Dialect.keeps`): no statement may hold it
-CATALOGUE_S = 1.0  # a catalogue of a server is asked again after so long (`Session.renewed_s`)
+CATALOGUE_S = 1.0  # a catalogue of a server is asked again after so long (`DatabaseSession.renewed_s`)
 
 
 class Bounds(NamedTuple):

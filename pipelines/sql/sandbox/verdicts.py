@@ -96,7 +96,7 @@ class OpenDatabases:
         return session.run(sql, max_rows)
 
     def cold_ms(self, location: str, sql: str) -> float | None:
-        """The milliseconds of a statement that has run well before, as `Session.cold_ms` takes them."""
+        """The milliseconds of a statement that has run well before, as `DatabaseSession.cold_ms` takes them."""
         session = self._session(location)
         self._clock.arm(self._bounds.timeout_s)
         return session.cold_ms(sql, self._bounds.max_rows, self._bounds.timeout_s)
