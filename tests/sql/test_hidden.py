@@ -433,8 +433,6 @@ def build_mysql(port: int, user: str, *scripts: str) -> list[Database]:
         for name in names:
             cursor.execute(f"CREATE DATABASE {name}")
             cursor.execute(f"GRANT SELECT, SHOW VIEW ON {name}.* TO {user}@'%'")
-        # MyISAM counts its rows; InnoDB guesses them, which changes a plan and with it the order of ties.
-        cursor.execute("SET default_storage_engine = MyISAM")
         for name, script in zip(names, scripts, strict=True):
             cursor.execute(f"USE {name}")
             for statement in script.strip().rstrip(";").split(";"):
@@ -518,15 +516,21 @@ def check_grammar(pair: list[Database], count: int) -> None:
     chance, engine = random.Random(33), pair[0].engine
     statements = [derive(engine, chance, place % 10 == 9) for place in range(count)]
 
-    def answers(hidden: dict[str, HiddenNames]) -> list[list[ExecutionResult]]:
+    def answers(asked: list[str], hidden: dict[str, HiddenNames]) -> list[list[ExecutionResult]]:
         with SqlEngine(Limits(timeout_s=5, max_rows=100), hidden=hidden) as runner:
-            results = [runner.execute_many([(database, sql) for sql in statements]) for database in pair]
+            results = [runner.execute_many([(database, sql) for sql in asked]) for database in pair]
         return [[replace(r, error=r.error and r.error.replace("twin2", "twin1")) for r in found] for found in results]
 
-    first, second = answers({database.location: HIDDEN for database in pair})
-    assert [row for row in zip(statements, first, second, strict=True) if row[1] != row[2]] == []
+    hidden = {database.location: HIDDEN for database in pair}
+    first, second = answers(statements, hidden)
+    differing = [row for row in zip(statements, first, second, strict=True) if row[1] != row[2]]
+    for _ in range(3 if engine == "mysql" else 0):
+        # A server sorts ties now and then in another order, which shows under a LIMIT: a leak differs each time.
+        asked = [sql for sql, *_ in differing]
+        differing = [row for row in zip(asked, *answers(asked, hidden), strict=True) if row[1] != row[2]]
+    assert differing == []
     assert [statements[place] for place in range(9, count, 10) if first[place].error_class == "hidden"] == []
-    assert sum(a != b for a, b in zip(*answers({}), strict=True)) > count / 20
+    assert sum(a != b for a, b in zip(*answers(statements, {}), strict=True)) > count / 20
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.slow)])
