@@ -490,7 +490,7 @@ def derive(engine: str, chance: random.Random, is_shown: bool) -> str:
     """A statement of an engine's grammar, or of its part without hidden columns; deep inside, a value is a column."""
     forms: dict[str, list[str]] = {}
     for of, name, form in GRAMMAR:
-        if of in ("all", engine):
+        if of in ("all", engine) and (engine != "mysql" or " LIMIT " not in form):  # which of its ties is cut is chance
             forms.setdefault(name, []).append(form)
     if is_shown:
         kept = {
@@ -516,21 +516,17 @@ def check_grammar(pair: list[Database], count: int) -> None:
     chance, engine = random.Random(33), pair[0].engine
     statements = [derive(engine, chance, place % 10 == 9) for place in range(count)]
 
-    def answers(asked: list[str], hidden: dict[str, HiddenNames]) -> list[list[ExecutionResult]]:
+    def answers(hidden: dict[str, HiddenNames]) -> list[list[ExecutionResult]]:
         with SqlEngine(Limits(timeout_s=5, max_rows=100), hidden=hidden) as runner:
-            results = [runner.execute_many([(database, sql) for sql in asked]) for database in pair]
+            results = [runner.execute_many([(database, sql) for sql in statements]) for database in pair]
+        if engine == "mysql":  # the order of ties is the plan's, which may differ between two databases
+            results = [[replace(r, rows=tuple(sorted(r.rows, key=repr))) for r in found] for found in results]
         return [[replace(r, error=r.error and r.error.replace("twin2", "twin1")) for r in found] for found in results]
 
-    hidden = {database.location: HIDDEN for database in pair}
-    first, second = answers(statements, hidden)
-    differing = [row for row in zip(statements, first, second, strict=True) if row[1] != row[2]]
-    for _ in range(3 if engine == "mysql" else 0):
-        # A server sorts ties now and then in another order, which shows under a LIMIT: a leak differs each time.
-        asked = [sql for sql, *_ in differing]
-        differing = [row for row in zip(asked, *answers(asked, hidden), strict=True) if row[1] != row[2]]
-    assert differing == []
+    first, second = answers({database.location: HIDDEN for database in pair})
+    assert [row for row in zip(statements, first, second, strict=True) if row[1] != row[2]] == []
     assert [statements[place] for place in range(9, count, 10) if first[place].error_class == "hidden"] == []
-    assert sum(a != b for a, b in zip(*answers(statements, {}), strict=True)) > count / 20
+    assert sum(a != b for a, b in zip(*answers({}), strict=True)) > count / 20
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.slow)])
