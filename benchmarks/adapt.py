@@ -9,8 +9,6 @@ It prints EX before and after with the paired difference and its interval, and t
 the store.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -9,8 +9,6 @@ squares line through the sizes; 2,500,000 rows are what it says, not what was ru
 on idle cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

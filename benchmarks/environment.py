@@ -11,8 +11,6 @@ other work on the machine does not change much. The last table plays answers tha
 database.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

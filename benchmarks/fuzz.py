@@ -10,8 +10,6 @@ and `bird` are held against a slow exact reference of a few lines, both ways rou
 every text that an agent, a vote or a page reads.
 """
 
-from __future__ import annotations
-
 import argparse
 import fractions
 import itertools

@@ -14,8 +14,6 @@ not counted), the share of the step in which the device neither decodes nor trai
 SQL, and peak memory. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

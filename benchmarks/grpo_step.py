@@ -15,8 +15,6 @@ compute (decoding, forward, backward, optimiser), turns an episode, and the rati
 work, compare CPU seconds. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -9,8 +9,6 @@ store, so the same command goes on where a killed one ended; claims share what t
 anew after each claim. Give the store of benchmarks/learning.py: its runs of the miniature are arms of two claims.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

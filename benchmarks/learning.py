@@ -10,8 +10,6 @@ laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the
 markers of docs/learning.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

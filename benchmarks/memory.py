@@ -9,8 +9,6 @@ they are a multiple of the tokens, so longer rows follow from the last one measu
 tiles hold 4,096 tokens at most, and it takes minutes for more. `--write` puts the table into docs/gpu.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

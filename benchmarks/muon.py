@@ -7,8 +7,6 @@ then takes products in float32 and rounds them (`pipelines.training.trainer.Roun
 of the miniature's blocks; processor seconds of a step, the least of several.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import time

@@ -8,8 +8,6 @@ as a default test run would; a fault that fails none is printed. `--check` only 
 A fault that changes no result is in EQUIVALENT, with the reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -84,8 +82,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ('if others and kind != "sql":', "if others:"),
         ('if kind == "sql" and database not in asked:', 'if kind == "sql":'),
         ('rows = rows.sort("sample", "row").filter(', "rows = rows.filter("),
-        ('_place("signature") < settings.per_plan', '_place("signature") <= settings.per_plan'),
-        ('_place("example_id") < settings.per_example', '_place("example_id") <= settings.per_example'),
+        ('.over("signature") < settings.per_plan', '.over("signature") <= settings.per_plan'),
+        ('.over("example_id") < settings.per_example', '.over("example_id") <= settings.per_example'),
         ('late = ~rows["hardness"]', 'late = rows["hardness"]'),
         ("outcome.correct and not outcome.broken,", "outcome.correct,"),
         ("if trajectory.stop is StopReason.BROKEN or outcome.broken:", "if outcome.broken:"),

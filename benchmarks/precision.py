@@ -11,8 +11,6 @@ its own state.
 Prints a line a row and, last, JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

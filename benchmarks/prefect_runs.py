@@ -7,8 +7,6 @@ trajectories, four tasks that find their stages in the store. Printed for each t
 95th percentile of a run's wall-clock seconds, and how long the list of the newest 50 runs takes, which the UI asks for.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

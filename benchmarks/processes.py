@@ -12,8 +12,6 @@ wall clock, what share of the machine's processors was busy, and what both learn
 is finished is taken from the stores; a run that did not begin with an empty store, or was stopped, has no times.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ many at a time as `--jobs` says, one thread each. What is finished is taken from
 markers of docs/recipes_measured.md; what each run prints goes to a log in the store.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -12,8 +12,6 @@ waiting for SQL, and the ratio to `generate`, each the median over rounds; then 
 takes a second. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -12,8 +12,6 @@ processes at its most. The last lines are the least squares lines through the si
 unless they are among `--rows`.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -21,8 +21,6 @@ Lengths are made up for it, as far apart as those of models that think: turns an
 sample (log-normal, 0.6 and 0.5).
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import heapq

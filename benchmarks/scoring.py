@@ -9,8 +9,6 @@ when other processes are at work beside it. The gain of a second core is in wall
 show. Figures are medians of the passes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

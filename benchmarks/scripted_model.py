@@ -6,8 +6,6 @@ A question "chat 3 question 14" is answered in two turns: a query that counts, a
 square of 3, so that whoever asked sees at once whether the answer is theirs.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

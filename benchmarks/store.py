@@ -8,8 +8,6 @@ wall clock and CPU, each command a process of its own, the smallest of three. `-
 look.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

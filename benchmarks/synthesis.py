@@ -8,8 +8,6 @@ episodes of a probe and an answer, their SQL run in the sandbox, every answer ke
 printed too: where the machine is too small or too busy for the server's limit, they say so.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

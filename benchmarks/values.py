@@ -7,8 +7,6 @@ the first 1, 5 and 10 values that `pipelines.benchmarks.prompt_schema` finds for
 seconds to index all databases, and milliseconds a question.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

@@ -7,8 +7,6 @@ they may be measured a few at a time, each in a store of its own: a claim of whi
 has is kept as it stands, with the commit that measured it, as long as its file and its recipes say what they said then.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

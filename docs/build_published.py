@@ -4,8 +4,6 @@ The page is what `sqltrain score --report` and `sqltrain compare --out` make of 
 no trajectory reader: neither questions nor SQL of the benchmark are copied into this project.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

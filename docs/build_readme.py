@@ -3,8 +3,6 @@
 python docs/build_readme.py    # fifteen minutes on two fast cores, in a store made for it
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

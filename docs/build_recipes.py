@@ -1,7 +1,5 @@
 """Writes docs/recipes.md from the recipe files, so that no number in it can drift: `python docs/build_recipes.py`."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator

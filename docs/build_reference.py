@@ -1,7 +1,5 @@
 """Writes docs/reference/ from the code: `python docs/build_reference.py`; a test compares the pages with the code."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

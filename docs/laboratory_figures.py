@@ -1,7 +1,5 @@
 """The figures of docs/laboratory.md, and what they are drawn from: a claim with what a store has of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Sequence

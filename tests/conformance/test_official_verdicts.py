@@ -1,7 +1,5 @@
 """Every published vector: our equalities and hardness against the verdicts of the unmodified official evaluators."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

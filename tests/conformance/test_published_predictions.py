@@ -1,7 +1,5 @@
 """Four published systems' predictions: EX equals the official evaluators' totals, and every failure has a class."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections import Counter

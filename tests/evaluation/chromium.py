@@ -1,7 +1,5 @@
 """Headless Chromium over its debugging pipe: opens a page, asks it things, and notes every error and every request."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A small harbour world, and a maker of evaluation records that states only what a test is about."""
 
-from __future__ import annotations
-
 import dataclasses
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A record to change, and a report's data made by rule: three systems, hostile texts, every section filled."""
 
-from __future__ import annotations
-
 import dataclasses
 import html.parser
 from typing import cast

@@ -1,7 +1,5 @@
 """Answers are kept by question: by what it says and what its database holds, wherever that lies."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

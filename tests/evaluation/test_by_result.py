@@ -1,7 +1,5 @@
 """Equality by result file: the columns that count must be among the answer's, to 0.01, whatever they are called."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

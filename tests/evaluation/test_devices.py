@@ -1,7 +1,5 @@
 """Where a policy decodes: on the recipe's device, each of a stage's processes on the next GPU."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Every hand-made case of error_cases.txt, executed for real, lands in its class with its evidence."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator

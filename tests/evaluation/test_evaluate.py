@@ -1,7 +1,5 @@
 """From trajectories to records to figures to comparisons, on a real database."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import io

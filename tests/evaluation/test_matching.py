@@ -1,7 +1,5 @@
 """Which questions of two evaluations are the same, whatever each calls them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from evaluation_world import RECORD, report_data

@@ -1,7 +1,5 @@
 """Metrics against hand-computed values and brute force."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable

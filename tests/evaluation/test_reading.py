@@ -1,7 +1,5 @@
 """The texts of a finished evaluation, found from its folder alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

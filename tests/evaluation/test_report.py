@@ -1,7 +1,5 @@
 """The page as text: nothing from outside gets out of its place, nothing is loaded, and every table tells the truth."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import dataclasses

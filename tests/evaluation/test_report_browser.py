@@ -1,7 +1,5 @@
 """The page in a real browser: no error, no request, quick with 2,000 trajectories, and usable by keyboard alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Intervals, tests and power against hand-computed values, exhaustive enumeration, scipy and statsmodels."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Votes by hand, majority@k against an independent brute force, and what counts as the same result."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

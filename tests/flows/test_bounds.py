@@ -1,7 +1,5 @@
 """Numbers that make no sense are refused where they are read: on every command's options and in every recipe."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """What `sqltrain check` says of a gold SQL under which no verdict can be given."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is held out may change between two trainings: a champion is not measured by questions that it was trained on."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A shop, questions about it, and a running review of them, for the tests that look through questions."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """A real server of the agent on this machine, its model a script, for the tests that talk to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """What a server keeps of a question whose client left before the answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace

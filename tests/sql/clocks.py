@@ -1,7 +1,5 @@
 """The time that a statement takes, on machines that do other things too."""
 
-from __future__ import annotations
-
 import os
 import time
 

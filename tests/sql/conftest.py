@@ -1,7 +1,5 @@
 """One small shop database for all tests of SQL, in every dialect, and an engine with short limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

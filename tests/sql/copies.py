@@ -1,7 +1,5 @@
 """The same database in another engine: an SQLite file copied into DuckDB or PostgreSQL, to compare the engines."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sqlite3

@@ -4,8 +4,6 @@ A line is "class | statement". What a text file cannot show stands as its code p
 database lies, {secret} a file in it that nobody may read. A line that starts with "#" names the attacks that follow.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A real PostgreSQL server for the tests, in a folder of its own, as a user that is not root."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

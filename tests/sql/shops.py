@@ -1,7 +1,5 @@
 """The small shop that tests of SQL run on."""
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The audit log: what ran, on what, for how long, and how it ended."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

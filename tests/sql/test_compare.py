@@ -1,7 +1,5 @@
 """Each equality on results small enough to judge by eye; numbers computed by hand from the official formulas."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The same database and the same questions in three engines: the same rows, and the same verdicts."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re

@@ -1,7 +1,5 @@
 """200,000 executions: memory stays flat, in the worker and in its parent, and nothing is left behind."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -2,8 +2,6 @@
 of `strict` whatever the results are.
 """
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from collections import Counter

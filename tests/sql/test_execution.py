@@ -1,7 +1,5 @@
 """Running statements: what comes back, in what order, and what happens when a worker dies, hangs or is let go."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Spider's hardness by hand: the counts of the official rules, its parser's habits, and SQL that it cannot read."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipelines.sql.analysis.hardness import Counts, count, hardness, level

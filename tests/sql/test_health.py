@@ -1,7 +1,5 @@
 """The health report of gold SQL, on queries with one known flaw each."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipelines.core.types import Database, Example

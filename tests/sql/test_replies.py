@@ -1,7 +1,5 @@
 """A worker may have been taken over by what it ran: whatever it answers, this process goes on."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One clock for all that a statement takes: the look at its text, each of its runs, and the rows."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 from typing import Any

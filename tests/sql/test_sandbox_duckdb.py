@@ -1,7 +1,5 @@
 """What a hostile statement can do to a DuckDB file, its host and its worker: nothing."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whose fault a failure is: no statement can make its own failure pass for the database's, whatever it says or does."""
 
-from __future__ import annotations
-
 import copy
 import sqlite3
 from collections.abc import Iterator

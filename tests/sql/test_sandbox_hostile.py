@@ -1,7 +1,5 @@
 """More than a thousand hostile statements: each ends as its line says, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a hostile statement can do to a real MariaDB server: nothing."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

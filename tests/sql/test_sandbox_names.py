@@ -1,7 +1,5 @@
 """Names are found by the engines' own parsers, however they are written; the page names tests that there are."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

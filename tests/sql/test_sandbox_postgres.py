@@ -1,7 +1,5 @@
 """What a hostile statement can do to a real PostgreSQL server: nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

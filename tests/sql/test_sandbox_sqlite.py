@@ -1,7 +1,5 @@
 """What a hostile statement can do to an SQLite database, its files, its host and its worker: nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Nothing that a statement does outlives it: each statement meets the session that the first one met."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every value that leaves a worker is plain and bounded, whatever type the engine has for it."""
 
-from __future__ import annotations
-
 import collections
 import datetime
 import decimal

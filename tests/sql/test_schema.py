@@ -1,7 +1,5 @@
 """Schemas read from a database and rendered for a prompt."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`sqltrain score` on files as the official evaluators take them, run as a user would."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What is said of a query without running it, and what SQLite's authorizer says of the same query."""
 
-from __future__ import annotations
-
 import re
 import time
 

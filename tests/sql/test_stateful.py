@@ -1,7 +1,5 @@
 """Statements that change data: each episode has a copy of its own, and the file stays byte for byte as it was."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """What the official parser of 2018 reads once it has a schema, and what it cannot read."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

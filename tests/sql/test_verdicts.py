@@ -1,7 +1,5 @@
 """Judging pairs: what is executed, what is kept, and what is never counted as wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The way to MLflow: a user and a password in its address are sent, and never shown."""
 
-from __future__ import annotations
-
 import base64
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Prefect server that a run cannot talk to is one plain line before the run begins."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

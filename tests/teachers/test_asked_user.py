@@ -1,7 +1,5 @@
 """An endpoint plays the user whom an agent asks: what it may know, what the agent hears, and that it is bought once."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 from typing import Any

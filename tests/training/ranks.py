@@ -4,8 +4,6 @@ Importing TRL takes far longer than a tiny run, so one process imports it once a
 rank is the real child, with the environment that torchrun would give it, and the ranks talk over gloo.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
