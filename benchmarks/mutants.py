@@ -101,7 +101,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ('"database" if self.n_clusters >= MIN_CLUSTERS', '"database" if self.n_clusters > MIN_CLUSTERS'),
         ("by_database = len(groups) >= MIN_CLUSTERS", "by_database = len(groups) > MIN_CLUSTERS"),
         ("elif len(groups) < MIN_CLUSTERS:", "elif len(groups) <= MIN_CLUSTERS:"),
-        ("return (extreme + 1) / (FLIPS + 1)", "return extreme / FLIPS"),
+        ("else (extreme + 1) / (FLIPS + 1)", "else extreme / FLIPS"),
         ("range(min(gained, lost) + 1)", "range(min(gained, lost))"),
         ("NormalDist().inv_cdf(1 - ALPHA / 2)", "NormalDist().inv_cdf(1 - ALPHA)"),
         ("discordant - difference**2", "discordant - difference"),
