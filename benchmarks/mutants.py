@@ -116,7 +116,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("        spent += len(line) + 1\n", "        spent += len(line)\n"),
         ("shown = text if len(text) <= limit else text[:limit] + CUT", "shown = text[:limit] + CUT"),
         ("if shown < len(result.rows):", "if shown <= len(result.rows):"),
-        ('_printable(shown)).replace("|", "\\\\|")', "_printable(shown))"),
+        ('defuse(shown).replace("|", "\\\\|")', "defuse(shown)"),
         ('text.rfind(f"<{THINK}>") > text', 'text.rfind(f"<{THINK}>") >= text'),
         ("if scan.error or len(actions) != 1:", "if scan.error or not actions:"),
         ("error = error or (fault if self.strict else None)", "error = error or fault"),
