@@ -63,7 +63,7 @@ def test_everything_is_deployed_with_a_form(site: Site) -> None:
         schema = one["parameter_openapi_schema"]
         form = schema["properties"]
         assert "sql_trail" in form["recipe"]["enum"]
-        fields = schema["definitions"]["Common"]["properties"]
+        fields = schema["definitions"]["CommonOverrides"]["properties"]
         assert fields["grpo_steps"]["anyOf"][0] == {"type": "integer", "minimum": 1}
         assert {"transformers", "vllm"} <= set(fields["policy"]["anyOf"][0]["enum"])
         assert all(field["description"] for field in fields.values())
