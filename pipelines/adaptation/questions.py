@@ -12,7 +12,7 @@ from pipelines.benchmarks.splitting import Part, Shares, cut
 from pipelines.core.errors import DataError
 from pipelines.core.registry import READERS
 from pipelines.recipe.config import Recipe, Source
-from pipelines.sql.dialects.hiding import identity
+from pipelines.sql.dialects.base import identity
 
 SHARES = Shares(dev=0.1, test=0.3)
 HELD_OUT = Shares(dev=0.25, test=0.75)  # of one's own questions, where as many invented ones are there to train on

@@ -32,8 +32,8 @@ from pipelines.core.registry import reader
 from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, text_field
 from pipelines.recipe.config import Source
 from pipelines.recipe.section import Section, Share
+from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file
-from pipelines.sql.dialects.hiding import identity
 
 DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a number's digits
 HINT = "Its first line names the columns: question, sql and, where you have them, id, database and evidence."

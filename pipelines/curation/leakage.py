@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pipelines.core.types import Database, Example
-from pipelines.sql.dialects.hiding import identity
+from pipelines.sql.dialects.base import identity
 from pipelines.sql.similarity import normalised, sql_shape
 
 

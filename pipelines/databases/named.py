@@ -15,8 +15,8 @@ from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, Example, ExecutionStatus
 from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
+from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file, of_head
-from pipelines.sql.dialects.hiding import identity
 
 if TYPE_CHECKING:
     from pipelines.recipe.config import Execution

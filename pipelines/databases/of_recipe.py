@@ -15,7 +15,7 @@ from pipelines.benchmarks import prompt_schema
 from pipelines.core.types import Database, Example
 from pipelines.databases import card
 from pipelines.databases.named import OpenableDatabase
-from pipelines.sql.dialects.hiding import identity
+from pipelines.sql.dialects.base import identity
 
 Link = Callable[[Sequence[Example], prompt_schema.Schemas], list[Example]]
 

@@ -15,7 +15,7 @@ from pipelines.evaluation.record import EpisodeRecord, Preview
 from pipelines.evaluation.summary import KS, Summary, summarise
 from pipelines.evaluation.voting import PLAIN, Rule
 from pipelines.report.formats import ReportTable
-from pipelines.sql.dialects.hiding import identity
+from pipelines.sql.dialects.base import identity
 from pipelines.sql.engine import SqlEngine, Verdict
 from pipelines.sql.schema import Schema, render
 from pipelines.sql.scoring import GoldQuery

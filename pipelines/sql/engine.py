@@ -20,8 +20,7 @@ from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.recipe import config
 from pipelines.sql.audit import AuditEntry, AuditLog
-from pipelines.sql.dialects.base import OK, Bounds
-from pipelines.sql.dialects.hiding import HiddenNames, identity
+from pipelines.sql.dialects.base import OK, Bounds, HiddenNames, identity
 from pipelines.sql.equalities.spider_grammar import NamesOf
 from pipelines.sql.lexical import is_ordered
 from pipelines.sql.sandbox.pool import Pool

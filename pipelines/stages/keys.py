@@ -19,7 +19,7 @@ from pipelines.protocols.one_action import SCRIPTED, Ask
 from pipelines.recipe.config import MERGE, ProtocolSection, Recipe, Source
 from pipelines.recipe.recipes import digest
 from pipelines.rewards.panel import RUBRIC, endpoint_of
-from pipelines.sql.dialects.hiding import identity
+from pipelines.sql.dialects.base import identity
 
 CACHE = "digests.json"
 SETTLED_S = 2.0  # a file changed later than that may change again within one tick of its file system's clock

@@ -18,7 +18,7 @@ from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
-from pipelines.sql.dialects.hiding import identity
+from pipelines.sql.dialects.base import identity
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import render
 from pipelines.stages import graph

@@ -14,7 +14,7 @@ from pipelines.core.types import Database
 from pipelines.databases import named, reading
 from pipelines.databases import named as addresses
 from pipelines.recipe.config import Execution
-from pipelines.sql.dialects.hiding import identity
+from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.mysql import encryption_of
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect

@@ -14,10 +14,9 @@ from servers import Server
 
 from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.sql.dialects import sqlite
-from pipelines.sql.dialects.base import CATALOGUE_S
+from pipelines.sql.dialects.base import CATALOGUE_S, Hidden, HiddenNames, StatementNames, fold
 from pipelines.sql.dialects.duckdb import computed
 from pipelines.sql.dialects.guard import FUNCTIONS
-from pipelines.sql.dialects.hiding import Hidden, HiddenNames, StatementNames, fold
 from pipelines.sql.engine import Limits, SqlEngine
 
 TABLES = """

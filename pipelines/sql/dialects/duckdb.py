@@ -25,6 +25,7 @@ from pipelines.sql.dialects.base import (
     Bounds,
     Clock,
     DatabaseSession,
+    Hidden,
     OpenFailure,
     Raw,
     failure,
@@ -34,7 +35,6 @@ from pipelines.sql.dialects.base import (
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, left
 from pipelines.sql.dialects.guard import body, check, lexed
-from pipelines.sql.dialects.hiding import Hidden
 from pipelines.sql.dialects.trees import named_by_duckdb, refused_by_duckdb
 
 if TYPE_CHECKING:

@@ -25,8 +25,10 @@ from pipelines.sql.dialects.base import (
     Bounds,
     Clock,
     DatabaseSession,
+    Hidden,
     OpenFailure,
     Raw,
+    StatementNames,
     failure,
     fetch,
     interrupted_at,
@@ -35,7 +37,6 @@ from pipelines.sql.dialects.base import (
 )
 from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role
 from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
-from pipelines.sql.dialects.hiding import Hidden, StatementNames
 
 if TYPE_CHECKING:
     import pymysql

@@ -23,17 +23,18 @@ from pipelines.sql.dialects.base import (
     Bounds,
     Clock,
     DatabaseSession,
+    Hidden,
     OpenFailure,
     Raw,
     failure,
     fetch,
+    fold,
     interrupted_at,
     number,
     plain_rows,
 )
 from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role
 from pipelines.sql.dialects.guard import body, check
-from pipelines.sql.dialects.hiding import Hidden, fold
 from pipelines.sql.dialects.trees import named_by_postgres, refused_by_postgres
 
 if TYPE_CHECKING:

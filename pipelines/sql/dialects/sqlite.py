@@ -20,20 +20,22 @@ from pipelines.sql.dialects.base import (
     ERROR,
     LIMIT,
     OK,
+    REFUSAL,
     REFUSED,
     TIMEOUT,
     UNAVAILABLE,
     Bounds,
     Clock,
     DatabaseSession,
+    Hidden,
     OpenFailure,
     Raw,
     failure,
     fetch,
+    fold,
     quoted,
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, Unread
-from pipelines.sql.dialects.hiding import REFUSAL, Hidden, fold
 from pipelines.sql.lexical import MOST_STATEMENTS, statements
 
 # What SQLite's authorizer lets a statement do, and what SQLite's errors mean.

@@ -10,9 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.sql.dialects.base import ERROR, REFUSED, Raw, failure
+from pipelines.sql.dialects.base import ERROR, REFUSED, Hidden, Raw, StatementNames, failure
 from pipelines.sql.dialects.guard import FUNCTIONS, HIDDEN
-from pipelines.sql.dialects.hiding import Hidden, StatementNames
 
 Node = Mapping[str, Any]
 

@@ -10,8 +10,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.dialects.hiding import HiddenNames
+from pipelines.sql.dialects.base import Bounds, HiddenNames
 from pipelines.sql.sandbox.process import IN_FLIGHT, Task, Worker, WorkerDeath
 
 BATCH = 32

@@ -18,8 +18,7 @@ from typing import Any
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import ExecutionStatus
 from pipelines.recipe.plugins import for_workers
-from pipelines.sql.dialects.base import OK, Bounds
-from pipelines.sql.dialects.hiding import HiddenNames
+from pipelines.sql.dialects.base import OK, Bounds, HiddenNames
 from pipelines.sql.sandbox.wire import HEADER, OPENING, RETIRED, Board, pack, unpack_replies
 
 ROOT = Path(__file__).resolve().parents[3]

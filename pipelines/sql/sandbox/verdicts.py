@@ -19,11 +19,13 @@ from pipelines.sql.dialects.base import (
     Bounds,
     Clock,
     DatabaseSession,
+    Hidden,
+    HiddenNames,
     OpenFailure,
     Raw,
     failure,
+    identity,
 )
-from pipelines.sql.dialects.hiding import Hidden, HiddenNames, identity
 from pipelines.sql.equalities import official
 from pipelines.sql.equalities.compare import Gold
 from pipelines.sql.equalities.spider_grammar import value_units
