@@ -2,40 +2,26 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.in_threads import serving
+from tests.fakes import Asked, http_server
 
 
 class Collector:
-    """What was sent: spans of OpenTelemetry's own protocol, in the order in which they came."""
+    """Spans of OpenTelemetry's own protocol, in the order in which they came."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
         self.services: set[str] = set()
-        collector = self
+        self.url = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.take(ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *words: object) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1/traces"
-
-    def take(self, request: Any) -> None:
-        for sent in request.resource_spans:
+    def take(self, asked: Asked) -> int:
+        for sent in ExportTraceServiceRequest.FromString(asked.data).resource_spans:
             self.services.add(attributes(sent.resource)["service.name"])
             self.spans += [span for scope in sent.scope_spans for span in scope.spans]
+        return 200
 
     def named(self, name: str) -> Any:
         """The one span of that name."""
@@ -51,5 +37,6 @@ def attributes(owner: Any) -> dict[str, Any]:
 @contextmanager
 def collecting() -> Iterator[Collector]:
     collector = Collector()
-    with serving(collector.server):
+    with http_server(collector.take) as server:
+        collector.url = f"{server.url}/v1/traces"
         yield collector

@@ -2,51 +2,22 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.in_threads import serving
+from tests.fakes import HttpServer, http_server
 from tests.services.conftest import Site, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 MADE = "prefect.asset.materialization.succeeded"
 
 
-class Listener:
-    """An address that automations call, and what they have sent."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-        calls = self.calls
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                calls.append((self.path, json.loads(body)))
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *words: object) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def heard(self, path: str, words: str) -> dict[str, Any]:
-        """The first call of a path whose body has the words; {} while there is none."""
-        return next((body for place, body in self.calls if place == path and words in json.dumps(body)), {})
-
-
-@contextmanager
-def listening() -> Iterator[Listener]:
-    listener = Listener()
-    with serving(listener.server):
-        yield listener
+def heard(listener: HttpServer, path: str, words: str) -> dict[str, Any]:
+    """The first call of a path whose body has the words; {} while there is none."""
+    return next((call.json for call in listener.asked if call.path == path and words in json.dumps(call.json)), {})
 
 
 def materialized(site: Site, flow: str) -> dict[str, dict[str, Any]]:
@@ -64,7 +35,7 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, t
         "line = {'challenger': {'stage': 'sft', 'key': 'k1'}, 'numbers': {'difference': 0.25}, 'reason': 'better'}\n"
         "flow(lambda: events.promoted('farms', Store(Path(sys.argv[1])), line), name='night')()"
     )
-    with listening() as listener:
+    with http_server(204) as listener:
         urls = f"--notify {listener.url}/notify --reload {listener.url}/reload"
         for _ in range(2):  # the second time changes the first ones
             done = site.run(f"python infra/automations.py {urls}")
@@ -74,9 +45,9 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, t
         assert site.deployment_run("synthesize/cpu", wrong, store=str(tmp_path / "failed")).returncode == 0
         done = site.run(f'python -c "{code}" {tmp_path}/store')
         assert done.returncode == 0, done.stderr
-        told = wait_for(lambda: listener.heard("/reload", "farms"), 60, "the promotion was told")
+        told = wait_for(lambda: heard(listener, "/reload", "farms"), 60, "the promotion was told")
         assert (told["stage"], told["key"], told["model"]) == ("sft", "k1", f"{tmp_path}/store/sft/k1/model")
-        text = wait_for(lambda: listener.heard("/notify", "nowhere.jsonl"), 120, "the failed run was told")["text"]
+        text = wait_for(lambda: heard(listener, "/notify", "nowhere.jsonl"), 120, "the failed run was told")["text"]
         assert text.startswith("synthesize miniature ended as Failed: ")
     champion = wait_for(lambda: materialized(site, "night"), 30, "the champion is an asset")
     event = champion["sqltrain://farms/champion"]
@@ -95,15 +66,15 @@ def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site: Sit
         "        sys.argv[1] == 'busy' and pulse.beat()\n"
         "flow(work, name=sys.argv[1], flow_run_name=sys.argv[1])()"
     )
-    with listening() as listener:
+    with http_server(204) as listener:
         # Ten seconds are the shortest that Prefect takes.
         done = site.run(f"python infra/automations.py --notify {listener.url}/notify --stuck {1 / 6}")
         assert done.returncode == 0, done.stderr
         busy, idle = (site.begin(["python", "-c", code, name]) for name in ("busy", "idle"))
         assert (busy.wait(120), idle.wait(120)) == (0, 0)
-        text = wait_for(lambda: listener.heard("/notify", "no progress"), 60, "the run was told of")["text"]
+        text = wait_for(lambda: heard(listener, "/notify", "no progress"), 60, "the run was told of")["text"]
         assert text.startswith("idle has shown no progress for 0.166667 minutes")
-        assert not listener.heard("/notify", "busy")
+        assert not heard(listener, "/notify", "busy")
 
 
 def test_stages_are_assets_from_the_question_file_on(site: Site, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from pipelines.core.processes import free_port
+from tests.fakes import HttpServer, http_server
 from tests.nightly import farms
 from tests.services.browser import CHROMIUM, Page, browser
 from tests.services.collector import Collector, attributes, collecting
 from tests.services.conftest import ROOT, SMALL, Site, end, new_site, readme_blocks, running, wait_for
-from tests.services.test_events import Listener, listening, materialized
+from tests.services.test_events import heard, materialized
 from tests.services.test_schedule import EVERY_MINUTE, started_by_schedule
 from tests.services.test_ui import RENEW, answers, fill, log_in
 
@@ -54,9 +55,9 @@ class Reader:
 def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
     pictures = ROOT / "docs" / "images" if RENEW else tmp_path
     site = new_site(tmp_path)
-    with collecting() as collector, listening() as listener, browser(tmp_path / "profile") as page:
+    with collecting() as collector, http_server(204) as listener, browser(tmp_path / "profile") as page:
         variable, _, address = site.block("traces").strip().removeprefix("export ").partition("=")
-        site.environment[variable] = address.replace("4318", str(collector.port))
+        site.environment[variable] = address.replace("http://127.0.0.1:4318/v1/traces", collector.url)
         with running(site):
             reader = Reader(site)
             log_in(page, site)
@@ -65,7 +66,7 @@ def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
             assert made.returncode == 0, made.stderr
             a_schedule_starts_runs(site)
             reader.follow("night", code=1)  # there is no inbox yet: it says so and fails
-            wait_for(lambda: listener.heard("/notify", "no inbox"), 120, "the failed night was told of")
+            wait_for(lambda: heard(listener, "/notify", "no inbox"), 120, "the failed night was told of")
             a_form_is_filled(site, page)
             reader.follow("run", overrides=SMALL)
             reader.follow("run", code=1, common={"seed": -1})
@@ -126,7 +127,7 @@ def stages_are_assets(site: Site, page: Page, pictures: Path) -> None:
     page.picture(pictures / "prefect-assets.png")
 
 
-def two_nights(reader: Reader, listener: Listener, folder: Path) -> None:
+def two_nights(reader: Reader, listener: HttpServer, folder: Path) -> None:
     base = farms.questions(folder / "base", "base.jsonl", farms.named("b", 20), [0, 1])
     inbox = folder / "inbox"
     words = [*farms.overrides(folder, base), f"nightly.inbox={inbox}"]
@@ -138,7 +139,7 @@ def two_nights(reader: Reader, listener: Listener, folder: Path) -> None:
     lines: list[dict[str, Any]] = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert [line["decision"] for line in lines] == ["promoted", "promoted"]
     key = lines[-1]["challenger"]["key"]
-    wait_for(lambda: listener.heard("/reload", key), 60, "what serves was told of the champion")
+    wait_for(lambda: heard(listener, "/reload", key), 60, "what serves was told of the champion")
     assert "sqltrain://miniature/champion" in materialized(reader.site, "retrain")
 
 

@@ -1,17 +1,14 @@
 """Who may start runs on a worker: who has the server's key, no page of another site; and what a form may not set."""
 
 import json
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.fakes import http_server
 from tests.services.browser import CHROMIUM, browser
 from tests.services.conftest import ROOT, SMALL_DATA, Site
 
@@ -59,30 +56,6 @@ def test_browsers_are_told_to_let_no_other_page_read_the_server(site: Site) -> N
         assert named == (origin if allowed else None)
 
 
-@contextmanager
-def serving(html: str) -> Iterator[int]:
-    """A site of somebody else's: one page on a port of its own."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(html.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_a_page_of_another_site_starts_no_run(site: Site, tmp_path: Path) -> None:
     before = site.newest_run().get("id")
@@ -94,8 +67,10 @@ def test_a_page_of_another_site_starts_no_run(site: Site, tmp_path: Path) -> Non
     ]
     asked = ", ".join(f"{attempt}.then(r => r.type + r.status, e => 'refused')" for attempt in tries)
     script = f"const body = {json.dumps(body)}; Promise.all([{asked}]).then(all => document.body.innerText = all)"
-    with serving(f"<body>asking<script>{script}</script></body>") as port, browser(tmp_path / "profile") as page:
-        page.open(f"http://127.0.0.1:{port}/")
+    html = f"<body>asking<script>{script}</script></body>".encode()
+    other_site = http_server((200, {"Content-Type": "text/html"}, html))
+    with other_site as server, browser(tmp_path / "profile") as page:
+        page.open(f"{server.url}/")
         page.wait_for("refused,opaque0")
     assert site.newest_run().get("id") == before
     assert not (site.folder / "attacked").exists()

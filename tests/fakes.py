@@ -1,0 +1,96 @@
+"""Stand-ins that tests of several folders share: an HTTP server on this machine, whose answers a function gives."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request."""
+
+    method: str
+    path: str
+    headers: dict[str, str]  # by lower-case name
+    data: bytes
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def json(self) -> Any:
+        """The body; {} if there is none."""
+        return json.loads(self.data or b"{}")
+
+
+class HttpServer(ThreadingHTTPServer):
+    """It keeps every request, and counts how many it answers at once."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer  # may be replaced while it serves
+        self.asked: list[Asked] = []
+        self.most = 0  # requests answered at once
+        self._now = 0
+        self._lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def answer_to(self, asked: Asked) -> Any:
+        with self._lock:
+            self.asked.append(asked)
+            self._now += 1
+            self.most = max(self.most, self._now)
+        try:
+            return self.answer(asked) if callable(self.answer) else self.answer
+        finally:
+            with self._lock:
+                self._now -= 1
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HttpServer
+
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name.lower(): text for name, text in self.headers.items()}
+        answer = self.server.answer_to(Asked(self.command, self.path, headers, data))
+        if answer is None:
+            return
+        status, headers, value = (
+            answer if isinstance(answer, tuple) else (answer, {}, b"") if isinstance(answer, int) else (200, {}, answer)
+        )
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PUT = do_DELETE = do_POST
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def http_server(answer: Any | Callable[[Asked], Any] = 200) -> Iterator[HttpServer]:
+    """Serve until the block ends.
+
+    Args:
+        answer: a status, or bytes or JSON with status 200, or (status, headers, bytes or JSON), or a function of the
+            request that gives one. None closes the connection without an answer; a delay is a sleep in the function.
+    """
+    with HttpServer(answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
