@@ -184,7 +184,7 @@ def send_feedback(feedback: Feedback, store: Path) -> None:
 
             with tracking_at(uri):
                 traces: dict[str, str] = {}  # a question may have several verdicts
-                for row in feedback.untold():
+                for row in feedback.unsynced():
                     trace = traces[row["id"]] = (
                         row["trace"] or traces.get(row["id"]) or _question_trace(client, place, row)
                     )
@@ -194,10 +194,10 @@ def send_feedback(feedback: Feedback, store: Path) -> None:
                         mlflow.log_expectation(
                             trace_id=trace, name="expected_response", value=row["sql"], source=source
                         )
-                    feedback.told(row["number"], row["id"], trace)
-                for trace in feedback.gone():
+                    feedback.mark_synced(row["number"], row["id"], trace)
+                for trace in feedback.deleted_traces():
                     client.delete_traces(place, trace_ids=[trace])
-                    feedback.forgotten(trace)
+                    feedback.forget_trace(trace)
         except SqltrainError:
             raise
         except Exception as error:  # MLflow's stores have error trees of their own
@@ -225,8 +225,8 @@ def _question_trace(client: MlflowClient, place: str, row: dict[str, Any]) -> st
 
 
 def main() -> None:
-    """Tell MLflow of a folder's verdicts; what is wrong is one line."""
-    feedback = Feedback.of(Path(sys.argv[1]))
+    """Send a folder's verdicts to MLflow; a failure is one line."""
+    feedback = Feedback(Path(sys.argv[1]), create=False)
     try:
         send_feedback(feedback, Path(sys.argv[2]))
     except SqltrainError as error:

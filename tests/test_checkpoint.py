@@ -106,7 +106,7 @@ def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_p
     with pytest.raises(DataError, match=r"grpo/k1 is damaged: model/model\.safetensors is not what was written"):
         asking.ask(*named, print)
     with pytest.raises(DataError, match="is damaged"):
-        models.opened(str(folder), "miniature", [], store)
+        models.open_model(str(folder), "miniature", [], store)
 
 
 def test_a_checkpoint_from_elsewhere_has_no_digests(checkpoint: Path) -> None:

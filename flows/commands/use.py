@@ -43,7 +43,7 @@ from pipelines.serving import models
 from pipelines.serving.access import Access, read_keys
 from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.feedback import Feedback
-from pipelines.serving.models import CHAMPION, KINDS, Served, champion_of
+from pipelines.serving.models import CHAMPION, KINDS, CurrentModel, champion_of
 from pipelines.sql.dialects.dialect import of_address
 
 app = typer.Typer()
@@ -173,7 +173,7 @@ def ask(
     """
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
         rest, store = split(overrides)
-        opened = models.opened(model, recipe or models.SPOKEN, rest, store)
+        opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)
         asking.ask(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
     folder = None if model is None else folder_of(Path(model))
@@ -214,22 +214,22 @@ def serve(
     try:
         import uvicorn
 
-        from pipelines.serving.http_server import Service, tend
-        from pipelines.serving.web import check_address, check_place
+        from pipelines.serving.http_server import Service, prune_and_sync_feedback
+        from pipelines.serving.web import require_bindable, require_keys
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
     rest, store = split(overrides)
     where = named.find(database)
     access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
-    check_address(host, access)
-    check_place(host, port)
+    require_keys(host, access)
+    require_bindable(host, port)
     if model is None:
         names = [name for name, ledger in ledgers(store).items() if ledger.champion() is not None]
         if len(names) != 1:
             reason = f"{len(names)} recipes have a champion" if names else "no recipe has a champion"
             raise UserError(f"{reason} in {store.root}", f"Pass --model with {KINDS}.")
         model = CHAMPION + names[0]
-    served = Served(model, recipe, rest, store)
+    served = CurrentModel(model, recipe, rest, store)
     folder = store.root / "serve" / where.database.id
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     with where.sql(served().recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
@@ -237,14 +237,14 @@ def serve(
         schema = where.schema(sql, shown.schema_values, shown.schema_descriptions)
         agent = Agent(where, sql, schema, served, QuestionBudget(seconds, rows))
         kept = None if feedback is None else Feedback(feedback, keep_days)
-        beside: list[Callable[[], Awaitable[None]]] = [served.follow]
+        background: list[Callable[[], Awaitable[None]]] = [served.follow]
         if kept is not None:
-            beside.append(functools.partial(tend, kept, store.root))
-        service = Service(agent, access, folder / "questions.jsonl", kept, beside)
+            background.append(functools.partial(prune_and_sync_feedback, kept, store.root))
+        service = Service(agent, access, folder / "questions.jsonl", kept, background)
         with contextlib.suppress(ImportError):  # of the extra that speaks to MCP clients
-            from pipelines.serving.mcp_server import McpEndpoint
+            from pipelines.serving.mcp_server import add_mcp
 
-            service.mcp = McpEndpoint(service)
+            add_mcp(service)
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         say(f"{plain(where.database.id)} answered by {plain(served().name)}: {address} (stop with Ctrl-C)")
         say(f"OpenAI's protocol: {address}/v1    audit log: {folder / 'questions.jsonl'}")
@@ -310,7 +310,7 @@ def mcp(
     recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
     store: Where = None,
 ) -> None:
-    """Serve the sandboxed SQL tool to any MCP client, and the agent beside it.
+    """Serve the sandboxed SQL tool to any MCP client, and the agent background it.
 
     Examples:
 
@@ -326,7 +326,7 @@ def mcp(
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[mcp]'") from None
     served = None
     if model is not None:
-        served = Served(model, recipe, [], split([] if store is None else [f"store={store}"])[1])
+        served = CurrentModel(model, recipe, [], split([] if store is None else [f"store={store}"])[1])
     serve_tool(databases, Execution(), rows, port, served, None if served is None else served.follow)
 
 
@@ -354,10 +354,10 @@ def serve_environment(
         import uvicorn
 
         from pipelines.environment.openenv import app as openenv_app
-        from pipelines.serving.web import check_place
+        from pipelines.serving.web import require_bindable
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[openenv]'") from None
-    check_place("127.0.0.1", port)
+    require_bindable("127.0.0.1", port)
     served = openenv_app(recipe, overrides or [], databases, sessions, idle, workers)
     say(f"episodes of {plain(recipe)}: http://127.0.0.1:{port} (stop with Ctrl-C)")
     uvicorn.run(served, port=port, log_level="warning", timeout_graceful_shutdown=5)
@@ -372,7 +372,7 @@ def feedback_export(
 
     Example: sqltrain feedback export feedback > feedback.jsonl
     """
-    for row in Feedback.of(folder).export(user):
+    for row in Feedback(folder, create=False).export(user):
         typer.echo(json.dumps(row))
 
 
@@ -386,7 +386,7 @@ def feedback_delete(
 
     Example: sqltrain feedback delete feedback --user ada
     """
-    count = Feedback.of(folder).delete(user)
+    count = Feedback(folder, create=False).delete(user)
     if as_json:
         emit({"deleted": count})
     else:

@@ -13,7 +13,7 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import append_durably, read_lines, try_lock, write_atomic, writing
 from pipelines.core.types import SQL, from_dict, is_sayable, to_dict
 from pipelines.review.items import TOLD, Item
-from pipelines.serving.feedback import now
+from pipelines.serving.feedback import utc_time
 
 Choice = Literal["accepted", "mended", "rejected", "open"]
 
@@ -246,7 +246,7 @@ class Review:
             self._demand(texts["reason"], "Say why: the reason is kept.")
         if choice != "mended":
             texts |= {"question": "", "sql": "", "evidence": ""}
-        return Decision(item.key, item.example.id, choice, now(), **texts)
+        return Decision(item.key, item.example.id, choice, utc_time(), **texts)
 
     @staticmethod
     def _demand(text: str, hint: str) -> None:

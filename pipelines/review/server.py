@@ -16,8 +16,8 @@ from starlette.routing import Route
 from pipelines.core.errors import ResourceError
 from pipelines.review.decisions import Review
 from pipelines.serving.access import Access, Denied
-from pipelines.serving.agent import event
-from pipelines.serving.web import body_of, guarded, page, while_there
+from pipelines.serving.agent import result_event
+from pipelines.serving.web import body_of, guarded, page, while_connected
 from pipelines.sql.engine import SqlEngine
 
 PAGE = Path(__file__).with_name("page.html")
@@ -68,17 +68,17 @@ class ReviewApp:
         item, sql = self.review.item(body.get("key")), body.get("sql")
         if not isinstance(sql, str) or not sql.strip():
             raise Denied(400, "there is no SQL yet")
-        result = await while_there(request, self.sql.execute(item.example.database, sql, ROWS))
-        return JSONResponse(event(sql, result))
+        result = await while_connected(request, self.sql.execute(item.example.database, sql, ROWS))
+        return JSONResponse(result_event(sql, result))
 
     async def _decide(self, request: Request, user: str) -> Response:
         decision = self.review.check(await body_of(request))
         if decision.choice in ("accepted", "mended"):
             example = self.review.item(decision.key).example
             sql = decision.sql or example.gold_sql
-            result = await while_there(request, self.sql.execute(example.database, sql, 1))
+            result = await while_connected(request, self.sql.execute(example.database, sql, 1))
             if not result.ok:
-                raise Denied(400, f"not kept: {event(sql, result)['message']}")
+                raise Denied(400, f"not kept: {result_event(sql, result)['message']}")
         self.review.keep(decision)
         return JSONResponse({"choice": decision.choice, "counts": self.review.counts()})
 

@@ -1,11 +1,12 @@
-"""Who may ask, and how much: keys, questions a minute and at once, by user."""
+"""Access to a server: API keys, and each user's limits of questions a minute and at a time."""
 
 import hashlib
 import hmac
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.errors import DataError
@@ -16,23 +17,18 @@ SHORTEST_KEY = 16
 MINUTE = 60.0
 
 
+@dataclass(eq=False)
 class Denied(Exception):
-    """A request that is not served.
+    """A refused request: its HTTP status and one plain line."""
 
-    Args:
-        status: of HTTP.
-        message: one plain line.
-        wait_s: seconds after which it may be sent again; 0 where waiting does not help.
-    """
-
-    def __init__(self, status: int, message: str, wait_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.status, self.message, self.wait_s = status, message, wait_s
+    status: int
+    message: str
+    wait_s: float = 0.0  # after which the same request may succeed; 0 if waiting does not help
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Keys by user, from a YAML file."""
-    hint = f"Each line is USER: KEY, with a key of {SHORTEST_KEY} signs or more."
+    """Read the API keys by user from a YAML file."""
+    hint = f"Each line is USER: KEY, with a key of at least {SHORTEST_KEY} characters."
     keys = {str(user): str(key) for user, key in read_yaml(path).items()}
     if not keys or any(len(key) < SHORTEST_KEY or not key.isascii() for key in keys.values()):
         raise DataError(f"{path} holds no keys, or a short one", hint)
@@ -42,13 +38,13 @@ def read_keys(path: Path) -> dict[str, str]:
 
 
 class Access:
-    """Keys and limits.
+    """The API keys of a server and the limits of its users.
 
     Args:
-        keys: by user; {} lets anybody in who reaches the server.
+        keys: by user; {} admits anybody who reaches the server.
         per_minute: questions that a user may begin in a minute.
         at_once: questions of a user that may run at a time.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -58,22 +54,19 @@ class Access:
         at_once: int = 8,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._users = {_digest(key): user for user, key in keys.items()}
+        self.is_open = not keys
+        self._users = {hashlib.sha256(key.encode("utf-8", "replace")).digest(): user for user, key in keys.items()}
         self._per_minute, self._at_once, self._clock = per_minute, at_once, clock
-        self._begun: dict[str, deque[float]] = {}
-        self._running: dict[str, int] = {}
-
-    @property
-    def is_open(self) -> bool:
-        """Whether no key is asked for."""
-        return not self._users
+        self._begun: defaultdict[str, deque[float]] = defaultdict(deque)
+        self._running: Counter[str] = Counter()
 
     def user(self, authorization: str) -> str:
-        """The user of an `Authorization: Bearer KEY` header."""
+        """Return the user of an `Authorization: Bearer KEY` header."""
         if self.is_open:
             return ANYBODY
         scheme, _, key = authorization.partition(" ")
-        key_digest = _digest(key.strip())
+        # Digests are compared, all of them and in constant time: the time of a refusal says nothing about a key.
+        key_digest = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
         users = [user for digest, user in self._users.items() if hmac.compare_digest(digest, key_digest)]
         if scheme.lower() != "bearer" or not users:
             raise Denied(401, "no such API key")
@@ -81,21 +74,17 @@ class Access:
 
     @contextmanager
     def question(self, user: str) -> Iterator[None]:
-        """A question of a user runs."""
-        now, begins = self._clock(), self._begun.setdefault(user, deque())
+        """Count a user's question against the limits while it runs."""
+        now, begins = self._clock(), self._begun[user]
         while begins and begins[0] <= now - MINUTE:
             begins.popleft()
         if len(begins) >= self._per_minute:
             raise Denied(429, f"at most {self._per_minute} questions a minute", begins[0] + MINUTE - now)
-        if self._running.get(user, 0) >= self._at_once:
+        if self._running[user] >= self._at_once:
             raise Denied(429, f"at most {self._at_once} questions at a time", 1.0)
         begins.append(now)
-        self._running[user] = self._running.get(user, 0) + 1
+        self._running[user] += 1
         try:
             yield
         finally:
             self._running[user] -= 1
-
-
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()

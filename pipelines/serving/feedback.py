@@ -1,11 +1,9 @@
-"""What was asked and what people said of the answers: kept if its owner wants it, for export, deletion, and the night.
+"""Served questions and their users' verdicts: kept if the owner wants it, for export, deletion and the nightly run.
 
 In the folder, `feedback.sqlite` has each question with its events and each verdict, until their days are over or their
 user deletes them. Answers that a person confirmed or mended are lines of `inbox/serve.jsonl`, which a night reads
 (`nightly.inbox=FOLDER/inbox`). Several processes may use one folder: a server, and the commands of `sqltrain feedback`.
 """
-
-from __future__ import annotations
 
 import json
 import sqlite3
@@ -23,7 +21,8 @@ FILE, INBOX = "feedback.sqlite", Path("inbox", "serve.jsonl")
 DAY_S = 86_400
 BUSY_S = 20.0  # that another process may take
 TRIM_MS = 50  # for readers to end before the log is emptied: meanwhile nobody can write, and a server would stand still
-# What a question leaves goes with it; its trace in MLflow is noted as one to delete.
+# A deleted question takes its verdicts and its line of the inbox (`lesson`) along; its MLflow trace goes into `gone`,
+# to be deleted there. `told` marks a verdict that MLflow has. These names stay: folders of users have such tables.
 TABLES = """
 CREATE TABLE IF NOT EXISTS asked (
     id TEXT PRIMARY KEY, at TEXT NOT NULL, user TEXT NOT NULL, question TEXT NOT NULL, evidence TEXT NOT NULL,
@@ -43,27 +42,27 @@ CREATE TRIGGER IF NOT EXISTS forget AFTER DELETE ON asked WHEN old.trace IS NOT 
 """
 
 
-def stamp(seconds: float) -> str:
-    """A moment in seconds since 1970, as text in UTC; earlier moments are smaller texts."""
+def utc_time(seconds: float | None = None) -> str:
+    """A moment in seconds since 1970 (None: now) as text in UTC; earlier moments are smaller texts."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def now() -> str:
-    """This moment."""
-    return stamp(time.time())
 
 
 class Feedback:
     """A folder of feedback; close it.
 
     Args:
-        days: after which a question and what was said of it are removed by `prune`; None keeps them.
+        days: after which `prune` removes a question and its verdicts; None keeps them.
         clock: seconds since 1970.
+        create: make the folder if there is none.
     """
 
-    def __init__(self, folder: Path, days: int | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, days: int | None = None, clock: Callable[[], float] = time.time, create: bool = True
+    ) -> None:
+        if not create and not (folder / FILE).is_file():
+            raise DataError(f"no feedback in {folder}", "Pass the folder that sqltrain serve --feedback was given.")
         self.folder, self.days, self._clock = folder, days, clock
-        with _said(folder):
+        with _file_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / FILE
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -72,50 +71,45 @@ class Feedback:
                 self._db.execute(f"PRAGMA {pragma}")
             self._db.executescript(TABLES)
 
-    @classmethod
-    def of(cls, folder: Path) -> Feedback:
-        """The feedback that a folder holds."""
-        if not (folder / FILE).is_file():
-            raise DataError(f"no feedback in {folder}", "Pass the folder that sqltrain serve --feedback was given.")
-        return cls(folder)
-
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def keep(
         self, id: str, user: str, question: str, evidence: str, model: str, database: str, events: Sequence[Event]
     ) -> None:
-        """Note a question and what became of it.
+        """Insert a question with its events.
 
         Args:
             database: its file or its address without a password, as a night finds it.
         """
-        row = (id, stamp(self._clock()), user, question, evidence, model, database, json.dumps(list(events)))
+        row = (id, utc_time(self._clock()), user, question, evidence, model, database, json.dumps(list(events)))
         with self._change() as db:
             db.execute("INSERT INTO asked VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
 
     def decide(self, id: str, user: str, good: bool, sql: str | None) -> bool:
-        """Note what a person said of an answer, and hand what is right to the night; returns whether it was.
+        """Insert a user's verdict on an answer, and put the right SQL into the inbox; returns whether there is one.
 
         Args:
-            sql: the right SQL, which was run before; None to say nothing of it.
+            sql: the right SQL, which ran before; None if the user wrote none.
         """
         with self._change(inbox=True) as db:
-            question = db.execute("SELECT * FROM asked WHERE id = ? AND user = ?", (id, user)).fetchone()
-            if question is None:
+            asked = db.execute("SELECT * FROM asked WHERE id = ? AND user = ?", (id, user)).fetchone()
+            if asked is None:
                 raise DataError("no such question", "Only one's own questions can be judged.")
-            verdict = (id, stamp(self._clock()), good, sql)
+            verdict = (id, utc_time(self._clock()), good, sql)
             db.execute("INSERT INTO verdict (id, at, good, sql) VALUES (?, ?, ?, ?)", verdict)
-            db.execute("DELETE FROM lesson WHERE id = ?", (id,))  # the last word counts
-            answers = [event["sql"] for event in json.loads(question["events"]) if event["type"] == "answer"]
+            db.execute("DELETE FROM lesson WHERE id = ?", (id,))  # the last verdict counts
+            answers = [event["sql"] for event in json.loads(asked["events"]) if event["type"] == "answer"]
             right = sql or (answers[-1] if good and answers else None)
             if right is not None:
-                db.execute("INSERT INTO lesson VALUES (?, ?)", (id, _lesson(question, right)))
+                row = {"id": id, "question": asked["question"], "database": asked["database"], "sql": right}
+                evidence = {"evidence": asked["evidence"]} if asked["evidence"] else {}
+                db.execute("INSERT INTO lesson VALUES (?, ?)", (id, json.dumps(row | evidence)))
         return right is not None
 
     def export(self, user: str | None = None) -> Iterator[dict[str, Any]]:
-        """All that is kept of a user, or of all users: each question with what was said of it.
+        """All rows of a user, or of all users: each question with its verdicts.
 
         However slowly the rows are taken, no reading is left open: it would keep what is deleted meanwhile in the log.
         """
@@ -126,110 +120,90 @@ class Feedback:
                 yield {**row, "events": json.loads(row["events"]), "verdicts": user_verdicts}
 
     def delete(self, user: str) -> int:
-        """Remove all that is kept of a user, from the inbox too; returns the number of questions.
+        """Remove all rows of a user, from the inbox too; returns the number of questions.
 
         What a night has taken already is in its batches, and stays there.
         """
-        return self._remove("user = ?", user)
+        with self._change(inbox=True, trim=True) as db:
+            return db.execute("DELETE FROM asked WHERE user = ?", (user,)).rowcount
 
     def prune(self) -> int:
         """Remove what is older than `days`, from the inbox too, and what a reader has kept in the log of all that was
         deleted before; returns the number of questions.
         """
-        if self.days is not None and (count := self._remove("at < ?", stamp(self._clock() - self.days * DAY_S))):
-            return count
-        self._trim()
-        return 0
+        oldest = "" if self.days is None else utc_time(self._clock() - self.days * DAY_S)  # no moment is before ""
+        with self._change(inbox=True, trim=True) as db:
+            return db.execute("DELETE FROM asked WHERE at < ?", (oldest,)).rowcount
 
-    def has_news(self) -> bool:
-        """Whether there is something that MLflow was not told."""
-        news = "SELECT EXISTS (SELECT 1 FROM verdict WHERE NOT told) OR EXISTS (SELECT 1 FROM gone) AS news"
-        return any(row["news"] for row in self._read(news))
+    def has_unsynced(self) -> bool:
+        """Whether MLflow lacks a verdict, or has a trace whose question was deleted."""
+        unsynced = "SELECT EXISTS (SELECT 1 FROM verdict WHERE NOT told) OR EXISTS (SELECT 1 FROM gone) AS unsynced"
+        return any(row["unsynced"] for row in self._read(unsynced))
 
-    def untold(self) -> list[dict[str, Any]]:
-        """Verdicts that MLflow was not told, each with its question; the oldest first."""
+    def unsynced(self) -> list[dict[str, Any]]:
+        """Verdicts that MLflow lacks, each with its question; the oldest first."""
         rows = self._read(
             "SELECT asked.*, number, good, sql FROM verdict JOIN asked USING (id) WHERE NOT told ORDER BY number"
         )
         return [{**row, "good": bool(row["good"]), "events": json.loads(row["events"])} for row in rows]
 
-    def told(self, number: int, id: str, trace: str) -> None:
-        """MLflow was told of a verdict, on the question's trace."""
+    def mark_synced(self, number: int, id: str, trace: str) -> None:
+        """Record that MLflow has a verdict, on the question's trace."""
         with self._change() as db:
             db.execute("UPDATE verdict SET told = 1 WHERE number = ?", (number,))
             if not db.execute("UPDATE asked SET trace = ? WHERE id = ?", (trace, id)).rowcount:
-                db.execute("INSERT OR IGNORE INTO gone VALUES (?)", (trace,))  # its user was faster
+                db.execute("INSERT OR IGNORE INTO gone VALUES (?)", (trace,))  # its user deleted it meanwhile
 
-    def gone(self) -> list[str]:
-        """Traces whose questions are gone."""
+    def deleted_traces(self) -> list[str]:
+        """Traces whose questions were deleted."""
         return [str(row["trace"]) for row in self._read("SELECT trace FROM gone")]
 
-    def forgotten(self, trace: str) -> None:
-        """MLflow has deleted a trace."""
+    def forget_trace(self, trace: str) -> None:
+        """Record that MLflow has deleted a trace."""
         with self._change() as db:
             db.execute("DELETE FROM gone WHERE trace = ?", (trace,))
 
-    def _remove(self, condition: str, value: str) -> int:
-        with self._change(inbox=True) as db:
-            count = db.execute(f"DELETE FROM asked WHERE {condition}", (value,)).rowcount
-        if count:
-            self._trim()
-        return count
-
-    def _trim(self) -> None:
-        """Empty the log, which still holds what was deleted; where somebody reads just now, the next `prune` does."""
-        log = self.folder / f"{FILE}-wal"
-        if not log.is_file() or not log.stat().st_size:
-            return
-        with _said(self.folder):
-            self._db.execute(f"PRAGMA busy_timeout={TRIM_MS}")
-            try:
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            finally:
-                self._db.execute(f"PRAGMA busy_timeout={int(BUSY_S * 1000)}")
-
     def _read(self, sql: str, *values: str | None) -> list[dict[str, Any]]:
-        with _said(self.folder), closing(self._db.execute(sql, values)) as rows:
+        with _file_errors(self.folder), closing(self._db.execute(sql, values)) as rows:
             return [dict(row) for row in rows]
 
     @contextmanager
-    def _change(self, inbox: bool = False) -> Iterator[sqlite3.Connection]:
-        """A change of all or nothing, which no other process's change comes between; `inbox`: of the file, too."""
-        with _said(self.folder):
+    def _change(self, inbox: bool = False, trim: bool = False) -> Iterator[sqlite3.Connection]:
+        """A transaction, which no other process's change comes between.
+
+        Args:
+            inbox: write the inbox, too.
+            trim: then empty the log, which still holds deleted text; while another process reads, the next trim does.
+        """
+        with _file_errors(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
                 if inbox:
-                    self._write_inbox()
+                    last = {}  # of several users' answers to one question the last one counts
+                    for (line,) in self._db.execute("SELECT line FROM lesson ORDER BY rowid"):
+                        row = json.loads(line)
+                        last[row["database"], row["question"], row.get("evidence", "")] = line
+                    path, text = self.folder / INBOX, "".join(line + "\n" for line in last.values())
+                    if text != (path.read_text(encoding="utf-8") if path.is_file() else ""):
+                        path.parent.mkdir(exist_ok=True)
+                        write_atomic(path, text)
                 self._db.execute("COMMIT")
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
-
-    def _write_inbox(self) -> None:
-        path = self.folder / INBOX
-        last = {_asked(row["line"]): row["line"] for row in self._db.execute("SELECT line FROM lesson ORDER BY rowid")}
-        text = "".join(line + "\n" for line in last.values())
-        if text != (path.read_text(encoding="utf-8") if path.is_file() else ""):
-            path.parent.mkdir(exist_ok=True)
-            write_atomic(path, text)
-
-
-def _lesson(question: sqlite3.Row, sql: str) -> str:
-    """A line of the inbox."""
-    row = {"id": question["id"], "question": question["question"], "database": question["database"], "sql": sql}
-    return json.dumps(row | ({"evidence": question["evidence"]} if question["evidence"] else {}))
-
-
-def _asked(line: str) -> tuple[str, ...]:
-    """What a line of the inbox asks: of several users' answers to the same question the last one counts."""
-    row = json.loads(line)
-    return row["database"], row["question"], row.get("evidence", "")
+            log = self.folder / f"{FILE}-wal"
+            if trim and log.is_file() and log.stat().st_size:
+                self._db.execute(f"PRAGMA busy_timeout={TRIM_MS}")
+                try:
+                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                finally:
+                    self._db.execute(f"PRAGMA busy_timeout={int(BUSY_S * 1000)}")
 
 
 @contextmanager
-def _said(folder: Path) -> Iterator[None]:
-    """A file that cannot be read or written, in one line."""
+def _file_errors(folder: Path) -> Iterator[None]:
+    """Errors of reading or writing become one line."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

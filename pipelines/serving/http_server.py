@@ -13,32 +13,38 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipelines.core.types import is_sayable
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import QUESTION_CHARS, Agent, AnsweringModel, Event
-from pipelines.serving.feedback import Feedback, now
-from pipelines.serving.web import Handler, body_of, guarded, page, while_there
+from pipelines.serving.feedback import Feedback, utc_time
+from pipelines.serving.web import Handler, body_of, guarded, page, while_connected
 from pipelines.sql.audit import append
 
-# Events of the agent in the words of OpenAI's chat protocol, as its official client reads them.
-
+PAGE = Path(__file__).with_name("page.html")
 SHOWN_ROWS = 50  # of a Markdown table; `sqltrain` has all of them
+BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds of the histogram's buckets
+SYNC_S = 60.0  # between two looks at old feedback and new verdicts
+log = logging.getLogger(__name__)
+
+# Events of the agent in OpenAI's chat protocol, as its official client reads them.
 
 
-def question_of(body: Any) -> str:
-    """The question of a request: its last user message. What was said before is not part of it."""
-    messages = _list(body.get("messages") if isinstance(body, Mapping) else None)
+def question_of(body: Mapping[str, Any]) -> str:
+    """The question of a request: its last user message. Earlier messages are not part of it."""
+    messages = body.get("messages")
+    messages = messages if isinstance(messages, list) else []
     of_user = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
     content = of_user[-1].get("content") if of_user else None
     if isinstance(content, list):
@@ -50,24 +56,20 @@ def question_of(body: Any) -> str:
     return content.strip()
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def chunk(id: str, model: str, created: int, event: Event | None) -> dict[str, Any]:
     """One chunk of a stream; the last one has no event."""
-    delta = {"role": "assistant", **_said(event)} if event is not None else {}
+    delta = {"role": "assistant", **_delta(event)} if event is not None else {}
     choice = {"index": 0, "delta": delta, "finish_reason": None if event is not None else "stop", "logprobs": None}
     return {"id": id, "object": "chat.completion.chunk", "created": created, "model": model, "choices": [choice]}
 
 
 def completion(id: str, model: str, created: int, events: Sequence[Event]) -> dict[str, Any]:
-    """The whole answer at once."""
-    parts = [_said(event) for event in events]
+    """The whole answer in one response."""
+    deltas = [_delta(event) for event in events]
     message = {
         "role": "assistant",
-        "content": "".join(str(part.get("content") or "") for part in parts).strip(),
-        "reasoning_content": "\n".join(filter(None, (part.get("reasoning_content") for part in parts))),
+        "content": "".join(str(delta.get("content") or "") for delta in deltas).strip(),
+        "reasoning_content": "\n".join(filter(None, (delta.get("reasoning_content") for delta in deltas))),
         "refusal": None,
         "sqltrain": list(events),
     }
@@ -77,12 +79,8 @@ def completion(id: str, model: str, created: int, events: Sequence[Event]) -> di
     return {**whole, "choices": [choice], "usage": usage}
 
 
-def sse(value: Any) -> str:
-    """A server-sent event."""
-    return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=True)}\n\n"
-
-
-def _said(event: Event) -> dict[str, Any]:
+def _delta(event: Event) -> dict[str, Any]:
+    """An event as a message: Markdown, and the event itself for clients that know it."""
     kind = event["type"]
     if kind == "reasoning":
         return {"content": None, "reasoning_content": event["text"] + "\n", "sqltrain": event}
@@ -91,7 +89,15 @@ def _said(event: Event) -> dict[str, Any]:
     elif kind == "result":
         text = f"\n{_fenced(event['text'], '')}\n"
     elif kind == "answer":
-        text = f"\n{_fenced(event['sql'], 'sql')}\n\n{_table(event)}\n"
+        shown = [event["columns"], *event["rows"][:SHOWN_ROWS]]
+        cells = (("NULL" if cell is None else _escaped(str(cell)) for cell in row) for row in shown)
+        lines = [f"| {' | '.join(row)} |" for row in cells]
+        lines.insert(1, "|" + " --- |" * len(event["columns"]))
+        rest = len(event["rows"]) - SHOWN_ROWS
+        if event["more"] or rest > 0:
+            lines.append("\n(more rows)" if event["more"] else f"\n({rest} more rows)")
+        table = "\n".join(lines)
+        text = f"\n{_fenced(event['sql'], 'sql')}\n\n{table}\n"
     else:
         text = f"\nerror: {_escaped(event['message'])}\n"
     return {"content": text, "sqltrain": event}
@@ -103,169 +109,140 @@ def _fenced(text: str, language: str) -> str:
     return f"{'`' * ticks}{language}\n{text.strip()}\n{'`' * ticks}"
 
 
-def _table(event: Event) -> str:
-    head, rows = event["columns"], event["rows"]
-    lines = [_row(head), "|" + " --- |" * len(head), *map(_row, rows[:SHOWN_ROWS])]
-    rest = len(rows) - SHOWN_ROWS
-    more = "more rows" if event["more"] else f"{rest} more rows" if rest > 0 else ""
-    return "\n".join([*lines, *([f"\n({more})"] if more else [])])
-
-
-def _row(cells: Sequence[Any]) -> str:
-    return "| " + " | ".join("NULL" if cell is None else _escaped(str(cell)) for cell in cells) + " |"
-
-
 def _escaped(text: str) -> str:
     """Text of a database or an engine in one line of Markdown, where it can be no link, picture or tag."""
     return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", re.sub(r"\s+", " ", text))
 
 
-# Figures of a server in Prometheus' text format.
-
-BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds
-
-
+@dataclass
 class Metrics:
     """Counts since the server started."""
 
-    def __init__(self) -> None:
-        self.running = 0
-        self._outcomes: Counter[str] = Counter()
-        self._denied: Counter[int] = Counter()
-        self._seconds: list[int] = [0] * (len(BOUNDS) + 1)
-        self._sum = 0.0
-
-    def ended(self, outcome: str, seconds: float) -> None:
-        """A question ended: "answer", "error" or "left"."""
-        self._outcomes[outcome] += 1
-        self._seconds[sum(seconds > bound for bound in BOUNDS)] += 1
-        self._sum += seconds
-
-    def denied(self, status: int) -> None:
-        """A request was not served."""
-        self._denied[status] += 1
+    running: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)  # "answer", "error" or "left".
+    denied: Counter[int] = field(default_factory=Counter)  # refused requests by HTTP status.
+    buckets: Counter[int] = field(default_factory=Counter)  # ended questions by the number of `BOUNDS` below.
+    seconds: float = 0.0  # of all ended questions.
 
     def text(self, used: Mapping[str, float]) -> str:
-        """All figures.
+        """All figures in Prometheus' text format.
 
         Args:
-            used: what endpoints have taken, by kind.
+            used: by endpoints so far, by kind.
         """
         lines = ["# TYPE sqltrain_questions_running gauge", f"sqltrain_questions_running {self.running}"]
         lines.append("# TYPE sqltrain_questions_total counter")
-        lines += [f'sqltrain_questions_total{{outcome="{name}"}} {n}' for name, n in sorted(self._outcomes.items())]
+        lines += [f'sqltrain_questions_total{{outcome="{name}"}} {n}' for name, n in sorted(self.outcomes.items())]
         lines.append("# TYPE sqltrain_denied_total counter")
-        lines += [f'sqltrain_denied_total{{status="{status}"}} {n}' for status, n in sorted(self._denied.items())]
+        lines += [f'sqltrain_denied_total{{status="{status}"}} {n}' for status, n in sorted(self.denied.items())]
         lines.append("# TYPE sqltrain_question_seconds histogram")
         total = 0
-        for bound, count in zip((*BOUNDS, "+Inf"), self._seconds, strict=True):
-            total += count
+        for place, bound in enumerate((*BOUNDS, "+Inf")):
+            total += self.buckets[place]
             lines.append(f'sqltrain_question_seconds_bucket{{le="{bound}"}} {total}')
-        lines += [f"sqltrain_question_seconds_sum {self._sum:.6f}", f"sqltrain_question_seconds_count {total}"]
+        lines += [f"sqltrain_question_seconds_sum {self.seconds:.6f}", f"sqltrain_question_seconds_count {total}"]
         for name, value in sorted(used.items()):
             lines += [f"# TYPE sqltrain_endpoint_{name}_total counter", f"sqltrain_endpoint_{name}_total {value:g}"]
         return "\n".join(lines) + "\n"
 
 
-PAGE = Path(__file__).with_name("page.html")
-
-
-class MountedApp(Protocol):
-    """An ASGI application that is a part of ours."""
-
-    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """What must run around all requests."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-
-
 @dataclass
 class Service:
-    """What the routes share."""
+    """The agent behind its routes, and the state that they share."""
 
     agent: Agent
     access: Access
     audit: Path  # a JSONL file with a line for every question.
-    feedback: Feedback | None = None  # None keeps nothing of what is asked beside the audit log.
-    # run beside the server until it ends, such as the look at the ledger.
-    beside: Sequence[Callable[[], Awaitable[None]]] = ()
+    feedback: Feedback | None = None  # None keeps no question but in the audit log.
+    background: Sequence[Callable[[], Awaitable[None]]] = ()  # run beside it, such as the look at the ledger.
     metrics: Metrics = field(default_factory=Metrics)
-    mcp: MountedApp | None = None  # what is at /mcp, where the mcp extra is installed.
+    mcp: Handler | None = None  # at /mcp, if the mcp extra is installed.
+    mcp_sessions: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext  # open while requests come.
 
     def app(self) -> Starlette:
         """The application."""
-        routes = [
-            Route("/", self._page),
-            Route("/health", self._health),
-            Route("/metrics", self._guarded(self._metrics)),
-            Route("/v1/models", self._guarded(self._models)),
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-            Route("/v1/sql", self._guarded(self._sql), methods=["POST"]),
-            Route("/v1/feedback", self._guarded(self._verdict), methods=["POST"]),
-            Route("/v1/feedback", self._guarded(self._export), methods=["GET"]),
-            Route("/v1/feedback", self._guarded(self._delete), methods=["DELETE"]),
+        handlers: list[tuple[str, Handler, list[str]]] = [
+            ("/metrics", self._metrics, ["GET"]),
+            ("/v1/models", self._models, ["GET"]),
+            ("/v1/chat/completions", self._chat, ["POST"]),
+            ("/v1/sql", self._sql, ["POST"]),
+            ("/v1/feedback", self._feedback, ["GET", "POST", "DELETE"]),
         ]
         if self.mcp is not None:
-            routes.append(Route("/mcp", self.mcp))
-        return Starlette(routes=routes, lifespan=self._lifespan)
+            handlers.append(("/mcp", self.mcp, ["GET", "POST", "DELETE"]))
+        routes = [
+            Route(path, guarded(self.access, handler, self.metrics.denied), methods=methods)
+            for path, handler, methods in handlers
+        ]
+        open_routes = [Route("/", lambda _: page(PAGE)), Route("/health", self._health)]
+        return Starlette(routes=[*open_routes, *routes], lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        beside = [asyncio.ensure_future(begin()) for begin in self.beside]
-        async with contextlib.nullcontext() if self.mcp is None else self.mcp.running():
+        background = [asyncio.ensure_future(begin()) for begin in self.background]
+        async with self.mcp_sessions():
             yield
-        for task in beside:
+        for task in background:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
-        await self.agent.model.policy.close()
+        await asyncio.gather(*background, return_exceptions=True)
+        await self.agent.model().policy.close()
         if self.feedback is not None:
             self.feedback.close()
 
-    def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        return guarded(self.access, handler, self.metrics.denied)
-
-    def note(self, facts: dict[str, Any]) -> None:
-        """Write a line of the audit log."""
-        append(self.audit, [{"at": now(), **facts}])
-
-    async def _page(self, _: Request) -> Response:
-        return page(PAGE)
+    def write_audit(self, facts: dict[str, Any]) -> None:
+        """Append a line to the audit log."""
+        append(self.audit, [{"at": utc_time(), **facts}])
 
     async def _health(self, _: Request) -> Response:
-        healthy = await self.agent.is_healthy()
-        state = {"status": "ok" if healthy else "the database is away", "model": self.agent.model.name}
-        return JSONResponse(state, 200 if healthy else 503)
+        is_healthy = (await self.agent.run("SELECT 1"))["type"] == "answer"
+        state = {"status": "ok" if is_healthy else "the database is away", "model": self.agent.model().name}
+        return JSONResponse(state, 200 if is_healthy else 503)
 
     async def _metrics(self, _: Request, user: str) -> Response:
         return PlainTextResponse(self.metrics.text(self.agent.used), media_type="text/plain; version=0.0.4")
 
     async def _models(self, _: Request, user: str) -> Response:
-        entry = {"id": self.agent.model.name, "object": "model", "created": 0, "owned_by": "sqltrain"}
-        facts = {"database": self.agent.where.database.id, "feedback": self.feedback is not None}
+        entry = {"id": self.agent.model().name, "object": "model", "created": 0, "owned_by": "sqltrain"}
+        facts = {"database": self.agent.openable.database.id, "feedback": self.feedback is not None}
         return JSONResponse({"object": "list", "data": [entry], "sqltrain": facts})
 
-    async def _chat(self, request: Request, user: str) -> Response:
+    async def _chat(self, request: Request, user: str) -> ASGIApp:
         body = await body_of(request)
-        chat = Chat(self, user, question_of(body), self.agent.model)
-        allowed = contextlib.ExitStack()
-        allowed.enter_context(self.access.question(user))
-        if body.get("stream"):
-            return _Stream(chat.stream(), allowed)
-        with allowed:
-            return JSONResponse(await while_there(request, chat.whole()))
+        chat = Chat(self, user, question_of(body), self.agent.model())
+        admitted = contextlib.ExitStack()
+        admitted.enter_context(self.access.question(user))
+        if not body.get("stream"):
+            with admitted:
+                return JSONResponse(await while_connected(request, chat.whole()))
+
+        async def send_stream(scope: Scope, receive: Receive, send: Send) -> None:
+            # However its client leaves, the question ends, and its user may ask another.
+            with admitted:
+                async with contextlib.aclosing(chat.stream()) as chunks:
+                    headers = {"Cache-Control": "no-store"}
+                    response = StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
+                    await response(scope, receive, send)
+
+        return send_stream
 
     async def _sql(self, request: Request, user: str) -> Response:
         sql = (await body_of(request)).get("sql")
         if not isinstance(sql, str) or not sql.strip() or not is_sayable(sql):
             raise Denied(400, "sql must be a query")
         with self.access.question(user):
-            event = await while_there(request, self.agent.run(sql))
-        self.note({"user": user, "statements": [sql], "outcome": event["type"]})
+            event = await while_connected(request, self.agent.run(sql))
+        self.write_audit({"user": user, "statements": [sql], "outcome": event["type"]})
         return JSONResponse(event)
 
-    async def _verdict(self, request: Request, user: str) -> Response:
-        body, store = await body_of(request), self._kept()
+    async def _feedback(self, request: Request, user: str) -> Response:
+        body = await body_of(request) if request.method == "POST" else {}
+        if self.feedback is None:
+            raise Denied(404, "this server keeps no feedback; start it with --feedback FOLDER")
+        if request.method == "DELETE":
+            return JSONResponse({"deleted": self.feedback.delete(user)})
+        if request.method != "POST":
+            lines = (json.dumps(row, ensure_ascii=True) + "\n" for row in self.feedback.export(user))
+            return PlainTextResponse("".join(lines), media_type="application/jsonl")
         id, good, sql = body.get("id"), body.get("good"), body.get("sql")
         if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
             raise Denied(400, "a verdict has an id, good (true or false), and the right sql where it is known")
@@ -276,100 +253,72 @@ class Service:
                 event = await self.agent.run(sql)
             if event["type"] != "answer":
                 raise Denied(400, event["message"])
-        return JSONResponse({"for_the_night": store.decide(id, user, good, sql)})
-
-    async def _export(self, _: Request, user: str) -> Response:
-        lines = (json.dumps(row, ensure_ascii=True) + "\n" for row in self._kept().export(user))
-        return PlainTextResponse("".join(lines), media_type="application/jsonl")
-
-    async def _delete(self, _: Request, user: str) -> Response:
-        return JSONResponse({"deleted": self._kept().delete(user)})
-
-    def _kept(self) -> Feedback:
-        if self.feedback is None:
-            raise Denied(404, "this server keeps no feedback; start it with --feedback FOLDER")
-        return self.feedback
+        return JSONResponse({"for_the_night": self.feedback.decide(id, user, good, sql)})
 
 
+@dataclass
 class Chat:
     """One question of a user."""
 
-    def __init__(self, service: Service, user: str, question: str, model: AnsweringModel) -> None:
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._service, self._user, self._question, self._model = service, user, question, model
-        self._created = int(time.time())
-        self._events: list[Event] = []
+    service: Service
+    user: str
+    question: str
+    model: AnsweringModel
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    past: list[Event] = field(default_factory=list)
 
     async def stream(self) -> AsyncGenerator[str]:
-        """Server-sent events, one an event of the agent."""
+        """Server-sent events, one for each event of the agent."""
         async with contextlib.aclosing(self.events()) as events:
             async for event in events:
-                yield sse(chunk(self.id, self._model.name, self._created, event))
-        yield sse(chunk(self.id, self._model.name, self._created, None))
-        yield sse("[DONE]")
+                yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, event))}\n\n"
+        yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, None))}\n\ndata: [DONE]\n\n"
 
     async def whole(self) -> dict[str, Any]:
-        """The answer when all is done."""
+        """The completion after the last event."""
         async with contextlib.aclosing(self.events()) as events:
             async for _ in events:
                 pass
-        return completion(self.id, self._model.name, self._created, self._events)
+        return completion(self.id, self.model.name, self.created, self.past)
 
     async def events(self) -> AsyncGenerator[Event]:
-        """The agent's events, which are counted, noted in the audit log and kept as feedback."""
-        metrics, started = self._service.metrics, time.monotonic()
+        """The agent's events; at their end the question is counted, appended to the audit log and kept as feedback."""
+        service, started = self.service, time.monotonic()
+        metrics = service.metrics
         metrics.running += 1
         try:
-            async with contextlib.aclosing(self._service.agent.answer(self._question, self._model)) as events:
+            async with contextlib.aclosing(service.agent.answer(self.question, self.model)) as events:
                 async for event in events:
-                    self._events.append(event)
+                    self.past.append(event)
                     yield event
         finally:
+            seconds = time.monotonic() - started
+            last = self.past[-1] if self.past else {"type": ""}
+            outcome = last["type"] if last["type"] in ("answer", "error") else "left"
             metrics.running -= 1
-            self._note(time.monotonic() - started)
-
-    def _note(self, seconds: float) -> None:
-        last = self._events[-1] if self._events else {"type": ""}
-        outcome = last["type"] if last["type"] in ("answer", "error") else "left"
-        service = self._service
-        service.metrics.ended(outcome, seconds)
-        statements = [event["sql"] for event in self._events if "sql" in event]
-        facts = {"id": self.id, "user": self._user, "model": self._model.name, "question": self._question}
-        rows = len(last["rows"]) if outcome == "answer" else 0  # of a result on the way, `rows` is a number
-        more = {"statements": statements, "rows": rows, "ms": round(seconds * 1000, 1)}
-        service.note({**facts, **more, "outcome": outcome, "message": last.get("message")})
-        if service.feedback is not None:
-            where, model = service.agent.where, self._model.name
-            evidence = where.example(self._question).evidence
-            service.feedback.keep(self.id, self._user, self._question, evidence, model, where.address, self._events)
+            metrics.outcomes[outcome] += 1
+            metrics.buckets[sum(seconds > bound for bound in BOUNDS)] += 1
+            metrics.seconds += seconds
+            facts = {"id": self.id, "user": self.user, "model": self.model.name, "question": self.question}
+            rows = len(last["rows"]) if outcome == "answer" else 0  # of an intermediate result, `rows` is a number
+            statements = [event["sql"] for event in self.past if "sql" in event]
+            more = {"statements": statements, "rows": rows, "ms": round(seconds * 1000, 1)}
+            service.write_audit({**facts, **more, "outcome": outcome, "message": last.get("message")})
+            if service.feedback is not None:
+                openable, model = service.agent.openable, self.model.name
+                evidence = openable.example(self.question).evidence
+                service.feedback.keep(self.id, self.user, self.question, evidence, model, openable.address, self.past)
 
 
-class _Stream(StreamingResponse):
-    """A stream that ends its question, and gives its user's place free, however its client leaves."""
-
-    def __init__(self, chunks: AsyncGenerator[str], allowed: contextlib.ExitStack) -> None:
-        super().__init__(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._chunks, self._allowed = chunks, allowed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        with self._allowed:
-            async with contextlib.aclosing(self._chunks):
-                await super().__call__(scope, receive, send)
-
-
-# Beside the server: what is kept of questions.
-
-TEND_S = 60.0  # between two looks at old feedback and new verdicts
-log = logging.getLogger(__name__)
-
-
-async def tend(feedback: Feedback, store: Path) -> None:
+async def prune_and_sync_feedback(feedback: Feedback, store: Path) -> None:
     """Remove feedback whose days are over, and log verdicts in MLflow if the store is tracked, until cancelled."""
     while True:
         try:
             feedback.prune()
-            if is_tracked(store) and feedback.has_news():
+            # MLflow records what happens on a store if it is installed, and has a server or a file there.
+            place = os.environ.get("MLFLOW_TRACKING_URI") or (store / "mlflow.db").is_file()
+            if place and importlib.util.find_spec("mlflow") is not None and feedback.has_unsynced():
                 # In a process of its own: MLflow takes seconds to import, and memory that this one never gets back.
                 command = [sys.executable, "-m", "tasks.episodes", str(feedback.folder), str(store)]
                 nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE
@@ -381,13 +330,7 @@ async def tend(feedback: Feedback, store: Path) -> None:
                         process.kill()
                 if process.returncode:
                     lines = output.decode(errors="replace").splitlines() or ["no reason"]
-                    log.warning("MLflow was not told of verdicts, and will be: %s", plain(lines[-1]))
+                    log.warning("verdicts were not sent to MLflow, and will be: %s", plain(lines[-1]))
         except Exception as error:  # of MLflow's library, too: the next round must come
-            log.warning("feedback was not tended: %s", error or type(error).__name__)
-        await asyncio.sleep(TEND_S)
-
-
-def is_tracked(store: Path) -> bool:
-    """Whether MLflow records what happens on a store: it is installed, and has a server or a file there."""
-    place = os.environ.get("MLFLOW_TRACKING_URI") or (store / "mlflow.db").is_file()
-    return bool(place) and importlib.util.find_spec("mlflow") is not None
+            log.warning("feedback was neither pruned nor sent: %s", error or type(error).__name__)
+        await asyncio.sleep(SYNC_S)

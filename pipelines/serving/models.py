@@ -1,4 +1,4 @@
-"""What answers: a checkpoint, the champion of a recipe's nights, a model behind an endpoint, or a script."""
+"""The answering model: a checkpoint, the champion of a recipe's nights, a model behind an endpoint, or a script."""
 
 import asyncio
 import logging
@@ -16,26 +16,32 @@ from pipelines.serving.agent import AnsweringModel
 
 ENDPOINT, SCRIPT, CHAMPION = "endpoint:", "script:", "champion:"
 KINDS = "a checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl"
-SPOKEN = "sql_trail"  # the recipe whose protocol an endpoint or a script speaks, unless another is named
+DEFAULT_RECIPE = "sql_trail"  # gives an endpoint or a script its protocol, unless another is named
 SLOTS = 16  # episodes that a model in this process decodes together
 ANY = "*"  # the question of a script's line that answers all others
 LOOK_S = 2.0  # between two looks at the ledger
 log = logging.getLogger(__name__)
 
 
-def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> AnsweringModel:
-    """The model that a policy's text names.
+def open_model(text: str, recipe: str, overrides: Sequence[str], store: Store) -> AnsweringModel:
+    """Open the model that a text names.
 
     Args:
-        recipe: whose protocol an endpoint or a script speaks; a checkpoint has a card that says so.
+        recipe: gives an endpoint or a script its protocol; a checkpoint has it on its card.
     """
+    if text.startswith(ENDPOINT):
+        from pipelines.endpoints.client import endpoint
+        from pipelines.protocols.base import build
+        from pipelines.teachers.policy import OpenAIPolicy
+
+        name, loaded = text.removeprefix(ENDPOINT), recipes.load(recipe, overrides)
+        entry = endpoint(name)
+        return AnsweringModel(name, OpenAIPolicy(entry, name, entry.concurrency, None, build(loaded.protocol)), loaded)
+    if text.startswith(SCRIPT):
+        return AnsweringModel("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
     if text.startswith(CHAMPION):
         champion = champion_of(store, text.removeprefix(CHAMPION))
         return _checkpoint(store.folder(champion.stage, champion.key) / "model", recipe, overrides, champion.key)
-    if text.startswith(ENDPOINT):
-        return _endpoint(text.removeprefix(ENDPOINT), recipe, overrides)
-    if text.startswith(SCRIPT):
-        return AnsweringModel("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
     folder = folder_of(Path(text)).resolve()
     return _checkpoint(folder, recipe, overrides, folder.parent.name if folder.name == "model" else folder.name)
 
@@ -74,48 +80,38 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
     return AnsweringModel(name, local_policy(str(folder), loaded), loaded)
 
 
-def _endpoint(name: str, recipe: str, overrides: Sequence[str]) -> AnsweringModel:
-    from pipelines.endpoints.client import endpoint
-    from pipelines.teachers.policy import OpenAIPolicy
-
-    loaded = recipes.load(recipe, overrides)
-    from pipelines.protocols.base import build
-
-    entry = endpoint(name)
-    return AnsweringModel(name, OpenAIPolicy(entry, name, entry.concurrency, None, build(loaded.protocol)), loaded)
-
-
 def script(path: Path) -> Policy:
     """A policy from a file: a JSON object a line, with a `question` ("*" for any other) and its `turns`."""
     turns: dict[str, list[str]] = {}
-    for number, row in read_lines(path, 'Each line is {"question": "...", "turns": ["..."]}.'):
-        script = row.get("turns") if isinstance(row, dict) else None
-        if not isinstance(script, list) or not script or not all(isinstance(turn, str) for turn in script):
-            raise DataError(f"{path}, line {number}: no turns", 'Each line is {"question": "...", "turns": ["..."]}.')
-        turns[str(row.get("question"))] = script
+    hint = 'Each line is {"question": "...", "turns": ["..."]}.'
+    for number, row in read_lines(path, hint):
+        lines = row.get("turns") if isinstance(row, dict) else None
+        if not isinstance(lines, list) or not lines or not all(isinstance(turn, str) for turn in lines):
+            raise DataError(f"{path}, line {number}: no turns", hint)
+        turns[str(row.get("question"))] = lines
 
-    def say(request: Request) -> str:
+    def reply(request: Request) -> str:
         lines = turns.get(request.example.question) or turns.get(ANY)
         if lines is None:
             raise RecipeError("the script has no line for this question", f'Add one, or a line for "{ANY}".')
         return lines[min(request.turn, len(lines) - 1)]
 
-    return ScriptedPolicy(say, "script")
+    return ScriptedPolicy(reply, "script")
 
 
-class Served:
-    """The model that answers now; a promotion or a rollback is picked up between two questions.
+class CurrentModel:
+    """The model that answers now: a promotion or a rollback replaces it between two questions.
 
     Args:
-        text: see `opened`.
+        text: see `open_model`.
     """
 
     def __init__(self, text: str, recipe: str, overrides: Sequence[str], store: Store) -> None:
         self._given = (text, recipe, tuple(overrides), store)
-        self._model = opened(text, recipe, overrides, store)
+        self._model = open_model(text, recipe, overrides, store)
 
     def __call__(self) -> AnsweringModel:
-        """What answers from now on."""
+        """The model for the next question."""
         return self._model
 
     async def follow(self) -> None:
@@ -128,7 +124,7 @@ class Served:
             try:
                 key = champion_of(store, text.removeprefix(CHAMPION)).key
                 if key != self._model.name:
-                    self._model = await asyncio.to_thread(opened, *self._given)
+                    self._model = await asyncio.to_thread(open_model, *self._given)
                     log.warning("the champion is %s now", key)
             except Exception as error:  # a full memory, too: who serves must go on looking
                 log.warning("the champion before goes on serving: %s", error or type(error).__name__)

@@ -8,25 +8,27 @@ import ipaddress
 import json
 import re
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp
 
 from pipelines.core.errors import SqltrainError, UserError
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 
-PARTS = tuple(Path(__file__).with_name(name) for name in ("common.css", "common.js"))  # of every page
+SHARED_FILES = tuple(Path(__file__).with_name(name) for name in ("common.css", "common.js"))  # parts of every page
 LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
 BODY_BYTES = 1_000_000
 LOOK_S = 0.1  # between two looks whether the client is still there
-Handler = Callable[[Request, str], Awaitable[Response]]
+Handler = Callable[[Request, str], Awaitable[ASGIApp]]  # of a request and its user; returns the response
 
 
-def check_address(host: str, access: Access) -> None:
+def require_keys(host: str, access: Access) -> None:
     """Refuse to be reached from other machines without a key."""
     try:
         is_local = ipaddress.ip_address(host).is_loopback
@@ -36,69 +38,62 @@ def check_address(host: str, access: Access) -> None:
         raise UserError(f"{host} can be reached from other machines", "Pass --keys FILE with a line USER: KEY each.")
 
 
-def check_place(host: str, port: int) -> None:
+def require_bindable(host: str, port: int) -> None:
     """Refuse an address that this machine cannot listen at, before anything is loaded and announced."""
     reason = ""
     try:
-        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             try:
                 with socket.socket(family, kind, protocol) as trial:
                     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    trial.bind(place)
+                    trial.bind(address)
                 return
             except OSError as error:
                 reason = reason or error.strerror or str(error)
-    except (OSError, UnicodeError) as error:  # a name that is none, such as one of 100 letters
+    except (OSError, UnicodeError) as error:  # an invalid name, such as one of 100 letters
         reason = getattr(error, "strerror", None) or "no such host"
     raise UserError(f"cannot listen at {plain(host)}, port {port}: {reason}", "Pass another --host or --port.")
 
 
 def guarded(
-    access: Access, handler: Handler, on_denied: Callable[[int], None] = lambda status: None
+    access: Access, handler: Handler, denied_by_status: Counter[int] | None = None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """A route for users: whoever has no key, or comes from a page of another site, is turned away.
+    """A route for users: a request without a key, or from a page of another site, is refused and counted."""
 
-    Args:
-        on_denied: told the HTTP status of each request that is turned away.
-    """
-
-    async def answer(request: Request) -> Response:
+    async def respond(request: Request) -> Any:
         try:
-            return await handler(request, admit(request, access))
-        except Denied as denied:
-            on_denied(denied.status)
-            return refusal(denied)
+            # A browser sends the page's own host; a server without keys answers to this machine's names only.
+            host = request.headers.get("host", "")
+            origin = request.headers.get("origin")
+            if access.is_open and re.sub(r":\d+$", "", host) not in LOCAL_HOSTS:
+                raise Denied(403, "this server answers to localhost only")
+            if origin is not None and origin.partition("://")[2] != host:
+                raise Denied(403, "a page of another site may not ask here")
+            return await handler(request, access.user(request.headers.get("authorization", "")))
+        except Denied as error:
+            denied = error
+            if denied_by_status is not None:
+                denied_by_status[denied.status] += 1
         except SqltrainError as error:
-            return refusal(Denied(400, str(error)))
+            denied = Denied(400, str(error))
+        body = {"message": denied.message, "type": "invalid_request_error", "param": None, "code": denied.status}
+        headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
+        return JSONResponse({"error": body}, denied.status, headers=headers)
 
-    return answer
-
-
-def admit(request: Request, access: Access) -> str:
-    """The user of a request."""
-    _check_origin(request, access.is_open)
-    return access.user(request.headers.get("authorization", ""))
-
-
-def _check_origin(request: Request, is_open: bool) -> None:
-    """A browser sends the page's own host; a server without keys answers to this machine's names only."""
-    host = request.headers.get("host", "")
-    name = re.sub(r":\d+$", "", host)
-    origin = request.headers.get("origin")
-    if is_open and name not in LOCAL_HOSTS:
-        raise Denied(403, "this server answers to localhost only")
-    if origin is not None and origin.partition("://")[2] != host:
-        raise Denied(403, "a page of another site may not ask here")
+    return respond
 
 
 def page(path: Path) -> Response:
-    """A page with what all share in place of `/* common.css */` and `/* common.js */`; no other script runs on it."""
+    """A page with the shared files in place of `/* common.css */` and `/* common.js */`; no other script runs on it."""
     text = path.read_text(encoding="utf-8")
-    for part in PARTS:
-        text = text.replace(f"/* {part.name} */", part.read_text(encoding="utf-8"))
-    sources = {part: _digests(text, part) for part in ("script", "style")}
+    for shared in SHARED_FILES:
+        text = text.replace(f"/* {shared.name} */", shared.read_text(encoding="utf-8"))
     policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    policy += f"frame-ancestors 'none'; script-src {sources['script']}; style-src {sources['style']}"
+    policy += "frame-ancestors 'none'"
+    for tag in ("script", "style"):
+        contents = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digests = (base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents)
+        policy += f"; {tag}-src " + " ".join(f"'sha256-{digest}'" for digest in digests)
     headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
     return HTMLResponse(text, headers=headers)
 
@@ -121,8 +116,8 @@ async def body_of(request: Request) -> dict[str, Any]:
     return body
 
 
-async def while_there(request: Request, work: Awaitable[Any]) -> Any:
-    """What some work gives, ended when its client leaves."""
+async def while_connected(request: Request, work: Awaitable[Any]) -> Any:
+    """The result of some work, which is cancelled when its client leaves."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
@@ -134,16 +129,3 @@ async def while_there(request: Request, work: Awaitable[Any]) -> Any:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
-
-
-def refusal(denied: Denied) -> Response:
-    """The answer to a request that is not served."""
-    error = {"message": denied.message, "type": "invalid_request_error", "param": None, "code": denied.status}
-    headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
-    return JSONResponse({"error": error}, denied.status, headers=headers)
-
-
-def _digests(page: str, part: str) -> str:
-    """The digests of a page's own scripts or styles, as a content security policy names them."""
-    texts = re.findall(rf"<{part}>(.*?)</{part}>", page, re.DOTALL)
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)

@@ -24,10 +24,9 @@ from pipelines.core.processes import free_port
 from pipelines.core.store import Store
 from pipelines.protocols import tools
 from pipelines.recipe.config import Execution
-from pipelines.serving import mcp_server
 from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.mcp_server import SqlTool, open_databases, serve
-from pipelines.serving.models import opened
+from pipelines.serving.models import open_model
 from pipelines.sql.engine import Limits, SqlEngine
 
 SERVE = (
@@ -78,7 +77,7 @@ async def call(server: Any, *queries: str, **more: str) -> list[tuple[dict[str, 
 @pytest.fixture
 def served(music: Path) -> Iterator[Any]:
     with SqlEngine(Limits(timeout_s=1)) as sql:
-        yield SqlTool(_opened(music), sql, rows=10).server()
+        yield SqlTool(_opened(music), sql, rows=10).server
 
 
 def test_the_tool_is_the_agents_own(served: Any) -> None:
@@ -137,9 +136,9 @@ def test_the_agent_is_a_tool_beside_it(music: Path, tmp_path: Path) -> None:
     lines.write_text(json.dumps({"question": "How many ?", "turns": [answer]}) + "\n")
     where = open_databases([str(music)])
     with SqlEngine(Limits(timeout_s=5)) as sql:
-        model = opened(f"script:{lines}", "sql_trail", [], Store(tmp_path))
+        model = open_model(f"script:{lines}", "sql_trail", [], Store(tmp_path))
         agent = Agent(where["music"], sql, where["music"].schema(sql), lambda: model, QuestionBudget(rows=5))
-        server = SqlTool(_opened(music), sql, 5, {"music": agent}).server()
+        server = SqlTool(_opened(music), sql, 5, {"music": agent}).server
 
         async def asked() -> tuple[list[str], list[Any]]:
             async with Client(server) as client:
@@ -160,7 +159,7 @@ def test_what_looks_for_a_new_model_runs_beside_the_server(music: Path, monkeypa
     async def follow() -> None:
         looked.set()
 
-    monkeypatch.setattr(mcp_server, "_serve_http", lambda server, port: looked.wait(10))
+    monkeypatch.setattr("uvicorn.run", lambda *_, **__: looked.wait(10))
     serve([str(music)], Execution(), port=1, follow=follow)
     assert looked.is_set()
 
@@ -169,7 +168,7 @@ def test_of_several_databases_a_call_names_one(music: Path, tmp_path: Path) -> N
     other = tmp_path / "other.sqlite"
     other.write_bytes(music.read_bytes())
     with SqlEngine(Limits(timeout_s=1)) as sql:
-        server = SqlTool(_opened(music, other), sql, rows=10).server()
+        server = SqlTool(_opened(music, other), sql, rows=10).server
         ((answer, failed),) = asyncio.run(call(server, "SELECT 1"))
         assert (answer, failed) == ({"error": "db_name must be one of: music, other"}, True)
         ((answer, failed),) = asyncio.run(call(server, "SELECT 1", db_name="other"))

@@ -130,9 +130,9 @@ def site(
         feedback = Feedback(folder / "feedback")
         service = Service(agent, access or Access({}), folder / "questions.jsonl", feedback)
         with suppress(ImportError):
-            from pipelines.serving.mcp_server import McpEndpoint
+            from pipelines.serving.mcp_server import add_mcp
 
-            service.mcp = McpEndpoint(service)
+            add_mcp(service)
         server = uvicorn.Server(uvicorn.Config(service.app(), port=0, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run)
         thread.start()

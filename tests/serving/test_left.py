@@ -20,10 +20,9 @@ def noted(events: list[dict[str, Any]], leaves_after: int) -> tuple[dict[str, An
             yield event
 
     lines: list[dict[str, Any]] = []
-    outcomes: list[str] = []
-    metrics = SimpleNamespace(running=0, ended=lambda outcome, seconds: outcomes.append(outcome))
+    metrics = http_server.Metrics()
     agent = SimpleNamespace(answer=answer)
-    service = SimpleNamespace(agent=agent, metrics=metrics, note=lines.append, feedback=None)
+    service = SimpleNamespace(agent=agent, metrics=metrics, write_audit=lines.append, feedback=None)
     chat = http_server.Chat(service, "ada", "Who ?", SimpleNamespace(name="m"))  # type: ignore[arg-type]
 
     async def listen() -> None:
@@ -33,7 +32,7 @@ def noted(events: list[dict[str, Any]], leaves_after: int) -> tuple[dict[str, An
         await stream.aclose()
 
     asyncio.run(listen())
-    (line,), (outcome,) = lines, outcomes
+    (line,), (outcome,) = lines, metrics.outcomes
     assert metrics.running == 0
     return line, outcome
 

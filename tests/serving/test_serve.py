@@ -21,7 +21,7 @@ from pipelines.core.errors import DataError, UserError
 from pipelines.recipe.config import Source
 from pipelines.serving.access import Access, Denied, read_keys
 from pipelines.serving.agent import QuestionBudget
-from pipelines.serving.web import check_address, check_place
+from pipelines.serving.web import require_bindable, require_keys
 from tests.flows.command_line import sqltrain
 
 QUESTION = "How many people by city ?"
@@ -84,7 +84,7 @@ def test_health_figures_and_a_database_that_goes_away(running: Site) -> None:
     figures = httpx.get(f"{running.url}/metrics").text
     assert 'sqltrain_questions_total{outcome="answer"} 1' in figures
     assert "sqltrain_question_seconds_count 1" in figures
-    Path(running.service.agent.where.address).unlink()
+    Path(running.service.agent.openable.address).unlink()
     away = httpx.get(f"{running.url}/health")
     assert (away.status_code, away.json()["status"]) == (503, "the database is away")
     last = events(running.ask(QUESTION))[-1]
@@ -195,11 +195,11 @@ def test_many_chats_at_once_are_not_crossed(tmp_path: Path) -> None:
 
 def test_an_address_that_others_reach_wants_keys() -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
-        check_address(host, Access({}))
+        require_keys(host, Access({}))
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
-        check_address(host, Access(KEYS))
+        require_keys(host, Access(KEYS))
         with pytest.raises(UserError, match="can be reached from other machines"):
-            check_address(host, Access({}))
+            require_keys(host, Access({}))
 
 
 @pytest.mark.parametrize("host", ["no such host", "x" * 100, "192.0.2.1"])  # the last is set aside for examples
@@ -220,7 +220,7 @@ def test_an_address_that_is_not_this_machines_is_one_plain_line(
 
 def test_a_port_that_another_program_has_is_said(running: Site) -> None:
     with pytest.raises(UserError, match=r"cannot listen at 127\.0\.0\.1, port .*in use"):
-        check_place("127.0.0.1", int(running.url.rsplit(":", 1)[1]))
+        require_bindable("127.0.0.1", int(running.url.rsplit(":", 1)[1]))
 
 
 def test_keys_are_read_and_bad_ones_named(tmp_path: Path) -> None:

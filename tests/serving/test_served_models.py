@@ -21,7 +21,7 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.serving import models
 from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget, why_unanswered
 from pipelines.serving.http_server import Metrics
-from pipelines.serving.models import Served, opened, script
+from pipelines.serving.models import CurrentModel, open_model, script
 
 
 def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
@@ -43,7 +43,7 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
         store.make("grpo", key, lambda folder: None, {}, lambda: None)
         ledger.add("night", decision="promoted", challenger={"stage": "grpo", "key": key}, learned=[], new=[])
 
-    async def until(served: Served, key: str) -> None:
+    async def until(served: CurrentModel, key: str) -> None:
         async with asyncio.timeout(20):
             while served().name != key:
                 await asyncio.sleep(0.01)
@@ -51,7 +51,7 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
 
     async def nights() -> None:
         promote("one")
-        served = Served("champion:miniature", "sql_trail", [], store)
+        served = CurrentModel("champion:miniature", "sql_trail", [], store)
         following = asyncio.create_task(served.follow())
         await until(served, "one")
         promote("two")
@@ -75,7 +75,7 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
 )
 def test_an_unknown_policy_is_reported(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises((DataError, RecipeError)) as raised:
-        opened(text, "sql_trail", [], Store(tmp_path))
+        open_model(text, "sql_trail", [], Store(tmp_path))
     assert message in str(raised.value)
 
 
@@ -84,7 +84,7 @@ def test_without_a_champion_the_last_decision_and_its_model_are_named(tmp_path: 
     challenger = {"stage": "sft", "key": "0a1b"}
     Ledger(store, "shop").add("night", decision="kept", reason="not shown to be better", challenger=challenger, new=[])
     with pytest.raises(DataError) as raised:
-        opened("champion:shop", "sql_trail", [], store)
+        open_model("champion:shop", "sql_trail", [], store)
     assert str(raised.value) == (
         f"recipe shop has no champion in {tmp_path}: its last model was kept, not shown to be better. "
         f"Add questions and train again, or name that model itself: {tmp_path}/sft/0a1b/model"

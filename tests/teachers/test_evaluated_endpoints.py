@@ -26,7 +26,7 @@ from pipelines.endpoints.client import endpoint
 from pipelines.protocols.base import build
 from pipelines.recipe.config import Recipe
 from pipelines.serving.agent import Agent, QuestionBudget
-from pipelines.serving.models import opened
+from pipelines.serving.models import open_model
 from pipelines.stages import evaluate
 from pipelines.stages.context import examples
 
@@ -108,7 +108,7 @@ def test_an_endpoint_is_asked_and_served(
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     name_endpoint(servers(oracle_of(recipe, store)))
     question = examples(make(recipe, store, "test"), "test")[0]
-    model = opened("endpoint:teacher", "miniature", [], store)
+    model = open_model("endpoint:teacher", "miniature", [], store)
     shown: list[str] = []
     asking.ask(model.recipe, store, question.question, question.database.location, model.policy, shown.append)
     assert f"\nSQL: {question.gold_sql}" in shown
@@ -135,7 +135,7 @@ def test_an_endpoint_that_is_down_is_named_before_the_first_question_and_a_line_
     down = rf"endpoint 'teacher' at {url} does not answer: Connection error\."
     with pytest.raises(ResourceError, match=down):
         evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
-    model = opened("endpoint:teacher", "miniature", [], store)
+    model = open_model("endpoint:teacher", "miniature", [], store)
     with pytest.raises(ResourceError, match=down):
         asking.ask(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
     with pytest.raises(BoundaryError, match="endpoint 'teacher' at"):
@@ -153,7 +153,7 @@ def test_a_model_that_speaks_another_protocol_is_told_so(
     recipe, store = recipe_of(1, *SAMPLES, "evaluation.samples=0"), Store(tmp_path / "store")
     name_endpoint(servers(lambda _: "I think it is 42."))
     question = examples(make(recipe, store, "test"), "test")[0]
-    model = opened("endpoint:teacher", "miniature", [], store)
+    model = open_model("endpoint:teacher", "miniature", [], store)
     with pytest.raises(DataError, match="every turn of the model was malformed: it does not speak the protocol react"):
         asking.ask(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
     evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
