@@ -125,7 +125,7 @@ def review(
     """
     try:
         from pipelines.review import items, server
-        from pipelines.review.decisions import Places, Review
+        from pipelines.review.decisions import Review, ReviewFiles
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
     if data and database is not None:
@@ -136,38 +136,38 @@ def review(
     def examined(listed: list[items.Item]) -> list[items.Item]:
         with Bars(console) as bars:
             bars.begin("check", len(listed), "questions")
-            found = items.examined(listed, sql)
+            found = items.with_doubts(listed, sql)
             bars.advance(len(listed))
         return found
 
     if data:
         recipe, _ = open_recipe(questions, overrides)
-        places = Places.beside(out or Path("corrections.jsonl"))
+        files = ReviewFiles.beside(out or Path("corrections.jsonl"))
         with (
             tempfile.TemporaryDirectory() as folder,
             sql_engine(recipe, WORKERS) as sql,
             server.listening(port) as listener,
         ):
             listed = examined(items.of_recipe(recipe, Path(folder)))
-            items.hold_ids_apart(listed)
+            corrections = items.corrected(listed)
             doubted = [item for item in listed if item.doubts]
             if not doubted:
                 say(f"nothing speaks against the gold SQL of {recipe.name}: {len(listed):,} looked at")
                 return
-            server.serve(Review(recipe.name, doubted, places, items.corrected(listed)), sql, listener, say)
+            server.serve(Review(recipe.name, doubted, files, corrections), sql, listener, say)
         return
     path = Path(questions).expanduser()
-    places = Places.beside(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
+    files = ReviewFiles.beside(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
     listed, databases = items.of_file(path, database)
     address = databases[0].address if database is not None else None
-    if places.out.parent.resolve() != path.parent.resolve() and address is None:
+    if files.out.parent.resolve() != path.parent.resolve() and address is None:
         # A line's own way to its database would lead elsewhere from another folder: all questions must have one.
         if len(databases) > 1:
             hint = "Let --out name a file in the folder of the questions."
             raise DataError("the questions name several databases", hint)
         address = databases[0].address
     with named.sandbox(databases, Execution(), WORKERS) as sql, server.listening(port) as listener:
-        server.serve(Review(path.name, examined(listed), places, None, address), sql, listener, say)
+        server.serve(Review(path.name, examined(listed), files, None, address), sql, listener, say)
 
 
 @data_app.command("add")

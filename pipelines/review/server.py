@@ -1,4 +1,4 @@
-"""The review's HTTP server: questions are looked through in a browser, one by one; each decision is kept at once."""
+"""The review's HTTP server: a person looks through questions in a browser, and each decision is kept at once."""
 
 import contextlib
 import secrets
@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import uvicorn
 from starlette.applications import Starlette
@@ -13,16 +14,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pipelines.core.errors import ResourceError
-from pipelines.review.decisions import Review
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.types import is_sayable
+from pipelines.review.decisions import Choice, Decision, Review
+from pipelines.review.items import SHOWN_FIELDS
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import result_event
+from pipelines.serving.feedback import utc_time
 from pipelines.serving.web import body_of, guarded, page, while_connected
 from pipelines.sql.engine import SqlEngine
 
 PAGE = Path(__file__).with_name("page.html")
 ROWS = 200  # of a result, on the page
 HOST = "127.0.0.1"
+TEXT_CHARS = 100_000
 
 
 @dataclass
@@ -53,15 +58,35 @@ class ReviewApp:
         line = ", ".join(f"{count} {choice}" for choice, count in counts.items())
         if counts["open"] < sum(counts.values()):
             self.review.write()
-            line += f": {self.review.places.out}, {self.review.places.rejected}"
+            line += f": {self.review.files.out}, {self.review.files.rejected}"
         self.review.close()
         self.say(line)
 
     async def _state(self, _: Request, user: str) -> Response:
-        return JSONResponse(self.review.state())
+        review = self.review
+        rows = [[key, item.is_doubted, review.choice(key)] for key, item in review.items.items()]
+        files = {"out": review.files.out.name, "rejected": review.files.rejected.name}
+        state = {"title": review.title, "corrects": review.corrects is not None, "files": files, "items": rows}
+        return JSONResponse(state)
 
     async def _item(self, request: Request, user: str) -> Response:
-        return JSONResponse(self.review.shown(request.query_params.get("key", "")))
+        item = self.review.item(request.query_params.get("key", ""))
+        decision = self.review.decisions.get(item.key)
+        is_mended = decision is not None and decision.choice == "mended"
+        fields = [f"{name} {item.row[name]}" for name in SHOWN_FIELDS if isinstance(item.row.get(name), str)]
+        return JSONResponse(
+            {
+                "key": item.key,
+                "id": item.example.id,
+                "about": [f"database {item.example.database.id}", *fields],
+                "doubts": list(item.doubts),
+                "votes": [{"by": vote.by, "sql": vote.sql, "agrees": vote.agrees} for vote in item.votes],
+                "was": item.texts,
+                **({name: getattr(decision, name) for name in item.texts} if is_mended else item.texts),
+                "choice": self.review.choice(item.key),
+                "reason": "" if decision is None else decision.reason,
+            }
+        )
 
     async def _run(self, request: Request, user: str) -> Response:
         body = await body_of(request)
@@ -72,15 +97,33 @@ class ReviewApp:
         return JSONResponse(result_event(sql, result))
 
     async def _decide(self, request: Request, user: str) -> Response:
-        decision = self.review.check(await body_of(request))
-        if decision.choice in ("accepted", "mended"):
-            example = self.review.item(decision.key).example
-            sql = decision.sql or example.gold_sql
-            result = await while_connected(request, self.sql.execute(example.database, sql, 1))
+        body = await body_of(request)
+        item = self.review.item(body.get("key"))
+        texts = {name: body.get(name) or "" for name in (*item.texts, "reason")}
+        if body.get("choice") not in get_args(Choice):
+            raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
+        for name, text in texts.items():
+            if not isinstance(text, str) or not is_sayable(text) or len(text) > TEXT_CHARS:
+                raise DataError(f"{name} is no text, or too long")
+        texts = {name: text.strip() for name, text in texts.items()}
+        choice: Choice = body["choice"]
+        if choice in ("accepted", "mended"):
+            # Unchanged texts are accepted; a browser's field has its own ends of lines.
+            same = all(text.strip().splitlines() == texts[name].splitlines() for name, text in item.texts.items())
+            choice = "accepted" if same else "mended"
+            if not texts["question"] or not texts["sql"]:
+                raise DataError("not kept", "A question and its SQL are both needed.")
+        if not texts["reason"] and (choice == "rejected" or (choice == "mended" and self.review.corrects is not None)):
+            raise DataError("not kept", "Say why: the reason is kept.")
+        if choice in ("accepted", "mended"):
+            sql = item.example.gold_sql if choice == "accepted" else texts["sql"]
+            result = await while_connected(request, self.sql.execute(item.example.database, sql, 1))
             if not result.ok:
                 raise Denied(400, f"not kept: {result_event(sql, result)['message']}")
-        self.review.keep(decision)
-        return JSONResponse({"choice": decision.choice, "counts": self.review.counts()})
+        if choice != "mended":
+            texts |= dict.fromkeys(item.texts, "")
+        self.review.keep(Decision(item.key, item.example.id, choice, utc_time(), **texts))
+        return JSONResponse({"choice": choice, "counts": self.review.counts()})
 
     async def _write(self, request: Request, user: str) -> Response:
         return JSONResponse({"counts": self.review.write()})
@@ -101,11 +144,10 @@ def listening(port: int) -> Iterator[socket.socket]:
 
 def serve(review: Review, sql: SqlEngine, listener: socket.socket, say: Callable[[str], None]) -> None:
     """Serve a review until stopped."""
-    site = ReviewApp(review, sql, say)
-    counts = review.counts()
+    review_app = ReviewApp(review, sql, say)
     doubted = sum(item.is_doubted for item in review.items.values())
-    say(f"{len(review.items):,} questions, {doubted:,} of them doubted, {counts['open']:,} to decide")
-    say(f"open http://{HOST}:{listener.getsockname()[1]}/#{site.token} (stop with Ctrl-C)")
-    config = uvicorn.Config(site.app(), log_level="warning", timeout_graceful_shutdown=2)
+    say(f"{len(review.items):,} questions, {doubted:,} of them doubted, {review.counts()['open']:,} to decide")
+    say(f"open http://{HOST}:{listener.getsockname()[1]}/#{review_app.token} (stop with Ctrl-C)")
+    config = uvicorn.Config(review_app.app(), log_level="warning", timeout_graceful_shutdown=2)
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         uvicorn.Server(config).run(sockets=[listener])

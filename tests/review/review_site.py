@@ -17,7 +17,7 @@ from pipelines.databases import card, named
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
 from pipelines.recipe.config import Execution
 from pipelines.review import items
-from pipelines.review.decisions import Places, Review
+from pipelines.review.decisions import Review, ReviewFiles
 from pipelines.review.server import ReviewApp
 
 SHOP = """
@@ -77,11 +77,12 @@ class Running:
 @contextmanager
 def reviewing(path: Path, database: str | None = None) -> Iterator[Running]:
     """A review of a file, served and ended."""
-    places = Places.beside(path.with_name("mine.reviewed.jsonl"))
+    files = ReviewFiles.beside(path.with_name("mine.reviewed.jsonl"))
     given, databases = items.of_file(path, database)
     with named.sandbox(databases, Execution(timeout_s=20)) as sql:
         address = databases[0].address if database else None
-        with listening(ReviewApp(Review(path.name, items.examined(given, sql), places, None, address), sql)) as running:
+        review = Review(path.name, items.with_doubts(given, sql), files, None, address)
+        with listening(ReviewApp(review, sql)) as running:
             yield running
 
 

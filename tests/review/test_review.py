@@ -20,7 +20,7 @@ from pipelines.databases.of_recipe import sql_engine
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.review import items
-from pipelines.review.decisions import Decision, Journal, Places, Review
+from pipelines.review.decisions import Decision, Review, ReviewFiles
 from pipelines.review.server import ReviewApp
 
 BETTER = "SELECT name FROM item WHERE price = 5"
@@ -102,32 +102,33 @@ def test_only_who_has_the_token_may_look(mine: Path) -> None:
 
 
 def test_a_line_that_a_kill_cut_short_is_passed_over_and_not_written_behind(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
-    journal = Journal(path)
-    journal.add(Decision("k1", "one", "accepted", "2026-01-01T00:00:00Z"))
-    journal.add(Decision("k2", "two", "rejected", "2026-01-01T00:00:00Z", reason="vague"))
-    journal.close()
+    files = ReviewFiles.beside(tmp_path / "mine.jsonl")
+    path, review = files.decisions, Review("mine", [], files)
+    review.keep(Decision("k1", "one", "accepted", "2026-01-01T00:00:00Z"))
+    review.keep(Decision("k2", "two", "rejected", "2026-01-01T00:00:00Z", reason="vague"))
+    review.close()
     os.truncate(path, path.stat().st_size - 5)
-    journal = Journal(path)
-    assert list(journal.decisions) == ["k1"]
-    journal.add(Decision("k3", "three", "accepted", "2026-01-01T00:00:00Z"))
-    journal.close()
+    review = Review("mine", [], files)
+    assert list(review.decisions) == ["k1"]
+    review.keep(Decision("k3", "three", "accepted", "2026-01-01T00:00:00Z"))
+    review.close()
     assert [row["key"] for row in lines(path)] == ["k1", "k3"]
 
 
 def test_a_decision_that_finds_no_room_leaves_the_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path / "decisions.jsonl")
-    journal.add(Decision("k1", "one", "accepted", "2026-01-01T00:00:00Z"))
+    files = ReviewFiles.beside(tmp_path / "mine.jsonl")
+    review = Review("mine", [], files)
+    review.keep(Decision("k1", "one", "accepted", "2026-01-01T00:00:00Z"))
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ResourceError, match="no space left"):
-        journal.add(Decision("k2", "two", "accepted", "2026-01-01T00:00:00Z"))
-    journal.close()
-    assert list(journal.decisions) == ["k1"]
-    assert len(lines(journal.path)) == 1
+        review.keep(Decision("k2", "two", "accepted", "2026-01-01T00:00:00Z"))
+    review.close()
+    assert list(review.decisions) == ["k1"]
+    assert len(lines(files.decisions)) == 1
 
 
 def reading(path: Path, corrections: Path | None = None) -> Recipe:
@@ -145,21 +146,21 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(
     rows = enumerate([COUNT, DEAREST, {**COUNT, "sql": "SELECT 1 FROM gone"}])
     texts = (json.dumps({"id": str(number), "database": "shop.sqlite", **row}) + "\n" for number, row in rows)
     path.write_text("".join(texts))
-    places = Places.beside(tmp_path / "corrections.jsonl")
+    files = ReviewFiles.beside(tmp_path / "corrections.jsonl")
     with sql_engine(reading(path), 1) as sql:
-        given = items.examined(items.of_recipe(reading(path), stage), sql)
+        given = items.with_doubts(items.of_recipe(reading(path), stage), sql)
         doubted = [item for item in given if item.doubts]
         assert [item.example.id for item in doubted] == ["1", "2"]
-        with listening(ReviewApp(Review("mine", doubted, places, items.corrected(given)), sql)) as running:
+        with listening(ReviewApp(Review("mine", doubted, files, items.corrected(given)), sql)) as running:
             assert running.post("/v1/run", key=running.keys[0], sql=HIDDEN["sql"]).json()["type"] == "error"
             assert running.decide(0, "accepted", sql=BETTER).status_code == 400  # why ?
             running.decide(0, "accepted", sql=BETTER, reason="a tie was cut")
             running.decide(1, "rejected", reason="the table is gone")
-    assert lines(places.out) == [{"id": "1", "sql": BETTER, "reason": "a tie was cut"}]
-    assert [(row["id"], row["reason"]) for row in lines(places.rejected)] == [("2", "the table is gone")]
-    mended = items.of_recipe(reading(path, places.out), stage)
+    assert lines(files.out) == [{"id": "1", "sql": BETTER, "reason": "a tie was cut"}]
+    assert [(row["id"], row["reason"]) for row in lines(files.rejected)] == [("2", "the table is gone")]
+    mended = items.of_recipe(reading(path, files.out), stage)
     assert mended[1].example.meta["corrected"] == {"reason": "a tie was cut", "sql": DEAREST["sql"]}
-    assert items.corrected(mended) == {"1": lines(places.out)[0]}
+    assert items.corrected(mended) == {"1": lines(files.out)[0]}
 
 
 def test_questions_of_two_sources_with_one_id_are_all_looked_at(
@@ -176,13 +177,13 @@ def test_questions_of_two_sources_with_one_id_are_all_looked_at(
     for question, doubted in ((COUNT, [False, True]), (gone, [True, True])):
         path.write_text(json.dumps({"id": "1", "database": "shop.sqlite", **question}) + "\n")
         with sql_engine(recipe, 1) as sql:
-            given = items.examined(items.of_recipe(recipe, tmp_path / "stage"), sql)
+            given = items.with_doubts(items.of_recipe(recipe, tmp_path / "stage"), sql)
         assert [item.is_doubted for item in given] == doubted
         if all(doubted):
             with pytest.raises(DataError, match="1 ids are of several questions that need corrections; the first: '1'"):
-                items.hold_ids_apart(given)
+                items.corrected(given)
         else:
-            items.hold_ids_apart(given)
+            items.corrected(given)
 
 
 def test_two_lines_that_say_the_same_are_decided_apart(mine: Path) -> None:
