@@ -105,16 +105,16 @@ def connect(
     variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
     with Bars(console) as bars:
         bars.begin("read", 1, "tables")
-        catalogue = reading.read(where, variable)
+        fresh, problems = reading.read(where, variable)
         bars.advance(1)
-    database_card = catalogue.card if old is None else card.merged(catalogue.card, old)
+    database_card = fresh if old is None else card.merged(fresh, old)
     card.write(place, database_card)
-    tables = catalogue.card.tables.values()
+    tables = fresh.tables.values()
     rows = sum(table.rows or 0 for table in tables)
     columns = sum(len(table.columns) for table in tables)
     say(f"{where.database.id}: {dialect.title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
     by_kind: dict[str, list[DatabaseFinding]] = {}
-    for finding in catalogue.findings:
+    for finding in problems:
         by_kind.setdefault(finding.kind, []).append(finding)
     for kind, findings in by_kind.items():
         say(f"{kind}: {len(findings)}")
@@ -139,7 +139,7 @@ def connect(
                 "engine": database_card.engine,
                 "tables": len(database_card.tables),
                 "columns": sum(len(table.columns) for table in database_card.tables.values()),
-                "findings": dict(Counter(finding.kind for finding in catalogue.findings)),
+                "findings": dict(Counter(finding.kind for finding in problems)),
             }
         )
 

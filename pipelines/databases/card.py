@@ -1,4 +1,4 @@
-"""The card of a database, `databases/NAME.yaml`: what it holds, what it means, and what of it is hidden.
+"""The card of a database, `databases/NAME.yaml`: its contents, their meaning, and the hidden tables and columns.
 
 `sqltrain connect` writes it and a person edits it. What prompts show of the schema comes from here and from nowhere
 else, so a table that nobody has looked at is not shown. No password is ever in it.
@@ -24,7 +24,7 @@ from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 
 FOLDER = Path("databases")
 HEAD = """\
-# What the agent is told of this database. Edit descriptions, synonyms, metrics and notes; set `hidden: true` on tables
+# What the agent sees of this database. Edit descriptions, synonyms, metrics and notes; set `hidden: true` on tables
 # and columns that no question may reach. `sqltrain connect {name}` reads the catalogue again and keeps what you wrote.
 """
 NOTES_CHARS = 4_000  # of the notes that a prompt shows
@@ -51,7 +51,7 @@ class Reference(Section):
 
 
 class TableCard(Section):
-    """A table or view; `rows` is null where counting took too long."""
+    """A table or view; `rows` is null if counting took too long."""
 
     description: str = ""
     synonyms: tuple[str, ...] = ()
@@ -66,17 +66,17 @@ class DatabaseCard(Section):
 
     engine: EngineName  # "sqlite", "duckdb", "postgres" or "mysql".
     location: str  # a file, or an address without a password.
-    # the environment variable that holds the password; null where none is needed, or where the driver's own sources
+    # the environment variable that holds the password; null if none is needed, or if the driver's own sources
     # (PGPASSWORD, a password file, MYSQL_PWD) have it.
     password_env: str | None = None
-    notes: str = ""  # what every prompt says beside the schema; Markdown.
-    # definitions by name ("revenue: sum of amount over paid orders"): a question gets those that it names.
+    notes: str = ""  # shown in every prompt beside the schema; Markdown.
+    # definitions by name ("revenue: sum of amount over paid orders"): a prompt shows those that its question names.
     metrics: dict[str, str] = pydantic.Field(default_factory=dict)
     tables: dict[str, TableCard] = pydantic.Field(default_factory=dict)
 
     @property
     def hidden(self) -> HiddenNames | None:
-        """Hidden tables, and hidden columns by table; None where nothing is hidden."""
+        """Hidden tables, and hidden columns by table; None if nothing is hidden."""
         tables = tuple(name for name, table in self.tables.items() if table.hidden)
         columns = {
             name: names
@@ -87,27 +87,29 @@ class DatabaseCard(Section):
 
     def shown(self) -> Schema:
         """The schema as prompts show it: without what is hidden, and without keys that name it."""
-        tables = {name: _shown(table) for name, table in self.tables.items() if not table.hidden}
-        return Schema(
-            tuple(
-                Table(
-                    name,
-                    tuple(_column(column, facts) for column, facts in columns.items()),
-                    tuple(
-                        ForeignKey(key.column, key.to_table, key.to_column)
-                        for key in self.tables[name].references
-                        if key.column in columns and key.to_column in tables.get(key.to_table, {})
-                    ),
-                    _words(self.tables[name].description, self.tables[name].synonyms),
-                )
-                for name, columns in tables.items()
-                if columns
-            ),
-            self.engine,
-        )
+        columns = {
+            name: {column: facts for column, facts in table.columns.items() if not facts.hidden}
+            for name, table in self.tables.items()
+            if not table.hidden
+        }
+        tables = []
+        for name, facts_by_column in columns.items():
+            table = self.tables[name]
+            keys = (
+                ForeignKey(key.column, key.to_table, key.to_column)
+                for key in table.references
+                if key.column in facts_by_column and key.to_column in columns.get(key.to_table, {})
+            )
+            shown = (
+                Column(column, facts.type, facts.key, facts.values, _description(facts))
+                for column, facts in facts_by_column.items()
+            )
+            if facts_by_column:
+                tables.append(Table(name, tuple(shown), tuple(keys), _description(table)))
+        return Schema(tuple(tables), self.engine)
 
     def also_hiding(self, hidden: HiddenNames) -> DatabaseCard:
-        """The same, with these tables and columns hidden, too; it may not have named them."""
+        """The same card with these tables and columns hidden, too, whether or not it names them."""
         whole, parts = hidden
         tables = dict(self.tables)
         for name in (*whole, *parts):
@@ -121,27 +123,19 @@ class DatabaseCard(Section):
         return self.model_copy(update={"tables": tables})
 
     def deciding(self) -> list[Any]:
-        """All that decides what an agent is told of the database and may read, as JSON values."""
+        """All facts that decide what an agent sees of the database and may read, as JSON values."""
         return [self.hidden, dataclasses.asdict(self.shown()), self.notes, self.metrics]
 
     def evidence(self, question: str) -> str:
-        """What a prompt says beside the schema: the notes, and the metrics that the question names."""
+        """The text of a prompt beside the schema: the notes, and the metrics that the question names."""
         words = _plain(question)
         metrics = [f"{name} = {formula}" for name, formula in self.metrics.items() if _plain(name) in words]
         return "\n".join(filter(None, [self.notes.strip()[:NOTES_CHARS], *metrics]))
 
 
-def _shown(table: TableCard) -> dict[str, ColumnCard]:
-    return {name: column for name, column in table.columns.items() if not column.hidden}
-
-
-def _column(name: str, facts: ColumnCard) -> Column:
-    return Column(name, facts.type, facts.key, facts.values, _words(facts.description, facts.synonyms))
-
-
-def _words(description: str, synonyms: tuple[str, ...]) -> str:
-    also = f"also called {', '.join(synonyms)}" if synonyms else ""
-    return "; ".join(filter(None, (" ".join(description.split()), also)))
+def _description(card: TableCard | ColumnCard) -> str:
+    also = f"also called {', '.join(card.synonyms)}" if card.synonyms else ""
+    return "; ".join(filter(None, (" ".join(card.description.split()), also)))
 
 
 def _plain(text: str) -> str:
@@ -151,7 +145,7 @@ def _plain(text: str) -> str:
 
 
 def place(name: str) -> Path:
-    """Where the card of that name lies, in the working folder."""
+    """The path of the card of that name, in the working folder."""
     return FOLDER / f"{name}.yaml"
 
 
@@ -183,13 +177,13 @@ def by_database() -> dict[str, DatabaseCard]:
 
 
 def name_of(address: str) -> str | None:
-    """The name of the first card that describes this file or address; None where there is none."""
+    """The name of the first card that describes this file or address; None if there is none."""
     names = (path.stem for path in sorted(FOLDER.glob("*.yaml")) if identity(read(path).location) == identity(address))
     return next(names, None)
 
 
 def hidden() -> dict[str, HiddenNames]:
-    """What the cards of the working folder hide, by the locations of their databases: `SqlEngine` takes it."""
+    """The hidden names of all cards of the working folder, by the locations of their databases, for `SqlEngine`."""
     return {known.location: known.hidden for known in by_database().values() if known.hidden is not None}
 
 
@@ -207,30 +201,26 @@ def write(path: Path, card: DatabaseCard) -> None:
 
 
 def merged(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
-    """A catalogue that was read again, with what a person wrote before: nothing that was hidden comes back."""
-    tables = {name: _merged_table(table, old.tables.get(name)) for name, table in fresh.tables.items()}
-    gone = {name: _hidden_part(table) for name, table in old.tables.items() if name not in tables}
-    tables |= {name: table for name, table in gone.items() if table.hidden or table.columns}  # it may come back
+    """A catalogue that was read again, with the edits of the old card: nothing that was hidden comes back."""
+    hidden = {
+        name: {column: facts for column, facts in table.columns.items() if table.hidden or facts.hidden}
+        for name, table in old.tables.items()
+    }
+    tables = dict(fresh.tables)
+    for name, table in old.tables.items():
+        if name in fresh.tables:
+            found = fresh.tables[name].columns
+            columns = {column: _edited(facts, table.columns.get(column)) for column, facts in found.items()}
+            columns |= {column: facts for column, facts in hidden[name].items() if column not in columns}
+            tables[name] = _edited(fresh.tables[name], table).model_copy(update={"columns": columns})
+        elif table.hidden or hidden[name]:  # it may come back
+            tables[name] = table.model_copy(update={"columns": hidden[name]})
     kept = {"password_env": fresh.password_env or old.password_env, "notes": old.notes, "metrics": old.metrics}
     return fresh.model_copy(update={**kept, "tables": tables})
 
 
-def _merged_table(fresh: TableCard, old: TableCard | None) -> TableCard:
-    if old is None:
-        return fresh
-    columns = {name: _kept(column, old.columns.get(name)) for name, column in fresh.columns.items()}
-    columns |= {name: column for name, column in _hidden_part(old).columns.items() if name not in columns}
-    return _kept(fresh, old).model_copy(update={"columns": columns})
-
-
-def _hidden_part(table: TableCard) -> TableCard:
-    """A table with its hidden columns alone, or all of them where it is hidden itself."""
-    columns = {name: column for name, column in table.columns.items() if table.hidden or column.hidden}
-    return table.model_copy(update={"columns": columns})
-
-
-def _kept(fresh: Part, old: Part | None) -> Part:
-    """A table or a column with the words and the mark that a person gave it."""
+def _edited(fresh: Part, old: Part | None) -> Part:
+    """A table or a column with the description, the synonyms and the mark that a person gave it."""
     if old is None:
         return fresh
     kept: Mapping[str, Any] = {"synonyms": old.synonyms, "hidden": old.hidden}

@@ -1,7 +1,8 @@
-"""A database as a command is told of it: a name of `databases/`, a file, or the address of a server."""
+"""A database as a user names it: a name of `databases/`, a file, or the address of a server."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable
@@ -21,13 +22,23 @@ from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file, o
 if TYPE_CHECKING:
     from pipelines.recipe.config import Execution
     from pipelines.sql.engine import SqlEngine
-    from pipelines.sql.schema import Schema, Table
+    from pipelines.sql.schema import Schema
 
 
 # Addresses of database servers: taking the password out, and putting one in that an environment variable holds.
 
 NO_SECRETS = ("password", "passfile")  # options of an address: the first is taken out of it, the other names a file
 HINT = "It looks like postgresql://reader@host:5432/shop or mysql://reader@host/shop."
+UNREACHABLE = ("refused", "resolve", "timeout", "timed out", "not known", "unreachable", "2003")
+NO_DATABASE = ("not a database", "not a valid duckdb", "no duckdb", "could not read", "file is encrypted")
+REASONS = {
+    ("password", "1045", "access denied"): "the server refuses this user or password",
+    ("no such file", "unable to open"): "there is no such file",
+    ("does not exist", "unknown database", "1049"): "the server has no such database or user",
+    UNREACHABLE: "the server does not answer",
+    NO_DATABASE: "it is no database",
+    ("lock",): "another process writes to it",
+}  # by what a driver's message holds; the first that matches
 
 
 def parted(address: str) -> tuple[str, str | None]:
@@ -65,7 +76,7 @@ def complete(address: str, engine: str, password: str | None) -> str:
 
 
 def password_of(engine: str, variable: str | None) -> str | None:
-    """The password in an environment variable; None where none is to be had."""
+    """The password in an environment variable, by default the driver's own; None if there is none."""
     if variable is None:
         return os.environ.get(DIALECTS[engine].password_variable)
     password = os.environ.get(variable)
@@ -83,36 +94,13 @@ def name_of(address: str) -> str:
 def reason(error: Exception) -> str:
     """Why a server could not be used, in a few plain words; a driver's own text may hold more than a user may see."""
     message = str(error).lower()
-    reasons = {
-        ("password", "1045", "access denied"): "the server refuses this user or password",
-        ("no such file", "unable to open"): "there is no such file",
-        ("does not exist", "unknown database", "1049"): "the server has no such database or user",
-        (
-            "refused",
-            "resolve",
-            "timeout",
-            "timed out",
-            "not known",
-            "unreachable",
-            "2003",
-        ): "the server does not answer",
-        (
-            "not a database",
-            "not a valid duckdb",
-            "no duckdb",
-            "could not read",
-            "file is encrypted",
-        ): "it is no database",
-        ("lock",): "another process writes to it",
-    }
-    return next(
-        (words for marks, words in reasons.items() if any(mark in message for mark in marks)), type(error).__name__
-    )
+    reasons = (reason for marks, reason in REASONS.items() if any(mark in message for mark in marks))
+    return next(reasons, type(error).__name__)
 
 
 @dataclass(frozen=True)
 class OpenableDatabase:
-    """A database that can be opened, and its card where it has one."""
+    """A database that can be opened, and its card if it has one."""
 
     database: Database  # with the password in its location, so it is never written anywhere.
     address: str  # the location without a password.
@@ -123,67 +111,69 @@ class OpenableDatabase:
         return sandbox([self], execution, workers, audit)
 
     def schema(self, sql: SqlEngine, values: int = 0, described: bool = False) -> Schema:
-        """What prompts show: the card's schema as far as the sandbox lets it be read, else the database's own.
+        """The schema for prompts: the card's as far as the sandbox lets it be read, else the database's own.
 
         Args:
             sql: its sandbox.
-            values: example values of each column, where there is no card.
-            described: with what the database itself says of tables and columns, where there is no card.
+            values: example values of each column, if there is no card.
+            described: with the database's own comments on tables and columns, if there is no card.
         """
         from pipelines.benchmarks.prompt_schema import describe
+        from pipelines.sql.dialects.base import quoted
         from pipelines.sql.schema import introspect
 
         if self.card is None:
             schema = introspect(self.database, values)
             return describe(schema, self.database) if described else schema
-        shown = self.card.shown()
-        return shown if self.card.hidden is None else _readable(shown, self.database, sql)
+        shown, select = self.card.shown(), "SELECT {} FROM {} LIMIT 0"
+        if self.card.hidden is None:
+            return shown
+        # Views and columns that the sandbox refuses, since they hold what is hidden, are left out.
+        names = [[quoted(column.name) for column in table.columns] for table in shown.tables]
+        probes = [select.format(", ".join(own), quoted(t.name)) for t, own in zip(shown.tables, names, strict=True)]
+        results = sql.execute_many([(self.database, probe) for probe in probes])
+        tables = []
+        for table, own, result in zip(shown.tables, names, results, strict=True):
+            if result.status is ExecutionStatus.UNAVAILABLE:
+                raise DatabaseError(f"the database {self.database.id} is away: {result.error}")
+            if result.error_class == "hidden":
+                probes = [select.format(name, quoted(table.name)) for name in own]
+                each = sql.execute_many([(self.database, probe) for probe in probes])
+                pairs = zip(table.columns, each, strict=True)
+                columns = tuple(column for column, probed in pairs if probed.error_class != "hidden")
+                readable = {column.name for column in columns}
+                keys = tuple(key for key in table.foreign_keys if key.column in readable)
+                table = dataclasses.replace(table, columns=columns, foreign_keys=keys)
+            if table.columns:
+                tables.append(table)
+        return dataclasses.replace(shown, tables=tuple(tables))
 
     def example(self, question: str, id: str = "ask") -> Example:
-        """The question as an agent is asked it: with the card's notes and the definitions that it names."""
+        """The question with the card's notes and the definitions that it names."""
         evidence = "" if self.card is None else self.card.evidence(question)
         return Example(id, question, self.database, gold_sql="", evidence=evidence)
 
 
-def _readable(schema: Schema, database: Database, sql: SqlEngine) -> Schema:
-    """The schema without the views and columns that the sandbox refuses because they hold what is hidden."""
-    import dataclasses
-
-    from pipelines.sql.dialects.base import quoted
-
-    def probe(table: Table, *columns: str) -> tuple[Database, str]:
-        return database, f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table.name)} LIMIT 0"
-
-    whole = [probe(table, *(column.name for column in table.columns)) for table in schema.tables]
-    tables = []
-    for table, result in zip(schema.tables, sql.execute_many(whole), strict=True):
-        if result.status is ExecutionStatus.UNAVAILABLE:
-            raise DatabaseError(f"the database {database.id} is away: {result.error}")
-        if result.error_class == "hidden":
-            probes = sql.execute_many([probe(table, column.name) for column in table.columns])
-            columns = tuple(c for c, probe in zip(table.columns, probes, strict=True) if probe.error_class != "hidden")
-            names = {column.name for column in columns}
-            keys = tuple(key for key in table.foreign_keys if key.column in names)
-            table = dataclasses.replace(table, columns=columns, foreign_keys=keys)
-        if table.columns:
-            tables.append(table)
-    return dataclasses.replace(schema, tables=tuple(tables))
-
-
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> OpenableDatabase:
-    """The database that a command was told of."""
+    """Find the database that a user names. If any card describes it, its hidden names hold, however it is named."""
     engine = of_address(text)
     if engine is not None:
         bare, password = parted(text)
-        password = password or password_of(engine, None)
-        location = complete(bare, engine, password)
-        return OpenableDatabase(Database(name_of(bare), engine, location), bare, _card_of(bare))
+        location = complete(bare, engine, password or password_of(engine, None))
+        return OpenableDatabase(Database(name_of(bare), engine, location), bare, card.by_database().get(identity(bare)))
     if is_connected(text):
         return of_card(text, card.read(card.place(text)))
     file = Path(text).expanduser()
-    engine = _engine_of(file, text, hint)
-    place = str(file.resolve())
-    return OpenableDatabase(Database(file.stem, engine, place), place, _card_of(place))
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(32)
+    except OSError:
+        raise DataError(f"no such database: {text}", hint) from None
+    engine = of_head(head, file) or (None if head else of_file(file))
+    if engine is None:
+        raise DataError(f"{text} is no SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")
+    path = str(file.resolve())
+    return OpenableDatabase(Database(file.stem, engine, path), path, card.by_database().get(identity(path)))
 
 
 def is_connected(text: str) -> bool:
@@ -193,36 +183,17 @@ def is_connected(text: str) -> bool:
 
 def of_card(name: str, known: DatabaseCard) -> OpenableDatabase:
     """The database that a card describes; what another card of the same database hides is hidden, too."""
-    all_of_it = _card_of(known.location)
-    if all_of_it is not None and all_of_it.hidden is not None:
-        known = known.also_hiding(all_of_it.hidden)
-    if not DIALECTS[known.engine].is_server():
-        place = Path(known.location).expanduser()
-        if not place.is_file():
-            raise DataError(f"no such database: {place}", f"Mend `location` in {card.place(name)}.")
-        return OpenableDatabase(Database(name, known.engine, str(place.resolve())), known.location, known)
-    password = password_of(known.engine, known.password_env)
-    location = complete(known.location, known.engine, password)
+    merged = card.by_database().get(identity(known.location))
+    if merged is not None and merged.hidden is not None:
+        known = known.also_hiding(merged.hidden)
+    if DIALECTS[known.engine].is_server():
+        location = complete(known.location, known.engine, password_of(known.engine, known.password_env))
+    else:
+        path = Path(known.location).expanduser()
+        if not path.is_file():
+            raise DataError(f"no such database: {path}", f"Mend `location` in {card.place(name)}.")
+        location = str(path.resolve())
     return OpenableDatabase(Database(name, known.engine, location), known.location, known)
-
-
-def _card_of(address: str) -> DatabaseCard | None:
-    """The card that describes this file or address, so that what it hides is hidden whatever a command was told."""
-    return card.by_database().get(identity(address))
-
-
-def _engine_of(file: Path, text: str, hint: str) -> str:
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(32)
-    except OSError:
-        raise DataError(f"no such database: {text}", hint) from None
-    by_head = of_head(head, file)
-    if by_head is not None:
-        return by_head
-    if not head and of_file(file) is not None:
-        return str(of_file(file))
-    raise DataError(f"{text} is no SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")
 
 
 def sandbox(
@@ -231,6 +202,9 @@ def sandbox(
     """One sandbox for several databases, in which nothing hidden can be read; close it."""
     from pipelines.sql.engine import Limits, SqlEngine
 
-    pairs = ((database.database, database.card.hidden) for database in databases if database.card is not None)
-    hidden = {DIALECTS[one.engine].locate(one.location): names for one, names in pairs if names is not None}
+    hidden = {
+        DIALECTS[openable.database.engine].locate(openable.database.location): openable.card.hidden
+        for openable in databases
+        if openable.card is not None and openable.card.hidden is not None
+    }
     return SqlEngine(Limits.of(execution), workers, audit, hidden=hidden)

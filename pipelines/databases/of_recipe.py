@@ -26,17 +26,16 @@ if TYPE_CHECKING:
 
 
 def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
-    """Schemas by database, each read once; those that a card describes as the card shows them."""
+    """Schemas by database, each read once; a database that a card describes is shown as in its card."""
     schemas_read: dict[str, Schema] = {}
     cards = card.by_database()
 
     def schema(database: Database) -> Schema:
         if database.location not in schemas_read:
-            where = OpenableDatabase(database, database.location, cards.get(identity(database.location)))
+            openable = OpenableDatabase(database, database.location, cards.get(identity(database.location)))
+            values, described = recipe.protocol.schema_values, recipe.protocol.schema_descriptions
             with sql_engine(recipe, 1) as sql:
-                schemas_read[database.location] = where.schema(
-                    sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions
-                )
+                schemas_read[database.location] = openable.schema(sql, values, described)
         return schemas_read[database.location]
 
     return schema
@@ -58,8 +57,8 @@ def completed(
     link: Link = prompt_schema.gold_linked,
     indices: dict[Database, prompt_schema.ValueIndex] | None = None,
 ) -> list[Example]:
-    """The questions with what the recipe's prompts show of each: its part of the schema, the stored values that it
-    speaks of. The prompts of all stages, of the environment and of what is served are made of such questions.
+    """Add to each question the facts that the recipe's prompts show: its part of the schema, the stored values that it
+    mentions. The prompts of all stages, of the environment and of the server are made of such questions.
 
     Args:
         link: chooses the parts of the schema. A question without a gold SQL that the linker "gold" could read, or
@@ -74,19 +73,20 @@ def completed(
 
 
 def noted(examples: Sequence[Example], root: Path) -> list[Example]:
-    """The examples with what the card of their database says beside the schema: its notes, the metrics that they name.
+    """Add to each example the evidence of its database's card: the notes, and the metrics that the question names.
 
     Args:
-        root: what the examples' locations are relative to.
+        root: the folder of relative locations.
     """
-    cards = card.by_database()
-    return [_noted(example, cards, root) for example in examples] if cards else list(examples)
-
-
-def _noted(example: Example, cards: dict[str, card.DatabaseCard], root: Path) -> Example:
-    location = example.database.location
-    database_card = cards.get(identity(location if "://" in location else str(root / location)))
-    evidence = "" if database_card is None else database_card.evidence(example.question)
-    if not evidence or evidence in example.evidence:  # a question that was invented with the card has it already
-        return example
-    return dataclasses.replace(example, evidence="\n".join(filter(None, (example.evidence, evidence))))
+    cards, noted_examples = card.by_database(), []
+    if not cards:
+        return list(examples)
+    for example in examples:
+        location = example.database.location
+        database_card = cards.get(identity(location if "://" in location else str(root / location)))
+        evidence = "" if database_card is None else database_card.evidence(example.question)
+        if evidence and evidence not in example.evidence:  # a question that was invented with the card has it already
+            both = "\n".join(filter(None, (example.evidence, evidence)))
+            example = dataclasses.replace(example, evidence=both)
+        noted_examples.append(example)
+    return noted_examples

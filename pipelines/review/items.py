@@ -94,14 +94,8 @@ def of_file(path: Path, database: str | None) -> tuple[list[Item], list[Openable
             raise DataError(f"{path}, line {number}: {bad.detail}", HINT) from None
         except DataError as error:
             raise DataError(f"{path}, line {number}: {error.message}", error.hint) from None
-        example = Example(
-            str(id) if id else f"{path.stem}_{number}",
-            question,
-            databases[name].database,
-            sql,
-            evidence,
-            source="review",
-        )
+        id = str(id or f"{path.stem}_{number}")
+        example = Example(id, question, databases[name].database, sql, evidence, source="review")
         votes = row.get("votes")
         answers = tuple(
             BlindAnswer(str(vote.get("by")), vote["sql"], vote.get("agrees") is True)
