@@ -56,7 +56,7 @@ def cut(path: Path) -> None:
 
 
 def folder_of(store: Store, stage: str) -> Path:
-    (key,) = [key for kind, key in store.names() if kind == stage]
+    (key,) = [key for kind, key in store.made() if kind == stage]
     return store.folder(stage, key)
 
 
@@ -76,7 +76,7 @@ def test_every_cut_file_of_every_stage_is_made_again(finished: Path, tmp_path: P
     recipe = recipes.load("miniature", RECIPE)
     names = [
         (stage, key, name)
-        for stage, key in Store(finished).names()
+        for stage, key in Store(finished).made()
         for name in (MANIFEST, *Store(finished).manifest(stage, key)["files"])
         if (finished / stage / key / name).stat().st_size
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.core import files
 from pipelines.core.errors import BoundaryError, DataError, ResourceError
-from pipelines.core.files import out_of_room, write_atomic
+from pipelines.core.files import disk_full, write_atomic
 from pipelines.core.store import Store
 from pipelines.nightly import inbox
 from pipelines.nightly.ledger import Ledger
@@ -65,11 +65,11 @@ def test_a_stage_that_finds_the_disk_full_says_so_and_is_made_by_the_next_run(
 
 def test_whatever_fails_on_a_disk_without_room_failed_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     died, bad = BoundaryError("the worker processes kept dying"), DataError("a bad row")
-    assert not out_of_room(died, tmp_path)
+    assert disk_full(died, tmp_path) is None
     monkeypatch.setattr(files, "NO_ROOM", 1 << 60)
-    assert out_of_room(died, tmp_path)
-    assert not out_of_room(bad, tmp_path), "a bad row is bad on any disk"
-    assert not out_of_room(died, tmp_path / "gone")
+    assert disk_full(died, tmp_path) is not None
+    assert disk_full(bad, tmp_path) is None, "a bad row is bad on any disk"
+    assert disk_full(died, tmp_path / "gone") is None
 
 
 def test_our_own_mistakes_keep_their_traceback(tmp_path: Path) -> None:

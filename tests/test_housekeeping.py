@@ -155,8 +155,8 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
 
 def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
     assert all(went for _, went in store_gc.collect(store, store_gc.gc_candidates(store, 0.0)))
-    assert {"/".join(name) for name in store.names()} == {"data/d2", "sft/s2", "report/r2"}
-    assert all(store.damage(*name, whole=True) == [] for name in store.names())
+    assert {"/".join(name) for name in store.made()} == {"data/d2", "sft/s2", "report/r2"}
+    assert all(store.damage(*name, whole=True) == [] for name in store.made())
     assert not list(store.root.glob("*/.gone-*"))
 
 
@@ -186,7 +186,7 @@ def test_gc_leaves_what_is_needed_since_it_looked(store: Store) -> None:
         store.locked("sft", "s3", lambda: None),
     ):
         assert {entry.folder.name for entry, went in collecting if went} == {"r1", "made"}
-    assert {"data/d1", "sft/s1", "data/used"} <= {"/".join(name) for name in store.names()}
+    assert {"data/d1", "sft/s1", "data/used"} <= {"/".join(name) for name in store.made()}
     assert store.work("sft", "s3").is_dir()
 
 
@@ -222,7 +222,7 @@ def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(
     why = f"no finished stage goes: what {name} needs cannot be read. Remove that folder, or make it again"
     assert lines == [why, "removed sft/.work-new  0 B", "1 folders, 0 B"]
     assert f"perhaps needed by what is damaged: {name}" in store_gc.needed(store).values()
-    assert len(list(store.names())) == 6
+    assert len(list(store.made())) == 6
     store_gc.remove(store.root / name)
     assert "report/r1" in gone(store) or name == "report/r2"
 

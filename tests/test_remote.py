@@ -58,7 +58,7 @@ SENT = {"model/weights.bin": bytes(range(256)) * 100, "timing.jsonl": b"{}\n", "
 def test_a_stage_pushed_to_a_folder_is_pulled_with_the_same_files_and_links(tmp_path: Path) -> None:
     said, pulled = push_twice_and_pull(f"file://{tmp_path}/there", tmp_path)
     assert said == SAID
-    assert list(pulled.names()) == [("sft", "s1")]
+    assert list(pulled.made()) == [("sft", "s1")]
     assert contents(pulled.folder("sft", "s1")).items() > SENT.items()
     assert pulled.damage("sft", "s1", whole=True) == []
 

@@ -46,7 +46,7 @@ def test_the_manifest_lists_every_file_with_its_digest(tmp_path: Path) -> None:
     assert list(files) == ["data.txt"]
     assert files["data.txt"]["bytes"] == 4
     assert files["data.txt"]["sha256"] == hashlib.sha256(b"rows").hexdigest()
-    (name,) = store.names()
+    (name,) = store.made()
     assert store.damage(*name, whole=True) == []
     (store.folder(*name) / "data.txt").write_text("rowz")
     assert store.damage(*name, whole=True) == ["data.txt"]
@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkey
     def denied(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("pipelines.core.store._noted", denied)
+    monkeypatch.setattr("pipelines.core.store.cached_digest", denied)
     with pytest.raises(ResourceError, match=r"cannot read .*weights: Permission denied\. Give this user the right"):
         store.damage("sft", "k", whole=True)
 

@@ -47,7 +47,7 @@ TRAJECTORY = Trajectory(
 @pytest.mark.parametrize("record", [EXAMPLE, TRAJECTORY], ids=["example", "trajectory"])
 def test_records_are_read_back_equal_from_jsonl_and_parquet(tmp_path: Path, record: Example | Trajectory) -> None:
     kind = type(record)
-    assert write_jsonl(tmp_path / "r.jsonl", [record, record]) == 2
+    write_jsonl(tmp_path / "r.jsonl", [record, record])
     assert list(read_jsonl(tmp_path / "r.jsonl", kind)) == [record, record]
     frames.write(tmp_path / "r.parquet", frames.to_frame([record], extra=[{"pool": "sft"}]))
     frame = frames.read(tmp_path / "r.parquet")

@@ -1,5 +1,6 @@
 """Commands of operation: nightly retraining, its champion, what runs, and the housekeeping of a store."""
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -297,7 +298,7 @@ def verify(store: Where = None) -> None:
     """
     there = _store(store)
     bad = count = 0
-    for stage, key in there.names():
+    for stage, key in there.made():
         count += 1
         wrong = there.damage(stage, key, whole=True)
         if wrong:
@@ -347,8 +348,11 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
     remote = Remote(url)
     there = set(remote.names())
     pushed = damaged = 0
-    for name in chosen(list(store.names()), names, str(store.root)):
-        manifest = remote.whole(*name) if name in there else None
+    for name in chosen(list(store.made()), names, str(store.root)):
+        manifest = None
+        if name in there:
+            with contextlib.suppress(DataError):  # a stage that is not whole there is pushed again
+                manifest, *_ = remote.listed(*name)
         if manifest is not None:
             if manifest != (store.folder(*name) / MANIFEST).read_bytes():
                 say(f"not pushed: {'/'.join(name)} is whole there, with another manifest than here")
@@ -382,10 +386,7 @@ def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
     count = 0
     for name in chosen(remote.names(), names, url):
         if store.has(*name):
-            wrong = store.damage(*name, whole=True)
-            aside = store.set_aside(*name, whole=True) if wrong else None
-            if aside is not None:
-                say(f"{'/'.join(name)} is damaged ({wrong[0]}): set aside as {aside.name}")
+            store.set_aside(*name, whole=True, say=say)
             if store.has(*name):
                 continue
         try:

@@ -56,7 +56,7 @@ def try_lock(file: IO[Any], shared: bool = False) -> bool:
 
 @contextlib.contextmanager
 def locked_file(path: Path, value: Any) -> Iterator[None]:
-    """A JSON file that is there, and locked, while the block runs; a killed process leaves it without a lock."""
+    """A locked JSON file for the time of the block; a killed process leaves it without a lock."""
     unnamed = path.with_suffix(".new")  # until it is locked: a reader would take it for that of a killed process
     with unnamed.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -70,7 +70,7 @@ def locked_file(path: Path, value: Any) -> Iterator[None]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file that is either whole or absent, also after kill -9.
+    """Write a file that is whole or absent, also after kill -9.
 
     A link, a device or a pipe stays what it is and is written through: a rename would put a plain file in its place.
     """
@@ -83,7 +83,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside a file for the block to write; at its end it is renamed to the file, or removed after an error."""
+    """A path beside a file for the block to write; it is renamed to the file at the end, or removed after an error."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield beside
@@ -107,19 +107,11 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is damaged: it is not JSON", hint) from None
 
 
-def json_line(row: Any) -> str:
-    """A line of a JSONL file."""
-    return json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n"
-
-
-def write_lines(path: Path, rows: Iterable[Any]) -> int:
-    """Write JSON lines and return their number."""
-    count = 0
+def write_lines(path: Path, rows: Iterable[Any]) -> None:
+    """Write JSON lines."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json_line(row))
-            count += 1
-    return count
+            file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple[int, Any]]:
@@ -212,22 +204,15 @@ def writing(place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if out_of_room(error, place):
-            raise no_room(place) from None
+        if (full := disk_full(error, place)) is not None:
+            raise full from None
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
             raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
         raise
 
 
-def no_room(place: Path) -> ResourceError:
-    """The error of a full disk."""
-    return ResourceError(
-        f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."
-    )
-
-
-def out_of_room(error: BaseException, place: Path) -> bool:
-    """Whether an error, or one of its causes, reports a full disk, each library in its own words.
+def disk_full(error: BaseException, place: Path) -> ResourceError | None:
+    """The error of a full disk if an error, or one of its causes, reports one, each library in its own words.
 
     Any other error than the user's, such as the death of a worker, counts if the disk has less than `NO_ROOM` bytes.
 
@@ -237,12 +222,14 @@ def out_of_room(error: BaseException, place: Path) -> bool:
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
-    if any(
+    full = any(
         getattr(cause, "errno", None) in FULL or any(words in str(cause) for words in FULL_WORDS) for cause in causes
-    ):
-        return True
-    if isinstance(error, UserError):
-        return False
-    with contextlib.suppress(OSError):
-        return shutil.disk_usage(place).free < NO_ROOM
-    return False
+    )
+    if not full and not isinstance(error, UserError):
+        with contextlib.suppress(OSError):
+            full = shutil.disk_usage(place).free < NO_ROOM
+    if not full:
+        return None
+    return ResourceError(
+        f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."
+    )

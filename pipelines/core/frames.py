@@ -25,7 +25,8 @@ def to_frame(records: Iterable[Any], extra: Sequence[Mapping[str, Any]] | None =
     rows = []
     for index, record in enumerate(records):
         row = to_dict(record)
-        row |= {key: _dump(row[key]) for key in _AS_JSON if key in row}
+        for key in (name for name in _AS_JSON if name in row):
+            row[key] = json.dumps(row[key], ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         rows.append({**row, **extra[index]} if extra is not None else row)
     return pl.DataFrame(rows, infer_schema_length=None)
 
@@ -126,7 +127,3 @@ def keep(path: Path, rows: Sequence[int] | pl.Series) -> None:
         writer.add(frame)
     writer.close()
     beside.replace(path)
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))

@@ -34,9 +34,7 @@ def die_with_parent(parent: int, sign: int = signal.SIGKILL) -> None:
 
 
 class DiesWithParent(functools.partial[Any]):
-    """A function as the target of a spawned process, which asks to die with its parent before it imports the function:
-    such an import can take a minute.
-    """
+    """A function as the target of a spawned process that dies with its parent, also while it imports the function."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _target, (os.getpid(), self.func.__module__, self.func.__qualname__)
@@ -48,7 +46,7 @@ def _target(parent: int, module: str, name: str) -> Any:
 
 
 def ending_with_me(whole_session: bool = False) -> list[str]:
-    """The words before a command that must not outlive this process: launchers and servers do not watch their parent.
+    """The prefix of a command that must not outlive this process: launchers and servers do not watch their parent.
 
     Args:
         whole_session: the command gets a session of its own, which is killed with it: the engine of a vLLM server is a
@@ -57,28 +55,11 @@ def ending_with_me(whole_session: bool = False) -> list[str]:
     return [sys.executable, "-m", __name__, str(os.getpid()), "session" if whole_session else "exec"]
 
 
-def run_to_parents_end(parent: int, mode: str, command: list[str]) -> int:
-    """Run the command of `ending_with_me` and return its exit code; of an `exec` it never returns."""
-    if mode == "exec":
-        die_with_parent(parent)
-        os.execvp(command[0], command)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    die_with_parent(parent, signal.SIGTERM)
-    keeper = os.getpid()
-    child = subprocess.Popen(command, start_new_session=True, preexec_fn=lambda: die_with_parent(keeper))
-    try:
-        return child.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
 @contextmanager
 def on_sigterm(act: Callable[[], None], once: bool = False) -> Iterator[None]:
-    """Inside, SIGTERM calls `act` and does not end this process; where `once`, a second SIGTERM ends it.
+    """Call `act` at SIGTERM, which then does not end this process; if `once`, a second SIGTERM ends it.
 
-    In another thread than the main one nothing changes, for Python lets no other thread set a handler.
+    In another thread than the main one nothing changes: Python lets no other thread set a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -104,5 +85,18 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 if __name__ == "__main__":
-    code = run_to_parents_end(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    parent, mode, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    if mode == "exec":
+        die_with_parent(parent)
+        os.execvp(command[0], command)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    die_with_parent(parent, signal.SIGTERM)
+    keeper = os.getpid()
+    child = subprocess.Popen(command, start_new_session=True, preexec_fn=lambda: die_with_parent(keeper))
+    try:
+        code = child.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
     sys.exit(code if code >= 0 else 128 - code)

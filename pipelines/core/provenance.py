@@ -1,5 +1,6 @@
 """What made a stage: commit, versions of libraries, machine. It stands in manifests and in MLflow, and in no key."""
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -29,12 +30,28 @@ def facts() -> dict[str, Any]:
 
     No host name and no user name: a store may be pushed to where others read it.
     """
-    commit = _git("rev-parse", "HEAD")
+    git: dict[str, str] = {}
+    for command in ("rev-parse HEAD", "status --porcelain --untracked-files=no") if (ROOT / ".git").exists() else ():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            words = ["git", "-C", str(ROOT), *command.split()]
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
+            )
+            git[command.partition(" ")[0]] = done.stdout.strip()
+    commit = git.get("rev-parse")
+    # The processor's model and the best of `INSTRUCTIONS` that it has; "" if the system gives neither.
+    fields: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip().lower(), value.strip())
+    flags = fields.get("flags", fields.get("features", "")).split()
+    best = next((name for name in INSTRUCTIONS if name in flags), None)
     lines = [line for path in sorted(GPUS.glob("*/information")) for line in path.read_text().splitlines()]
     gpus = [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]  # by NVIDIA's driver
     return {
         "commit": commit,
-        "changed": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "changed": None if commit is None else bool(git.get("status")),
         "python": platform.python_version(),
         "libraries": {
             "sqlite": sqlite3.sqlite_version,
@@ -43,7 +60,7 @@ def facts() -> dict[str, Any]:
         "machine": {
             "system": platform.platform(),
             "processors": os.cpu_count(),
-            "processor": _processor(),
+            "processor": ", ".join(filter(None, (fields.get("model name"), best))),
             "gpus": gpus,
         },
     }
@@ -79,34 +96,3 @@ def version(library: str) -> str | None:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _git(*words: str) -> str | None:
-    if not (ROOT / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *words],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _processor() -> str:
-    """The processor's model and the best of `INSTRUCTIONS` that it has; "" where the system does not tell."""
-    try:
-        lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    fields: dict[str, str] = {}
-    for name, _, value in (line.partition(":") for line in lines):
-        fields.setdefault(name.strip().lower(), value.strip())
-    flags = set(fields.get("flags", fields.get("features", "")).split())
-    best = next((name for name in INSTRUCTIONS if name in flags), None)
-    return ", ".join(filter(None, (fields.get("model name"), best)))

@@ -129,6 +129,10 @@ Function = TypeVar("Function")
 UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION = "unknown_name", "unsuited_name", "wrong_option"  # of validation errors
 
 
+# The entry points of the installed packages, read once for all registries; their type in Python 3.11 lacks `select`.
+_entry_points: Callable[[], Any] = functools.cache(metadata.entry_points)
+
+
 @dataclass(frozen=True)
 class RegisteredPart(Generic[T]):
     """One registered implementation."""
@@ -201,7 +205,7 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def entry(self, name: str) -> RegisteredPart[T]:
-        """All that is registered under a name."""
+        """The implementation registered under a name, with its function, module and options."""
         self._load()
         if name not in self._entries:
             close = difflib.get_close_matches(name, self._entries, n=1)
@@ -268,7 +272,16 @@ class Registry(Generic[T]):
 
     def used(self, values: Mapping[str, Any]) -> set[str]:
         """The names of this kind that a slice of a recipe (dotted path to JSON value) uses."""
-        return {name for field in self.fields for name in _texts_at(values, field.split("."))}
+        names: set[str] = set()
+        for field in self.fields:
+            found: list[Any] = [values]
+            for step in field.split("."):
+                if step == "*":
+                    found = [item for value in found if isinstance(value, list) for item in value]
+                else:
+                    found = [value[step] for value in found if isinstance(value, Mapping) and step in value]
+            names |= {value for value in found if isinstance(value, str)}
+        return names
 
     def _load(self) -> None:
         """Import our own parts and those of installed packages, once."""
@@ -286,24 +299,6 @@ class Registry(Generic[T]):
                     f"the plug-in {point.value!r} of {self.group} cannot be imported: {error}",
                     "Mend that package, or uninstall it.",
                 ) from error
-
-
-@functools.cache
-def _entry_points() -> Any:  # EntryPoints; the type in Python 3.11 lacks its `select`
-    """The entry points of the installed packages, read once for all registries."""
-    return metadata.entry_points()
-
-
-def _texts_at(value: Any, path: Sequence[str]) -> Iterator[str]:
-    """The texts at a dotted path of JSON values."""
-    if not path:
-        if isinstance(value, str):
-            yield value
-    elif path[0] == "*":
-        for item in value if isinstance(value, list) else ():
-            yield from _texts_at(item, path[1:])
-    elif isinstance(value, Mapping) and path[0] in value:
-        yield from _texts_at(value[path[0]], path[1:])
 
 
 REWARDS: Registry[RewardFunction] = Registry(

@@ -26,6 +26,7 @@ WORK = ".work-"  # before the key of a stage that is being made
 DAMAGED = ".damaged-"  # before the key of a stage that was set aside
 MARK = ".layout"  # in the root: the number of the layout and of the keys that its stages have
 LAYOUT = "2\n"
+READABLE = "Give this user the right to read it."
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
 # Wall-clock facts of one making, verdicts that other thresholds change, and what only a resume needs: no manifest lists
 # them, so they may change beside a sealed stage.
@@ -42,11 +43,11 @@ class Store:
         self.root = root.resolve()
 
     def folder(self, stage: str, key: str) -> Path:
-        """Where that stage is, or would be."""
+        """A stage's folder, finished or not."""
         return self.root / stage / key
 
     def work(self, stage: str, key: str) -> Path:
-        """Where that stage is made; it holds what a killed run left."""
+        """The folder in which a stage is made; it holds what a killed run left."""
         return self.root / stage / f"{WORK}{key}"
 
     def has(self, stage: str, key: str) -> bool:
@@ -58,18 +59,28 @@ class Store:
         return not (self.root / MARK).is_file() and bool(self.made())
 
     def damage(self, stage: str, key: str, whole: bool) -> list[str]:
-        """Names of a finished stage's files that are not what its manifest says; the manifest's own if it is damaged.
+        """Names of a finished stage's files that differ from its manifest; the manifest's own if it is damaged.
 
         Args:
-            whole: hold the bytes against their digests, of each file once in a process unless its time changes (some
-                0.4 to 2 GB a second); else only their sizes, for a look at each file's entry.
+            whole: compare the bytes with their digests, of each file once in a process unless its time changes (some
+                0.4 to 2 GB a second); else only their sizes, which reads each file's entry.
         """
+        damaged = []
         try:
-            files = self.manifest(stage, key)["files"]
-            folder = self.folder(stage, key)
-            return [name for name, facts in files.items() if not _is_sound(folder / name, facts, whole)]
+            for name, claim in self.manifest(stage, key)["files"].items():
+                path = self.folder(stage, key) / name
+                try:
+                    is_sound = path.lstat().st_size == claim["bytes"]
+                    is_sound = is_sound and (not whole or cached_digest(path) == claim["sha256"])
+                except (FileNotFoundError, NotADirectoryError):
+                    is_sound = False
+                except OSError as error:  # it may well be sound: to call it damaged would have it made again
+                    raise ResourceError(f"cannot read {path}: {error.strerror}", READABLE) from None
+                if not is_sound:
+                    damaged.append(name)
         except (DataError, KeyError, TypeError, AttributeError):
             return [MANIFEST]
+        return damaged
 
     @contextlib.contextmanager
     def locked(self, stage: str, key: str, waiting: Callable[[], None]) -> Iterator[None]:
@@ -84,19 +95,22 @@ class Store:
             yield
             path.unlink(missing_ok=True)
 
-    def set_aside(self, stage: str, key: str, whole: bool) -> Path | None:
-        """Rename a damaged stage, so that it is made again; None where another run has done so already.
+    def set_aside(self, stage: str, key: str, whole: bool, say: Callable[[str], None]) -> None:
+        """Rename a damaged stage, so that it is made again, and report it in one line; any other stage stays.
 
         Args:
             whole: as `damage` takes it.
         """
+        if not self.has(stage, key) or not self.damage(stage, key, whole):
+            return
         with self.locked(stage, key, lambda: None):
-            if not self.has(stage, key) or not self.damage(stage, key, whole):
-                return None
-            return self.folder(stage, key).rename(unused(self.root / stage / f"{DAMAGED}{key}"))
+            wrong = self.damage(stage, key, whole) if self.has(stage, key) else []
+            if wrong:  # no other run has set it aside meanwhile
+                aside = self.folder(stage, key).rename(unused(self.root / stage / f"{DAMAGED}{key}"))
+                say(f"{stage}/{key} is damaged ({wrong[0]}): set aside as {aside.name}")
 
     def manifest(self, stage: str, key: str) -> dict[str, Any]:
-        """What a finished stage says of itself."""
+        """A finished stage's manifest: its inputs, settings and origin, and the digests of its files."""
         path = self.folder(stage, key) / MANIFEST
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -105,17 +119,13 @@ class Store:
         except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
             pass
         except OSError as error:
-            raise _unreadable(path, error) from None
+            raise ResourceError(f"cannot read {path}: {error.strerror}", READABLE) from None
         raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.")
 
     def note_use(self, stage: str, key: str) -> None:
-        """Let a finished stage count as used now (`sqltrain store gc` goes by that), where the store can be written."""
+        """Set a finished stage's time to now, by which `sqltrain store gc` goes, if the store can be written."""
         with contextlib.suppress(OSError):
             os.utime(self.folder(stage, key))
-
-    def names(self) -> Iterator[tuple[str, str]]:
-        """The (stage, key) of all finished stages, in order."""
-        yield from self.made()
 
     def made(self) -> dict[tuple[str, str], float]:
         """When each finished stage was sealed, in seconds since 1970, by (stage, key), in order.
@@ -138,85 +148,69 @@ class Store:
 
         Args:
             build: fills the work folder; it finds there what a killed run left.
-            about: what the manifest says besides the files; JSON values without wall-clock times.
+            about: the manifest's values besides the files; JSON values without wall-clock times.
             waiting: called once when another live run is making the same stage.
         """
+        with self.making(stage, key, waiting) as work:
+            if work is not None:
+                build(work)
+                # Who may read the folder may read its files, too: libraries write weights for their own user alone.
+                for path in work.rglob("*"):
+                    mode = path.stat().st_mode if path.is_file() and not path.is_symlink() else 0o444
+                    if (wanted := work.stat().st_mode & 0o444) & ~mode:
+                        with contextlib.suppress(OSError):  # another user's file, or a disk that knows no rights
+                            path.chmod(mode | wanted)
+                files = {
+                    str(path.relative_to(work)): {"bytes": path.stat().st_size, "sha256": cached_digest(path)}
+                    for path in sorted(work.rglob("*"))
+                    if path.is_file()
+                    and not path.is_symlink()
+                    and path.name not in NOT_CONTENT
+                    and path.relative_to(work).parts[0] != SHARDS
+                }
+                write_json(work / MANIFEST, {"stage": stage, "key": key, **about, "files": files})
+        return self.folder(stage, key)
 
-        def sealed(work: Path) -> None:
-            build(work)
-            _seal(work, {"stage": stage, "key": key, **about})
+    @contextlib.contextmanager
+    def making(self, stage: str, key: str, waiting: Callable[[], None]) -> Iterator[Path | None]:
+        """The work folder for the block to fill, with its manifest; None if the stage is cached.
 
-        return self.place(stage, key, sealed, waiting)
-
-    def place(self, stage: str, key: str, fill: Callable[[Path], None], waiting: Callable[[], None]) -> Path:
-        """The stage's folder; unless it is cached, `fill` writes its files and its manifest into the work folder."""
+        At the end of the block the folder is renamed to the stage's own.
+        """
         if self.has(stage, key):
-            return self.folder(stage, key)
-        work = self.work(stage, key)
+            yield None
+            return
+        work, final = self.work(stage, key), self.folder(stage, key)
         with writing(self.root):
             work.mkdir(parents=True, exist_ok=True)
             require_room(work, MIN_FREE_MB)
             if not (self.root / MARK).is_file():
                 write_atomic(self.root / MARK, LAYOUT)
             with self.locked(stage, key, waiting):
-                if not self.has(stage, key):
-                    work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
-                    final = self.folder(stage, key)
-                    # An interrupted `rm -r` or a half copied store leaves a folder without a manifest in its place.
-                    if os.path.lexists(final) and not (final / MANIFEST).is_file():
-                        final.rename(unused(self.root / stage / f"{DAMAGED}{key}"))
-                    fill(work)
-                    try:
-                        work.rename(final)
-                    except OSError:  # another writer was first (a file system without locks): its copy stands
-                        if not (final / MANIFEST).is_file():
-                            raise
-                        shutil.rmtree(work, ignore_errors=True)
-                    shutil.rmtree(final / SHARDS, ignore_errors=True)
-        return self.folder(stage, key)
+                if self.has(stage, key):
+                    yield None
+                    return
+                work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
+                # An interrupted `rm -r` or a half copied store leaves a folder without a manifest in its place.
+                if os.path.lexists(final) and not (final / MANIFEST).is_file():
+                    final.rename(unused(self.root / stage / f"{DAMAGED}{key}"))
+                yield work
+                try:
+                    work.rename(final)
+                except OSError:  # another writer was first (a file system without locks): its copy stands
+                    if not (final / MANIFEST).is_file():
+                        raise
+                    shutil.rmtree(work, ignore_errors=True)
+                shutil.rmtree(final / SHARDS, ignore_errors=True)
 
 
-def _seal(folder: Path, about: Mapping[str, Any]) -> None:
-    """List every file with its digest in the manifest, written last. Who may read the folder may read its files, too:
-    libraries write weights for their own user alone.
-    """
-    for path in folder.rglob("*"):
-        mode = path.stat().st_mode if path.is_file() and not path.is_symlink() else 0o444
-        if (wanted := folder.stat().st_mode & 0o444) & ~mode:
-            with contextlib.suppress(OSError):  # another user's file, or a disk that knows no rights
-                path.chmod(mode | wanted)
-    files = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _noted(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not path.is_symlink()
-        and path.name not in NOT_CONTENT
-        and path.relative_to(folder).parts[0] != SHARDS
-    }
-    write_json(folder / MANIFEST, {**about, "files": files})
+_KNOWN: dict[tuple[int, int, int, int], str] = {}  # digests made in this process, by the state of their file
 
 
-_KNOWN: dict[tuple[int, int, int, int], str] = {}  # digests that this process has made, by what tells a file's state
-
-
-def _noted(path: Path) -> str:
+def cached_digest(path: Path) -> str:
     """A file's digest, made once in this process for a state of the file; a rename changes none."""
-    facts = path.stat()
-    state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    found = path.stat()
+    state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     if state not in _KNOWN:
         _KNOWN[state] = sha256(path)
     return _KNOWN[state]
-
-
-def _is_sound(path: Path, facts: Mapping[str, Any], whole: bool) -> bool:
-    try:
-        size = path.lstat().st_size
-        return bool(size == facts["bytes"] and (not whole or _noted(path) == facts["sha256"]))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:  # it may well be sound: to call it damaged would have it made again
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> ResourceError:
-    return ResourceError(f"cannot read {path}: {error.strerror}", "Give this user the right to read it.")

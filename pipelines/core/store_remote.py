@@ -18,6 +18,7 @@ from pipelines.core.files import require_room, sha256
 from pipelines.core.store import MANIFEST, MIN_FREE_MB, NOT_CONTENT, Store
 
 LINKS = "links.json"
+PLAIN_NAME = re.compile(r"\w[\w.@-]{0,99}", re.ASCII)  # of a kind of stage, a key, a recipe or a batch
 JSON_BYTES = 256 * 2**20  # of a manifest; one of a hundred thousand files has some 15 MB
 SIDE_BYTES = 64 * 2**20  # of a file that the manifest does not list: curves of wall-clock times, a contract's page
 LINKED = ("databases", "parts")  # the folders of a stage that hold links: to databases, and to the parts of a union
@@ -41,14 +42,7 @@ class Remote:
         """The finished stages there, as (stage, key)."""
         paths = self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}"))
         names = ((parts[-3], parts[-2]) for parts in (str(path).split("/") for path in paths))
-        return sorted(name for name in names if all(map(is_plain, name)))
-
-    def whole(self, stage: str, key: str) -> bytes | None:
-        """The manifest of a stage there that has all of its files, in the sizes that it says; None if one differs."""
-        try:
-            return self._listed(stage, key)[0]
-        except DataError:
-            return None
+        return sorted(name for name in names if all(map(PLAIN_NAME.fullmatch, name)))
 
     def push(self, store: Store, stage: str, key: str) -> None:
         """Upload a finished stage, its manifest last."""
@@ -70,99 +64,98 @@ class Remote:
         Only files that the manifest lists, and the store's own side files, are fetched, into an empty folder, and none
         outside that folder.
         """
-        what = f"{stage}/{key}"
-        content, claims, sizes = self._listed(stage, key)
-        named = parsed(self.read(f"{what}/{LINKS}", sizes[LINKS]), f"{what}/{LINKS}")
+        name_there = f"{stage}/{key}"
+        content, claims, sizes = self.listed(stage, key)
+        links = parsed(self.read(f"{name_there}/{LINKS}", sizes[LINKS]), f"{name_there}/{LINKS}")
         # A link leads to a database anywhere, or to a part of a union in the same store.
-        if not isinstance(named, dict):
-            raise refused(what, "its links are no mapping")
-        for name, target in named.items():
+        if not isinstance(links, dict):
+            raise refused(name_there, "its links are no mapping")
+        for name, target in links.items():
             parts = PurePosixPath(name).parts if _is_below(name) else ()
             if len(parts) < 2 or parts[0] not in LINKED:
-                raise refused(what, f"the link {name!r} points out of its folder's {' and '.join(LINKED)}")
+                raise refused(name_there, f"the link {name!r} points out of its folder's {' and '.join(LINKED)}")
             if not isinstance(target, str) or "\0" in target:
-                raise refused(what, f"the link {name!r} leads nowhere")
-            if name in claims or any(other.startswith(f"{name}/") for other in (*claims, *named)):
-                raise refused(what, f"the link {name!r} stands where a file is to lie")
+                raise refused(name_there, f"the link {name!r} leads nowhere")
+            if name in claims or any(other.startswith(f"{name}/") for other in (*claims, *links)):
+                raise refused(name_there, f"the link {name!r} stands where a file is to lie")
             if not os.path.isabs(target):
-                spot = Path(os.path.normpath(store.folder(stage, key) / PurePosixPath(name).parent / target))
-                if not spot.is_relative_to(store.root / stage):
-                    raise refused(what, f"the link {name!r} points out of the store")
+                path = Path(os.path.normpath(store.folder(stage, key) / PurePosixPath(name).parent / target))
+                if not path.is_relative_to(store.root / stage):
+                    raise refused(name_there, f"the link {name!r} points out of the store")
         side = {
             name
             for name, size in sizes.items()
             if name != MANIFEST and PurePosixPath(name).name in NOT_CONTENT and _is_below(name) and size <= SIDE_BYTES
         }
-
-        def fill(work: Path) -> None:
+        with store.making(stage, key, lambda: None) as work:
+            if work is None:
+                return
             shutil.rmtree(work)  # an earlier, refused pull may have left links
             work.mkdir()
             try:
                 require_room(work, MIN_FREE_MB + sum(sizes[name] for name in {*claims, *side}) // 2**20)
             except ResourceError as error:
-                raise DataError(f"{what}: {error.message}", error.hint) from None
+                raise DataError(f"{name_there}: {error.message}", error.hint) from None
             for name in sorted({*claims, *side}):
-                self.get(f"{what}/{name}", inside(work, name))
-            for name, facts in claims.items():
+                self.get(f"{name_there}/{name}", inside(work, name))
+            for name, claim in claims.items():
                 path = inside(work, name)
-                if path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
-                    raise DataError(f"{name} of {what} is damaged in {self.url}", "Remove it there and push it again.")
-            for name, target in named.items():
-                spot = inside(work, name)
-                spot.parent.mkdir(parents=True, exist_ok=True)
-                spot.symlink_to(target)
+                if path.stat().st_size != claim["bytes"] or sha256(path) != claim["sha256"]:
+                    raise DataError(
+                        f"{name} of {name_there} is damaged in {self.url}", "Remove it there and push it again."
+                    )
+            for name, target in links.items():
+                path = inside(work, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.symlink_to(target)
             (work / MANIFEST).write_bytes(content)
 
-        store.place(stage, key, fill, lambda: None)
+    def listed(self, stage: str, key: str) -> tuple[bytes, dict[str, dict[str, Any]], dict[str, int]]:
+        """A stage's manifest, the files that it lists, and the sizes of all files there, which agree with the list."""
+        name_there = f"{stage}/{key}"
+        sizes = self.files_below(name_there)
+        for name in sorted({MANIFEST, LINKS} - set(sizes)):
+            raise refused(f"{name_there}/{name}", "it is missing")
+        content = self.read(f"{name_there}/{MANIFEST}", sizes[MANIFEST])
+        manifest = parsed(content, f"{name_there}/{MANIFEST}")
+        if not isinstance(manifest, dict) or (manifest.get("stage"), manifest.get("key")) != (stage, key):
+            raise refused(name_there, "its manifest is another stage's")
+        claims = manifest.get("files")
+        if not isinstance(claims, dict):
+            raise refused(name_there, "its manifest lists no files")
+        for name, claim in claims.items():
+            if not _is_below(name):
+                raise refused(name_there, f"{name!r} points out of its folder")
+            size, digest = (claim.get("bytes"), claim.get("sha256")) if isinstance(claim, dict) else (None, None)
+            if not (isinstance(size, int) and size >= 0 and isinstance(digest, str)):
+                raise refused(name_there, f"its manifest gives no size or digest of {name!r}")
+            if sizes.get(name) != size:
+                raise refused(name_there, f"{name!r} has {sizes.get(name, 'no')} bytes, and its manifest says {size}")
+        return content, claims, sizes
 
     def files_below(self, place: str) -> dict[str, int]:
-        """Files below a place by their names there, with their sizes in bytes; {} if there is no such place."""
+        """The sizes in bytes of the files below a folder there, by their names in it; {} if there is no such folder."""
         there = f"{self.root}/{place}"
         files = self._try(lambda: self.files.find(there, detail=True))
         return {str(path).removeprefix(there).lstrip("/"): int(facts["size"]) for path, facts in files.items()}
 
     def put(self, path: Path, name: str) -> None:
-        """Upload a file."""
         there = f"{self.root}/{name}"
         self._try(lambda: self.files.makedirs(there.rpartition("/")[0], exist_ok=True))
         self._try(lambda: self.files.put_file(str(path), there))
 
     def get(self, name: str, path: Path) -> None:
-        """Download a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._try(lambda: self.files.get_file(f"{self.root}/{name}", str(path)))
 
     def read(self, name: str, size: int = 0) -> bytes:
-        """A small file's bytes; `size`, as `files_below` tells it, is refused if it is no small file's."""
+        """A small file's bytes; a `size`, as `files_below` gives it, above `JSON_BYTES` is refused."""
         if size > JSON_BYTES:
             raise refused(name, f"it has {size} bytes")
         return bytes(self._try(lambda: self.files.cat_file(f"{self.root}/{name}")))
 
-    def _listed(self, stage: str, key: str) -> tuple[bytes, dict[str, dict[str, Any]], dict[str, int]]:
-        """A stage's manifest, the files that it lists, and the sizes of all files there, which agree with the list."""
-        what = f"{stage}/{key}"
-        sizes = self.files_below(what)
-        for name in sorted({MANIFEST, LINKS} - set(sizes)):
-            raise refused(f"{what}/{name}", "it is missing")
-        content = self.read(f"{what}/{MANIFEST}", sizes[MANIFEST])
-        manifest = parsed(content, f"{what}/{MANIFEST}")
-        if not isinstance(manifest, dict) or (manifest.get("stage"), manifest.get("key")) != (stage, key):
-            raise refused(what, "its manifest is another stage's")
-        claims = manifest.get("files")
-        if not isinstance(claims, dict):
-            raise refused(what, "its manifest lists no files")
-        for name, facts in claims.items():
-            if not _is_below(name):
-                raise refused(what, f"{name!r} points out of its folder")
-            size, digest = (facts.get("bytes"), facts.get("sha256")) if isinstance(facts, dict) else (None, None)
-            if not (isinstance(size, int) and size >= 0 and isinstance(digest, str)):
-                raise refused(what, f"its manifest gives no size or digest of {name!r}")
-            if sizes.get(name) != size:
-                raise refused(what, f"{name!r} has {sizes.get(name, 'no')} bytes, and its manifest says {size}")
-        return content, claims, sizes
-
     def _try(self, do: Callable[[], Any]) -> Any:
-        """Do something there; whatever its library raises becomes one plain line."""
+        """Call the other side; any error of its library becomes one plain line."""
         try:
             return do()
         except Exception as error:
@@ -173,10 +166,10 @@ class Remote:
 
 
 def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) -> list[tuple[str, str]]:
-    """Those of some stages that are wanted: "STAGE", or "STAGE/" and the beginning of a key; all where none is named.
+    """The wanted ones of some stages: "STAGE", or "STAGE/" and the beginning of a key; all if none is named.
 
     Args:
-        where: they are, for the error.
+        where: the store or the address of the stages, for errors.
     """
     if not names:
         raise DataError(f"{where} has no finished stage", "Look at the address.")
@@ -192,30 +185,24 @@ def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) 
 
 
 def refused(what: str, why: str) -> DataError:
-    """The error for what is not as a store writes it."""
+    """The error for a file that no store writes in this way."""
     return DataError(f"{what} is refused: {why}", "It was changed, or no store: push it again from where it is whole.")
 
 
 def parsed(content: bytes, what: str) -> Any:
-    """JSON of the other side."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
         raise refused(what, "it is not JSON") from None
 
 
-def is_plain(name: str) -> bool:
-    """Whether a text is the name of a kind of stage, or a key."""
-    return bool(re.fullmatch(r"\w[\w.@-]{0,99}", name, re.ASCII))
-
-
 def inside(work: Path, name: str) -> Path:
-    """A file's place in a work folder, links on the way followed."""
+    """A file's path in a work folder, refused if it leads out of it, links on the way followed."""
     try:
-        spot = work / name
-        below = _is_below(name) and spot.resolve().is_relative_to(work.resolve()) and not spot.is_symlink()
-        if below and not any(folder.is_file() for folder in spot.parents):
-            return spot
+        path = work / name
+        below = _is_below(name) and path.resolve().is_relative_to(work.resolve()) and not path.is_symlink()
+        if below and not any(folder.is_file() for folder in path.parents):
+            return path
     except (OSError, ValueError):  # no file's name
         pass
     raise refused(work.name, f"{name!r} points out of its folder")

@@ -8,7 +8,7 @@ import enum
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -16,6 +16,7 @@ import pydantic
 
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_lines
+from pipelines.core.registry import DIALECTS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -24,15 +25,7 @@ if TYPE_CHECKING:
 Scalar = str | int | float | bytes | None
 
 Message = tuple[str, str]  # (role, text); roles are "system", "user" and "assistant"
-
-
-def _known_engine(name: str) -> str:
-    from pipelines.core.registry import DIALECTS
-
-    return DIALECTS.check(name)
-
-
-EngineName = Annotated[str, pydantic.AfterValidator(_known_engine)]
+EngineName = Annotated[str, pydantic.AfterValidator(DIALECTS.check)]
 Hardness = Literal["easy", "medium", "hard", "extra"]
 HARDNESS_LEVELS: tuple[Hardness, ...] = ("easy", "medium", "hard", "extra")
 
@@ -216,9 +209,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 Record = TypeVar("Record", bound="DataclassInstance")
 
 
-@functools.cache
-def _adapter(kind: type[Any]) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(kind)
+_adapter: Callable[[Any], pydantic.TypeAdapter[Any]] = functools.cache(pydantic.TypeAdapter)
 
 
 def to_dict(record: Any) -> dict[str, Any]:
@@ -238,14 +229,11 @@ def from_dict(kind: type[Record], value: Mapping[str, Any]) -> Record:
     return record
 
 
-def write_jsonl(path: Path, records: Iterable[Any]) -> int:
-    """Write one record a line and return how many."""
-    count = 0
+def write_jsonl(path: Path, records: Iterable[Any]) -> None:
+    """Write one record a line."""
     with path.open("w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(to_dict(record), ensure_ascii=False, separators=(",", ":")) + "\n")
-            count += 1
-    return count
 
 
 def read_jsonl(path: Path, kind: type[Record]) -> Iterator[Record]:
@@ -285,17 +273,12 @@ DATABASE = ("database", "db", "db_id", "db_path")
 LONGEST_NAME = 200  # bytes of a database's name: file systems take 255, with suffixes
 
 
+@dataclasses.dataclass(eq=False)
 class BadRow(Exception):
-    """A row that cannot become an example.
+    """A row that cannot become an example."""
 
-    Args:
-        reason: a short stable word.
-        detail: one line for a person.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
+    reason: str  # a short stable word.
+    detail: str  # one line for a person.
 
 
 def text_field(row: Any, *names: str, required: bool = True) -> str:

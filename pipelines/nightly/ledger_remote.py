@@ -12,7 +12,7 @@ from pathlib import Path
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json
 from pipelines.core.store import Store
-from pipelines.core.store_remote import JSON_BYTES, LINKS, Remote, inside, is_plain, refused
+from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, inside, refused
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
 from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, NightInProgress, champions, decisions, ledgers
 
@@ -57,7 +57,7 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
 def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
     """Download the nights that the store lacks; nothing but ledgers and batches of plain names is taken."""
     sizes = remote.files_below(HOME)
-    for recipe in sorted({name.partition("/")[0] for name in sizes if is_plain(name.partition("/")[0])}):
+    for recipe in sorted({name.partition("/")[0] for name in sizes if PLAIN_NAME.fullmatch(name.partition("/")[0])}):
         if f"{recipe}/{LINES}" not in sizes:
             continue
         ledger = Ledger(store, recipe)
@@ -74,7 +74,7 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                 batch, _, file = place.partition("/")
                 if (owner, home) != (recipe, BATCHES) or file not in FILES:
                     continue
-                if not is_plain(batch) or batch not in decided:
+                if not PLAIN_NAME.fullmatch(batch) or batch not in decided:
                     continue
                 path = ledger.batches / batch / file
                 if not path.is_file() or path.stat().st_size != size:
@@ -113,7 +113,7 @@ def _decided_batches(lines: bytes, recipe: str) -> Container[str]:
     try:
         rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
         names = [name for champion in champions(rows).values() for name in (champion.stage, champion.key)]
-        if all(map(is_plain, [*names, *(row["from"] for row in rows if row["event"] == "rollback")])):
+        if all(map(PLAIN_NAME.fullmatch, [*names, *(row["from"] for row in rows if row["event"] == "rollback")])):
             return decisions(rows)
     except (ValueError, RecursionError, KeyError, TypeError):
         pass

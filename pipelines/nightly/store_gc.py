@@ -79,7 +79,7 @@ def pin(store: Store, name: str, keep: bool) -> Name:
     """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer."""
     stage, _, start = name.partition("/")
     pinned = pins(store)
-    among = list(store.names()) if keep else pinned
+    among = list(store.made()) if keep else pinned
     matches = [pair for pair in among if pair[0] == stage and start and pair[1].startswith(start)]
     if len(matches) != 1:
         how = "no" if not matches else "more than one"

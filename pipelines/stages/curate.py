@@ -15,7 +15,7 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.errors import DataError
-from pipelines.core.files import json_line, read_json, write_atomic, write_json, write_lines
+from pipelines.core.files import read_json, write_atomic, write_json, write_lines
 from pipelines.core.frames import DATA
 from pipelines.core.types import SchemaItems, Trajectory, from_dict, to_dict
 from pipelines.curation import card, filtering
@@ -172,7 +172,7 @@ def _consensus(ctx: Context, data: Path, *pools: str) -> None:
             accepted += sum(schema.items is not None for schema in schemas)
             for schema in schemas:
                 if schema.reason:
-                    file.write(json_line(schema.record()))
+                    file.write(json.dumps(schema.record(), ensure_ascii=False, sort_keys=True) + "\n")
                     apart += 1
     writer.close()
     agreement = accepted / len(rows) if len(rows) else 1.0

@@ -244,7 +244,7 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     """Make one step unless the store has it. Of its needs, what is damaged is set aside and made again first."""
     needs = [other for other in steps if other.name in step.needs]
     folders, keys = {other.kind: other.folder for other in needs}, {other.name: other.key for other in needs}
-    _set_aside(step.kind, step.key, store, progress, whole=False)
+    store.set_aside(step.kind, step.key, False, progress.say)
     if store.has(step.kind, step.key):
         store.note_use(step.kind, step.key)
         return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
@@ -253,14 +253,14 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     if digest(about) != step.key:
         raise _gone(step.kind, step.key)
     for other in needs:
-        _set_aside(other.kind, other.key, store, progress, whole=True)
+        store.set_aside(other.kind, other.key, True, progress.say)
         if not store.has(other.kind, other.key):
             execute(other, recipe, store, progress, steps)
         if other.kind == "model":
             # It may refer to the weights of another run's checkpoint.
             base = stage_at(base_of(other.folder) or "", store)
             if base is not None:
-                _set_aside(*base, store, progress, whole=True)
+                store.set_aside(*base, True, progress.say)
                 if not store.has(*base):
                     raise _gone(*base)
 
@@ -287,14 +287,6 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
 def can_resume(work: Path) -> bool:
     """Whether a work folder is empty or was begun by the code of today, in every byte."""
     return not any(work.iterdir()) or read_json(work / SHARDS / CODE) == code_digest()
-
-
-def _set_aside(stage: str, key: str, store: Store, progress: Progress, whole: bool) -> None:
-    """Set a damaged stage aside, and say so in one line; `whole` as `Store.damage` takes it."""
-    wrong = store.damage(stage, key, whole) if store.has(stage, key) else []
-    aside = store.set_aside(stage, key, whole) if wrong else None
-    if aside is not None:
-        progress.say(f"{stage}/{key} is damaged ({wrong[0]}): set aside as {aside.name}")
 
 
 def _gone(stage: str, key: str) -> DataError:

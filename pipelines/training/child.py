@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import ResourceError, SqltrainError, TrainingError
-from pipelines.core.files import no_room, out_of_room
+from pipelines.core.files import disk_full
 from pipelines.core.processes import die_with_parent
 from pipelines.core.types import Example, Trajectory
 from pipelines.training import memory, samples
@@ -100,8 +100,8 @@ def _named(error: Exception, plan: Plan) -> SqltrainError | None:
     """Out of memory or a lost process, as an error that names the knob; None for any other error."""
     import torch
 
-    if out_of_room(error, plan.out):
-        return no_room(plan.out)
+    if (full := disk_full(error, plan.out)) is not None:
+        return full
     if isinstance(error, RuntimeError) and any(words in str(error) for words in LOST):
         return lost_process(plan.recipe.hardware.timeout_s, str(error).splitlines()[0])
     cpu_text = isinstance(error, RuntimeError) and "not enough memory" in str(error)

@@ -48,7 +48,7 @@ def curated(taught: Path, root: Path, *overrides: str) -> dict[str, Any]:
     shutil.copytree(taught, root, symlinks=True)
     store = Store(root)
     walk(store, "gold_schema", *overrides)
-    return {stage: (key, store.manifest(stage, key)["files"]) for stage, key in store.names()}
+    return {stage: (key, store.manifest(stage, key)["files"]) for stage, key in store.made()}
 
 
 @pytest.fixture
