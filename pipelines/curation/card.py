@@ -8,7 +8,6 @@ import polars as pl
 
 from pipelines.core.provenance import version
 from pipelines.core.types import HARDNESS_LEVELS
-from pipelines.curation import filtering
 from pipelines.recipe.config import Recipe
 
 LICENCES = {  # of questions and databases, as their authors give them; a trained model's terms may differ
@@ -19,24 +18,6 @@ LICENCES = {  # of questions and databases, as their authors give them; a traine
 }
 UNKNOWN = "not noted here: see the terms under which it was downloaded"
 VERSIONS = ("sqltrain", "sqlglot", "openai")
-Rows = list[dict[str, Any]]
-
-
-def acceptance(selected: pl.DataFrame) -> dict[str, Rows]:
-    """Numbers of trajectories that were made, were right, and are kept: by teacher, by hardness and by database.
-
-    Args:
-        selected: the table of `filtering.select`.
-    """
-    tables = {}
-    for name, column in (("teacher", "policy"), ("hardness", "hardness"), ("database", "database")):
-        counted = selected.group_by(pl.col(column).cast(pl.String)).agg(
-            made=pl.len(), right=pl.col("right").sum(), kept=pl.col("reason").is_null().sum()
-        )
-        rows = {row[0]: dict(zip(("made", "right", "kept"), row[1:], strict=True)) for row in counted.iter_rows()}
-        order = HARDNESS_LEVELS if name == "hardness" else sorted(rows)
-        tables[name] = [{name: value, **rows[value]} for value in order if value in rows]
-    return tables
 
 
 def diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
@@ -58,12 +39,26 @@ def diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
 
 
 def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
-    """Acceptance, reasons, diversity and size of the kept trajectories, as JSON values."""
+    """Acceptance, reasons, diversity and size of the kept trajectories, as JSON values.
+
+    Args:
+        selected: the table of `filtering.select`.
+    """
+    # Numbers of trajectories that were made, were right, and are kept.
+    acceptance = {}
+    for name, column in (("teacher", "policy"), ("hardness", "hardness"), ("database", "database")):
+        counted = selected.group_by(pl.col(column).cast(pl.String)).agg(
+            made=pl.len(), right=pl.col("right").sum(), kept=pl.col("reason").is_null().sum()
+        )
+        rows = {row[0]: dict(zip(("made", "right", "kept"), row[1:], strict=True)) for row in counted.iter_rows()}
+        order = HARDNESS_LEVELS if name == "hardness" else sorted(rows)
+        acceptance[name] = [{name: value, **rows[value]} for value in order if value in rows]
+    reasons = selected["reason"].drop_nulls().cast(pl.String).value_counts()
     kept = selected.filter(pl.col("reason").is_null())
     turns = kept["turns"].value_counts().sort("turns")
     return {
-        "acceptance": acceptance(selected),
-        "left_out": filtering.reasons(selected),
+        "acceptance": acceptance,
+        "left_out": dict(sorted(reasons.iter_rows(), key=lambda row: (-row[1], row[0]))),  # the most frequent first
         "diversity": diversity(kept, distinct_2),
         "turns": {str(value): count for value, count in turns.iter_rows()},
         "agent_chars": kept["agent_chars"].sum(),

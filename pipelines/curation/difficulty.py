@@ -2,8 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -13,6 +12,7 @@ from pipelines.curation.filtering import shuffled
 from pipelines.evaluation.metrics import pass_at_k
 from pipelines.recipe.config_training import Difficulty
 
+# Of a table with the fields of `ScoredQuestion`, on which selection works: millions of questions fit into memory.
 COLUMNS = {"example_id": pl.String, "samples": pl.Int64, "right": pl.Int64}
 
 
@@ -58,19 +58,9 @@ def score(outcomes: Iterable[Outcome]) -> list[ScoredQuestion]:
     return [ScoredQuestion(id, count, right[id]) for id, count in samples.items()]
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Fields of `Scored`, one row each: what selection works on, so that millions of questions fit into memory."""
-    return pl.DataFrame(list(rows), schema=COLUMNS)
-
-
-def each(scored: pl.DataFrame) -> Iterator[ScoredQuestion]:
-    """The questions of a table, one at a time."""
-    return (ScoredQuestion(*row) for row in scored.iter_rows())
-
-
 def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
     """The table by ascending S(q), its column `score`, hardest solvable first; the seed decides among equals."""
-    scores = np.fromiter((question.score for question in each(scored)), np.float64, scored.height)
+    scores = np.fromiter((ScoredQuestion(*row).score for row in scored.iter_rows()), np.float64, scored.height)
     tickets = np.fromiter((shuffled(id, 0, seed) for id in scored["example_id"]), np.uint64, scored.height)
     ranked = scored.with_columns(score=pl.Series(scores), ticket=pl.Series(tickets)).sort("score", "ticket")
     return ranked.drop("ticket")
@@ -88,13 +78,8 @@ def select(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
     else:
         pool = ranked.filter(pl.col("right") / pl.col("samples") < settings.max_pass)
     balanced = pool["example_id"][: settings.keep].to_list()
-    return RlSet(balanced, _never(ranked, balanced, settings.explore))
-
-
-def _never(ranked: pl.DataFrame, chosen: Sequence[str], count: int) -> list[str]:
-    """The first questions that were never solved and are not chosen yet."""
-    never = ranked.filter((pl.col("right") == 0) & ~pl.col("example_id").is_in(list(chosen)))
-    return never["example_id"].head(count).to_list()
+    never = ranked.filter((pl.col("right") == 0) & ~pl.col("example_id").is_in(balanced))
+    return RlSet(balanced, never["example_id"].head(settings.explore).to_list())
 
 
 def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Difficulty, seed: int) -> RlSet:
@@ -105,12 +90,13 @@ def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Dif
     balanced = select(pools[0], settings.model_copy(update={"explore": 0}), seed).balanced
     explore: list[str] = []
     for scored, count in zip((sft, *pools), settings.explore_parts, strict=False):
-        explore += _never(rank(scored, seed), [*balanced, *explore], count)
+        never = (pl.col("right") == 0) & ~pl.col("example_id").is_in([*balanced, *explore])
+        explore += rank(scored, seed).filter(never)["example_id"].head(count).to_list()
     return RlSet(balanced, explore)
 
 
 def histogram(scored: Iterable[ScoredQuestion], group: int) -> list[int]:
-    """How many questions had 0, 1, ..., G right; a group with broken rollouts counts at its share, rounded.
+    """The numbers of questions with 0, 1, ..., G right; a group with broken rollouts counts at its share, rounded.
 
     A share strictly between 0 and 1 never rounds to "none" or "all".
     """
@@ -131,12 +117,12 @@ def summary(scored: pl.DataFrame, group: int) -> dict[str, float]:
     full = scored.filter(pl.col("samples") >= group)
     numbers = {
         "questions": float(count),
-        "pass_rate": sum(question.pass_rate for question in each(scored)) / count,
-        "zero_variance_share": sum(question.score == 1.0 for question in each(scored)) / count,
+        "pass_rate": sum(ScoredQuestion(*row).pass_rate for row in scored.iter_rows()) / count,
+        "zero_variance_share": sum(ScoredQuestion(*row).score == 1.0 for row in scored.iter_rows()) / count,
         "incomplete_groups": float(count - full.height),
     }
     if full.height:
-        numbers[f"pass_at_{group}"] = (
-            sum(pass_at_k(question.samples, question.right, group) for question in each(full)) / full.height
-        )
-    return numbers | {f"right_{place}_of_{group}": float(n) for place, n in enumerate(histogram(each(scored), group))}
+        pairs = full.select("samples", "right").iter_rows()
+        numbers[f"pass_at_{group}"] = sum(pass_at_k(samples, right, group) for samples, right in pairs) / full.height
+    bins = histogram((ScoredQuestion(*row) for row in scored.iter_rows()), group)
+    return numbers | {f"right_{number}_of_{group}": float(size) for number, size in enumerate(bins)}

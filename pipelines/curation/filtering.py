@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.core.registry import FILTER_RULES, filter_rule
-from pipelines.core.types import Outcome, StopReason, Trajectory
+from pipelines.core.types import Outcome, StopReason
 from pipelines.recipe.config import Filter
 from pipelines.sql import similarity
 from pipelines.sql.similarity import sql_shape
@@ -25,19 +25,14 @@ from pipelines.sql.similarity import sql_shape
 
 @filter_rule("malformed")
 def malformed(outcome: Outcome) -> bool:
-    """Some turn is not well-formed."""
-    return is_malformed(outcome.trajectory)
+    """A turn is not well-formed."""
+    return any(turn.action.format_error is not None for turn in outcome.trajectory.turns)
 
 
 @filter_rule("no_answer")
 def no_answer(outcome: Outcome) -> bool:
     """The episode ended without a final SQL."""
     return outcome.trajectory.final_sql is None
-
-
-def is_malformed(trajectory: Trajectory) -> bool:
-    """Whether some turn is not well-formed."""
-    return any(turn.action.format_error is not None for turn in trajectory.turns)
 
 
 def broken_rule(outcome: Outcome, rules: Iterable[str]) -> str | None:
@@ -75,7 +70,7 @@ class CheckedTrajectory:
     database: str
     hardness: str
     right: bool  # the answer's result equals the gold SQL's, and no boundary failed.
-    reason: str | None  # why it cannot be a demonstration (see `fault`); None when it can.
+    reason: str | None  # why it cannot be a demonstration (see `fault`); None if it can.
     detail: str  # the reason for a person, in one line; "" when there is none.
     turns: int
     agent_chars: int  # characters that the teacher wrote.
@@ -98,6 +93,11 @@ class CheckedTrajectory:
         reason, detail = fault(outcome) or (None, "")
         if reason is None and (rule := broken_rule(outcome, drop)) is not None:
             reason, detail = f"rule_{rule}", f"the filter rule {rule} leaves it out"
+        behaviour = similarity.plan(trajectory), (sql_shape(trajectory.final_sql or ""),)
+        plan, shape, signature = (
+            int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest(), "big") >> 1
+            for parts in (*behaviour, similarity.signature(trajectory, database))
+        )
         return cls(
             trajectory.example_id,
             trajectory.sample,
@@ -109,14 +109,14 @@ class CheckedTrajectory:
             detail,
             len(trajectory.turns),
             sum(len(turn.text) for turn in trajectory.turns),
-            _digest(*similarity.plan(trajectory)),
-            _digest(sql_shape(trajectory.final_sql or "")),
-            _digest(*similarity.signature(trajectory, database)),
+            plan,
+            shape,
+            signature,
         )
 
 
 def fault(outcome: Outcome) -> tuple[str, str] | None:
-    """Why a trajectory cannot be a demonstration, as (reason, detail); None when it can.
+    """The reason for which a trajectory cannot be a demonstration, with its detail; None if it can be one.
 
     It can when no boundary failed, every turn is well-formed, there is an answer, and the answer's result equals the
     gold SQL's by the equality that the outcome names. The reason is a short stable word: "broken_<class>",
@@ -139,12 +139,12 @@ def fault(outcome: Outcome) -> tuple[str, str] | None:
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Fields of `CheckedTrajectory`, one row each, without their details."""
+    """The table of checked trajectories, a row each, without their details."""
     return pl.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], schema=COLUMNS)
 
 
 def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
-    """The table of `table` with why each row is left out in its column `reason`; null where it is kept.
+    """The table with the reason for which each row is left out in its column `reason`; null if it is kept.
 
     Of the right and well-formed ones: the first `per_plan` of those that are near-duplicates of one another
     ("near_duplicate"); of these the first `per_example` samples a question ("over_per_example"); of these `keep` in all
@@ -175,7 +175,7 @@ def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
 
 
 def detail(reason: str, observed: str, settings: Filter) -> str:
-    """A left-out trajectory's reason in one line: the selection's own, or what judging found."""
+    """The explanation of a left-out trajectory in one line: the selection's own, or the one of its check."""
     limits = {
         "over_keep": f"{settings.keep} are kept",
         "over_per_example": f"{settings.per_example} a question",
@@ -184,16 +184,6 @@ def detail(reason: str, observed: str, settings: Filter) -> str:
     return limits.get(reason, observed)
 
 
-def reasons(selected: pl.DataFrame) -> dict[str, int]:
-    """How many were left out for each reason, most frequent first."""
-    counts = selected["reason"].drop_nulls().cast(pl.String).value_counts()
-    return dict(sorted(counts.iter_rows(), key=lambda item: (-item[1], item[0])))
-
-
 def shuffled(example_id: str, sample: int, seed: int) -> int:
     """A sort key that puts trajectories into an order that only the seed and their names decide."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{example_id}/{sample}".encode()).digest()[:8], "big")
-
-
-def _digest(*parts: str) -> int:
-    return int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest(), "big") >> 1

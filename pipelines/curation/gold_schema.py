@@ -50,18 +50,10 @@ def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extrac
     """The two extractors that need no model. The authorizer reads SQLite databases only."""
     from pipelines.sql import analyst
 
-    def scope(example: Example) -> SchemaItems | None:
-        return analyst.schema_items([(example.gold_sql, schemas(example.database), example.database.engine)])[0]
-
-    def authorizer(example: Example) -> SchemaItems | None:
-        return analyst.prepared_items([(example.database, example.gold_sql)])[0]
-
-    return dict(zip(STATIC, (scope, authorizer), strict=True))
-
-
-def ask(example: Example, extractors: Mapping[str, Extractor]) -> dict[str, SchemaItems | None]:
-    """Every extractor's view of one example."""
-    return {name: extractor(example) for name, extractor in extractors.items()}
+    return {
+        "scope": lambda of: analyst.schema_items([(of.gold_sql, schemas(of.database), of.database.engine)])[0],
+        "authorizer": lambda of: analyst.prepared_items([(of.database, of.gold_sql)])[0],
+    }
 
 
 def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> SchemaConsensus:

@@ -68,11 +68,10 @@ def filter_trajectories(ctx: Context) -> None:
     write_json(ctx.folder / "quality.json", quality)
     leaked, costs = read_json(ctx.inputs["data"] / LEAKAGE)["sft"], read_json(ctx.inputs["synthesize"] / COSTS)
     write_atomic(ctx.folder / "card.md", card.write(ctx.recipe, quality, leaked, costs))
-    reasons_left_out = filtering.reasons(selected)
-    reasons = {f"left_out_{reason}": float(count) for reason, count in reasons_left_out.items()}
+    reasons = {f"left_out_{reason}": float(count) for reason, count in quality["left_out"].items()}
     ctx.metrics({"kept": len(kept_rows), "acceptance": len(kept_rows) / max(1, len(selected)), **reasons})
     if not len(kept_rows):
-        reason = next(iter(reasons_left_out), "there were none")
+        reason = next(iter(quality["left_out"]), "there were none")
         raise DataError(
             f"none of {len(selected)} trajectories is kept; most often: {reason}",
             f"See {ctx.folder / 'quarantine.jsonl'}.",
@@ -133,7 +132,8 @@ def extracting(recipe: Recipe, data: Path, places: Path) -> Run:
 
     def run(items: Sequence[Any], path: Path) -> str:
         pool = examples_at(data, row_of[items[0] : items[-1] + 1].tolist())
-        write_lines(path, (to_dict(Views(consensus.ask(example, extractors))) for example in pool))
+        views = ({name: extractor(example) for name, extractor in extractors.items()} for example in pool)
+        write_lines(path, (to_dict(Views(by_name)) for by_name in views))
         return ""
 
     return run
@@ -160,7 +160,9 @@ def _consensus(ctx: Context, data: Path, *pools: str) -> None:
             pool = examples_at(data, [rows[item] for item in shards.part(index)])
             schemas = [
                 consensus.consensus(
-                    example.id, {name: views[name] for name in consensus.STATIC} | consensus.ask(example, extractors)
+                    example.id,
+                    {name: views[name] for name in consensus.STATIC}
+                    | {name: extractor(example) for name, extractor in extractors.items()},
                 )
                 for example, views in zip(
                     pool, (from_dict(Views, row).views for row in shards.read(index)), strict=True

@@ -36,8 +36,8 @@ def build(ctx: Context) -> None:
     with asking(ctx, shards, ctx.checkpoint) as recipe:
         args = (recipe, ctx.checkpoint, data)
         shards.run(start, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
-    empty = difficulty.table(())
-    scored = pl.concat([empty, *(difficulty.table(shards.read(index)) for index in range(len(shards)))])
+    tables = [pl.DataFrame(list(shards.read(index)), schema=difficulty.COLUMNS) for index in range(len(shards))]
+    scored = pl.concat([pl.DataFrame(schema=difficulty.COLUMNS), *tables])
     unscored = len(rows) - len(scored)
     if unscored:
         ctx.progress.warn(f"{unscored} of {len(rows)} questions have no score: all their episodes broke")

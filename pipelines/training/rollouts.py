@@ -17,7 +17,7 @@ from torch import Tensor
 from pipelines.core.errors import BoundaryError, RecipeError, SqltrainError, TrainingError
 from pipelines.core.processes import DiesWithParent
 from pipelines.core.types import Example, Outcome, SchemaItems, Trajectory
-from pipelines.curation.filtering import broken_rule, is_malformed
+from pipelines.curation.filtering import broken_rule
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
 from pipelines.endpoints.log import RESPONSES
@@ -314,7 +314,9 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
         "reasoning_chars": [
             float(sum(len(turn.action.reasoning) for turn in trajectory.turns)) for trajectory in trajectories
         ],
-        "format_errors": [float(is_malformed(trajectory)) for trajectory in trajectories],
+        "format_errors": [
+            float(any(turn.action.format_error is not None for turn in trajectory.turns)) for trajectory in trajectories
+        ],
         "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
         "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],
         # Whether the answer was the first statement of all.

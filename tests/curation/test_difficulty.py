@@ -7,17 +7,7 @@ import polars as pl
 import pytest
 
 from pipelines.core.errors import DataError, EndpointError
-from pipelines.curation.difficulty import (
-    ScoredQuestion,
-    each,
-    histogram,
-    rank,
-    score,
-    select,
-    select_parts,
-    summary,
-    table,
-)
+from pipelines.curation.difficulty import COLUMNS, ScoredQuestion, histogram, rank, score, select, select_parts, summary
 from pipelines.recipe import recipes
 from pipelines.recipe.config_training import Difficulty
 from pipelines.rollout.policies.base import ScriptedPolicy
@@ -27,7 +17,7 @@ from pipelines.stages.context import Context, Silent
 
 
 def of(*scored: ScoredQuestion) -> pl.DataFrame:
-    return table(map(dataclasses.asdict, scored))
+    return pl.DataFrame(list(map(dataclasses.asdict, scored)), schema=COLUMNS)
 
 
 def test_s_of_q_is_the_pass_rate_between_the_ends_and_one_at_them():
@@ -177,9 +167,9 @@ def test_an_incomplete_group_counts_at_its_share_but_never_as_none_or_all():
 
 def test_the_summary_by_hand():
     """Pass rates 0, 1/4, 1: mean 5/12. Zero variance: 2 of 3. pass@4 of full groups: (0 + 1 + 1) / 3."""
-    scored = of(ScoredQuestion("a", 4, 0), ScoredQuestion("b", 4, 1), ScoredQuestion("c", 4, 4))
-    assert [one.pass_rate for one in each(scored)] == [0, 1 / 4, 1]
-    found = summary(scored, group=4)
+    scored = [ScoredQuestion("a", 4, 0), ScoredQuestion("b", 4, 1), ScoredQuestion("c", 4, 4)]
+    assert [one.pass_rate for one in scored] == [0, 1 / 4, 1]
+    found = summary(of(*scored), group=4)
     assert found["questions"] == 3
     assert found["pass_rate"] == pytest.approx(5 / 12)
     assert found["zero_variance_share"] == pytest.approx(2 / 3)

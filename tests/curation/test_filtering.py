@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.core.types import ExecutionStatus, StopReason
-from pipelines.curation import filtering
+from pipelines.curation import card, filtering
 from pipelines.curation.filtering import fault
 from pipelines.recipe.config import Filter
 from tests.curation.conftest import select
@@ -49,7 +49,7 @@ def test_a_question_gives_at_most_per_example_trajectories_its_first_right_ones(
     outcomes = [outcome("a", sample, correct=sample != 0) for sample in range(4)]
     selection = select(outcomes, Filter(per_example=2), seed=0)
     assert selection.kept == [("a", 1), ("a", 2)]
-    assert filtering.reasons(selection.table) == {"over_per_example": 1, "wrong_result": 1}
+    assert card.quality(selection.table, 0.0)["left_out"] == {"over_per_example": 1, "wrong_result": 1}
     assert select(outcomes[::-1], Filter(per_example=2), seed=0).kept == [("a", 2), ("a", 1)]  # in whatever order
 
 
@@ -60,7 +60,7 @@ def test_medium_and_hard_come_first_where_keep_binds(outcome):
     kept = [levels[int(id[1:])] for id, _ in selection.kept]
     assert (kept.count("medium"), kept.count("hard")) == (5, 5)
     assert len(kept) == 12
-    assert filtering.reasons(selection.table) == {"over_keep": 8}
+    assert card.quality(selection.table, 0.0)["left_out"] == {"over_keep": 8}
 
 
 def test_within_a_level_the_seed_decides_and_not_the_order_of_arrival(outcome):

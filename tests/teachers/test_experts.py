@@ -227,9 +227,9 @@ def test_where_no_authorizer_reads_the_extractor_decides(tmp_path: Path, asker: 
     cases = [question(0, farm, "SELECT name FROM cow"), question(1, farm, "SELECT id FROM cow")]
     extractor, _ = asker(lambda messages: '{"tables": ["COW"], "columns": {"cow": ["NAME"]}}')
     static = gold_schema.static_extractors(introspect)
-    alone = [gold_schema.consensus(one.id, gold_schema.ask(one, static)) for one in cases]
+    alone = [gold_schema.consensus(one.id, {name: view(one) for name, view in static.items()}) for one in cases]
     views = {**static, "teacher": linker.extractor(extractor, cases, introspect)}
-    both = [gold_schema.consensus(one.id, gold_schema.ask(one, views)) for one in cases]
+    both = [gold_schema.consensus(one.id, {name: view(one) for name, view in views.items()}) for one in cases]
     assert [one.items is not None for one in alone] == [False, False]
     assert [one.items is not None for one in both] == [True, False]  # of the second it says another column
     assert both[0].agree == ("scope", "teacher")
