@@ -38,15 +38,12 @@ letter and nothing else: A or B."""
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
-def about(schema: Schema, question: str, hint: str, **parts: str) -> str:
-    """The user's message: schema, question, hint, and further parts under their names, their lines indented."""
+def conversation(rules: str, schema: Schema, question: str, hint: str, **parts: str) -> tuple[Message, ...]:
+    """The rules as the system message; schema, question, hint and further parts, each indented under its name, as the
+    user's.
+    """
     fields = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
-    return under_headings(fields.items())
-
-
-def conversation(rules: str, case: str) -> tuple[Message, ...]:
-    """Rules as the system message, the case as the user's."""
-    return (("system", rules), ("user", case))
+    return (("system", rules), ("user", under_headings(fields.items())))
 
 
 def read_object(text: str | None) -> dict[str, Any] | None:
@@ -71,7 +68,7 @@ def read_object(text: str | None) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class PairCheck:
-    """What the two models said of one pair."""
+    """The verdicts of the two models on one pair."""
 
     example: Example
     bad: tuple[bool | None, ...]  # each one's verdict, in their order; None where it gave none.
@@ -88,10 +85,7 @@ def check(
 ) -> list[PairCheck]:
     """Ask each model about each pair, in order."""
     cases = [
-        conversation(
-            CLEAN,
-            about(schemas(example.database), example.question, example.evidence, SQL=example.gold_sql),
-        )
+        conversation(CLEAN, schemas(example.database), example.question, example.evidence, SQL=example.gold_sql)
         for example in examples
     ]
     said_by = [asker.ask_all(cases) for asker in askers]
@@ -108,8 +102,8 @@ def check(
 
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
-    """How often the first two models agree on the pairs that both judged, beyond chance (Cohen's kappa), and how many
-    pairs all of them call bad; a lone one agrees with nobody.
+    """The agreement of the first two models on the pairs that both judged, also beyond chance (Cohen's kappa), and the
+    number of pairs that all of them call bad. A lone model agrees with nobody.
     """
     both = [
         (bool(case.bad[0]), bool(case.bad[1])) for case in checked if len(case.bad) > 1 and None not in case.bad[:2]
@@ -165,14 +159,10 @@ def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Ex
     """An LLM extractor for the consensus (TRUST-SQL's 2 of 3): all examples are asked at once, then looked up."""
     cases = {example.id: example for example in examples}
     answers = asker.ask_all(
-        [conversation(EXTRACT, about(schemas(case.database), "", "", SQL=case.gold_sql)) for case in cases.values()]
+        [conversation(EXTRACT, schemas(case.database), "", "", SQL=case.gold_sql) for case in cases.values()]
     )
     texts = {name: answer.text if answer else None for name, answer in zip(cases, answers, strict=True)}
-
-    def items(example: Example) -> SchemaItems | None:
-        return read_items(texts.get(example.id), schemas(example.database), strict=True)
-
-    return items
+    return lambda example: read_items(texts.get(example.id), schemas(example.database), strict=True)
 
 
 def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Example]:
@@ -181,10 +171,7 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
     An answer that cannot be read keeps the whole schema: a linker's failure must not make a question unanswerable.
     """
     answers = asker.ask_all(
-        [
-            conversation(LINK, about(schemas(example.database), example.question, example.evidence))
-            for example in examples
-        ]
+        [conversation(LINK, schemas(example.database), example.question, example.evidence) for example in examples]
     )
     linked = []
     for example, answer in zip(examples, answers, strict=True):
@@ -194,8 +181,8 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
 
 
 def linking(name: str | None) -> Link:
-    """What links a question when it is asked: the recipe's linker, whose answers are not kept; without one, or for
-    "gold", the whole schema of a question without gold SQL.
+    """The linker of a question that a user asks: the recipe's, whose answers are not kept; without one, or for "gold",
+    the whole schema of a question without gold SQL.
     """
     return gold_linked if name in (None, GOLD) else functools.partial(link, Asker.named(name, None))
 
@@ -211,7 +198,7 @@ def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example
 
 
 def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) -> dict[str, float]:
-    """How much of the gold schema a linker kept, and how much of what it kept is gold: means over examples with both.
+    """Recall and precision of a linker against the gold schema: means over examples that have both.
 
     Returns `strict_recall` (share of examples that lack nothing), `recall` and `precision` of columns.
     """
@@ -234,7 +221,7 @@ ROWS, CELL, CHARS = 5, 60, 1500
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What the selector made of one question."""
+    """The selector's choice for one question."""
 
     winner: int  # index of the chosen candidate.
     points: tuple[float, ...]  # each candidate's: one a pair won, half where the two orders disagree.
@@ -311,7 +298,7 @@ def _compare(
         sql, result = candidates[index]
         rows = table(result, ROWS, CELL, CHARS) if result.ok else failure(result, CELL)
         results[name] = f"{sql}\nIts result:\n{rows}"
-    return conversation(rules, about(schemas(example.database), example.question, example.evidence, **results))
+    return conversation(rules, schemas(example.database), example.question, example.evidence, **results)
 
 
 # CSC-SQL's merge revision (Sheng and Xu, 2025, 2): a model writes new SQL from the two answers with most votes.
@@ -345,7 +332,8 @@ def merge(
     drafts_of = [{f"Draft {place}": group[0] for place, group in enumerate(plans[n][:2], 1)} for n in split]
     conversations = [_compare(MERGE, *cases[n], shown, schemas) for n, shown in zip(split, drafts_of, strict=True)]
     answers = asker.ask_all(conversations, SAMPLING, SAMPLES)
-    queries = [read_sql(answer.text) if answer else "" for answer in answers]  # "" is left out
+    fenced = [_SQL_FENCE.findall(answer.text) if answer else [] for answer in answers]
+    queries = [str(blocks[-1]).strip() if blocks else "" for blocks in fenced]  # "" is left out
     parts = [list(filter(None, queries[at : at + SAMPLES])) for at in range(0, len(queries), SAMPLES)]
     revised = dict(zip(split, parts, strict=True))
     jobs = [(cases[number][0].database, sql) for number in split for sql in revised[number]]
@@ -357,9 +345,3 @@ def merge(
         second = max(groups_of(drafts, signature), key=len, default=None)
         chosen.append(drafts[second[0]][0] if second else (voted or [sql for sql, _ in candidates[:1]] or [""])[0])
     return chosen
-
-
-def read_sql(text: str) -> str:
-    """The last query that an answer fences; "" where there is none."""
-    fenced = _SQL_FENCE.findall(text)
-    return str(fenced[-1]).strip() if fenced else ""

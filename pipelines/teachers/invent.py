@@ -11,10 +11,9 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import HARDNESS_LEVELS, Database, Example, Hardness
+from pipelines.core.types import HARDNESS_LEVELS, Database, Example
 from pipelines.endpoints.asking import Asker
 from pipelines.recipe.section import Sampling
 from pipelines.sql import analyst
@@ -62,7 +61,7 @@ class Draft:
 
 @dataclasses.dataclass
 class Invented:
-    """What came of the drafts."""
+    """The examples made from the drafts."""
 
     examples: list[Example] = dataclasses.field(default_factory=list)  # that are kept.
     # whose checker's query gives another result: for a person to look at.
@@ -71,34 +70,25 @@ class Invented:
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
+@dataclasses.dataclass
 class Inventor:
-    """Makes examples for one database.
+    """Makes examples for one database."""
 
-    Args:
-        teacher: proposes queries and puts them into words.
-        checker: answers back; best another model.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        schema: Schema,
-        sql: SqlEngine,
-        teacher: Asker,
-        checker: Asker,
-        seed: int = 0,
-    ) -> None:
-        if not schema.tables:
-            raise DataError(f"the database {database.id} has no tables")
-        self.database, self.schema, self.sql = database, schema, sql
-        self.teacher, self.checker, self.seed = teacher, checker, seed
-        self._shapes: set[str] = set()
+    database: Database
+    schema: Schema
+    sql: SqlEngine
+    teacher: Asker  # proposes queries and puts them into words.
+    checker: Asker  # answers back; best another model.
+    seed: int = 0
+    shapes: set[str] = dataclasses.field(default_factory=set)  # of the drafts so far.
 
     def make(self, count: int, on_kept: Callable[[int], None] | None = None) -> Invented:
-        """Up to `count` examples, a quarter of each hardness level where they can be had.
+        """Up to `count` examples, a quarter of each hardness level if they can be had.
 
-        Fewer come back when `DRAFTS_PER_QUESTION` tries a question did not do.
+        Fewer come back if `DRAFTS_PER_QUESTION` tries a question are not enough.
         """
+        if not self.schema.tables:
+            raise DataError(f"the database {self.database.id} has no tables")
         invented = Invented()
         number, spare = 0, list[Example]()
         while len(invented.examples) < count and number < count * DRAFTS_PER_QUESTION:
@@ -121,17 +111,17 @@ class Inventor:
     def _examples(self, numbers: Sequence[int], invented: Invented) -> list[Example]:
         """The examples of these tries on which both models agree; the others are noted as doubted."""
         drafts = self._propose(numbers, invented.counts)
-        engine = self.database.engine
-        prompts_asked = [
-            experts.conversation(ASK.format(style=STYLES[draft.style]), self._about("", SQL=draft.sql))
+        engine, name = self.database.engine, self.checker.name
+        prompts = [
+            experts.conversation(ASK.format(style=STYLES[draft.style]), self.schema, "none yet", "", SQL=draft.sql)
             for draft in drafts
         ]
-        answers = self.teacher.ask_all(prompts_asked)
+        answers = self.teacher.ask_all(prompts)
         questions = [" ".join(answer.text.split()).strip("\"' ")[:1000] if answer else "" for answer in answers]
         worded = [(draft, question) for draft, question in zip(drafts, questions, strict=True) if question]
         invented.counts["no_question"] += len(drafts) - len(worded)
         rules = ANSWER.format(engine=engine)
-        answers = self.checker.ask_all([experts.conversation(rules, self._about(question)) for _, question in worded])
+        answers = self.checker.ask_all([experts.conversation(rules, self.schema, text, "") for _, text in worded])
         pairs = [
             Pair(self.database, draft.sql, read_sql(answer.text if answer else None))
             for (draft, _), answer in zip(worded, answers, strict=True)
@@ -139,26 +129,33 @@ class Inventor:
         verdicts = self.sql.verdicts(pairs, [EQUALITY])
         agree = [verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken for verdict in verdicts]
         invented.counts["answers_differ"] += agree.count(False)
-        levels = analyst.hardness([(draft.sql, engine) for draft, _ in worded])
-        examples = [
-            self._example(draft, question, level, {"sql": pair.predicted_sql or "", "agrees": agrees})
-            for (draft, question), level, pair, agrees in zip(worded, levels, pairs, agree, strict=True)
-        ]
-        invented.doubted += [example for example, agrees in zip(examples, agree, strict=True) if not agrees]
-        return [example for example, agrees in zip(examples, agree, strict=True) if agrees]
+        levels, examples = analyst.hardness([(draft.sql, engine) for draft, _ in worded]), list[Example]()
+        for (draft, question), level, pair, agrees in zip(worded, levels, pairs, agree, strict=True):
+            vote = {"by": name, "sql": pair.predicted_sql or "", "agrees": agrees}
+            meta = {"style": draft.style, "teacher": self.teacher.name, "checker": name, "votes": [vote]}
+            id = f"{self.database.id}_{draft.number:05d}"
+            example = Example(id, question, self.database, draft.sql, "", level, "invented", meta)
+            (examples if agrees else invented.doubted).append(example)
+        return examples
 
     def _propose(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
-        plans = [self._plan(number) for number in numbers]
-        prompts_asked = [
-            experts.conversation(PROPOSE.format(engine=self.database.engine, level=LEVELS[level]), case)
-            for level, _, case in plans
-        ]
-        answers = self.teacher.ask_all(prompts_asked, PROPOSING)
+        names, quoted = sorted(table.name for table in self.schema.tables), written(self.database.engine)
+        plans, prompts = [], []
+        for number in numbers:
+            # The tables to start from are drawn, so that tries differ.
+            rng = random.Random(f"{self.seed}/{number}")
+            start = ", ".join(map(quoted, rng.sample(names, min(len(names), rng.randint(1, 3)))))
+            level, style = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)], rng.choice(sorted(STYLES))
+            parts = {"Start from": start, "Draft": f"number {number}: unlike the obvious one"}
+            rules = PROPOSE.format(engine=self.database.engine, level=LEVELS[level])
+            prompts.append(experts.conversation(rules, self.schema, "none yet", "", **parts))
+            plans.append((number, level, style))
+        answers = self.teacher.ask_all(prompts, PROPOSING)
         texts = [read_sql(answer.text if answer else None) for answer in answers]
         results = self.sql.execute_many([(self.database, text or "") for text in texts])
         drafts = []
-        for number, (level, style, _), text, result in zip(numbers, plans, texts, results, strict=True):
+        for (number, level, style), text, result in zip(plans, texts, results, strict=True):
             shape = "" if text is None else sql_shape(text, names=True)  # two drafts that ask the same but for values
             if text is None:
                 counts["no_sql"] += 1
@@ -166,35 +163,16 @@ class Inventor:
                 counts[f"sql_{result.error_class or result.status.value}"] += 1
             elif not any(cell is not None and cell != 0 for row in result.rows for cell in row):
                 counts["empty_result"] += 1
-            elif shape in self._shapes:
+            elif shape in self.shapes:
                 counts["near_duplicate"] += 1
             else:
                 drafts.append(Draft(number, text, style, level))
-                self._shapes.add(shape)
+                self.shapes.add(shape)
         return drafts
-
-    def _plan(self, number: int) -> tuple[str, str, str]:
-        """Level, style and case of a try: the tables to start from are drawn, so that tries differ."""
-        rng = random.Random(f"{self.seed}/{number}")
-        names = sorted(table.name for table in self.schema.tables)
-        start = ", ".join(map(written(self.database.engine), rng.sample(names, min(len(names), rng.randint(1, 3)))))
-        level = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)]
-        about = self._about("", **{"Start from": start, "Draft": f"number {number}: unlike the obvious one"})
-        return level, rng.choice(sorted(STYLES)), about
-
-    def _about(self, question: str, **parts: str) -> str:
-        return experts.about(self.schema, question or "none yet", "", **parts)
-
-    def _example(self, draft: Draft, question: str, level: Hardness, vote: Mapping[str, Any]) -> Example:
-        """An example, with the checker's answer to its question beside it."""
-        meta: dict[str, Any] = {"style": draft.style, "teacher": self.teacher.name, "checker": self.checker.name}
-        meta["votes"] = [{"by": self.checker.name, **vote}]
-        name = f"{self.database.id}_{draft.number:05d}"
-        return Example(name, question, self.database, draft.sql, "", level, "invented", meta)
 
 
 def read_sql(text: str | None) -> str | None:
-    """The query of an answer: in its last fence, or the whole text where it begins like one; None for any other."""
+    """The query of an answer: in its last fence, or the whole text if it begins like one; None for any other."""
     if not text:
         return None
     fenced = _FENCE.findall(text)
@@ -202,14 +180,14 @@ def read_sql(text: str | None) -> str | None:
     return sql if re.match(r"(select|with)\b", sql, re.IGNORECASE) else None
 
 
-# What a set of questions asks of a schema: its tables, its joins, functions of SQL and levels, and what none asks.
+# Coverage of a schema by a set of questions: its tables, its joins, functions of SQL and levels, and the gaps.
 
 SHOWN = 10  # names of a line
 
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """How many questions there are for each part, 0 for a part of the schema that none asks."""
+    """The number of questions for each part, 0 for a part of the schema that none asks."""
 
     tables: Mapping[str, int]  # by name.
     # by foreign key ("purchase.customer_id = customer.id"): questions that read both of its tables.
@@ -219,7 +197,7 @@ class Coverage:
 
 
 def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
-    """What the gold SQL of these questions uses; a query that cannot be read counts for its level alone."""
+    """The parts that the gold SQL of these questions uses; a query that cannot be read counts for its level alone."""
     engines = [example.database.engine for example in examples]
     queries = [example.gold_sql for example in examples]
     items = analyst.schema_items([(sql, schema, engine) for sql, engine in zip(queries, engines, strict=True)])

@@ -1,14 +1,12 @@
 """An endpoint as the judge of wrong answers, and how far it can be trusted: agreement, place and length checks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipelines.core.types import EngineName, Example, Outcome
-from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asking import Asker
 from pipelines.recipe.config_training import RewardTerm
 from pipelines.rewards import panel
-from pipelines.rewards.panel import Messages
 from pipelines.sql.analyst import without_comments
 from pipelines.teachers.experts import kappa
 
@@ -35,7 +33,10 @@ class GradeSource:
         if asker is None:
             return outcomes
         graded, failed = panel.grade(
-            outcomes, dict(examples), lambda prompts: ask(asker.ask_most, prompts), self._scale
+            outcomes,
+            dict(examples),
+            lambda prompts: [answer.text if answer else None for answer in asker.ask_most(prompts)] if prompts else [],
+            self._scale,
         )
         self._failed += failed
         return graded
@@ -48,17 +49,6 @@ class GradeSource:
             return {}
         used, failed, self._failed = self._asker.take_used(), self._failed, 0
         return {"judge_answers": used["answers"], "judge_cost": used["cost"], "judge_failed": float(failed)}
-
-
-def ask(
-    asked: Callable[[Sequence[Messages]], Sequence[Answer | None]], prompts: Sequence[Messages]
-) -> list[str | None]:
-    """The judge's answers, many in flight; None where there is none.
-
-    Args:
-        asked: a method of its asker.
-    """
-    return [answer.text if answer else None for answer in asked(prompts)] if prompts else []
 
 
 def check(
@@ -77,30 +67,26 @@ def check(
     swapped = [panel.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
     padded = [panel.messages(example, pad(sql, example.database.engine), scale) for example, sql in answers]
     grades, turned, longer = (
-        [panel.read_grade(text, scale) for text in ask(asker.ask_all, part)] for part in (plain, swapped, padded)
+        [
+            panel.read_grade(answer.text if answer else None, scale)
+            for answer in (asker.ask_all(prompts) if prompts else ())
+        ]
+        for prompts in (plain, swapped, padded)
     )
     pairs = [(case.correct, grade >= RIGHT) for case, grade in zip(cases, grades, strict=True) if grade is not None]
-    return {
-        "answers": float(len(cases)),
-        "unread": float(sum(grade is None for grade in grades)),
-        "right_accepted": _share([accepted for right, accepted in pairs if right]),
-        "wrong_accepted": _share([accepted for right, accepted in pairs if not right]),
-        "kappa": kappa(pairs),
-        "place_shift": _shift(grades, turned),
-        "length_shift": _shift(grades, longer),
-    }
+    figures = {"answers": float(len(cases)), "unread": float(sum(grade is None for grade in grades))}
+    for name, right in (("right_accepted", True), ("wrong_accepted", False)):
+        accepted = [is_accepted for is_right, is_accepted in pairs if is_right is right]
+        figures[name] = sum(accepted) / max(1, len(accepted))
+    figures["kappa"] = kappa(pairs)
+    for name, after in (("place_shift", turned), ("length_shift", longer)):
+        both = zip(grades, after, strict=True)
+        moves = [moved - grade for grade, moved in both if grade is not None and moved is not None]
+        figures[name] = sum(moves) / max(1, len(moves))
+    return figures
 
 
 def pad(sql: str, engine: EngineName) -> str:
     """The same query, longer."""
     query = without_comments(sql, engine).rstrip("; \t\r\n")
     return f"SELECT *\nFROM (\n    {query}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"
-
-
-def _shift(before: Grades, after: Grades) -> float:
-    moves = [b - a for a, b in zip(before, after, strict=True) if a is not None and b is not None]
-    return sum(moves) / max(1, len(moves))
-
-
-def _share(values: Sequence[bool]) -> float:
-    return sum(values) / max(1, len(values))

@@ -42,12 +42,6 @@ class OpenAIPolicy(Policy):
         self.asker, self._is_reached = Asker(endpoint, name, responses, concurrency), False
         self._agent = protocol.agent if protocol is not None else ()
 
-    @classmethod
-    def named(cls, teacher: Teacher, responses: Path | None = None, protocol: Protocol | None = None) -> "OpenAIPolicy":
-        """The endpoint that a recipe's teacher section names."""
-        name = name_of(teacher)
-        return cls(endpoint(name), name, teacher.concurrency, responses, protocol)
-
     def share(self, asker: Asker) -> None:
         """Ask through the asker of another policy of the same endpoint: one pace, one budget, one breaker, one bill."""
         if self.asker.log is not None:
@@ -101,25 +95,22 @@ def teacher_policies(
     Args:
         own: makes the recipe's own policy.
     """
-    policies = [
-        own() if teacher.kind == "policy" else teacher_policy(teacher, protocol, responses, schemas)
-        for teacher in teachers
-    ]
+    policies: list[Policy] = []
     first: dict[str, OpenAIPolicy] = {}
-    for policy in policies:
-        if isinstance(policy, OpenAIPolicy) and first.setdefault(policy.name, policy) is not policy:
-            policy.share(first[policy.name].asker)
+    for teacher in teachers:
+        if teacher.kind == "policy":
+            policies.append(own())
+        elif teacher.kind == "oracle":
+            from pipelines.rollout.policies.oracle import OraclePolicy
+
+            policies.append(OraclePolicy(protocol, teacher.error_rate, schemas, teacher.guesses))
+        else:
+            name = name_of(teacher)
+            policy = OpenAIPolicy(endpoint(name), name, teacher.concurrency, responses, protocol)
+            if first.setdefault(name, policy) is not policy:
+                policy.share(first[name].asker)
+            policies.append(policy)
     return policies
-
-
-def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path, schemas: Schemas) -> Policy:
-    """The policy of a teacher that is not the recipe's own: the scripted oracle, or an endpoint with its log."""
-    if teacher.kind == "oracle":
-        from pipelines.rollout.policies.oracle import OraclePolicy
-
-        return OraclePolicy(protocol, teacher.error_rate, schemas, teacher.guesses)
-
-    return OpenAIPolicy.named(teacher, responses, protocol)
 
 
 # STaR-SFT (Reasoning-SQL, 3.3; Zelikman et al., 2022): what a teacher got wrong is reasoned again with the gold SQL
@@ -134,7 +125,7 @@ above, and give this query, or one that returns the same, as your answer. Never 
 
 
 class HintedPolicy(Policy):
-    """A teacher that is told the gold SQL; the record of the episode keeps the prompt as it was.
+    """A teacher with the gold SQL in its prompt; the record of the episode keeps the prompt as it was.
 
     The hint is put into the request alone, so a model trained on the trajectory never sees it.
     """

@@ -184,7 +184,7 @@ def test_endpoints_are_read_from_the_users_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ResourceError, match="Set the environment variable NO_SUCH_KEY"):
         OpenAIPolicy(client.endpoint("big", path), "big")
     with pytest.raises(RecipeError, match=r"synthesis\.teacher\.endpoint"):
-        OpenAIPolicy.named(Teacher(kind="endpoint"))
+        client.name_of(Teacher(kind="endpoint"))
 
 
 @pytest.mark.parametrize(
