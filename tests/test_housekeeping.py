@@ -259,7 +259,7 @@ def test_the_leakage_stages_of_newest_reports_stay(store: Store) -> None:
 
 
 def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_path: Path) -> None:
-    before = store_gc.sizes(store)["sft", "s1"]
+    before = store_gc.size_of(store.folder("sft", "s1"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "large").write_bytes(bytes(10**6))
     weights = store.folder("sft", "s1") / "model"
@@ -267,7 +267,7 @@ def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_p
     (weights / "weights").write_bytes(bytes(5000))
     link = weights / "link"
     link.symlink_to(tmp_path / "elsewhere")
-    assert store_gc.sizes(store)["sft", "s1"] == before + 5000 + link.lstat().st_size
+    assert store_gc.size_of(store.folder("sft", "s1")) == before + 5000 + link.lstat().st_size
 
 
 def test_a_stage_that_was_used_lately_stays_however_old_it_is(store: Store) -> None:

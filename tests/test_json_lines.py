@@ -7,7 +7,7 @@ import pytest
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_lines
 from pipelines.core.store import Store
-from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.nightly.ledger import Ledger, decisions, ledgers
 
 ENDS = "\u2028\u2029\u0085"  # str.splitlines takes each of them for the end of a line
 
@@ -47,4 +47,4 @@ def test_a_ledger_takes_any_character_in_a_reason(tmp_path: Path) -> None:
     book.add("night", decision="kept", reason=f"no such file: x{ENDS}y.sqlite", new=["0001-a"])
     book.add("night", decision="nothing", reason="", new=[])
     assert [row["reason"] for row in book.lines()] == [f"no such file: x{ENDS}y.sqlite", ""]
-    assert ledgers(Store(tmp_path))["farms"].decided() == {"0001-a": "kept"}
+    assert decisions(ledgers(Store(tmp_path))["farms"].lines()) == {"0001-a": "kept"}

@@ -249,7 +249,8 @@ def store_ls(
     stages: list[dict[str, Any]] = []
     if every:
         why = store_gc.needed(there)
-        for name, n_bytes in store_gc.sizes(there).items():
+        for name in there.made():
+            n_bytes = store_gc.size_of(there.folder(*name))
             stages.append({"name": "/".join(name), "bytes": n_bytes, "needed": why.get(name, "")})
     if as_json:
         emit({"store": str(there.root), "kinds": kinds, **({"stages": stages} if every else {})})

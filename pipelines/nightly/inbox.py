@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.benchmarks import own_questions
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json, writing
-from pipelines.core.types import BadRow
+from pipelines.core.types import DATABASE, BadRow
 from pipelines.recipe.config import Nightly
 from pipelines.recipe.recipes import digest
 from pipelines.sql.dialects.dialect import has_password
@@ -25,7 +25,6 @@ from pipelines.sql.dialects.dialect import has_password
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
 HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask what is held out, and so take no part
 QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
-DATABASE = ("database", "db", "db_id", "db_path")  # as in pipelines/benchmarks/own_questions.py
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
 READ = (".jsonl", ".csv")
 UNREAD = (".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".parquet")  # beside databases, which questions name
@@ -33,7 +32,7 @@ Row = dict[str, Any] | str  # a line that is no JSON object stays as it is: the 
 
 
 def collect(settings: Nightly, batches: Path) -> Path | None:
-    """Freeze the inbox's new rows as the next batch under `batches`; None where there are none."""
+    """Freeze the inbox's new rows as the next batch under `batches`; None if there are none."""
     if settings.inbox is None:
         raise DataError("the recipe names no inbox", "Set nightly.inbox=FOLDER.")
     inbox = Path(settings.inbox).expanduser().resolve()
@@ -46,19 +45,55 @@ def collect(settings: Nightly, batches: Path) -> Path | None:
     work = batches / f".{folder.name}"
     work.mkdir(parents=True, exist_ok=True)
     home = inbox if inbox.is_dir() else inbox.parent
-    # Half a character has no UTF-8; written as its escape it is what JSON wants, and the data stage sets the row aside.
+    # A lone surrogate has no UTF-8; written as its escape it is JSON, and the data stage sets the row aside.
     with writing(work), (work / QUESTIONS).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for mark, (name, row) in fresh.items():
-            file.write(_line(row, f"{name}-{mark[:8]}", home, work) + "\n")
+            if isinstance(row, str):
+                file.write((WITHHELD if has_password(row) else row) + "\n")
+                continue
+            # A unique name, and a link in the batch to a database file of the inbox. A path that leads nowhere stays as
+            # it is, and an address is kept without its password: the data stage sets both aside.
+            own_id = row.get("id")
+            has_id = isinstance(own_id, str) and own_id
+            row = {**row, "id": f"{own_id}-{mark[:8]}" if has_id else f"{name}-{mark[:8]}"}
+            for field in (field for field in DATABASE if isinstance(row.get(field), str)):
+                database = row[field]
+                target = home / database
+                if has_password(database):
+                    row[field] = WITHHELD
+                elif "://" in database or Path(database).is_absolute() or not os.path.isfile(target):
+                    continue
+                elif ".." in Path(database).parts:
+                    row[field] = str(target.resolve())
+                elif not os.path.lexists(work / database):  # it could be the batch's own file
+                    (work / database).parent.mkdir(parents=True, exist_ok=True)
+                    (work / database).symlink_to(target.resolve())
+            file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
     write_json(work / ROWS, list(fresh))
     work.rename(folder)
     return folder
 
 
 def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
-    """Every row with the name of its file or table."""
+    """Every row with the name of its file or table; a table's rows without their empty fields."""
     if inbox.is_file() and table is not None:
-        yield from ((table, row) for row in _table(inbox, table))
+        query = 'SELECT * FROM "' + table.replace('"', '""') + '"'
+        try:
+            if inbox.suffix == ".duckdb":
+                import duckdb
+
+                with duckdb.connect(str(inbox), read_only=True) as lake:
+                    result = lake.execute(query)
+                    names, rows = [column[0] for column in result.description or ()], result.fetchall()
+            else:
+                with closing(sqlite3.connect(f"{inbox.as_uri()}?mode=ro", uri=True)) as file:
+                    file.text_factory = lambda text: text.decode("utf-8", "replace")
+                    cursor = file.execute(query)
+                    names, rows = [column[0] for column in cursor.description], cursor.fetchall()
+        except Exception as error:  # each library has a tree of its own
+            raise DataError(f"cannot read table {table!r} of {inbox}: {error}") from None
+        for row in rows:
+            yield table, {name: _plain(cell) for name, cell in zip(names, row, strict=True) if cell is not None}
         return
     if inbox.is_file():
         raise DataError(f"{inbox} is a file", "Set nightly.table, or give a folder of JSONL files.")
@@ -94,26 +129,6 @@ def _parse(line: str) -> Row:
     return value if isinstance(value, dict) else line
 
 
-def _table(path: Path, table: str) -> list[dict[str, Any]]:
-    """The rows of a table, without their empty fields."""
-    quoted = '"' + table.replace('"', '""') + '"'
-    try:
-        if path.suffix == ".duckdb":
-            import duckdb
-
-            with duckdb.connect(str(path), read_only=True) as lake:
-                result = lake.execute(f"SELECT * FROM {quoted}")
-                names, rows = [column[0] for column in result.description or ()], result.fetchall()
-        else:
-            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
-                file.text_factory = lambda text: text.decode("utf-8", "replace")
-                cursor = file.execute(f"SELECT * FROM {quoted}")
-                names, rows = [column[0] for column in cursor.description], cursor.fetchall()
-    except Exception as error:  # each library has a tree of its own
-        raise DataError(f"cannot read table {table!r} of {path}: {error}") from None
-    return [{name: _plain(value) for name, value in zip(names, row, strict=True) if value is not None} for row in rows]
-
-
 def _plain(value: Any) -> Any:
     """A table's value as JSON: a time as its text; bytes as an object, which no reader takes for a text."""
     if isinstance(value, dict):
@@ -123,31 +138,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def _line(row: Row, name: str, home: Path, work: Path) -> str:
-    """A row as a line of the batch, with a unique name; a database file of the inbox is linked into the batch.
-
-    A path that leads nowhere stays as it is, and an address is kept without its password: the data stage sets both
-    aside.
-    """
-    if isinstance(row, str):
-        return WITHHELD if has_password(row) else row
-    own_id = row.get("id")
-    row = {**row, "id": f"{own_id}-{name[-8:]}" if isinstance(own_id, str) and own_id else name}
-    for field in (name for name in DATABASE if isinstance(row.get(name), str)):
-        database = row[field]
-        target = home / database
-        if has_password(database):
-            row[field] = WITHHELD
-        elif "://" in database or Path(database).is_absolute() or not os.path.isfile(target):
-            continue
-        elif ".." in Path(database).parts:
-            row[field] = str(target.resolve())
-        elif not os.path.lexists(work / database):  # it could be the batch's own file
-            (work / database).parent.mkdir(parents=True, exist_ok=True)
-            (work / database).symlink_to(target.resolve())
-    return json.dumps(row, ensure_ascii=False, sort_keys=True)
 
 
 def leave_out(batch: Path, repeats: Mapping[str, str]) -> bool:
@@ -166,24 +156,14 @@ def leave_out(batch: Path, repeats: Mapping[str, str]) -> bool:
         return False
     gone = {id: repeats[id] for id in ids if id in repeats}
     with writing(batch):
-        rows = [{"id": id, "asks": asks} for id, asks in (_held_out(batch) | gone).items()]
+        rows = [{"id": id, "asks": asks} for id, asks in (held_out(batch) | gone).items()]
         write_atomic(batch / HELD_OUT, "".join(json.dumps(row) + "\n" for row in rows))
         write_atomic(batch / QUESTIONS, "".join(stay))
     return True
 
 
-def left_out(batch: Path) -> int:
-    """The number of a batch's rows that ask held-out questions."""
-    return len(_held_out(batch))
-
-
-def _held_out(batch: Path) -> dict[str, str]:
+def held_out(batch: Path) -> dict[str, str]:
     """The ids of a batch's rows that ask held-out questions, each with the question that it asks."""
     path = batch / HELD_OUT
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
     return {row["id"]: row["asks"] for row in rows}
-
-
-def size(batch: Path) -> int:
-    """The number of a batch's rows."""
-    return len(read_json(batch / ROWS))

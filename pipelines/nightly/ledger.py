@@ -91,7 +91,7 @@ class Ledger:
         return str(first.get("series") or hashlib.sha256(json.dumps(first).encode()).hexdigest()[:8])
 
     def champions(self) -> list[Champion]:
-        """The champion and those before it that a rollback goes back to, the current one last."""
+        """The champion, preceded by those that a rollback goes back to."""
         lines = self.lines()
         promoted, stack = champions(lines), list[Champion]()
         for number, row in enumerate(lines):
@@ -105,22 +105,14 @@ class Ledger:
         """The checkpoint that serves now; None before the first promotion."""
         return next(reversed(self.champions()), None)
 
-    def withdrawn(self) -> set[str]:
-        """Keys that were rolled back: they are not promoted again."""
-        return {row["from"] for row in self.lines() if row["event"] == "rollback"}
-
-    def decided(self) -> dict[str, str]:
-        """The last decision about each batch."""
-        return decisions(self.lines())
-
     def usable(self) -> list[Path]:
         """The batches that may be trained on, in the order in which they came; those of a worse night may not."""
-        decided = self.decided()
+        decided = decisions(self.lines())
         return [path for path in sorted(self.batches.glob("[0-9]*")) if decided.get(path.name) != "worse"]
 
     def undecided(self) -> list[Path]:
         """Batches about which no night has decided."""
-        decided = self.decided()
+        decided = decisions(self.lines())
         return [path for path in sorted(self.batches.glob("[0-9]*")) if path.name not in decided]
 
     def take_back(self, batch: Path, bad: Path | None) -> Path:
@@ -153,7 +145,7 @@ class Ledger:
 
 
 def champions(lines: Iterable[Mapping[str, Any]]) -> dict[int, Champion]:
-    """Those that a ledger's nights promoted, by the numbers of their lines; a rollback may have taken them back."""
+    """The promoted checkpoints of a ledger by the numbers of their lines; a rollback may have taken them back."""
     return {
         number: Champion(row["challenger"]["stage"], row["challenger"]["key"], tuple(row["learned"]), number)
         for number, row in enumerate(lines)

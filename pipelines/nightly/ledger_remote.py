@@ -6,8 +6,7 @@ A ledger only grows: one that continues another takes its place, and two that ha
 import contextlib
 import json
 import os
-from collections.abc import Callable, Container
-from pathlib import Path
+from collections.abc import Callable
 
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json
@@ -39,7 +38,7 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
             if not grown and own != lines:
                 continue
             # Batches about which no night has decided are left out: one may still lose rows, or be refused.
-            decided, changed = ledger.decided(), 0
+            decided, changed = decisions(ledger.lines()), 0
             for batch in sorted(path for path in ledger.batches.glob("[0-9]*") if path.name in decided):
                 links = {str(at.relative_to(batch)): os.readlink(at) for at in batch.rglob("*") if at.is_symlink()}
                 write_json(batch / LINKS, links)
@@ -66,7 +65,16 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
         with ledger.locked():
             if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):
                 continue
-            decided = _decided_batches(lines, recipe)
+            # The batches that it decided on; a last line that was cut short never happened.
+            try:
+                rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
+                names = [part for champion in champions(rows).values() for part in (champion.stage, champion.key)]
+                names += [row["from"] for row in rows if row["event"] == "rollback"]
+                is_ledger, decided = all(map(PLAIN_NAME.fullmatch, names)), decisions(rows)
+            except (ValueError, RecursionError, KeyError, TypeError):
+                is_ledger = False
+            if not is_ledger:
+                raise refused(f"{HOME}/{recipe}/{LINES}", "it is not a ledger")
             # Links come last: no file is written through one.
             for name, size in sorted(sizes.items(), key=lambda item: item[0].endswith(f"/{LINKS}")):
                 owner, _, rest = name.partition("/")
@@ -84,7 +92,16 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                     partial.unlink(missing_ok=True)  # an earlier pull may have left it, and it may be a link
                     remote.get(f"{HOME}/{name}", partial)
                     partial.replace(path)
-                for link, target in (_links(path) if file == LINKS else {}).items():
+                links = read_json(path) if file == LINKS else {}
+                if not isinstance(links, dict) or not all(
+                    isinstance(to, str) and "\0" not in to for to in links.values()
+                ):
+                    raise refused(f"{batch}/{LINKS}", "its links are not a mapping of texts")
+                for link in links:
+                    parts = link.split("/")
+                    if parts[0] in FILES or any(part.startswith(".") for part in parts):
+                        raise refused(f"{batch}/{LINKS}", f"the link {link!r} stands where a file is to lie")
+                for link, target in links.items():
                     spot = inside(path.parent, link)
                     spot.parent.mkdir(parents=True, exist_ok=True)
                     if not os.path.lexists(spot):
@@ -94,30 +111,6 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                     continue
                 write_atomic(own, lines.decode("utf-8"))
         say(f"pulled {len(ledger.lines())} nights of {recipe}")
-
-
-def _links(path: Path) -> dict[str, str]:
-    """The links of a batch to its databases."""
-    links = read_json(path)
-    if not isinstance(links, dict) or not all(isinstance(to, str) and "\0" not in to for to in links.values()):
-        raise refused(f"{path.parent.name}/{LINKS}", "its links are not a mapping of texts")
-    for name in links:
-        parts = name.split("/")
-        if parts[0] in FILES or any(part.startswith(".") for part in parts):
-            raise refused(f"{path.parent.name}/{LINKS}", f"the link {name!r} stands where a file is to lie")
-    return links
-
-
-def _decided_batches(lines: bytes, recipe: str) -> Container[str]:
-    """The batches that a ledger from there decided on; a last line that was cut short never happened."""
-    try:
-        rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
-        names = [name for champion in champions(rows).values() for name in (champion.stage, champion.key)]
-        if all(map(PLAIN_NAME.fullmatch, [*names, *(row["from"] for row in rows if row["event"] == "rollback")])):
-            return decisions(rows)
-    except (ValueError, RecursionError, KeyError, TypeError):
-        pass
-    raise refused(f"{HOME}/{recipe}/{LINES}", "it is not a ledger")
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:

@@ -12,7 +12,7 @@ from pipelines.core.store import Store
 from pipelines.nightly import inbox, store_gc
 from pipelines.nightly.ledger import Champion, Ledger, Moved
 from pipelines.nightly.promotion import Held, PromotionDecision, decide, drift, trained_on
-from pipelines.nightly.union import UnionPart, sources, unite
+from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.stages import graph
@@ -46,11 +46,6 @@ class NightContext:
         finished = self.walk(recipe, self.store, steps, role)
         self.stages.extend(finished)
         return {stage.name: stage for stage in finished}
-
-    def check_cached(self, steps: Sequence[graph.Step], recipe: Recipe) -> None:
-        """Check the contracts of stages that are finished and are not walked again."""
-        for step in steps:
-            self.check(graph.StageResult(step.name, step.key, step.folder, {}, True), recipe)
 
 
 @dataclass(frozen=True)
@@ -105,9 +100,9 @@ def run_night(context: NightContext) -> dict[str, Any]:
     Nothing is trained if the inbox holds nothing new. A batch that breaks a contract stops the night and is taken
     back: its rows are new again, so the mended and the good ones come with the next night.
     """
-    recipe = context.recipe
+    recipe, store = context.recipe, context.store
     guards(context.name, context.overrides, recipe)  # evaluated last: a mistake should not cost a training
-    ledger = Ledger(context.store, recipe.name)
+    ledger = Ledger(store, recipe.name)
     with ledger.locked():
         inbox.collect(recipe.nightly, ledger.batches)
         fresh = ledger.undecided()
@@ -115,7 +110,36 @@ def run_night(context: NightContext) -> dict[str, Any]:
             return ledger.add("night", decision="nothing", reason="no new questions", new=[])
         base = _curate(context, recipe, "base")
         batches = {path.name: _admit(context, ledger, path, base, path in fresh) for path in ledger.usable()}
-        challenger = _train(context, ledger, base, batches)
+
+        # The champion is trained further, or the recipe's base anew on all batches.
+        start = ledger.champion() if recipe.nightly.start == "champion" else None
+        parts = [UnionPart(base, fresh=start is None)]
+        parts += [UnionPart(keys, fresh=start is None or name not in start.batches) for name, keys in batches.items()]
+        united = unite(store, parts, None if start is None else recipe.nightly.replay, recipe.seed)
+        # The training stages alone, from the champion's weights if there is one.
+        stages = tuple(name for name in recipe.stages if name in ("filter", "gold_schema", "sft", "difficulty", "grpo"))
+        if not set(stages) & set(TRAINING):
+            raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
+        n_sources = int(read_json(store.folder("data", united["data"]) / "metrics.json")["rl_sources"])
+        # The union's rows are made already; only the number of their sources is read.
+        rl = (Source(kind="jsonl"),) * n_sources
+        changes: dict[str, Any] = {"stages": stages, "data": recipe.data.model_copy(update={"rl": rl})}
+        if start is not None:
+            weights = store.folder(start.stage, start.key) / "model"
+            changes["model"] = recipe.model.model_copy(update={"source": str(weights)})
+        if n_sources != len(recipe.data.rl):
+            changes["difficulty"] = recipe.difficulty.model_copy(update={"explore_parts": ()})
+        training = recipe.model_copy(update=changes)
+        steps = graph.plan(training, store, given=united)
+        try:
+            for step in (step for step in steps if step.name in united):
+                context.check(graph.StageResult(step.name, step.key, step.folder, {}, True), recipe)
+        except DataError as error:
+            raise _refuse(ledger, ledger.undecided(), error) from error
+        finished = context.make(training, steps)
+        last = [name for name in TRAINING if name in finished][-1]
+        made = finished[last].key, finished["model"].key
+        challenger = Challenger(last, *made, tuple(batches), start.key if start else "")
         return conclude(context, ledger, challenger, (base, *batches.values()), fresh)
 
 
@@ -124,7 +148,7 @@ def conclude(
 ) -> dict[str, Any]:
     """Compare a challenger with the champion, write the line of the ledger that decides, and return it.
 
-    A champion that is rolled back before the line is written decides nothing: the one before it is compared.
+    If the champion is rolled back before the line is written, the one before it is compared.
 
     Args:
         curated: keys of the stages that it learned from, which the store keeps.
@@ -132,7 +156,8 @@ def conclude(
     """
     while True:
         champion = ledger.champion()
-        verdict = compare_with_champion(context, challenger, champion, ledger.withdrawn())
+        withdrawn = {row["from"] for row in ledger.lines() if row["event"] == "rollback"}
+        verdict = compare_with_champion(context, challenger, champion, withdrawn)
         with contextlib.suppress(Moved):
             return ledger.add(
                 "night",
@@ -141,8 +166,8 @@ def conclude(
                 reason=verdict.reason,
                 numbers=verdict.numbers,
                 new=[path.name for path in fresh],
-                rows=sum(inbox.size(path) for path in fresh),
-                held_out=sum(inbox.left_out(path) for path in fresh),
+                rows=sum(len(read_json(path / inbox.ROWS)) for path in fresh),
+                held_out=sum(len(inbox.held_out(path)) for path in fresh),
                 challenger={"stage": challenger.stage, "key": challenger.key},
                 champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
                 learned=challenger.learned,
@@ -156,7 +181,8 @@ def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
     steps = graph.plan(recipe, context.store, among=CURATION)
     if not all(step.cached for step in steps):
         return {name: stage.key for name, stage in context.make(recipe, steps, role).items()}
-    context.check_cached(steps, recipe)
+    for step in steps:
+        context.check(graph.StageResult(step.name, step.key, step.folder, {}, True), recipe)
     return {step.name: step.key for step in steps}
 
 
@@ -197,40 +223,11 @@ def _refuse(ledger: Ledger, batches: Sequence[Path], error: DataError, bad: Path
     Args:
         bad: a file of the rows that the data stage set aside, with their reasons.
     """
-    rows, folders = sum(map(inbox.size, batches)), [ledger.take_back(path, bad) for path in batches]
+    rows = sum(len(read_json(path / inbox.ROWS)) for path in batches)
+    folders = [ledger.take_back(path, bad) for path in batches]
     ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=rows)
     where = f"The bad rows, with their reasons, are in {folders[0] / inbox.QUARANTINE}. " if bad and folders else ""
     return DataError(error.message, f"{error.hint} {where}All rows of the batch are new again.".strip())
-
-
-def _train(context: NightContext, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
-    """Train a challenger: the champion further, or the recipe's base anew on all batches."""
-    recipe, store = context.recipe, context.store
-    start = ledger.champion() if recipe.nightly.start == "champion" else None
-    parts = [UnionPart(base, fresh=start is None)]
-    parts += [UnionPart(keys, fresh=start is None or name not in start.batches) for name, keys in batches.items()]
-    united = unite(store, parts, None if start is None else recipe.nightly.replay, recipe.seed)
-    # The training stages alone, from the champion's weights if there is one.
-    stages = tuple(name for name in recipe.stages if name in ("filter", "gold_schema", "sft", "difficulty", "grpo"))
-    if not set(stages) & set(TRAINING):
-        raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
-    n_sources = sources(store, united["data"])
-    source = Source(kind="jsonl")  # the union's rows are made already; only the number of their sources is read
-    changes: dict[str, Any] = {"stages": stages, "data": recipe.data.model_copy(update={"rl": (source,) * n_sources})}
-    if start is not None:
-        weights = store.folder(start.stage, start.key) / "model"
-        changes["model"] = recipe.model.model_copy(update={"source": str(weights)})
-    if n_sources != len(recipe.data.rl):
-        changes["difficulty"] = recipe.difficulty.model_copy(update={"explore_parts": ()})
-    training = recipe.model_copy(update=changes)
-    steps = graph.plan(training, store, given=united)
-    try:
-        context.check_cached([step for step in steps if step.name in united], recipe)
-    except DataError as error:
-        raise _refuse(ledger, ledger.undecided(), error) from error
-    finished = context.make(training, steps)
-    last = [name for name in TRAINING if name in finished][-1]
-    return Challenger(last, finished[last].key, finished["model"].key, tuple(batches), start.key if start else "")
 
 
 def compare_with_champion(

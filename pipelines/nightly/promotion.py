@@ -85,9 +85,9 @@ def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int)
         return PromotionDecision("worse", f"worse: {change} ({how})", numbers)
     lost = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
     if lost:
-        where = ", ".join(f"{name.partition('/')[2]} {100 * value:+.1f}" for name, value in lost.items())
+        losses = ", ".join(f"{name.partition('/')[2]} {100 * value:+.1f}" for name, value in lost.items())
         bound = f"nightly.max_drop allows {100 * settings.max_drop:.1f} points"
-        return PromotionDecision("kept", f"it loses on {where} ({bound}); {change}", numbers)
+        return PromotionDecision("kept", f"it loses on {losses} ({bound}); {change}", numbers)
     unmeasured = ", ".join(name for name in guards if f"guard/{name}" not in differences)
     if unmeasured:
         why = "champion and challenger share no question there that counts"
@@ -97,7 +97,7 @@ def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int)
     return PromotionDecision("promoted", f"better: {change} ({how})", numbers)
 
 
-# How far a night's questions lie from those that were learned before.
+# The distance of a night's questions from those that were learned before.
 
 ENOUGH = 50  # fewer questions say nothing about a distribution
 
@@ -135,18 +135,17 @@ def trained_on(store: Store, checkpoint: Stage, other: Stage, test: Path) -> fro
         other: the other checkpoint; its training questions were compared with these before.
         test: folder of the held-out questions.
     """
-
-    def data_stages(stage: Stage) -> set[str]:
-        """The keys of all data stages behind a checkpoint that the store still has."""
+    # The data stages behind each checkpoint that the store still has.
+    keys: list[set[str]] = []
+    for stage in (checkpoint, other):
         waiting, seen = [stage], set[Stage]()
         while waiting:
             one = waiting.pop()
             if one not in seen and store.has(*one):
                 seen.add(one)
                 waiting += store.manifest(*one).get("inputs", {}).items()
-        return {key for name, key in seen if name == "data"}
-
-    data = data_stages(checkpoint) - data_stages(other)
+        keys.append({key for name, key in seen if name == "data"})
+    data = keys[0] - keys[1]
     if not data:
         return frozenset()
     pools = (each_example(store.folder("data", key), pool) for key in sorted(data) for pool in TRAINED)

@@ -39,7 +39,7 @@ class _AtWork(Exception):
 
 @contextlib.contextmanager
 def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
-    """Claim stages, made or not, for a run, as long as this process lives.
+    """Claim stages, made or not, for a run for the time of the block.
 
     The kernel drops the lock on the file with its holder: what a killed run claimed is free.
 
@@ -137,13 +137,10 @@ def needed(
         if inputs and all(need in reasons for need in inputs):
             reasons.setdefault(name, reasons[inputs[-1]])
     if damaged:
-        why = f"perhaps needed by what is damaged: {_listed(damaged)}"
+        names_damaged = ", ".join("/".join(name) for name in sorted(damaged))
+        why = f"perhaps needed by what is damaged: {names_damaged}"
         reasons = dict.fromkeys(sealed, why) | reasons
     return reasons
-
-
-def _listed(names: Iterable[Name]) -> str:
-    return ", ".join("/".join(name) for name in sorted(names))
 
 
 def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damaged: set[Name]) -> Iterator[Name]:
@@ -193,7 +190,7 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
     sealed, damaged = store.made(), set[Name]()
     needed_stages = needed(store, sealed, damaged)
     if damaged:
-        names = _listed(damaged)
+        names = ", ".join("/".join(name) for name in sorted(damaged))
         say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
     old = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
     claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
@@ -217,7 +214,7 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
         with contextlib.suppress(FileNotFoundError):  # another gc was first
             touched = folder.stat().st_mtime_ns  # of a finished stage: `Store.note_use`
             if folder.name.startswith(GONE) or touched < before * 1e9:
-                entries.append(GcCandidate(folder, _size(folder), touched))
+                entries.append(GcCandidate(folder, size_of(folder), touched))
     return sorted(entries, key=lambda entry: not entry.folder.name.startswith(GONE))
 
 
@@ -281,16 +278,11 @@ def usage(store: Store) -> dict[str, tuple[int, int]]:
         for name in below:
             files, deeper = _look(f"{store.root}/{kind}/{name}")
             count[kind] += MANIFEST in files and not name.startswith(".")
-            total[kind] += sum(files.values()) + sum(_size(f"{store.root}/{kind}/{name}/{file}") for file in deeper)
+            total[kind] += sum(files.values()) + sum(size_of(f"{store.root}/{kind}/{name}/{file}") for file in deeper)
     return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
 
 
-def sizes(store: Store) -> dict[Name, int]:
-    """Bytes of each finished stage, by stage and key."""
-    return {name: _size(store.folder(*name)) for name in store.made()}
-
-
-def _size(folder: str | Path) -> int:
+def size_of(folder: str | Path) -> int:
     """The bytes of all files under a folder."""
     total, todo = 0, [str(folder)]
     while todo:

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from pipelines.core import frames
-from pipelines.core.files import read_json, write_json
+from pipelines.core.files import write_json
 from pipelines.core.frames import DATA
 from pipelines.core.store import Store
 from pipelines.recipe.recipes import digest
@@ -132,8 +132,3 @@ def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:
                 out.write(line + b"\n")
                 count += 1
     return count
-
-
-def sources(store: Store, key: str) -> int:
-    """The number of sources of a united data stage's RL pool."""
-    return int(read_json(store.folder("data", key) / "metrics.json")["rl_sources"])

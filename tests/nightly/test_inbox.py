@@ -10,7 +10,8 @@ import pytest
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
-from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, collect, leave_out, left_out, size
+from pipelines.core.files import read_json
+from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS, collect, held_out, leave_out
 from pipelines.recipe.config import Nightly, Source
 
 ROW = {"question": "how many ?", "database": "shop.sqlite", "sql": "SELECT 1"}
@@ -30,7 +31,7 @@ def test_a_row_is_taken_once_and_an_edited_row_is_a_new_one(tmp_path: Path) -> N
     write(tmp_path / "inbox" / "a.jsonl", ROW, {**ROW, "question": "two ?"})
     first = collect(settings, batches)
     assert first is not None
-    assert size(first) == 2
+    assert len(read_json(first / ROWS)) == 2
     assert collect(settings, batches) is None
     write(tmp_path / "inbox" / "b.jsonl", ROW, {**ROW, "sql": "SELECT 2"})  # the first of them is known
     second = collect(settings, batches)
@@ -153,7 +154,7 @@ def test_a_text_that_holds_an_end_of_line_is_one_row(tmp_path: Path) -> None:
     (tmp_path / "inbox" / "a.jsonl").write_text(row + "\r\n", encoding="utf-8")
     batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
     assert batch is not None
-    assert size(batch) == 1
+    assert len(read_json(batch / ROWS)) == 1
     assert json.loads((batch / QUESTIONS).read_text(encoding="utf-8"))["question"] == "a\u2028b\u0085c"
 
 
@@ -176,7 +177,7 @@ def test_rows_that_are_left_out_of_a_batch_twice_are_all_kept_on_record(tmp_path
     assert ids() == [first, third]
     gone = [json.loads(line) for line in (batch / HELD_OUT).read_text().splitlines()]
     assert gone == [{"id": second, "asks": "t1"}, {"id": fourth, "asks": "t2"}]
-    assert left_out(batch) == 2
+    assert len(held_out(batch)) == 2
     assert not leave_out(batch, {first: "t1", third: "t2"})  # nothing would be left: the batch is refused as it is
 
 

@@ -132,7 +132,7 @@ def test_rows_that_a_night_left_out_replace_those_that_travelled_before_it(
     ledger_remote.push(remote, here, lambda line: None)
     ledger_remote.pull(remote, there, lambda line: None)
     assert len(copy.read_bytes().splitlines()) == 3
-    assert inbox.left_out(copy.parent) == 1
+    assert len(inbox.held_out(copy.parent)) == 1
 
 
 def test_a_batch_that_the_ledger_there_does_not_name_is_not_pulled(tmp_path: Path, here: Store, remote: Remote) -> None:

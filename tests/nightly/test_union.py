@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from pipelines.core import frames
+from pipelines.core.files import read_json
 from pipelines.core.frames import DATA
 from pipelines.core.store import Store
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.nightly.union import UnionPart, sources, unite
+from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
@@ -64,7 +65,7 @@ def test_each_source_of_the_rl_pool_keeps_a_number_of_its_own(
 ) -> None:
     data = united(parts, [True, True], None)["data"]
     assert [len(examples(data, "rl", part=part)) for part in range(3)] == [8, 4, 0]
-    assert sources(parts[0], data.name) == 2
+    assert read_json(data / "metrics.json")["rl_sources"] == 2
 
 
 @pytest.mark.parametrize(("replay", "kept"), [(None, 12), (0.0, 4), (0.5, 6), (1.0, 8), (9.0, 12)])
