@@ -84,16 +84,16 @@ def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
 
                 with duckdb.connect(str(inbox), read_only=True) as lake:
                     result = lake.execute(query)
-                    names, rows = [column[0] for column in result.description or ()], result.fetchall()
+                    columns, cells = [column[0] for column in result.description or ()], result.fetchall()
             else:
                 with closing(sqlite3.connect(f"{inbox.as_uri()}?mode=ro", uri=True)) as file:
                     file.text_factory = lambda text: text.decode("utf-8", "replace")
                     cursor = file.execute(query)
-                    names, rows = [column[0] for column in cursor.description], cursor.fetchall()
+                    columns, cells = [column[0] for column in cursor.description], cursor.fetchall()
         except Exception as error:  # each library has a tree of its own
             raise DataError(f"cannot read table {table!r} of {inbox}: {error}") from None
-        for row in rows:
-            yield table, {name: _plain(cell) for name, cell in zip(names, row, strict=True) if cell is not None}
+        for values in cells:
+            yield table, {name: _plain(value) for name, value in zip(columns, values, strict=True) if value is not None}
         return
     if inbox.is_file():
         raise DataError(f"{inbox} is a file", "Set nightly.table, or give a folder of JSONL files.")
