@@ -1,13 +1,17 @@
-"""Stand-ins that tests of several folders share: an HTTP server on this machine, whose answers a function gives."""
+"""What tests of several folders share: an HTTP server whose answers a function gives, and a small database."""
 
+import contextlib
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from pipelines.core.types import Database
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def http_server(answer: Any | Callable[[Asked], Any] = 200) -> Iterator[HttpServer]:
     """Serve until the block ends.
 
@@ -94,3 +98,18 @@ def http_server(answer: Any | Callable[[Asked], Any] = 200) -> Iterator[HttpServ
         finally:
             server.shutdown()
             thread.join()
+
+
+def build_database(place: Path | str, *statements: str) -> Database:
+    """Run statements, or scripts of them, on a file of DuckDB if it ends with .duckdb, else of SQLite."""
+    path = Path(place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".duckdb":
+        import duckdb
+
+        with duckdb.connect(str(path)) as lake:
+            lake.execute(";".join(statements))
+        return Database(path.stem, "duckdb", str(path))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(";".join(statements))
+    return Database(path.stem, "sqlite", str(path))

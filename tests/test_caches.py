@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.stages import graph, keys
 from pipelines.stages.context import Silent
+from tests.fakes import build_database
 
 ALL = {stage.name for stage in graph.active(recipes.load("miniature"))}
 MODELS = {"sft", "difficulty", "grpo", "evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
@@ -25,9 +25,7 @@ EVALUATIONS = {"evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
 
 
 def database(path: Path) -> None:
-    path.parent.mkdir(parents=True)
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE shop (name TEXT)")
+    build_database(path, "CREATE TABLE shop (name TEXT)")
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def drop_table(world: World) -> None:
-    with sqlite3.connect(world.root / "own" / "shops.sqlite") as connection:
-        connection.execute("DROP TABLE shop")
+    build_database(world.root / "own" / "shops.sqlite", "DROP TABLE shop")
 
 
 def grow_behind_a_link(world: World) -> None:
-    with sqlite3.connect(world.root / "elsewhere" / "farms" / "farms.sqlite") as connection:
-        connection.execute("CREATE TABLE barn (name TEXT)")
+    build_database(world.root / "elsewhere" / "farms" / "farms.sqlite", "CREATE TABLE barn (name TEXT)")
 
 
 def edit_question(world: World) -> None:

@@ -14,6 +14,7 @@ from pipelines.recipe.checkpoint import CARD, folder_of, read_card, require_soun
 from pipelines.serving import models
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
+from tests.fakes import build_database
 
 
 @pytest.fixture
@@ -88,8 +89,6 @@ def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_pat
 
 
 def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_path: Path) -> None:
-    import sqlite3
-    from contextlib import closing
 
     def build(folder: Path) -> None:
         (folder / "model").mkdir()
@@ -100,8 +99,7 @@ def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_p
     folder = store.make("grpo", "k1", build, {}, lambda: None) / "model"
     require_sound(folder)
     (folder / "model.safetensors").write_bytes(bytes(999) + b"x")
-    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as shop, shop:
-        shop.execute("CREATE TABLE item (name TEXT)")
+    build_database(tmp_path / "shop.sqlite", "CREATE TABLE item (name TEXT)")
     named = (recipes.load("miniature"), store, "which items are there ?", str(tmp_path / "shop.sqlite"), folder)
     with pytest.raises(DataError, match=r"grpo/k1 is damaged: model/model\.safetensors is not what was written"):
         asking.ask(*named, print)

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import re
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +30,7 @@ from pipelines.sql.schema import introspect
 from pipelines.stages import graph
 from pipelines.training import grpo
 from tests.evaluation.evaluation_world import report_data
+from tests.fakes import build_database
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = dict(
@@ -62,8 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("stranger")
     for name, text in PARTS.items():
         (tmp_path / name).write_text(text)
-    with sqlite3.connect(tmp_path / "shop.sqlite") as shop:
-        shop.execute("CREATE TABLE item (name TEXT)")
+    build_database(tmp_path / "shop.sqlite", "CREATE TABLE item (name TEXT)")
     (tmp_path / "questions.tsv").write_text("id\tquestion\tsql\n1\thow many items\tSELECT count(*) FROM item\n")
     text = RECIPE.replace("PLUGINS", ", ".join(PARTS))
     (tmp_path / "mine.yaml").write_text(text.replace("PATH", str(tmp_path / "questions.tsv")))

@@ -75,6 +75,15 @@ def test_every_name_that_an_example_imports_exists(page: Path) -> None:
     assert [name for block in blocks for name in missing_names(block)] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page.read_text(encoding="utf-8"))
+    code = {
+        file: "".join(path.read_text(encoding="utf-8") for path in ROOT.glob(f"tests/**/{file}")) for file, _ in named
+    }
+    assert [f"{file}::{test}" for file, test in named if f"def {test}(" not in code[file]] == []
+
+
 def test_a_missing_path_or_name_is_reported() -> None:
     assert missing_paths("see pipelines/gone.py, `conf/recipes/NAME.yaml` and conf/local/mine.yaml") == [
         "pipelines/gone.py"

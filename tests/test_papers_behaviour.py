@@ -1,7 +1,6 @@
 """What the recipes of the papers do, beside their numbers: prompts, turns, budgets, formats, pools, refusals."""
 
 import json
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect
 from pipelines.stages.evaluate import ONCE, passes
+from tests.fakes import build_database
 
 PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")
 SINGLE = (("sql_trail", "single_turn_rl"), ("skyrl_sql", "single_turn"), ("mtir_sql", "single_turn"))
@@ -32,10 +32,11 @@ SINGLE = (("sql_trail", "single_turn_rl"), ("skyrl_sql", "single_turn"), ("mtir_
 def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
     path = tmp_path_factory.mktemp("databases") / "shop.sqlite"
     columns = ", ".join(f"a_rather_long_column_name_{number} TEXT" for number in range(40))
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"CREATE TABLE stock (id INTEGER PRIMARY KEY, {columns}, the_last_column TEXT)")
-        connection.execute("INSERT INTO stock (id, the_last_column) VALUES (1, 'x')")
-    connection.close()
+    build_database(
+        path,
+        f"CREATE TABLE stock (id INTEGER PRIMARY KEY, {columns}, the_last_column TEXT)",
+        "INSERT INTO stock (id, the_last_column) VALUES (1, 'x')",
+    )
     return Example("q1", "how many?", Database("shop", "sqlite", str(path)), "SELECT count(*) FROM stock")
 
 

@@ -1,7 +1,6 @@
 """What the heads of the papers' recipes say, run: a sentence that is not so fails here."""
 
 import json
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from pipelines.sql.schema import introspect
 from pipelines.training import losses
 from pipelines.training.losses import estimate
 from pipelines.training.samples import grpo_steps
+from tests.fakes import build_database
 
 FAILED = ExecutionResult(ExecutionStatus.ERROR, error="no such column: age", error_class="no_such_column")
 LOOK = Action(ActionKind.SQL, "SELECT age FROM stock", "r")
@@ -34,9 +34,7 @@ def speaking(name: str, *overrides: str) -> Protocol:
 def system(folder: Path, name: str, *overrides: str) -> str:
     """The whole prompt of a recipe, for a question about one small table."""
     path = folder / "shop.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS stock (id INTEGER PRIMARY KEY)")
-    connection.close()
+    build_database(path, "CREATE TABLE IF NOT EXISTS stock (id INTEGER PRIMARY KEY)")
     asked = Example("q1", "how many?", Database("shop", "sqlite", str(path)), "SELECT count(*) FROM stock")
     return "\n".join(text for _, text in speaking(name, *overrides).prompt(asked, introspect(asked.database), 5))
 

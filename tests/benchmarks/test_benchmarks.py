@@ -1,22 +1,21 @@
 """Benchmarks in the layouts that their authors ship, written here at the size of a few rows."""
 
 import json
-import sqlite3
 
 import pytest
 
 from pipelines.benchmarks import base, synsql
 from pipelines.core.errors import DataError
 from pipelines.recipe.config import Source
+from tests.fakes import build_database
 
 
 def make_database(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE ship (id INTEGER PRIMARY KEY, name TEXT, flag TEXT)")
-    connection.execute("INSERT INTO ship VALUES (1, 'Aurora', 'NO'), (2, 'Egret', 'LR')")
-    connection.commit()
-    connection.close()
+    build_database(
+        path,
+        "CREATE TABLE ship (id INTEGER PRIMARY KEY, name TEXT, flag TEXT)",
+        "INSERT INTO ship VALUES (1, 'Aurora', 'NO'), (2, 'Egret', 'LR')",
+    )
 
 
 def write(path, text):

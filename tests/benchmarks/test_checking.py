@@ -1,8 +1,6 @@
 """The data stage in shards: the same rows from one process and two, and after a kill nothing is done twice."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import polars as pl
@@ -17,6 +15,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.stages import data
 from pipelines.stages import data as checking
 from pipelines.stages.context import Context, Silent
+from tests.fakes import build_database
 
 
 class Steps(Silent):
@@ -37,8 +36,7 @@ class Steps(Silent):
 
 def recipe_of(folder: Path, rows: int, *overrides: str, bad: int = 0) -> Recipe:
     """All pools are one file of questions about one database; the last `bad` ones have gold SQL that fails."""
-    with closing(sqlite3.connect(folder / "shop.sqlite")) as file, file:
-        file.execute("CREATE TABLE IF NOT EXISTS t (a)")
+    build_database(folder / "shop.sqlite", "CREATE TABLE IF NOT EXISTS t (a)")
     golds = [f"SELECT {number} FROM t" if number < rows - bad else "SELECT nope FROM t" for number in range(rows)]
     lines = [{"question": f"what is {n} ?", "sql": sql, "database": "shop.sqlite"} for n, sql in enumerate(golds)]
     (folder / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -103,8 +101,7 @@ def synsql(folder: Path, golds: list[str]) -> str:
     """A source in SynSQL's layout that asks one database."""
     place = folder / "synsql" / "databases" / "shop"
     place.mkdir(parents=True)
-    with closing(sqlite3.connect(place / "shop.sqlite")) as file, file:
-        file.execute("CREATE TABLE t (a)")
+    build_database(place / "shop.sqlite", "CREATE TABLE t (a)")
     rows = [{"db_id": "shop", "question": f"what is {n} ?", "sql": sql} for n, sql in enumerate(golds)]
     (folder / "synsql" / "data.json").write_text(json.dumps(rows))
     return f"{{kind: synsql, path: {folder / 'synsql'}}}"
@@ -198,8 +195,7 @@ def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_
 
 def test_one_id_for_two_databases_is_refused_and_a_correction_of_all_of_a_question_is_not(tmp_path: Path) -> None:
     recipe_of(tmp_path, 4)
-    with closing(sqlite3.connect(tmp_path / "crm.sqlite")) as file, file:
-        file.execute("CREATE TABLE t (a)")
+    build_database(tmp_path / "crm.sqlite", "CREATE TABLE t (a)")
     row = {"id": 0, "question": "what is 0 ?", "sql": "SELECT 0 FROM t", "database": "shop.sqlite"}
     for name, changes in (("shop", {}), ("crm", {"database": "crm.sqlite"})):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row | changes) + "\n")

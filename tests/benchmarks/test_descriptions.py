@@ -2,7 +2,6 @@
 
 import json
 import os
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,17 @@ from pipelines.core.types import Database
 from pipelines.databases.of_recipe import schemas
 from pipelines.recipe import recipes
 from pipelines.sql.schema import introspect, render
+from tests.fakes import build_database
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", "../shared/data"))
 
 
 def made(path: Path) -> Database:
-    path.parent.mkdir(parents=True)
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE frpm (CDSCode TEXT PRIMARY KEY, rtype TEXT, city TEXT)")
-        connection.execute("INSERT INTO frpm VALUES ('1', 'S', 'Paris')")
-    connection.close()
-    return Database(path.stem, "sqlite", str(path))
+    return build_database(
+        path,
+        "CREATE TABLE frpm (CDSCode TEXT PRIMARY KEY, rtype TEXT, city TEXT)",
+        "INSERT INTO frpm VALUES ('1', 'S', 'Paris')",
+    )
 
 
 def shown(database: Database, values: int = 0) -> list[str]:
@@ -78,12 +77,12 @@ def test_a_file_that_is_broken_describes_nothing(tmp_path: Path) -> None:
 
 
 def test_duckdbs_comments(tmp_path: Path) -> None:
-    import duckdb
-
-    with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
-        connection.execute("CREATE TABLE t (a INTEGER, b TEXT)")
-        connection.execute("COMMENT ON TABLE t IS 'all of it'")
-        connection.execute("COMMENT ON COLUMN t.b IS 'the second\none'")
+    build_database(
+        tmp_path / "a.duckdb",
+        "CREATE TABLE t (a INTEGER, b TEXT)",
+        "COMMENT ON TABLE t IS 'all of it'",
+        "COMMENT ON COLUMN t.b IS 'the second\none'",
+    )
     lines = shown(Database("a", "duckdb", str(tmp_path / "a.duckdb")))
     assert lines[0] == "CREATE TABLE t ( -- all of it"
     assert "    b VARCHAR -- the second one" in lines

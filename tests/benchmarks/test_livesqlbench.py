@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.rollout.user import REFUSAL, SPENT
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
+from tests.fakes import build_database
 
 OWN_TEST = 'def test_case(pred_sqls, sol_sqls, db_name, conn):\n    open("/tmp/stolen", "w")\n    assert True'
 DEFAULT_TEST = (
@@ -68,9 +68,7 @@ def folder(tmp_path: Path) -> Path:
     """A download with three questions, one of them with a test of its own, and their gold beside it."""
     folder = tmp_path / "livesqlbench"
     (folder / "alien").mkdir(parents=True)
-    connection = sqlite3.connect(folder / "alien" / "alien_template.sqlite")
-    connection.executescript(SIGNALS)
-    connection.close()
+    build_database(folder / "alien" / "alien_template.sqlite", SIGNALS)
     lines(folder / "alien" / "alien_kb.jsonl", KNOWLEDGE)
     meanings = {"alien|signals|snr": "signal to noise", "alien|signals|kind": {"column_meaning": "what sends"}}
     (folder / "alien" / "alien_column_meaning_base.json").write_text(json.dumps(meanings), encoding="utf-8")

@@ -1,8 +1,6 @@
 """A user's own questions: a CSV file as good as JSON lines, and one file cut so that nothing is asked on two sides."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from pipelines.curation.leakage import leaks
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
 from pipelines.recipe.yaml_files import read_yaml
+from tests.fakes import build_database
 
 SHOP = Database("shop", "sqlite", "shop.sqlite")
 TABLES = ("customer", "purchase", "shelf", "supplier")
@@ -25,9 +24,11 @@ COLUMNS = ("name", "city", "price", "stock", "made")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as shop, shop:
-        shop.execute("CREATE TABLE customer (name TEXT, city TEXT)")
-        shop.execute("INSERT INTO customer VALUES ('Ada', 'Paris, France')")
+    build_database(
+        tmp_path / "shop.sqlite",
+        "CREATE TABLE customer (name TEXT, city TEXT)",
+        "INSERT INTO customer VALUES ('Ada', 'Paris, France')",
+    )
     return tmp_path
 
 

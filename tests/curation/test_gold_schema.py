@@ -1,13 +1,13 @@
 """The gold schema is what extractors that fail differently agree on; what they do not agree on is kept and named."""
 
 import functools
-import sqlite3
 
 import pytest
 
-from pipelines.core.types import Database, Example, SchemaItems
+from pipelines.core.types import Example, SchemaItems
 from pipelines.curation.gold_schema import SchemaConsensus, consensus, static_extractors
 from pipelines.sql.schema import introspect
+from tests.fakes import build_database
 
 NAME = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")}))
 BOTH = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name"), ("singer", "age")}))
@@ -63,13 +63,11 @@ def test_a_record_is_sorted_json():
 
 @pytest.fixture
 def music(tmp_path):
-    connection = sqlite3.connect(tmp_path / "music.sqlite")
-    connection.executescript(
+    return build_database(
+        tmp_path / "music.sqlite",
         "CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER);"
-        "CREATE TABLE concert (id INTEGER PRIMARY KEY, singer_id INTEGER, year INTEGER)"
+        "CREATE TABLE concert (id INTEGER PRIMARY KEY, singer_id INTEGER, year INTEGER)",
     )
-    connection.close()
-    return Database("music", "sqlite", str(tmp_path / "music.sqlite"))
 
 
 def test_the_two_static_extractors_agree_on_a_join_in_a_subquery(music):

@@ -1,8 +1,6 @@
 """Leakage: training questions that the benchmark asks too, by three measures."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 from pipelines.core.files import read_json
@@ -12,6 +10,7 @@ from pipelines.curation import leakage
 from pipelines.recipe import recipes
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
+from tests.fakes import build_database
 
 
 def ask(id: str, question: str, sql: str, database: str = "d") -> Example:
@@ -95,9 +94,11 @@ def test_questions_of_fillers_alone_are_not_all_alike() -> None:
 
 def test_the_data_stage_reports_each_training_pool(tmp_path: Path) -> None:
     """The RL pool asks one of the held-out questions in other words; the SFT pool none."""
-    with closing(sqlite3.connect(tmp_path / "clubs.sqlite")) as file, file:
-        file.execute("CREATE TABLE club (name TEXT, city TEXT)")
-        file.execute("INSERT INTO club VALUES ('ajax', 'koeln')")
+    build_database(
+        tmp_path / "clubs.sqlite",
+        "CREATE TABLE club (name TEXT, city TEXT)",
+        "INSERT INTO club VALUES ('ajax', 'koeln')",
+    )
     asked = {
         "sft": ("Which clubs are there?", "SELECT name FROM club"),
         "rl": ("In what city does each club play?", "SELECT city FROM club"),

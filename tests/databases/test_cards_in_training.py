@@ -2,8 +2,6 @@
 
 import ast
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import render
 from pipelines.stages import graph
 from pipelines.stages.context import Silent, examples, trajectories
+from tests.fakes import build_database
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOP = """
@@ -51,8 +50,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lake").mkdir()
     place = tmp_path / "lake" / "shop.sqlite"
-    with closing(sqlite3.connect(place)) as connection:
-        connection.executescript(SHOP)
+    build_database(place, SHOP)
     (tmp_path / "mine.sqlite").symlink_to(place)
     rows = [{"question": asked, "sql": sql, "database": "mine.sqlite"} for asked, sql in QUESTIONS.items()]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,8 +1,6 @@
 """`sqltrain score` on a connected database: its card's name stands for it, and what it hides no query reads."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from flows.commands.evaluate import score
 from pipelines.core.errors import UserError
 from pipelines.databases import card
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
+from tests.fakes import build_database
 
 app = typer.Typer()
 app.command()(score)
@@ -29,10 +28,11 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A database in the layout of benchmarks, and its card, which hides a column."""
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "lake" / "shop" / "shop.sqlite"
-    place.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(place)) as database, database:
-        database.execute("CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER)")
-        database.execute("INSERT INTO staff VALUES (1, 'Ada', 987654)")
+    build_database(
+        place,
+        "CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER)",
+        "INSERT INTO staff VALUES (1, 'Ada', 987654)",
+    )
     columns = {"id": ColumnCard(), "name": ColumnCard(), "salary": ColumnCard(hidden=True)}
     known = DatabaseCard(engine="sqlite", location=str(place), tables={"staff": TableCard(columns=columns)})
     card.write(card.place("shop"), known)

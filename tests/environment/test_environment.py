@@ -1,8 +1,6 @@
 """The environment pays what our own rollout engine and panel pay for the same turns, for every recipe."""
 
 import asyncio
-import contextlib
-import sqlite3
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +30,7 @@ from pipelines.serving.agent import Agent, AnsweringModel, Event, QuestionBudget
 from pipelines.stages import data
 from pipelines.stages.context import Context, Silent, examples
 from tasks import served_model
+from tests.fakes import build_database
 
 RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
 
@@ -161,8 +160,7 @@ def test_skyrl_gym_runs_an_episode_and_pays_the_same_reward(
 def test_the_prompt_shows_what_columns_mean_where_the_recipe_asks_for_it(tmp_path: Path) -> None:
     """As in our own rollouts: `protocol.schema_descriptions` holds here too."""
     shop = tmp_path / "shop.sqlite"
-    with sqlite3.connect(shop) as connection:
-        connection.execute("CREATE TABLE item (price REAL)")
+    build_database(shop, "CREATE TABLE item (price REAL)")
     (tmp_path / "database_description").mkdir()
     head = "original_column_name,column_name,column_description,data_format,value_description\n"
     (tmp_path / "database_description" / "item.csv").write_text(f"{head}price,price,what a customer pays,real,\n")
@@ -233,8 +231,7 @@ def test_a_linked_recipe_is_served_with_what_its_linker_chooses_or_else_the_whol
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shop, prompts = tmp_path / "shop.sqlite", list[str]()
-    with contextlib.closing(sqlite3.connect(shop)) as connection:
-        connection.executescript("CREATE TABLE item (price REAL, maker TEXT); CREATE TABLE staff (name TEXT);")
+    build_database(shop, "CREATE TABLE item (price REAL, maker TEXT); CREATE TABLE staff (name TEXT);")
 
     def say(request: Request) -> str:
         prompts.append(request.messages[-1][1])

@@ -1,7 +1,6 @@
 """From trajectories to outcomes, with a real database and the real engine."""
 
 import dataclasses
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,13 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import analyst
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
+from tests.fakes import build_database
 
 
 @pytest.fixture
 def example(tmp_path: Path) -> Example:
     path = tmp_path / "music.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.executescript(
-            "CREATE TABLE singer (name TEXT, kind TEXT); INSERT INTO singer VALUES ('Ann', 'STR');"
-        )
-    connection.close()
+    build_database(path, "CREATE TABLE singer (name TEXT, kind TEXT); INSERT INTO singer VALUES ('Ann', 'STR');")
     return Example("e1", "Who?", Database("music", "sqlite", str(path)), "SELECT name FROM singer", hardness="easy")
 
 
@@ -136,9 +132,7 @@ def test_a_gold_query_is_analysed_again_when_its_schema_has_changed(example: Exa
         "CREATE TABLE band (title TEXT)",
         "ALTER TABLE band RENAME COLUMN title TO heading; ALTER TABLE singer ADD COLUMN title TEXT",
     ):
-        with sqlite3.connect(example.database.location) as connection:
-            connection.executescript(change)
-        connection.close()
+        build_database(example.database.location, change)
         (outcome,) = judged(example, engine, episode(None, StopReason.TURN_LIMIT), reads={"schema"})
         assert outcome.gold_items is not None
         found.append(outcome.gold_items.columns)

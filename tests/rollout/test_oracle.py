@@ -3,12 +3,11 @@
 import dataclasses
 import functools
 import re
-import sqlite3
 
 import pytest
 
 from pipelines.benchmarks import base
-from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
+from pipelines.core.types import ActionKind, Example, ExecutionStatus
 from pipelines.protocols.base import build
 from pipelines.protocols.knowledge import is_probe, lists_everything, unverified
 from pipelines.recipe.config import ProtocolSection, Source
@@ -18,6 +17,7 @@ from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy, lookups
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect
+from tests.fakes import build_database
 
 PROTOCOLS = {
     "react": ProtocolSection(name="react", prompt="brief", max_turns=6),
@@ -182,15 +182,13 @@ def test_gold_sql_that_the_protocol_cannot_say_is_a_malformed_turn_not_a_crash(e
 
 @pytest.fixture
 def music(tmp_path):
-    connection = sqlite3.connect(tmp_path / "music.sqlite")
-    connection.executescript(
+    return build_database(
+        tmp_path / "music.sqlite",
         "CREATE TABLE singer (singer_id INTEGER, name TEXT, country TEXT);"
         "CREATE TABLE concert (concert_id INTEGER, singer_id INTEGER, venue TEXT);"
         "INSERT INTO singer VALUES (1, 'Ann', 'France'), (2, 'Bo', 'Spain');"
-        "INSERT INTO concert VALUES (1, 1, 'Old Hall')"
+        "INSERT INTO concert VALUES (1, 1, 'Old Hall')",
     )
-    connection.close()
-    return Database("music", "sqlite", str(tmp_path / "music.sqlite"))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """Automations of infra/automations.py fire on a real server, and a run's stages are assets with their events."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes import HttpServer, http_server
+from tests.fakes import HttpServer, build_database, http_server
 from tests.services.conftest import Site, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
@@ -78,9 +76,7 @@ def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site: Sit
 
 
 def test_stages_are_assets_from_the_question_file_on(site: Site, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as shop, shop:
-        shop.execute("CREATE TABLE item (name TEXT)")
-        shop.execute("INSERT INTO item VALUES ('pen')")
+    build_database(tmp_path / "shop.sqlite", "CREATE TABLE item (name TEXT)", "INSERT INTO item VALUES ('pen')")
     row = {"question": "which items are there ?", "database": "shop.sqlite", "sql": "SELECT name FROM item"}
     (tmp_path / "questions.jsonl").write_text(json.dumps(row) + "\n")
     small = ["data.rl=[]", "data.dev.options={databases: 1, questions: 2}", "rollout.processes=1"]

@@ -3,15 +3,14 @@
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import zipfile
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.fakes import build_database
 from tests.services.conftest import ROOT, SMALL, SMALL_DATA
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
@@ -96,9 +95,11 @@ def test_recipes_are_listed_shown_and_checked(python: Path, tmp_path: Path) -> N
 def test_predictions_are_scored(python: Path, tmp_path: Path) -> None:
     folder = tmp_path / "database" / "shop"
     folder.mkdir(parents=True)
-    with closing(sqlite3.connect(folder / "shop.sqlite")) as database, database:
-        database.execute("CREATE TABLE item (name TEXT, price INTEGER)")
-        database.execute("INSERT INTO item VALUES ('pen', 2), ('book', 9)")
+    build_database(
+        folder / "shop.sqlite",
+        "CREATE TABLE item (name TEXT, price INTEGER)",
+        "INSERT INTO item VALUES ('pen', 2), ('book', 9)",
+    )
     (tmp_path / "gold.sql").write_text("SELECT name FROM item WHERE price > 3\tshop\nSELECT count(*) FROM item\tshop\n")
     (tmp_path / "pred.sql").write_text("SELECT name FROM item WHERE price = 9\nSELECT 7\n")
     words = ("score", "--gold", "gold.sql", "--pred", "pred.sql", "--database", "database", "--json")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from copies import to_postgres
+from copies import to_duckdb, to_mysql, to_postgres
 from servers import Server, binaries, make_reader, mariadb, mariadb_programs, postgres
 from shops import build_shop
 
@@ -18,6 +18,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Database:
     return build_shop(tmp_path_factory.mktemp("shop") / "shop.sqlite")
 
 
+@pytest.fixture(scope="session")
+def duckdb_shop(shop: Database, tmp_path_factory: pytest.TempPathFactory) -> Database:
+    return to_duckdb(shop, tmp_path_factory.mktemp("duck") / "shop.duckdb")
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[SqlEngine]:
     with SqlEngine(Limits(timeout_s=2, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
@@ -30,7 +35,7 @@ def run(engine: SqlEngine, shop: Database) -> Run:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(shop: Database) -> Iterator[Server]:
     """A real PostgreSQL server with the shop in it."""
     programs = binaries()
     if programs is None:
@@ -38,7 +43,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with postgres(programs) as admin:
         make_reader(programs, admin, "reader", "secret")
         reader = admin.replace("user=owner", "user=reader password=secret")
-        shop = build_shop(tmp_path_factory.mktemp("source") / "shop.sqlite")
         yield Server(admin, reader, to_postgres(shop, admin, reader))
 
 
@@ -50,3 +54,13 @@ def mysql_port() -> Iterator[int]:
         pytest.skip("MariaDB's programs are not installed (apt-get install mariadb-server)")
     with mariadb(programs) as port:
         yield port
+
+
+@pytest.fixture(scope="session")
+def postgres_shop(server: Server) -> Database:
+    return server.shop
+
+
+@pytest.fixture(scope="session")
+def mysql_shop(mysql_port: int, shop: Database) -> Database:
+    return to_mysql(shop, mysql_port, "clerk")

@@ -1,11 +1,12 @@
 """The small shop that tests of SQL run on."""
 
 import hashlib
-import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.core.types import Database, ExecutionResult
 from pipelines.sql.engine import SqlEngine
+from tests.fakes import build_database
 
 SHOP = """
 CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT NOT NULL, city TEXT, credit REAL);
@@ -31,21 +32,14 @@ SELECT "user" FROM "user"
 
 def build_shop(path: Path) -> Database:
     """The shop as an SQLite file."""
-    return _build(path, "shop", SHOP)
+    return replace(build_database(path, SHOP), id="shop")
 
 
 def build_users(path: Path) -> Database:
     """A table and a column with the name that some engines have for who is connected, as an SQLite file."""
-    script = "CREATE TABLE user (user TEXT, pg_rating INTEGER); INSERT INTO user VALUES ('ada', 13);"
-    return _build(path, "users", script)
-
-
-def _build(path: Path, name: str, script: str) -> Database:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path)
-    connection.executescript(script)
-    connection.close()
-    return Database(name, "sqlite", str(path))
+    return build_database(
+        path, "CREATE TABLE user (user TEXT, pg_rating INTEGER); INSERT INTO user VALUES ('ada', 13);"
+    )
 
 
 def run(engine: SqlEngine, database: Database, sql: str) -> ExecutionResult:

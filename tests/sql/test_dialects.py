@@ -3,7 +3,6 @@
 import dataclasses
 import random
 import re
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from pipelines.sql.dialects.dialect import Role, of_head
 from pipelines.sql.dialects.guard import check
 from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
 from pipelines.sql.schema import introspect
+from tests.fakes import build_database
 
 DATABASES = 6
 EQUALITIES = ("strict", "bird", "test_suite")  # soft_f1 pairs rows by position, which no query without ORDER BY fixes
@@ -116,12 +116,11 @@ def test_mysql_gives_the_verdicts_of_sqlite_on_the_miniature_world(
 
 
 def test_a_copy_keeps_values_that_do_not_fit_their_declared_type(engine: SqlEngine, tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "odd.sqlite")
-    connection.execute("CREATE TABLE t (n INTEGER, x REAL, s TEXT, b BLOB, empty INT, mixed)")
-    connection.execute("INSERT INTO t VALUES (1, 2, 'a', x'00ff', NULL, 1), ('two', 2.5, 3, x'01', NULL, 'b')")
-    connection.commit()
-    connection.close()
-    source = Database("odd", "sqlite", str(tmp_path / "odd.sqlite"))
+    source = build_database(
+        tmp_path / "odd.sqlite",
+        "CREATE TABLE t (n INTEGER, x REAL, s TEXT, b BLOB, empty INT, mixed)",
+        "INSERT INTO t VALUES (1, 2, 'a', x'00ff', NULL, 1), ('two', 2.5, 3, x'01', NULL, 'b')",
+    )
     copy = to_duckdb(source, tmp_path / "odd.duckdb")
     (result,) = engine.execute_many([(copy, "SELECT * FROM t ORDER BY x")])
     assert result.rows == (("1", 2.0, "a", b"\x00\xff", None, "1"), ("two", 2.5, "3", b"\x01", None, "b"))

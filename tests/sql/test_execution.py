@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from shops import build_shop
 from pipelines.core.errors import DatabaseError
 from pipelines.core.types import Database, ExecutionStatus
 from pipelines.sql.engine import Limits, Pair, SqlEngine
+from tests.fakes import build_database
 from tests.sql.conftest import Run
 
 LONG_ROWS = 5_000_000
@@ -38,56 +38,16 @@ def test_rows_come_in_order_with_their_names_and_duplicates(run: Run) -> None:
     assert result.elapsed_ms > 0
 
 
-def test_sqlite_values_keep_their_types(run: Run) -> None:
-    assert run("SELECT 1, 1.0, 'a', x'00ff', NULL, 1e999").rows == ((1, 1.0, "a", b"\x00\xff", None, float("inf")),)
-
-
-def test_the_schema_can_be_asked_for_in_sql(run: Run) -> None:
-    assert run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").rows == (
-        ("customer",),
-        ("purchase",),
-    )
-    assert [row[1] for row in run("PRAGMA table_info(customer)").rows] == ["id", "name", "city", "credit"]
-    assert run("SELECT name FROM pragma_table_info('customer') WHERE pk").rows == (("id",),)
+def test_json_can_be_read_as_a_table(run: Run) -> None:
     assert run("SELECT value FROM json_each('[3,4]')").rows == ((3,), (4,))
 
 
-@pytest.mark.parametrize(
-    ("sql", "error_class"),
-    [
-        ("SELEC 1", "syntax"),
-        ("SELECT 'a", "syntax"),
-        ("SELECT (", "syntax"),
-        ("", "empty"),
-        ("  -- nothing", "empty"),
-        ("SELECT nope FROM customer", "no_such_column"),
-        ("SELECT 1 FROM nope", "no_such_table"),
-        ("SELECT nope(1)", "no_such_function"),
-        ("SELECT id FROM customer, purchase", "ambiguous_column"),
-        ("SELECT max(1, 2) FROM customer WHERE count(*) > 1", "misuse"),
-        ("SELECT abs(1, 2)", "wrong_arguments"),
-        ("SELECT 1 UNION SELECT 1, 2", "runtime"),
-        ("SELECT abs(-9223372036854775808)", "runtime"),
-        ("SELECT json('{')", "runtime"),
-        ("SELECT " + "(" * 2000 + "1" + ")" * 2000, "too_complex"),
-        ("SELECT 1" + " + 1" * 5000, "too_complex"),
-        ("SELECT '" + "x" * 2_000_000 + "'", "sql_too_long"),
-    ],
-)
-def test_an_error_has_a_class(run: Run, sql: str, error_class: str) -> None:
-    result = run(sql)
-    assert result.error_class == error_class, result.error
-    assert not result.ok
-    assert result.rows == ()
-
-
 def test_full_text_tables_can_be_searched(engine: SqlEngine, tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "texts.sqlite")
-    connection.execute("CREATE VIRTUAL TABLE note USING fts5(body)")
-    connection.execute("INSERT INTO note VALUES ('a red pen'), ('blue ink')")
-    connection.commit()
-    connection.close()
-    database = Database("texts", "sqlite", str(tmp_path / "texts.sqlite"))
+    database = build_database(
+        tmp_path / "texts.sqlite",
+        "CREATE VIRTUAL TABLE note USING fts5(body)",
+        "INSERT INTO note VALUES ('a red pen'), ('blue ink')",
+    )
     (result,) = engine.execute_many([(database, "SELECT body FROM note WHERE note MATCH 'pen'")])
     assert result.rows == (("a red pen",),)
 
@@ -109,10 +69,7 @@ def test_results_keep_the_order_of_the_jobs(shop: Database, tmp_path: Path) -> N
 def test_a_changed_file_is_seen(engine: SqlEngine, tmp_path: Path) -> None:
     database = build_shop(tmp_path / "changing.sqlite")
     assert engine.execute_many([(database, "SELECT count(*) FROM customer")])[0].rows == ((4,),)
-    connection = sqlite3.connect(tmp_path / "changing.sqlite")
-    connection.execute("DELETE FROM customer WHERE id > 1")
-    connection.commit()
-    connection.close()
+    build_database(tmp_path / "changing.sqlite", "DELETE FROM customer WHERE id > 1")
     assert engine.execute_many([(database, "SELECT count(*) FROM customer")])[0].rows == ((1,),)
     (tmp_path / "changing.sqlite").unlink()
     build_shop(tmp_path / "changing.sqlite")

@@ -2,12 +2,12 @@
 
 import random
 import re
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import Server
@@ -18,6 +18,7 @@ from pipelines.sql.dialects.base import CATALOGUE_S, Hidden, HiddenNames, Statem
 from pipelines.sql.dialects.duckdb import computed
 from pipelines.sql.dialects.guard import FUNCTIONS
 from pipelines.sql.engine import Limits, SqlEngine
+from tests.fakes import build_database
 
 TABLES = """
 CREATE TABLE person (id INTEGER PRIMARY KEY, name VARCHAR(20), ssn VARCHAR(40), boss_id INTEGER);
@@ -43,147 +44,10 @@ SHOWN = [
     "WITH t AS (SELECT id, name AS n FROM person) SELECT max(n) FROM t",
     "SELECT 2 * id FROM person",
 ]
-TRIES = [
-    "SELECT ssn FROM person",
-    "SELECT SSN FROM PERSON",
-    'SELECT "ssn" FROM person',
-    "SELECT p.ssn FROM person p",
-    "SELECT p.ssn AS name FROM person AS p",
-    "SELECT * FROM person",
-    "SELECT p.* FROM person p",
-    "SELECT name, p.* FROM person p",
-    "SELECT * FROM (SELECT * FROM person) t",
-    "SELECT * FROM visit v JOIN person p ON p.id = v.person_id",
-    "SELECT x FROM (SELECT 1 AS a, '2' AS b, '3' AS x, 4 AS d UNION ALL SELECT * FROM person) t",
-    "WITH t(a, b, c, d) AS (SELECT * FROM person) SELECT c FROM t",
-    "WITH t AS (SELECT ssn AS c FROM person) SELECT c FROM t",
-    "SELECT name FROM person WHERE ssn LIKE 'SECRET-1%'",
-    "SELECT count(*) FROM person WHERE ssn = 'SECRET-1'",
-    "SELECT name FROM person ORDER BY ssn DESC",
-    "SELECT max(ssn) FROM person",
-    "SELECT count(*) FROM person GROUP BY ssn",
-    "SELECT name FROM person GROUP BY name HAVING max(ssn) > 'SECRET-1'",
-    "SELECT row_number() OVER (ORDER BY ssn), name FROM person",
-    "SELECT name FROM person p WHERE EXISTS (SELECT 1 FROM visit v WHERE v.place < p.ssn)",
-    "SELECT (SELECT ssn FROM person LIMIT 1)",
-    "SELECT CASE WHEN (SELECT min(ssn) FROM person) = 'SECRET-1' THEN 1 ELSE 0 END",
-    "SELECT t.ssn FROM person JOIN (SELECT 'SECRET-1' AS ssn) t USING (ssn)",
-    "SELECT count(*) FROM person JOIN (SELECT 'SECRET-1' AS ssn) t USING (ssn)",
-    "SELECT t.ssn FROM person NATURAL JOIN (SELECT 'SECRET-1' AS ssn) t",
-    "SELECT t.amount FROM wage NATURAL JOIN (SELECT 'SECRET-9000' AS amount) t",
-    "SELECT t.amount FROM wage JOIN (SELECT 'SECRET-9000' AS amount) t USING (amount)",
-    "SELECT * FROM wage",
-    "SELECT count(*) FROM wage",
-    "SELECT 1 FROM wage",
-    "SELECT amount FROM Wage w",
-    "SELECT name FROM person WHERE id IN (SELECT person_id FROM wage)",
-    "SELECT EXISTS (SELECT 1 FROM wage)",
-    "SELECT number FROM papers",
-    "SELECT id FROM papers",
-    "SELECT * FROM papers",
-    "SELECT number FROM deep",
-    "SELECT amount FROM paid",
-    "SELECT name FROM paid",
-    "SELECT c FROM person AS p(a, b, c, d)",
-    "SELECT person FROM person",
-    "SELECT p FROM person p",
-    "SELECT CAST(p AS text) FROM person p",
-    "SELECT (p).ssn FROM person p",
-    "SELECT p.person FROM person p",
-    "SELECT to_json(p) FROM person p",
-    "SELECT row_to_json(person) FROM person",
-    "SELECT json_agg(p) FROM person p",
-    "SELECT count(p) FROM person p WHERE p IS NOT NULL",
-    "TABLE person",
-    "SELECT c FROM (TABLE person) AS t(a, b, c, d)",
-    "FROM person",
-    "FROM person SELECT ssn",
-    "SELECT #3 FROM person",
-    "SELECT COLUMNS('s.*') FROM person",
-    "SELECT COLUMNS(c -> c LIKE 's%') FROM person",
-    "SELECT * EXCLUDE (name) FROM person",
-    "SELECT person['ssn'] FROM person",
-    "SELECT struct_extract(person, 'ssn') FROM person",
-    "SELECT unnest(p) FROM person p",
-    "SELECT place FROM visit POSITIONAL JOIN person ORDER BY ssn",
-    "SELECT t.x FROM (VALUES ('SECRET-1')) t(x) JOIN person p ON p.ssn = t.x",
-    "SUMMARIZE person",
-    "DESCRIBE person",
-    "SHOW TABLES",
-    "PIVOT person ON ssn USING count(*)",
-    "UNPIVOT person ON ssn INTO NAME k VALUE v",
-    "SELECT sql FROM sqlite_master",
-    "SELECT name FROM sqlite_master",
-    "SELECT name FROM sqlite_schema",
-    "SELECT * FROM sqlite_stat1",
-    "SELECT * FROM sqlite_stat4",
-    "SELECT name FROM pragma_table_info('person')",
-    "SELECT * FROM pragma_table_list",
-    "PRAGMA table_info(person)",
-    "PRAGMA table_list",
-    "PRAGMA index_list(person)",
-    "EXPLAIN SELECT count(*) FROM person",
-    "EXPLAIN QUERY PLAN SELECT count(*) FROM person",
-    "/* x */ EXPLAIN QUERY PLAN SELECT count(*) FROM person",
-    "SELECT copy FROM person",
-    "SELECT name FROM person INDEXED BY by_ssn",
-    "SELECT table_name FROM information_schema.tables",
-    "SELECT column_name FROM information_schema.columns",
-    "SELECT * FROM information_schema.columns WHERE table_name = 'person'",
-    "SELECT view_definition FROM information_schema.views",
-    "SELECT * FROM duckdb_columns()",
-    "SELECT sql FROM duckdb_views()",
-    "SELECT * FROM pg_stats",
-    "SELECT attname FROM pg_attribute",
-    "SELECT definition FROM pg_views",
-    "SELECT pg_get_viewdef('papers'::regclass)",
-    "SELECT query_to_xml('SELECT ssn FROM person', true, true, '')",
-    "SELECT * FROM query_table('person')",
-    "SELECT * FROM query('SELECT ssn FROM person')",
-    "SELECT ssnn FROM person",
-    "SELECT nam FROM person",
-    "SELECT p.sn FROM person p",
-    "SELECT amont FROM visit",
-    "SELECT * FROM wag",
-    "SELECT name FROM person UNION SELECT amount FROM wage",
-    "SELECT group_concat(ssn) FROM person",
-    "SELECT string_agg(ssn, ',') FROM person",
-    "SELECT json_object('a', ssn) FROM person",
-    "SELECT hex(ssn) FROM person",
-    "SELECT substr(ssn, 1, 8) FROM person",
-    "SELECT name || ssn FROM person",
-    "SELECT name FROM person WHERE (id, ssn) IN (SELECT 1, 'SECRET-1')",
-    "SELECT CAST(ssn AS INTEGER) FROM person",
-    "SELECT 1 / (CASE WHEN ssn LIKE 'SECRET-1' THEN 0 ELSE 1 END) FROM person",
-    "SELECT `ssn` FROM `person`",
-    "SELECT [ssn] FROM [person]",
-    "SELECT person.ssn FROM main.person",
-    "SELECT main.person.ssn FROM main.person",
-    "SELECT public.person.ssn FROM public.person",
-    "SELECT ſſn FROM person",
-]
-DUCKDB_CALLS = [
-    *(f"SELECT {call} FROM person" for call in ("ssn.upper()", "ssn.max()", "ssn.string_agg(',')", "person.list()")),
-    *(f"SELECT p.{call}() FROM person p" for call in ("ssn.upper", "to_json", "row", "list", "any_value", "typeof")),
-    "SELECT person.struct_extract('ssn') FROM person",
-    "SELECT name FROM person WHERE ssn.contains('S')",
-    "SELECT * FROM histogram(person, ssn)",
-    "SELECT * FROM histogram('person', 'ssn')",
-    "SELECT * FROM histogram(wage, amount)",
-]
-_ROWS = ("row_to_json", "to_jsonb", "json_agg", "array_agg", "concat", "quote_literal", "record_out", "hash_record")
-POSTGRES_CALLS = [
-    *(f"SELECT p.{call} FROM person p" for call in _ROWS),
-    "SELECT (p.to_jsonb)->>'ssn' FROM person p",
-    "SELECT people.person.row_to_json FROM people.person",
-    "SELECT j.to_jsonb FROM (person p JOIN visit v ON true) j",
-    "SELECT name FROM person p WHERE p.concat LIKE '%SECRET-1%'",
-    "SELECT p.to_jsonb FROM person p, (SELECT 1 AS to_jsonb) t",
-    "SELECT (p).to_jsonb FROM person p",
-    "SELECT ssn FROM part",
-    "SELECT * FROM part",
-    "SELECT people.person.ssn FROM people.person",
-]
+LINES = [line.split(" | ", 1) for line in Path(__file__).with_name("hidden_tries.txt").read_text().splitlines()[1:]]
+TRIES, DUCKDB_CALLS, POSTGRES_CALLS = (
+    [sql for engine, sql in LINES if engine == wanted] for wanted in ("all", "duckdb", "postgres")
+)
 
 
 def leaks(sql: str, result: ExecutionResult) -> str:
@@ -210,14 +74,12 @@ def check(database: Database, tries: list[str], shown: Sequence[str] = ()) -> No
 
 @pytest.fixture
 def people(tmp_path: Path) -> Database:
-    path = tmp_path / "people.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TABLES)
-        connection.executescript(
-            "CREATE INDEX by_ssn ON person (ssn); ALTER TABLE person ADD COLUMN copy TEXT AS (ssn || '') VIRTUAL;"
-            "CREATE VIRTUAL TABLE note USING fts5(body, ssn); INSERT INTO note VALUES ('x', 'SECRET-1'); ANALYZE;"
-        )
-    return Database("people", "sqlite", str(path))
+    return build_database(
+        tmp_path / "people.sqlite",
+        TABLES,
+        "CREATE INDEX by_ssn ON person (ssn); ALTER TABLE person ADD COLUMN copy TEXT AS (ssn || '') VIRTUAL;"
+        "CREATE VIRTUAL TABLE note USING fts5(body, ssn); INSERT INTO note VALUES ('x', 'SECRET-1'); ANALYZE;",
+    )
 
 
 def test_sqlite_lets_nothing_hidden_out(people: Database) -> None:
@@ -233,16 +95,14 @@ def test_a_virtual_table_with_a_hidden_column_is_hidden_with_its_shadows(people:
 
 
 def test_a_text_index_over_a_hidden_column_is_hidden_with_its_shadows_and_its_words(tmp_path: Path) -> None:
-    path = tmp_path / "indexed.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            "CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, ssn TEXT);"
-            "INSERT INTO person VALUES (1, 'Ann', 'yak');"
-            "CREATE VIRTUAL TABLE found USING fts5(ssn, content='person', content_rowid='id');"
-            "INSERT INTO found (found) VALUES ('rebuild'); CREATE VIRTUAL TABLE words USING fts5vocab(found, 'row');"
-            "CREATE VIRTUAL TABLE note USING fts5(body); INSERT INTO note VALUES ('a yak');"
-        )
-    indexed = Database("indexed", "sqlite", str(path))
+    indexed = build_database(
+        tmp_path / "indexed.sqlite",
+        "CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, ssn TEXT);"
+        "INSERT INTO person VALUES (1, 'Ann', 'yak');"
+        "CREATE VIRTUAL TABLE found USING fts5(ssn, content='person', content_rowid='id');"
+        "INSERT INTO found (found) VALUES ('rebuild'); CREATE VIRTUAL TABLE words USING fts5vocab(found, 'row');"
+        "CREATE VIRTUAL TABLE note USING fts5(body); INSERT INTO note VALUES ('a yak');",
+    )
     tries = ["SELECT * FROM found_data", "SELECT count(*) FROM found WHERE found MATCH 'yak'", "SELECT term FROM words"]
     free = ["SELECT name FROM person", "SELECT body FROM note WHERE note MATCH 'yak'"]
     with SqlEngine(Limits(), hidden={indexed.location: ((), {"person": ("ssn",)})}) as engine:
@@ -274,22 +134,15 @@ def check_computed(database: Database) -> None:
 
 
 def test_duckdb_hides_what_is_computed_from_a_hidden_column(tmp_path: Path) -> None:
-    import duckdb
-
-    path = tmp_path / "staff.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(COMPUTED.format(stored=""))
-    check_computed(Database("staff", "duckdb", str(path)))
+    check_computed(build_database(tmp_path / "staff.duckdb", COMPUTED.format(stored="")))
 
 
 def test_duckdb_refuses_to_describe_where_something_is_hidden_and_opens_views_that_do(tmp_path: Path) -> None:
-    import duckdb
-
-    path = tmp_path / "described.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute("CREATE TABLE t (id INTEGER, secret TEXT); CREATE TABLE other (x INTEGER);")
-        connection.execute("CREATE VIEW v AS SELECT column_name FROM (DESCRIBE t)")
-    described = Database("described", "duckdb", str(path))
+    described = build_database(
+        tmp_path / "described.duckdb",
+        "CREATE TABLE t (id INTEGER, secret TEXT); CREATE TABLE other (x INTEGER);",
+        "CREATE VIEW v AS SELECT column_name FROM (DESCRIBE t)",
+    )
     with SqlEngine(Limits(timeout_s=5), hidden={described.location: ((), {"t": ("secret",)})}) as engine:
         tries = ["DESCRIBE other", "SUMMARIZE other", "SELECT * FROM v", "SELECT id FROM t"]
         results = engine.execute_many([(described, sql) for sql in tries])
@@ -305,12 +158,8 @@ def test_generated_columns_are_read_off_the_statement_that_makes_their_table() -
 
 
 def test_duckdb_lets_nothing_hidden_out(tmp_path: Path) -> None:
-    import duckdb
-
-    path = tmp_path / "people.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(TABLES)
-    check(Database("people", "duckdb", str(path)), [*TRIES, *DUCKDB_CALLS], ["SELECT p.name.upper() FROM person p"])
+    people = build_database(tmp_path / "people.duckdb", TABLES)
+    check(people, [*TRIES, *DUCKDB_CALLS], ["SELECT p.name.upper() FROM person p"])
 
 
 CUSTOMERS = """
@@ -328,97 +177,80 @@ def classes(database: Database, tries: list[str]) -> list[str | None]:
 
 
 def test_duckdb_hides_a_view_whose_namesake_is_harmless_and_macros_with_the_names_of_functions(tmp_path: Path) -> None:
-    import duckdb
-
-    path = tmp_path / "shop.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(CUSTOMERS)
-        connection.execute("CREATE SCHEMA zoo; CREATE VIEW zoo.contact AS SELECT 1 AS id;")
-        connection.execute("CREATE MACRO md5(a, b) AS (SELECT string_agg(email) FROM customer);")
-        connection.execute("CREATE MACRO range(a) AS TABLE (SELECT * FROM customer);")
-        connection.execute("CREATE VIEW masked AS SELECT md5('a', 1) AS x;")
+    shop = build_database(
+        tmp_path / "shop.duckdb",
+        CUSTOMERS,
+        "CREATE SCHEMA zoo; CREATE VIEW zoo.contact AS SELECT 1 AS id;",
+        "CREATE MACRO md5(a, b) AS (SELECT string_agg(email) FROM customer);",
+        "CREATE MACRO range(a) AS TABLE (SELECT * FROM customer);",
+        "CREATE VIEW masked AS SELECT md5('a', 1) AS x;",
+    )
     tries = ["SELECT reach FROM contact", "SELECT md5('a', 1)", "SELECT * FROM range(3)", "SELECT x FROM masked"]
-    shop = Database("shop", "duckdb", str(path))
     assert classes(shop, [*tries, "SELECT name, sha256(name) FROM customer"]) == ["hidden"] * 4 + [None]
 
 
-@pytest.fixture
-def postgres_people(server: Server) -> Iterator[Database]:
+@contextmanager
+def postgres_schema(
+    server: Server, name: str, script: str, database: str = "postgres"
+) -> Iterator[tuple[Any, Database]]:
+    """The owner's connection to a schema that the script fills, and the schema as the reader may read it."""
     import psycopg
 
-    with psycopg.connect(server.admin, autocommit=True) as connection:
-        connection.execute("CREATE SCHEMA people; SET search_path = people;")
-        connection.execute(TABLES.encode())
-        connection.execute("CREATE TABLE part () INHERITS (person); INSERT INTO part VALUES (3, 'Cy', 'SECRET-1', 1)")
-        connection.execute(
-            "GRANT USAGE ON SCHEMA people TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA people TO reader"
-        )
-        yield Database("people", "postgres", f"{server.reader} options='-c search_path=people'")
-        connection.execute("DROP SCHEMA people CASCADE")
+    admin, reader = (each.replace("dbname=postgres", f"dbname={database}") for each in (server.admin, server.reader))
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}; SET search_path = {name}; {script}".encode())
+        grants = f"GRANT USAGE ON SCHEMA {name} TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO reader"
+        connection.execute(grants.encode())
+        try:
+            yield connection, Database(name, "postgres", f"{reader} options='-c search_path={name}'")
+        finally:
+            connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
 
 
 @pytest.mark.services
-def test_postgres_lets_nothing_hidden_out(postgres_people: Database) -> None:
+def test_postgres_lets_nothing_hidden_out(server: Server) -> None:
     shown = ["SELECT t.count FROM (SELECT count(*) FROM person) t", "SELECT (p.name).upper, p.ctid FROM person p"]
-    check(postgres_people, [*TRIES, *POSTGRES_CALLS], shown)
+    part = "CREATE TABLE part () INHERITS (person); INSERT INTO part VALUES (3, 'Cy', 'SECRET-1', 1)"
+    with postgres_schema(server, "people", TABLES + part) as (_, people):
+        check(people, [*TRIES, *POSTGRES_CALLS], shown)
 
 
 @pytest.mark.services
 def test_postgres_hides_what_is_computed_and_the_parents_of_what_is_hidden(server: Server) -> None:
-    import psycopg
-
     more = (
         "CREATE TABLE log (x TEXT); CREATE TABLE log_open () INHERITS (log); CREATE TABLE log_secret () INHERITS (log);"
     )
-    with psycopg.connect(server.admin, autocommit=True) as connection:
-        connection.execute("CREATE SCHEMA staff; SET search_path = staff;")
-        connection.execute((COMPUTED.format(stored="STORED") + more).encode())
-        connection.execute(
-            "GRANT USAGE ON SCHEMA staff TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA staff TO reader"
-        )
-        try:
-            database = Database("staff", "postgres", f"{server.reader} options='-c search_path=staff'")
-            check_computed(database)
-            tries = [f"SELECT x FROM {table}" for table in ("log_open", "log", "log_secret")]
-            with SqlEngine(Limits(timeout_s=5), hidden={database.location: (("log_secret",), {})}) as engine:
-                results = engine.execute_many([(database, sql) for sql in tries])
-            assert [result.error_class for result in results] == [None, "hidden", "hidden"]
-        finally:
-            connection.execute("DROP SCHEMA staff CASCADE")
+    with postgres_schema(server, "staff", COMPUTED.format(stored="STORED") + more) as (_, database):
+        check_computed(database)
+        tries = [f"SELECT x FROM {table}" for table in ("log_open", "log", "log_secret")]
+        with SqlEngine(Limits(timeout_s=5), hidden={database.location: (("log_secret",), {})}) as engine:
+            results = engine.execute_many([(database, sql) for sql in tries])
+        assert [result.error_class for result in results] == [None, "hidden", "hidden"]
 
 
 @pytest.mark.services
 def test_postgres_hides_namesakes_own_functions_types_of_rows_and_new_views(server: Server) -> None:
-    import psycopg
-
-    with psycopg.connect(server.admin, autocommit=True) as connection:
-        connection.execute("CREATE SCHEMA bazaar; CREATE SCHEMA zoo; SET search_path = bazaar;")
-        connection.execute(CUSTOMERS.encode())
-        connection.execute(
-            "CREATE VIEW zoo.contact AS SELECT 1 AS id;"
-            "CREATE FUNCTION month(text) RETURNS text LANGUAGE sql"
-            " AS 'SELECT string_agg(email, $$,$$) FROM bazaar.customer';"
-            "CREATE VIEW masked AS SELECT month('x') AS x;"
-            "GRANT USAGE ON SCHEMA bazaar, zoo TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA bazaar, zoo TO reader;"
-            "ALTER DEFAULT PRIVILEGES IN SCHEMA bazaar GRANT SELECT ON TABLES TO reader"
-        )
-        shop = Database("shop", "postgres", f"{server.reader} options='-c search_path=bazaar'")
-        tries = [
-            "SELECT reach FROM contact",
-            "SELECT reach FROM bazaar.contact",
-            "SELECT month('x')",
-            "SELECT x FROM masked",
-            "SELECT row_to_json(json_populate_record(NULL::customer, '{}'))",
-        ]
-        try:
-            assert classes(shop, [*tries, "SELECT upper(name)::text FROM customer"]) == ["hidden"] * 5 + [None]
-            with SqlEngine(Limits(timeout_s=5), hidden={shop.location: NO_EMAIL}) as engine:
-                assert engine.execute_many([(shop, "SELECT name FROM customer")])[0].ok
-                connection.execute("CREATE VIEW later AS SELECT email AS reach FROM customer")
-                time.sleep(CATALOGUE_S)
-                assert engine.execute_many([(shop, "SELECT reach FROM later")])[0].error_class == "hidden"
-        finally:
-            connection.execute("DROP SCHEMA bazaar, zoo CASCADE")
+    own = (
+        "CREATE FUNCTION month(text) RETURNS text LANGUAGE sql"
+        " AS 'SELECT string_agg(email, $$,$$) FROM bazaar.customer';"
+        "CREATE VIEW masked AS SELECT month('x') AS x;"
+        "ALTER DEFAULT PRIVILEGES IN SCHEMA bazaar GRANT SELECT ON TABLES TO reader"
+    )
+    tries = [
+        "SELECT reach FROM contact",
+        "SELECT reach FROM bazaar.contact",
+        "SELECT month('x')",
+        "SELECT x FROM masked",
+        "SELECT row_to_json(json_populate_record(NULL::customer, '{}'))",
+    ]
+    zoo = postgres_schema(server, "zoo", "CREATE VIEW zoo.contact AS SELECT 1 AS id")
+    with zoo, postgres_schema(server, "bazaar", CUSTOMERS + own) as (connection, shop):
+        assert classes(shop, [*tries, "SELECT upper(name)::text FROM customer"]) == ["hidden"] * 5 + [None]
+        with SqlEngine(Limits(timeout_s=5), hidden={shop.location: NO_EMAIL}) as engine:
+            assert engine.execute_many([(shop, "SELECT name FROM customer")])[0].ok
+            connection.execute("CREATE VIEW later AS SELECT email AS reach FROM customer")
+            time.sleep(CATALOGUE_S)
+            assert engine.execute_many([(shop, "SELECT reach FROM later")])[0].error_class == "hidden"
 
 
 def build_mysql(port: int, user: str, *scripts: str) -> list[Database]:
@@ -531,16 +363,9 @@ def check_grammar(pair: list[Database], count: int) -> None:
 @pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
 def test_no_hidden_value_comes_out_of_the_grammar_of_a_file(tmp_path: Path, engine: str, count: int) -> None:
-    import duckdb
 
-    pair = [Database(name, engine, str(tmp_path / f"{name}.{engine}")) for name in ("twin1", "twin2")]
-    for database, tables in zip(pair, (TABLES, TWIN), strict=True):
-        if engine == "sqlite":
-            with closing(sqlite3.connect(database.location)) as connection:
-                connection.executescript(tables)
-        else:
-            with duckdb.connect(database.location) as opened:
-                opened.execute(tables)
+    scripts = {"twin1": TABLES, "twin2": TWIN}
+    pair = [build_database(tmp_path / f"{name}.{engine}", tables) for name, tables in scripts.items()]
     check_grammar(pair, count)
 
 
@@ -548,18 +373,12 @@ def test_no_hidden_value_comes_out_of_the_grammar_of_a_file(tmp_path: Path, engi
 def test_no_hidden_value_comes_out_of_the_grammar_of_postgres(server: Server) -> None:
     import psycopg
 
-    pair, admins = [], {name: server.admin.replace("dbname=postgres", f"dbname={name}") for name in ("twin1", "twin2")}
-    for (name, admin), tables in zip(admins.items(), (TABLES, TWIN), strict=True):
-        with psycopg.connect(server.admin, autocommit=True) as connection:
+    with psycopg.connect(server.admin, autocommit=True) as connection, ExitStack() as stack:
+        pair = []
+        for name, tables in (("twin1", TABLES), ("twin2", TWIN)):
             connection.execute(f"CREATE DATABASE {name}".encode())
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(b"CREATE SCHEMA people; SET search_path = people;" + tables.encode())
-            connection.execute(
-                "GRANT USAGE ON SCHEMA people TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA people TO reader"
-            )
-        address = server.reader.replace("dbname=postgres", f"dbname={name}")
-        pair.append(Database("people", "postgres", f"{address} options='-c search_path=people'"))
-    check_grammar(pair, 5000)
+            pair.append(stack.enter_context(postgres_schema(server, "people", tables, name))[1])
+        check_grammar(pair, 5000)
 
 
 @pytest.mark.services

@@ -1,6 +1,5 @@
 """One clock for all that a statement takes: the look at its text, each of its runs, and the rows."""
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pipelines.sql.dialects import guard
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.duckdb import DuckdbSession
 from pipelines.sql.dialects.sqlite import SqliteSession
+from tests.fakes import build_database
 from tests.sql.test_sandbox_state import NoClock
 
 BOUNDS = Bounds(timeout_s=5.0, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
@@ -49,9 +49,7 @@ def test_a_text_that_takes_long_to_look_at_is_not_looked_at() -> None:
 
 def test_a_second_run_has_what_the_first_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bad.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE t AS SELECT CAST(x'ff' AS TEXT) AS s")
-    connection.close()
+    build_database(path, "CREATE TABLE t AS SELECT CAST(x'ff' AS TEXT) AS s")
     clock, deadlines = Recorder(), []
     session = SqliteSession(str(path), BOUNDS, clock)
     real = session._rows

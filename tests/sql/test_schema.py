@@ -19,6 +19,7 @@ from pipelines.sql import schema as catalogs
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
+from tests.fakes import build_database
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS y FROM c WHERE x < 0"
 SHOP = Schema(
@@ -112,8 +113,7 @@ def test_postgres_has_the_same_schema(server: Server) -> None:
 
 def made(path: Path, script: str) -> Schema:
     """The schema of a SQLite file that a script makes, with one value a column."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(script)
+    build_database(path, script)
     return introspect(Database("odd", "sqlite", str(path)), 1)
 
 
@@ -145,10 +145,12 @@ def test_columns_that_sqlite_computes_are_columns_and_keys_keep_their_order(tmp_
 
 def test_a_point_in_a_name_parts_nothing(tmp_path: Path) -> None:
     path = tmp_path / "odd.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute('CREATE TABLE "a.b" (id INTEGER PRIMARY KEY)')
-        connection.execute("CREATE TABLE b (id INTEGER)")
-        connection.execute('CREATE TABLE c (id INTEGER REFERENCES "a.b" (id))')
+    build_database(
+        path,
+        'CREATE TABLE "a.b" (id INTEGER PRIMARY KEY)',
+        "CREATE TABLE b (id INTEGER)",
+        'CREATE TABLE c (id INTEGER REFERENCES "a.b" (id))',
+    )
     tables = {table.name: table for table in introspect(Database("odd", "duckdb", str(path))).tables}
     assert [name for name, table in tables.items() if table.columns[0].primary_key] == ["a.b"]
     assert tables["c"].foreign_keys == (ForeignKey("id", "a.b", "id"),)
@@ -206,11 +208,13 @@ def test_a_part_of_a_schema_keeps_its_keys() -> None:
 def test_a_duckdb_view_reads_no_file(tmp_path: Path) -> None:
     secret, path = tmp_path / "secret.txt", tmp_path / "v.duckdb"
     secret.write_text("key=abc123\n")
-    with duckdb.connect(str(path)) as connection:
-        connection.execute("CREATE TABLE t (a INTEGER)")
-        connection.execute("INSERT INTO t VALUES (7)")
-        connection.execute("CREATE VIEW fine AS SELECT a + 1 AS b FROM t")
-        connection.execute(f"CREATE VIEW leak AS SELECT content AS note FROM read_text('{secret}')")
+    build_database(
+        path,
+        "CREATE TABLE t (a INTEGER)",
+        "INSERT INTO t VALUES (7)",
+        "CREATE VIEW fine AS SELECT a + 1 AS b FROM t",
+        f"CREATE VIEW leak AS SELECT content AS note FROM read_text('{secret}')",
+    )
     tables = introspect(Database("v", "duckdb", str(path)), 3).tables
     assert [(t.name, [(c.name, c.values) for c in t.columns]) for t in tables] == [
         ("fine", [("b", (8,))]),
@@ -221,10 +225,12 @@ def test_a_duckdb_view_reads_no_file(tmp_path: Path) -> None:
 
 def test_a_duckdb_view_that_never_ends_has_no_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "v.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute("CREATE TABLE t AS SELECT 7 AS a")
-        connection.execute(f"CREATE VIEW endless AS {ENDLESS}")
-        connection.execute("CREATE VIEW later AS SELECT a FROM t")
+    build_database(
+        path,
+        "CREATE TABLE t AS SELECT 7 AS a",
+        f"CREATE VIEW endless AS {ENDLESS}",
+        "CREATE VIEW later AS SELECT a FROM t",
+    )
     monkeypatch.setattr(catalogs, "VIEW_SECONDS", 0.5)
     tables = introspect(Database("v", "duckdb", str(path)), 3).tables
     assert {t.name: t.columns[0].values for t in tables} == {"endless": (), "later": (), "t": (7,)}
@@ -232,17 +238,17 @@ def test_a_duckdb_view_that_never_ends_has_no_values(tmp_path: Path, monkeypatch
 
 def test_sqlite_views_are_read_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "v.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (7);"
-            "CREATE VIRTUAL TABLE words USING fts5(word); INSERT INTO words VALUES ('ada');"
-            "CREATE VIEW fine AS SELECT a + value AS b, char(9731) AS c FROM t, json_each('[1, 2]');"
-            "CREATE VIEW huge AS SELECT a, zeroblob(900000000) AS z FROM t;"
-            "CREATE VIEW paths AS SELECT file FROM pragma_database_list;"
-            f"CREATE VIEW endless AS {ENDLESS};"
-            "CREATE VIEW later AS SELECT a FROM t;"
-            "CREATE TABLE u (b TEXT); INSERT INTO u VALUES ('x');"
-        )
+    build_database(
+        path,
+        "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (7);"
+        "CREATE VIRTUAL TABLE words USING fts5(word); INSERT INTO words VALUES ('ada');"
+        "CREATE VIEW fine AS SELECT a + value AS b, char(9731) AS c FROM t, json_each('[1, 2]');"
+        "CREATE VIEW huge AS SELECT a, zeroblob(900000000) AS z FROM t;"
+        "CREATE VIEW paths AS SELECT file FROM pragma_database_list;"
+        f"CREATE VIEW endless AS {ENDLESS};"
+        "CREATE VIEW later AS SELECT a FROM t;"
+        "CREATE TABLE u (b TEXT); INSERT INTO u VALUES ('x');",
+    )
     monkeypatch.setattr(catalogs, "VIEW_SECONDS", 1.0)
     tables = introspect(Database("v", "sqlite", str(path)), 3).tables
     shown = {t.name: [(c.name, c.values) for c in t.columns] for t in tables if not t.name.startswith("words_")}
@@ -262,12 +268,12 @@ def test_sqlite_views_share_a_budget_of_work_that_no_clock_has_a_say_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "v.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            f"CREATE VIEW small AS {ENDLESS.replace('FROM c)', 'FROM c LIMIT 9)').replace('x < 0', 'x > 7')};"
-            f"CREATE VIEW large AS {ENDLESS.replace('FROM c)', 'FROM c LIMIT 99999)').replace('x < 0', 'x > 9')};"
-            "CREATE VIEW later AS SELECT 1 AS a;"
-        )
+    build_database(
+        path,
+        f"CREATE VIEW small AS {ENDLESS.replace('FROM c)', 'FROM c LIMIT 9)').replace('x < 0', 'x > 7')};"
+        f"CREATE VIEW large AS {ENDLESS.replace('FROM c)', 'FROM c LIMIT 99999)').replace('x < 0', 'x > 9')};"
+        "CREATE VIEW later AS SELECT 1 AS a;",
+    )
 
     def values() -> list[tuple[object, ...]]:
         return [table.columns[0].values for table in introspect(Database("v", "sqlite", str(path)), 2).tables]
@@ -315,7 +321,7 @@ def test_a_query_finds_every_name_as_a_schema_prints_it(
     begin.append("ALTER DEFAULT PRIVILEGES IN SCHEMA odd GRANT SELECT ON TABLES TO reader")
     connection: Any
     if kind == "sqlite":
-        connection, begin = sqlite3.connect(location, isolation_level=None), []
+        connection, begin = sqlite3.connect(location, isolation_level=None), ["PRAGMA synchronous = OFF"]
     elif kind == "duckdb":
         connection, begin = duckdb.connect(location), []
     elif kind == "postgres":

@@ -28,6 +28,7 @@ from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.sql.equalities import official
 from pipelines.sql.sandbox.verdicts import OpenDatabases, opener
 from pipelines.stages.evaluations import load
+from tests.fakes import build_database
 
 app = typer.Typer()
 app.command()(score)
@@ -228,10 +229,7 @@ def test_a_duckdb_benchmark(folder: Path) -> None:
 
 def test_all_databases_of_a_suite_must_agree(folder: Path) -> None:
     other = build_shop(folder / "databases" / "shop" / "shop_v2.sqlite")
-    connection = sqlite3.connect(other.location)
-    connection.execute("INSERT INTO purchase VALUES (9, NULL, 'hat', 1)")
-    connection.commit()
-    connection.close()
+    build_database(other.location, "INSERT INTO purchase VALUES (9, NULL, 'hat', 1)")
     (folder / "one.sql").write_text("SELECT count(*) FROM purchase\tshop\n")
     (folder / "pred.sql").write_text("SELECT 5\n")
     _, output = run(folder, "--equality", "bird,test_suite", "--json", gold="one.sql")

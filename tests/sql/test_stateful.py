@@ -22,6 +22,7 @@ from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities.official import IN_ORDER, cleaned
 from pipelines.sql.lexical import statements, writes
 from pipelines.sql.schema import introspect
+from tests.fakes import build_database
 
 Ask = Callable[[str], ExecutionResult]
 COUNT = "SELECT count(*) FROM customer"
@@ -56,9 +57,7 @@ def beside(path: str) -> dict[str, tuple[str, int]]:
 def test_a_hundred_writes_leave_the_file_and_its_folder_as_they_were(
     engine: SqlEngine, shop: Database, journal: str
 ) -> None:
-    with sqlite3.connect(shop.location) as connection:
-        connection.execute(f"PRAGMA journal_mode={journal}")
-    connection.close()
+    build_database(shop.location, f"PRAGMA journal_mode={journal}")
     before = beside(shop.location)
     kinds = (
         "INSERT INTO customer SELECT id + 100 * {n}, name, city, credit FROM customer",
@@ -144,9 +143,7 @@ def test_time_and_size_of_a_copy_are_bounded(tight: SqlEngine, shop: Database) -
 
 
 def test_a_database_that_is_too_large_for_a_copy_is_not_available(tight: SqlEngine, shop: Database) -> None:
-    with sqlite3.connect(shop.location) as connection:
-        connection.execute("CREATE TABLE wide AS SELECT zeroblob(17000000) AS a")
-    connection.close()
+    build_database(shop.location, "CREATE TABLE wide AS SELECT zeroblob(17000000) AS a")
     (result,) = tight.execute_many([(shop, COUNT)])
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_too_large")
 

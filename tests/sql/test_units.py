@@ -1,13 +1,12 @@
 """What the official parser of 2018 reads once it has a schema, and what it cannot read."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
-from pipelines.core.types import Database
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities import spider_grammar
+from tests.fakes import build_database
 
 COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["title"]}
 
@@ -35,14 +34,11 @@ def test_a_schema_says_what_is_a_name(sql: str, is_read: bool) -> None:
 
 
 def test_spider_exec_pays_nothing_for_what_the_official_parser_cannot_read(tmp_path: Path) -> None:
-    path = tmp_path / "imdb.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript(
+    imdb = build_database(
+        tmp_path / "imdb.sqlite",
         "CREATE TABLE actor (aid INT, name TEXT); CREATE TABLE 'cast' (aid INT, role TEXT);"
-        "INSERT INTO actor VALUES (1, 'Ada'); INSERT INTO 'cast' VALUES (1, 'Eve')"
+        "INSERT INTO actor VALUES (1, 'Ada'); INSERT INTO 'cast' VALUES (1, 'Eve')",
     )
-    connection.close()
-    imdb = Database("imdb", "sqlite", str(path))
     quoted = 'SELECT "cast".role FROM "cast"'
     gold = "SELECT name FROM actor LIMIT 1"
     pairs = [Pair(imdb, gold, f"SELECT name FROM actor LIMIT {count}") for count in ("1", "'1'", "1.0")]

@@ -17,6 +17,7 @@ from pipelines.core.types import Database, ExecutionStatus
 from pipelines.recipe.config import Execution
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.sandbox import pool, wire
+from tests.fakes import build_database
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
 # One call of a function, which SQLite cannot interrupt: 4e10 comparisons of characters, 20 times the limit and more.
@@ -112,12 +113,8 @@ def test_a_kept_gold_result_goes_when_the_database_changes(engine: SqlEngine, tm
     (tmp_path / "a.sqlite").unlink()
     (tmp_path / "b").mkdir()
     build_shop(tmp_path / "b" / "b.sqlite")
-    import sqlite3
 
-    connection = sqlite3.connect(tmp_path / "b" / "b.sqlite")
-    connection.execute("DELETE FROM customer")
-    connection.commit()
-    connection.close()
+    build_database(tmp_path / "b" / "b.sqlite", "DELETE FROM customer")
     (tmp_path / "b" / "b.sqlite").rename(tmp_path / "a.sqlite")
     assert engine.verdicts([pair], ["strict"])[0].scores["strict"] == 0.0
 
