@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe import recipes
 from pipelines.rewards.panel import Rubric
 
@@ -199,7 +199,7 @@ def test_every_recipe_and_variant_can_speak_and_pay(name: str) -> None:
     for variant in (None, *recipes.variants(name)):
         recipe = recipes.load(name, [f"variant={variant}"] if variant else [])
         protocol = build(recipe.protocol)
-        assert protocol.sections()["user"].is_valid()
+        assert read_prompt(protocol.prompt_file)["user"].is_valid()
         if "grpo" in recipe.stages:
             assert Rubric(recipe.rewards).terms
 

@@ -11,7 +11,7 @@ import pytest
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.curation.difficulty import ScoredQuestion
-from pipelines.protocols.base import at_once, build
+from pipelines.protocols.base import build, single_turn
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.config_training import Grpo
@@ -21,7 +21,7 @@ from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect
-from pipelines.stages.evaluate import ONCE, passes
+from pipelines.stages.evaluate import SINGLE_TURN, passes
 from tests.fakes import build_database
 
 PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")
@@ -78,12 +78,12 @@ def test_mtir_sqls_single_turn_baseline_is_plain_grpo_on_execution() -> None:
 def test_an_answer_at_once_is_reasoned_and_counts(name: str, example: Example) -> None:
     """Table 1 of SkyRL-SQL and table 2 of SQL-Trail: the prompt tells of one turn, and the turn is the agent's own."""
     recipe = load(name)
-    once = next(each for each in passes(recipe) if each.name == ONCE)
-    thought = build(once.protocol).thought
+    single = next(each for each in passes(recipe) if each.name == SINGLE_TURN)
+    thought = build(single.protocol).thought
     said = f"<{thought}>one aggregate</{thought}>\n<solution>SELECT count(*) FROM stock</solution>"
     with SqlEngine(Limits(), workers=1) as sql:
         policy = ScriptedPolicy(lambda request: said)
-        engine = RolloutEngine(policy, build(once.protocol), sql, once.sampling, once.max_turns, introspect)
+        engine = RolloutEngine(policy, build(single.protocol), sql, single.sampling, single.max_turns, introspect)
         (made,) = engine.run([EpisodeRequest(example, 0, 0)])
     text = "\n".join(text for _, text in made.prompt)
     assert "one turn" in text
@@ -95,7 +95,7 @@ def test_an_answer_at_once_is_reasoned_and_counts(name: str, example: Example) -
 def test_where_the_schema_is_hidden_nobody_answers_at_once() -> None:
     with pytest.raises(RecipeError, match=r"phases has no prompt for one turn"):
         passes(load("trust_sql", "evaluation.forced_single_turn=true"))
-    brief, turns = at_once(load("mini_skyrl_sql").protocol)
+    brief, turns = single_turn(load("mini_skyrl_sql").protocol)
     assert (brief.forced_final, turns) == (True, 0)  # a tiny model's answer is opened for it
 
 

@@ -36,7 +36,7 @@ from pipelines.databases import card, named
 from pipelines.endpoints.client import Endpoint, endpoint
 from pipelines.evaluation.evaluate import of_prediction
 from pipelines.nightly import store_gc
-from pipelines.protocols.base import at_once
+from pipelines.protocols.base import single_turn
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import folder_of
 from pipelines.recipe.config import Recipe
@@ -230,7 +230,7 @@ def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan
     alone = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"selector": None})})
     protocols = [recipe.protocol]
     with contextlib.suppress(RecipeError):  # of a protocol without a form that asks for an answer in one turn
-        protocols.append(at_once(recipe.protocol)[0])
+        protocols.append(single_turn(recipe.protocol)[0])
     settings: dict[str, object] = {
         "policy": answerer.about,
         "recipe": how,
@@ -318,7 +318,7 @@ def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan
         def is_broken() -> bool:
             folder = store.folder(EVALUATIONS, key)
             return store.has(EVALUATIONS, key) and any(
-                record.broken for record in asking.records(folder, "greedy", "sampled", asking.ONCE)
+                record.broken for record in asking.records(folder, "greedy", "sampled", asking.SINGLE_TURN)
             )
 
         def waiting() -> None:

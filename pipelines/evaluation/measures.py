@@ -60,7 +60,7 @@ class FinishedEvaluation:
     """One finished evaluation."""
 
     records: tuple[EpisodeRecord, ...]  # its greedy and its sampled episodes
-    once: tuple[EpisodeRecord, ...] = ()  # the greedy episodes that had to answer in one turn
+    single_turn: tuple[EpisodeRecord, ...] = ()  # the greedy episodes that had to answer in one turn
     equality: str = "strict"  # the headline's
     k: int = 1  # samples that vote where a measure names no number
     rule: Rule = PLAIN
@@ -111,7 +111,7 @@ def measure(name: str) -> Measure:
 
     def by_question(run: FinishedEvaluation, mode: str) -> dict[str, list[EpisodeRecord]]:
         """Each question's unbroken episodes of a pass, within the level."""
-        episodes = run.once if mode == "at once" else [record for record in run.records if record.mode == mode]
+        episodes = run.single_turn if mode == "at once" else [record for record in run.records if record.mode == mode]
         return metrics.by_question(
             record for record in episodes if level is None or level in (record.difficulty, record.hardness)
         )

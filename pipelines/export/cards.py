@@ -18,7 +18,7 @@ from pipelines.core.store import MANIFEST, Store
 from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, from_dict
 from pipelines.curation.card import LICENCES, UNKNOWN
 from pipelines.evaluation.summary import Summary
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe.checkpoint import CheckpointCard, read_card, require_sound
 from pipelines.recipe.yaml_files import yaml_text
 
@@ -230,7 +230,7 @@ def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
     """The prompt, the tool protocol, and code that has one turn."""
     protocol, settings = build(card.protocol), card.protocol
     yield "## How it is asked"
-    for role, text in protocol.sections().items():
+    for role, text in read_prompt(protocol.prompt_file).items():
         words = f"The {role} message (`$schema`, `$question` and other words with a `$` are put in):"
         yield f"{words}\n\n{_fenced(text.template.rstrip())}"
     rows = [

@@ -11,16 +11,16 @@ from typing import ClassVar
 from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.registry import DIALECTS, PROTOCOLS
-from pipelines.core.types import Action, Example, ExecutionResult, SchemaItems, Trajectory
-from pipelines.protocols import observations
-from pipelines.protocols.blocks import Scan, literals, scan
+from pipelines.core.types import Action, ActionKind, Example, ExecutionResult, SchemaItems, Trajectory
+from pipelines.protocols import knowledge, observations, tools
+from pipelines.protocols.blocks import THINK
 from pipelines.recipe import config
 from pipelines.recipe.recipes import CONF
 from pipelines.sql.schema import Schema, render
 
 PROMPTS = CONF / "protocols" / "prompts"
 ROLES = ("system", "user")
-THINK = "think"
+EXECUTED = (ActionKind.SQL, ActionKind.EXPLORE, ActionKind.GENERATE)
 SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
     "names": "Only the names of the tables are given. Find out the columns yourself.",
     "hidden": "The schema is not given. Find out tables and columns yourself.",
@@ -30,23 +30,29 @@ Messages = tuple[tuple[str, str], ...]
 
 
 class Protocol(abc.ABC):
-    """One way to speak with a database."""
+    """One way to speak with a database.
+
+    Args:
+        actions: the tags of the agent's blocks beside the reasoning.
+        ends: those of them whose closing tag ends a turn.
+    """
 
     name: ClassVar[str]  # as recipes call it.
     prompts: ClassVar[Path] = PROMPTS  # the folder of its prompt files, `NAME_PROMPT.txt` each.
-    thought: str  # the tag of the reasoning block.
-    agent: tuple[str, ...]  # names of the tags that the agent may write, the reasoning block's among them.
-    environment: tuple[str, ...]  # names of the tags that only the environment writes.
-    tags: tuple[str, ...]  # literal tags that the two sides write; the tiny tokenizer makes each a single token.
-    stop: tuple[str, ...]  # closing tags that end an agent's turn; they stay in its text.
-    # the tag that the environment writes for the agent where it forces the final answer, so that the turn can be
-    # nothing else (SQL-Trail, algorithm 1, line 29); "" where `force` asks in words alone.
-    opening: str = ""
-    demand: ClassVar[str] = ""  # appended to the last observation when the turn cap forces the final answer.
+    # its prompts for an agent that has one turn and no look at the database, by `reasoning`; if it has none for a
+    # value, any of its prompts is one. None if it has no such prompt at all.
+    single_turn_prompts: ClassVar[Mapping[bool, str] | None] = None
     # whether `schema_view: prefill` has a meaning: a first turn that is given and shows the schema.
     can_prefill: ClassVar[bool] = False
+    thought: str = THINK  # the tag of the reasoning block.
+    environment: tuple[str, ...] = ("tool_response",)  # names of the tags that only the environment writes.
+    kinds: Mapping[str, ActionKind]  # of the actions, by the names that the agent writes.
+    # the tag that the environment writes for the agent if it forces the final answer, so that the turn can be nothing
+    # else (SQL-Trail, algorithm 1, line 29); "" if `demand` asks in words alone.
+    opening: str = ""
+    demand: str = ""  # appended to the last observation if the turn cap forces the final answer.
 
-    def __init__(self, config: config.ProtocolSection) -> None:
+    def __init__(self, config: config.ProtocolSection, actions: Sequence[str], ends: Sequence[str]) -> None:
         if config.schema_view == "prefill" and not self.can_prefill:
             raise RecipeError(
                 f"protocol.schema_view=prefill: the protocol {self.name} gives no first turn: the schema is not shown",
@@ -55,27 +61,13 @@ class Protocol(abc.ABC):
         self.config = config
         self.brief = config.prompt.startswith("brief")
         self.strict = config.format == "strict"  # whether more than the tags counts
-
-    def _speak(self, thought: str, actions: Sequence[str], environment: str, ends: Sequence[str]) -> None:
-        """Fix the tags: the reasoning block's, the agent's others, the environment's, and what ends a turn."""
-        self.thought, self.agent, self.environment = thought, (thought, *actions), (environment,)
-        self.tags = literals(*self.agent, environment)
-        self.stop = tuple(f"</{tag}>" for tag in ends)
-
-    @classmethod
-    def single(cls, given: config.ProtocolSection) -> str:
-        """The prompt for an agent that has one turn and no look at the database.
-
-        Raises:
-            RecipeError: this protocol has none.
-        """
-        raise RecipeError(
-            f"the protocol {cls.name} has no prompt for one turn", "Set evaluation.forced_single_turn=false."
-        )
-
-    def scan(self, text: str) -> Scan:
-        """The blocks of an agent's turn. `<think>` is what thinking models write by themselves: its text is theirs."""
-        return scan(text, self.agent, self.environment, raw=self.thought if self.thought == THINK else "")
+        self.prompt_file = self.prompts / f"{self.name}_{config.prompt}.txt"
+        self.agent = (self.thought, *actions)  # names of the tags that the agent may write.
+        # Literal tags that the two sides write; the tiny tokenizer makes each a single token.
+        self.tags = tuple(tag for name in (*self.agent, *self.environment) for tag in (f"<{name}>", f"</{name}>"))
+        self.stop = tuple(f"</{tag}>" for tag in ends)  # closing tags that end an agent's turn; they stay in its text.
+        if self.brief:
+            self.demand = " answer"
 
     def thinking(self, text: str) -> bool:
         """Whether a turn's text ends inside an open `<think>` block: a closing tag that it holds ends nothing."""
@@ -86,78 +78,74 @@ class Protocol(abc.ABC):
 
         They are the protocol's prompt file with the question's values and `extra`; texts from outside are defused.
         """
+        # The schema as far as the view shows it: nothing of one that is hidden, or shown by a synthetic turn.
+        view, shown = self.config.schema_view, ""
+        if view == "names":
+            shown = render(schema, "names")
+        elif view not in ("hidden", "prefill"):
+            keep = None
+            if view == "filtered":  # the schema linker's choice: tables, and [table, column] pairs
+                linked = example.meta.get("linked_schema")
+                if not isinstance(linked, Mapping):
+                    hint = "Run the schema linker first, or set protocol.schema_view=full"
+                    raise DataError(f"example {example.id!r} has no linked schema", hint)
+                columns = frozenset((str(table), str(column)) for table, column in linked["columns"])
+                keep = SchemaItems(frozenset(map(str, linked["tables"])), columns)
+            shown = render(prompt_schema.show(example, schema), "compact" if self.brief else "ddl", keep)
         values = {
             "engine": DIALECTS[example.database.engine].title,
             "database": observations.defuse(example.database.id),
-            "schema": observations.defuse(self.schema_text(example, schema)),
-            "schema_note": SCHEMA_NOTES.get(self.config.schema_view, ""),
+            "schema": observations.defuse(shown),
+            "schema_note": SCHEMA_NOTES.get(view, ""),
             "thought": self.thought,
             "evidence": observations.defuse(example.evidence) or ("" if self.brief else "None"),
             "question": observations.defuse(example.question),
             "max_turns": str(max_turns),
             "rows": str(self.config.observation_rows),
+            "tool": tools.signature(self.config.observation_rows),
             **extra,
         }
-        sections = self.sections()
+        sections = read_prompt(self.prompt_file)
         return tuple((role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections)
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:
-        """What a turn's text asks for. Total: any text gives an action, at worst `INVALID` with its format error."""
+        """The action of a turn's text. Total: any text gives an action, at worst `INVALID` with its format error."""
 
-    @abc.abstractmethod
     def query(self, action: Action) -> str | None:
-        """The SQL to execute for an action; None when there is nothing to execute (the final answer included)."""
+        """The SQL to execute for an action; None if there is nothing to execute (the final answer included)."""
+        return action.content if action.kind in EXECUTED else None
 
     @abc.abstractmethod
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
-        """The text of the user message that follows an action; `result` is None when nothing was executed."""
+        """The text of the user message that follows an action; `result` is None if nothing was executed."""
 
     def hear(self, answer: str, turns_left: int) -> str:
         """The text of the user message that brings the user's answer: escaped and cut, as any text from outside."""
         shown = observations.defuse(answer[: self.config.observation_chars])
         return self._respond(f"The user says: {shown}\nTurns left: {turns_left}")
 
-    def force(self) -> str:
-        """The text that asks for the final answer when the turn cap forces one."""
-        return " answer" if self.brief else self.demand
-
     @abc.abstractmethod
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
-        """The blocks that say an action, as (tag, text), after the reasoning; none for an action that it has not.
+        """The blocks of an action, as (tag, text), after the reasoning; none for an action that the protocol lacks.
 
         Raises:
             ValueError: the content has no form in this protocol.
         """
 
-    @abc.abstractmethod
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
-        """How many turns, counted from the first, each track spans; "full" is always there."""
+        """Turns, counted from the first, that each track spans; "full" is always there.
 
-    def schema_text(self, example: Example, schema: Schema) -> str:
-        """The schema as far as the prompt shows it (`config.schema_view`); "" when hidden or prefilled."""
-        view = self.config.schema_view
-        if view in ("hidden", "prefill"):
-            return ""
-        if view == "names":
-            return render(schema, "names")
-        keep = None
-        if view == "filtered":  # the schema linker's choice: tables, and [table, column] pairs
-            linked = example.meta.get("linked_schema")
-            if not isinstance(linked, Mapping):
-                hint = "Run the schema linker first, or set protocol.schema_view=full"
-                raise DataError(f"example {example.id!r} has no linked schema", hint)
-            columns = frozenset((str(table), str(column)) for table, column in linked["columns"])
-            keep = SchemaItems(frozenset(map(str, linked["tables"])), columns)
-        schema = prompt_schema.show(example, schema)
-        return render(schema, "compact" if self.brief else "ddl", keep)
-
-    def sections(self) -> Mapping[str, string.Template]:
-        """The parts of the protocol's prompt file: "system" and "user", and what else the protocol puts in."""
-        return read_prompt(self.prompts / f"{self.name}_{self.config.prompt}.txt")
+        The schema track ends with the proposal (TRUST-SQL, 3.4): the last of several; without one it has all.
+        """
+        tracks = {"full": len(trajectory.turns)}
+        if ActionKind.PROPOSE in self.kinds.values():
+            last = knowledge.proposed_turn(trajectory)
+            tracks["schema"] = len(trajectory.turns) if last is None else last + 1
+        return tracks
 
     def _show(self, result: ExecutionResult, as_json: bool) -> str:
-        """A result as the recipe's limits allow: a table or JSON records; an error message when it did not run."""
+        """A result as the recipe's limits allow: a table or JSON records; an error message if it did not run."""
         limits = (self.config.observation_rows, self.config.cell_chars, self.config.observation_chars)
         if as_json and not self.brief:
             return observations.json_text(observations.records(result, *limits))
@@ -212,10 +200,10 @@ def build(config: config.ProtocolSection) -> Protocol:
     return built
 
 
-def at_once(protocol: config.ProtocolSection) -> tuple[config.ProtocolSection, int]:
+def single_turn(protocol: config.ProtocolSection) -> tuple[config.ProtocolSection, int]:
     """The same protocol for an agent that must answer in one turn, and the turn cap to run it under.
 
-    Its prompt is one of its own: it tells of one turn, and asks for the reasoning first. A brief prompt has no words
+    Its prompt is one of its own: it speaks of one turn, and asks for the reasoning first. A brief prompt has no words
     for that: there the environment opens the answer in the agent's place (a cap of 0).
 
     Raises:
@@ -223,5 +211,10 @@ def at_once(protocol: config.ProtocolSection) -> tuple[config.ProtocolSection, i
     """
     if protocol.prompt.startswith("brief"):
         return protocol.model_copy(update={"forced_final": True}), 0
-    prompt = PROTOCOLS[protocol.name].single(protocol)
+    prompts = PROTOCOLS[protocol.name].single_turn_prompts
+    if prompts is None:
+        raise RecipeError(
+            f"the protocol {protocol.name} has no prompt for one turn", "Set evaluation.forced_single_turn=false."
+        )
+    prompt = prompts.get(protocol.reasoning, protocol.prompt)
     return protocol.model_copy(update={"prompt": prompt, "max_turns_eval": 1, "forced_final": False}), 1

@@ -6,12 +6,13 @@ generated; SQL that needs such text in a literal writes it in two pieces (`'<' |
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.core.types import Action, ActionKind, is_sayable
+from pipelines.core.types import is_sayable
+
+THINK = "think"  # the block that thinking models write by themselves: the tags in it are text
 
 # Role and end-of-turn markers of chat templates (ChatML, Llama, DeepSeek, Gemma): an agent that writes one forges a
 # turn. Those that SQL may hold are not among them: `[INST]` is a quoted name, `</s>` an HTML tag in a text.
@@ -29,8 +30,6 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scan:
-    """What a text holds."""
-
     blocks: tuple[Block, ...]  # closed blocks in order, up to the first error.
     stray: bool = False  # whether anything but white space stands outside the blocks.
     error: str | None = None  # the first structural error; None when there is none.
@@ -40,17 +39,7 @@ class Scan:
         return [block.body for block in self.blocks if block.tag == tag]
 
 
-def literals(*names: str) -> tuple[str, ...]:
-    """Opening and closing tags of each name: `literals("sql")` is `("<sql>", "</sql>")`."""
-    return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
-
-
-@functools.cache
-def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"<(?P<close>/?)(?P<name>{'|'.join(map(re.escape, names))})>|{CHAT_MARKER}")
-
-
-def scan(text: str, agent: Sequence[str], environment: Sequence[str], raw: str = "") -> Scan:
+def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: str = "") -> Scan:
     """Split a text into blocks.
 
     Errors, by name: `empty_turn` (nothing but white space), `invalid_unicode` (a lone surrogate, which no file or
@@ -60,7 +49,7 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], raw: str =
     Args:
         agent: names of the tags that the agent may write.
         environment: names of the tags that only the environment writes.
-        raw: the tag of a block in which other tags are text: what a model thinks is its own affair.
+        thought: the tag of the reasoning block; in `THINK`, other tags are text.
     """
     # The one end-of-turn marker that a policy may leave at the end is no part of the turn.
     stripped = text.rstrip()
@@ -73,9 +62,10 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], raw: str =
         return Scan((), error="invalid_unicode")
     blocks: list[Block] = []
     stray, end, opened, start = False, 0, "", 0
-    for match in _pattern((*agent, *environment)).finditer(text):
+    names = "|".join(map(re.escape, (*agent, *environment)))
+    for match in re.finditer(rf"<(?P<close>/?)(?P<name>{names})>|{CHAT_MARKER}", text):
         name, closing = match["name"], match["close"] == "/"
-        if name is not None and raw and opened == raw and not (closing and name == raw):
+        if name is not None and opened == thought == THINK and not (closing and name == THINK):
             continue
         error = None
         if name is None:
@@ -99,14 +89,8 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], raw: str =
     return Scan(tuple(blocks), stray or bool(text[end:].strip()))
 
 
-def invalid(error: str, scan: Scan | None = None, reasoning_tag: str = "") -> Action:
-    """The action that a format error leaves: nothing to execute, the reasoning kept where it was closed."""
-    thoughts = scan.bodies(reasoning_tag) if scan else []
-    return Action(ActionKind.INVALID, reasoning=thoughts[0] if thoughts else "", format_error=error)
-
-
 def reasoning_error(scan: Scan, tag: str, demanded: bool, strict: bool) -> str | None:
-    """What is wrong with the reasoning block of an otherwise usable turn.
+    """The fault of the reasoning block of an otherwise usable turn.
 
     Errors, by name: `missing_reasoning`, `empty_reasoning`, `two_reasonings`; if strict, also `wrong_order` (it must
     come first) and `text_outside_tags`.
@@ -165,8 +149,8 @@ def close_tag(text: str, stops: tuple[str, ...], matched: object) -> str:
     """The text with the stop string that the server took away.
 
     Args:
-        said: the stop string by the server's own word (vLLM says it); else it is the closing tag of the last tag that
-            the text leaves open.
+        matched: the stop string by the server's own word (vLLM names it); else it is the closing tag of the last tag
+            that the text leaves open.
     """
     if text.endswith(stops):
         return text

@@ -57,12 +57,6 @@ def proposed_turn(trajectory: Trajectory) -> int | None:
     return len(kinds) - 1 - kinds[::-1].index(ActionKind.PROPOSE) if ActionKind.PROPOSE in kinds else None
 
 
-def schema_turns(trajectory: Trajectory) -> int:
-    """Turns that the schema track spans: up to the proposal (TRUST-SQL, 3.4), the last of several; all, without one."""
-    last = proposed_turn(trajectory)
-    return len(trajectory.turns) if last is None else last + 1
-
-
 def proposed(trajectory: Trajectory) -> SchemaItems | None:
     """The tables and columns of the last proposal, lower-cased; None without one."""
     last = proposed_turn(trajectory)
@@ -135,26 +129,16 @@ def unverified(trajectory: Trajectory) -> frozenset[str]:
     last, items = proposed_turn(trajectory), proposed(trajectory)
     if last is None or items is None:
         return frozenset()
-    seen = list(_evidence(trajectory, last))
-    words = {word for text in seen for word in _WORD.findall(text)}
-    names = items.tables | {column for _, column in items.columns}
-    # A name stands as a whole word; one with other characters ("Charter School (Y/N)") anywhere in a text.
-    return frozenset(
-        name for name in names if not (name in words if _WORD.fullmatch(name) else any(name in text for text in seen))
-    )
-
-
-def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
-    """Lower-cased texts that verify: the prefilled schema, then names that queries read, and what they showed."""
-    if any(role == "assistant" for role, _ in trajectory.prompt):
-        yield trajectory.prompt[-1][1].lower()
-    turns = [turn for turn in trajectory.turns[:before] if turn.status is ExecutionStatus.OK]
+    # Lower-cased texts that verify: the prefilled schema, then names that queries read, and what they showed.
+    is_prefilled = any(role == "assistant" for role, _ in trajectory.prompt)
+    seen = [trajectory.prompt[-1][1].lower()] if is_prefilled else []
+    turns = [turn for turn in trajectory.turns[:last] if turn.status is ExecutionStatus.OK]
     for turn, naming in zip(turns, analyst.naming([turn.action.content for turn in turns]), strict=True):
         shown, look = (turn.observation or "").lower(), _LOOK.match(turn.action.content)
         if naming is not None:
-            yield "\n".join(naming.names)
+            seen.append("\n".join(naming.names))
             if not naming.is_made_up:
-                yield "".join(part for part in re.split(r"(\W+)", shown) if part not in naming.own)
+                seen.append("".join(part for part in re.split(r"(\W+)", shown) if part not in naming.own))
         elif look is not None and turn.n_rows:  # a pragma for a table that is not there gives no row, and no error
             is_of_table = (look["pragma"] or "").lower() in _OF_TABLES
             # The cells of the rows that it shows: JSON records, or a table with or without header.
@@ -167,7 +151,13 @@ def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
                 if not all(cell.strip() in _HEADERS for cell in first.split("|")):
                     lines = [first, *lines]
                 cells = "\n".join(line for line in lines if not _AFTER_ROWS.fullmatch(line))
-            yield f"{cells}\n{(look['table'] or '').lower() if is_of_table else ''}"
+            seen.append(f"{cells}\n{(look['table'] or '').lower() if is_of_table else ''}")
+    # A name stands as a whole word; one with other characters ("Charter School (Y/N)") anywhere in a text.
+    words = {word for text in seen for word in _WORD.findall(text)}
+    names = items.tables | {column for _, column in items.columns}
+    return frozenset(
+        name for name in names if not (name in words if _WORD.fullmatch(name) else any(name in text for text in seen))
+    )
 
 
 # What counts as a probe: a rule for TRUST-SQL's explore action, and the mark of an agent that lists everything.
@@ -178,10 +168,10 @@ _TOKEN = re.compile(
     r"|\"(?P<double>(?:[^\"]|\"\")*)\"?|`(?P<tick>[^`]*)`?|\[(?P<bracket>[^\]]*)\]?"  # quoted names
     r"|(?P<word>\w+)|(?P<sign>[^\w\s])"
 )
-_CATALOGUES = frozenset(
-    {"SQLITE_MASTER", "SQLITE_SCHEMA", "SQLITE_TEMP_MASTER", "SQLITE_TEMP_SCHEMA", "INFORMATION_SCHEMA"}
-    | {"PG_CATALOG", "PG_TABLES", "PG_CLASS", "PG_ATTRIBUTE", "PG_CONSTRAINT"}
-    | {"DUCKDB_TABLES", "DUCKDB_COLUMNS", "DUCKDB_CONSTRAINTS"}
+_CATALOGUE = re.compile(
+    r'"*(?:SQLITE_(?:TEMP_)?(?:MASTER|SCHEMA)|INFORMATION_SCHEMA|PG_(?:CATALOG|TABLES|CLASS|ATTRIBUTE|CONSTRAINT)'
+    r"|DUCKDB_(?:TABLES|COLUMNS|CONSTRAINTS)|PRAGMA_.*)",
+    re.DOTALL,
 )
 _COMMANDS = frozenset({"PRAGMA", "DESCRIBE", "DESC", "SHOW"})
 _NOT_IN_A_LOOK = frozenset(["JOIN", "GROUP", "HAVING", "UNION", "INTERSECT", "EXCEPT", "WITH", "OVER"])
@@ -200,11 +190,6 @@ def _tokens(sql: str) -> Iterator[str]:
             yield '"' + match[kind].upper()
 
 
-def _is_catalogue(token: str) -> bool:
-    name = token.lstrip('"')
-    return name in _CATALOGUES or name.startswith("PRAGMA_")
-
-
 def _reads_catalogue(tokens: list[str]) -> bool:
     """Whether a query reads the engine's catalogue and nothing else."""
     if tokens and tokens[0] in _COMMANDS:
@@ -212,7 +197,7 @@ def _reads_catalogue(tokens: list[str]) -> bool:
     # The token after each FROM and JOIN; an opening bracket leads to a FROM of its own.
     after = [second for first, second in itertools.pairwise(tokens) if first in ("FROM", "JOIN")]
     sources = [token for token in after if token != "("]
-    return bool(sources) and all(_is_catalogue(token) for token in sources)
+    return bool(sources) and all(map(_CATALOGUE.fullmatch, sources))
 
 
 def is_probe(sql: str) -> bool:
@@ -242,7 +227,7 @@ def lists_everything(sql: str) -> bool:
     tokens = list(_tokens(sql))
     if not _reads_catalogue(tokens):
         return False
-    is_listing = sum(map(_is_catalogue, tokens)) > 1 and any("_INFO" in token for token in tokens)
+    is_listing = len(list(filter(_CATALOGUE.fullmatch, tokens))) > 1 and any("_INFO" in token for token in tokens)
     has_details = not {"SQL", "COLUMNS", "DUCKDB_COLUMNS"}.isdisjoint(tokens)
     details = is_listing or has_details or ("SELECT", "*") in itertools.pairwise(tokens)
     names_table = any(

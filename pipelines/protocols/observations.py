@@ -6,7 +6,7 @@ written `\x5b`. So no text of a database, a question or an error message can hol
 `[/INST]`, which an endpoint that takes text would read as its own. Characters that nobody sees (control characters,
 bidirectional marks, invisible letters, lone surrogates) are shown by their escapes; line breaks and tabs stay where
 the text has lines. In cells they are escaped, too, and ` | ` cannot forge a column (`\|`). Where untrusted texts stand
-under headings, their lines are indented, so that none of them can be a heading (`indented`).
+under headings, their lines are indented, so that none of them can be a heading (`under_headings`).
 """
 
 import json
@@ -32,14 +32,12 @@ def defuse(text: str) -> str:
     return _OPENING.sub(lambda match: _escape(match[0]), text)
 
 
-def indented(text: str) -> str:
-    """A defused text that stands under a heading: every line, whatever ends it, behind four spaces."""
-    return "\n".join(f"    {line}" for line in defuse(text).splitlines())
-
-
 def under_headings(parts: Iterable[tuple[str, str]]) -> str:
-    """Texts under their headings, with no line of one that could be taken for a heading."""
-    return "\n\n".join(f"{heading}:\n{indented(text)}" for heading, text in parts)
+    """Defused texts under their headings; every line of one, whatever ends it, stands behind four spaces, so that none
+    can be taken for a heading.
+    """
+    texts = [(heading, "\n".join(f"    {line}" for line in defuse(text).splitlines())) for heading, text in parts]
+    return "\n\n".join(f"{heading}:\n{text}" for heading, text in texts)
 
 
 def _escape(text: str) -> str:
@@ -75,12 +73,13 @@ def table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int,
         brief: for a tiny model: each line begins with a space, so that a word is one token wherever it stands, and
             nothing is said about the count but "no rows".
     """
-    lines = [_line(result.columns, cell_chars, total_chars)]
-    spent = len(lines[0])
-    for row in result.rows[:rows]:
-        line = _line(row, cell_chars, total_chars)
+    lines: list[str] = []
+    spent = -1  # the header has no line break before it
+    for values in (result.columns, *result.rows[:rows]):
+        line = " | ".join(cell(value, cell_chars) for value in values)
+        line = line if len(line) <= total_chars else line[:total_chars] + CUT
         spent += len(line) + 1
-        if spent > total_chars:
+        if lines and spent > total_chars:
             break
         lines.append(line)
     shown = len(lines) - 1
@@ -95,18 +94,9 @@ def table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int,
     return "\n".join([*lines, count])
 
 
-def _line(values: tuple[Scalar, ...], cell_chars: int, total_chars: int) -> str:
-    line = " | ".join(cell(value, cell_chars) for value in values)
-    return line if len(line) <= total_chars else line[:total_chars] + CUT
-
-
 def failure(result: ExecutionResult, limit: int) -> str:
     """The engine's message about a query that did not run, on one line, cut and escaped."""
-    return cell(_message(result), limit)
-
-
-def _message(result: ExecutionResult) -> str:
-    return result.error or result.error_class or result.status.value
+    return cell(result.error or result.error_class or result.status.value, limit)
 
 
 def json_text(value: Any) -> str:
@@ -124,7 +114,7 @@ def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: in
     A query that did not run gives its error alone.
     """
     if not result.ok:
-        return {"error": _json_cell(_message(result), cell_chars)}
+        return {"error": _json_cell(result.error or result.error_class or result.status.value, cell_chars)}
     columns: list[Any] = []
     spent = 0
     for name in result.columns:

@@ -15,10 +15,10 @@ import pydantic
 from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import protocol
-from pipelines.core.types import Action, ActionKind, Example, ExecutionResult, Trajectory
+from pipelines.core.types import Action, ActionKind, Example, ExecutionResult
 from pipelines.protocols import knowledge, observations, tools
-from pipelines.protocols.base import Messages, Protocol
-from pipelines.protocols.blocks import invalid, reasoning_error
+from pipelines.protocols.base import Messages, Protocol, read_prompt
+from pipelines.protocols.blocks import reasoning_error, scan
 from pipelines.protocols.knowledge import is_probe
 from pipelines.recipe import config, section
 from pipelines.sql.schema import Schema, render
@@ -72,26 +72,22 @@ class Phases(Protocol):
     demand = "\nNo turns are left. Confirm your answer now."  # the paper's episodes end at the cap instead
 
     def __init__(self, config: config.ProtocolSection) -> None:
-        super().__init__(config)
-        options = PhasesOptions.model_validate(config.options)
-        self.phases, self.probes_only = options.phases, options.probes_only
-        if config.schema_view == "prefill" and "explore" not in self.phases:
+        super().__init__(config, ("action", *TAGS), TAGS)
+        self.options = PhasesOptions.model_validate(config.options)
+        if config.schema_view == "prefill" and "explore" not in self.options.phases:
             raise RecipeError(
                 "protocol.schema_view=prefill gives an exploring turn, and the phases have none",
                 "Add explore to protocol.options.phases, or take another schema_view.",
             )
-        allowed = {knowledge.PHASES[phase] for phase in self.phases}
-        self.names = {name: kind for name, kind in NAMES.items() if kind in allowed}
-        self._speak("think", ("action", *TAGS), "tool_response", TAGS)
+        allowed = {knowledge.PHASES[phase] for phase in self.options.phases}
+        self.kinds = {name: kind for name, kind in NAMES.items() if kind in allowed}
 
     def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
         """The first messages; prefilled, a synthetic exploring turn and the whole schema follow (section 4.3)."""
-        sections = {} if self.brief else self.sections()
-        actions = "\n".join(sections[phase].template.strip() + "\n" for phase in self.phases if phase in sections)
-        tool = tools.signature(self.config.observation_rows)
-        messages = super().prompt(
-            example, schema, max_turns, actions=actions.rstrip(), names=", ".join(self.names), tool=tool
-        )
+        sections = {} if self.brief else read_prompt(self.prompt_file)
+        phases = [phase for phase in self.options.phases if phase in sections]
+        actions = "\n".join(sections[phase].template.strip() + "\n" for phase in phases).rstrip()
+        messages = super().prompt(example, schema, max_turns, actions=actions, names=", ".join(self.kinds))
         if self.config.schema_view != "prefill":
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
@@ -108,39 +104,35 @@ class Phases(Protocol):
         asks for), `bad_schema`, `empty_action`, `not_a_probe`. A fault of the thinking block and, where the recipe's
         format is strict, text outside the tags or a wrong order leave the action usable.
         """
-        scan = self.scan(text)
-        tags = [block.tag for block in scan.blocks]
-        names, contents = scan.bodies("action"), [tag for tag in tags if tag in TAGS]
+        found = scan(text, self.agent, self.environment, self.thought)
+        tags = [block.tag for block in found.blocks]
+        names, contents = found.bodies("action"), [tag for tag in tags if tag in TAGS]
+        reasoning = "".join(found.bodies(self.thought)[:1])
         # The action that the turn names, with exactly one content block and the right one.
-        kind = self.names.get(names[0]) if len(names) == 1 else None
-        error = scan.error
+        kind = self.kinds.get(names[0]) if len(names) == 1 else None
+        error = found.error
         if error is None and kind is None:
             error = "unknown_action" if len(names) == 1 else "two_actions" if names else "no_action"
         if error is None and len(contents) != 1:
             error = "two_contents" if contents else "missing_content"
         if error is None and kind is not None and contents[0] != CONTENT[kind]:
             error = "wrong_content"
+        if kind is not None and not error:
+            content = found.bodies(CONTENT[kind])[0]
+            if not content:
+                error = "empty_action"
+            elif kind is ActionKind.PROPOSE:
+                content, error = knowledge.read_schema(content, self.brief)
+            elif kind is not ActionKind.SOLUTION and not self.brief:
+                content, error = tools.read_call(content)
+            if not error and self.options.probes_only and kind is ActionKind.EXPLORE and not is_probe(content):
+                error = "not_a_probe"
         if error or kind is None:
-            return invalid(str(error), scan, self.thought)
-        content = scan.bodies(CONTENT[kind])[0]
-        if not content:
-            error = "empty_action"
-        elif kind is ActionKind.PROPOSE:
-            content, error = knowledge.read_schema(content, self.brief)
-        elif kind is not ActionKind.SOLUTION and not self.brief:
-            content, error = tools.read_call(content)
-        if not error and self.probes_only and kind is ActionKind.EXPLORE and not is_probe(content):
-            error = "not_a_probe"
-        if error:
-            return invalid(error, scan, self.thought)
-        fault = reasoning_error(scan, self.thought, self.config.reasoning, self.strict)
+            return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
+        fault = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
         if self.strict and not fault and tags.index("action") > tags.index(CONTENT[kind]):
             fault = "wrong_order"
-        return Action(kind, content, "".join(scan.bodies(self.thought)[:1]), fault)
-
-    def query(self, action: Action) -> str | None:
-        """Exploring and generated SQL runs; a proposal and the answer do not."""
-        return action.content if action.kind in (ActionKind.EXPLORE, ActionKind.GENERATE) else None
+        return Action(kind, content, reasoning, fault)
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """The tool's answer: records, or an error. The paper does not tell the agent how many turns are left."""
@@ -155,7 +147,7 @@ class Phases(Protocol):
         return self._respond(body)
 
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
-        if action.kind not in self.names.values():
+        if action.kind not in self.kinds.values():
             return []
         content = action.content
         if action.kind is ActionKind.PROPOSE:
@@ -163,8 +155,3 @@ class Phases(Protocol):
         elif not self.brief and action.kind is not ActionKind.SOLUTION:
             content = tools.write_call(content)
         return [("action", NAME_OF[action.kind]), (CONTENT[action.kind], content)]
-
-    def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
-        """The schema track ends with the proposal (TRUST-SQL, 3.4): the last of several; without one it has all."""
-        full = {"full": len(trajectory.turns)}
-        return full | {"schema": knowledge.schema_turns(trajectory)} if "propose" in self.phases else full

@@ -35,7 +35,7 @@ class System:
     training_examples: int | None = None
     note: str = ""  # where it comes from (a checkpoint's digest, a file's name).
     # records of the greedy pass in which the agent had to answer without looking; () without one.
-    at_once: tuple[EpisodeRecord, ...] = ()
+    single_turn: tuple[EpisodeRecord, ...] = ()
     # questions of the benchmark that could not be asked, by the reason.
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # the cost of an answer, by name ("seconds", "R-VES"), from side files; {} where nothing was noted.

@@ -56,12 +56,12 @@ def leader(data: ReportData) -> ReportTable:
             row += [summary.sampled, point.majority_at if point else None, point.pass_at if point else None]
         rows.append(tuple(row))
         styles.append(style)
-        if system.at_once:
-            forced = execution_accuracy(unbroken(system.at_once), data.equality, data.seed)
-            rows.append((f"{system.name}, at once", forced, *(None,) * (len(columns) - 2)))
+        if system.single_turn:
+            single = execution_accuracy(unbroken(system.single_turn), data.equality, data.seed)
+            rows.append((f"{system.name}, at once", single, *(None,) * (len(columns) - 2)))
             styles.append(style)
     notes = [f"Percent, equality {data.equality}, with 95 % intervals."]
-    if any(system.at_once for system in data.systems):
+    if any(system.single_turn for system in data.systems):
         notes.append("At once: made to answer without looking.")
     notes += left_out(data)
     return ReportTable("leader", "Execution accuracy", tuple(columns), tuple(rows), " ".join(notes), tuple(styles))
@@ -101,7 +101,7 @@ def behaviour(data: ReportData) -> ReportTable:
     columns.append(TableColumn("points / 1,000", "mean", about))
     # Counted from the first system in one turn, as in SQL-Trail (5.1, equation 5), if it was asked so.
     first, ex = data.systems[0], data.summaries[0].headline
-    single = execution_accuracy(unbroken(first.at_once), data.equality, data.seed) if first.at_once else None
+    single = execution_accuracy(unbroken(first.single_turn), data.equality, data.seed) if first.single_turn else None
     before = (first.name, ex.value) if ex is not None else None
     if single is not None:
         before = f"{first.name} in one turn", single.value

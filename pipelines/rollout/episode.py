@@ -342,7 +342,7 @@ class Episode:
 
     def _demand(self) -> str:
         """The words that ask for the final answer, if the turn cannot be opened for the agent."""
-        return "" if self._codec and self._rules.protocol.opening else self._rules.protocol.force()
+        return "" if self._codec and self._rules.protocol.opening else self._rules.protocol.demand
 
     def _forced_opening(self) -> str:
         """The tag that begins a forced turn for the agent, so that it can only be the final answer; else ""."""

@@ -88,7 +88,7 @@ class EndpointUser:
 
 def simulated_user(speech: Speech, responses: Path | None = None) -> User:
     """The user that a protocol's options name; of a protocol that never asks, one that nobody hears."""
-    name = speech.user if isinstance(speech, Ask) else SCRIPTED
+    name = speech.options.user if isinstance(speech, Ask) else SCRIPTED
     return ScriptedUser() if name == SCRIPTED else EndpointUser(name, responses)
 
 
@@ -97,7 +97,7 @@ async def reply(user: User, speech: Speech, example: Example, questions: Sequenc
 
     A user answers as many questions as there are marks that matter, and some more (`AskOptions.patience`).
     """
-    patience = speech.patience if isinstance(speech, Ask) else 0
+    patience = speech.options.patience if isinstance(speech, Ask) else 0
     if len(questions) > sum(bool(mark.get("critical")) for mark in marks(example)) + patience:
         return SPENT
     return await user.answer(example, questions[-1], sample)

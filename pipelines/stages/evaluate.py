@@ -33,8 +33,8 @@ from pipelines.evaluation import evaluate, summary
 from pipelines.evaluation.metrics import execution_accuracy, unbroken, value_of
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.voting import Rule, signature
-from pipelines.protocols.base import at_once
 from pipelines.protocols.base import build as build_protocol
+from pipelines.protocols.base import single_turn
 from pipelines.recipe.config import MERGE, ProtocolSection, Recipe
 from pipelines.recipe.recipes import digest
 from pipelines.recipe.section import Sampling
@@ -50,7 +50,7 @@ from pipelines.stages.context import Context, checkpoint_of, examples, single_th
 from pipelines.stages.shards import Run, Shards, asking
 
 RECORDS = "records.jsonl"
-ONCE = "once"  # the greedy pass in which the agent must answer without looking
+SINGLE_TURN = "once"  # the greedy pass in which the agent must answer without looking
 SELECTED = "selected"  # the pass of the answers that were chosen
 ORACLE, ENDPOINT = "oracle", "endpoint:"
 SAMPLES_A_SEED = 10_000  # answers of another seed are other samples, not those of the log
@@ -332,7 +332,7 @@ def evaluate_questions(
         lines, chosen = select(ctx, recipe.evaluation.selector, questions, rows, gold)
         rows += lines
         ctx.progress.advance(1)
-    own_rows = [row for row in rows if row["pass"] != ONCE]
+    own_rows = [row for row in rows if row["pass"] != SINGLE_TURN]
     whole = [from_dict(Trajectory, row["trajectory"]) for row in own_rows]
     frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in own_rows]))
     write_lines(ctx.folder / RECORDS, ({"pass": row["pass"], "record": row["record"]} for row in rows))
@@ -344,10 +344,10 @@ def evaluate_questions(
     figures = dataclasses.replace(figures, left_out=left_out(ctx.inputs["test"]))
     write_json(ctx.folder / "summary.json", to_dict(figures))
     chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
-    once = records(ctx.folder, ONCE)
-    forced = _accuracy("ex_at_once", once, recipe)
-    forced |= _accuracy("ex_at_once_probe", [record for record in once if record.needs_probe], recipe)
-    ctx.metrics({**headline(figures), **figures.flat(), **forced, **chosen})
+    single = records(ctx.folder, SINGLE_TURN)
+    single_figures = _accuracy("ex_at_once", single, recipe)
+    single_figures |= _accuracy("ex_at_once_probe", [record for record in single if record.needs_probe], recipe)
+    ctx.metrics({**headline(figures), **figures.flat(), **single_figures, **chosen})
     # R-VES of the greedy answers to questions with a gold query, which an answer is timed against. Wall-clock times
     # differ with every run, so it goes to a side file.
     with_gold = {question.id: question for question in questions if question.gold_sql}
@@ -483,8 +483,8 @@ def passes(recipe: Recipe) -> list[EvaluationPass]:
     if settings.samples:
         evaluations.append(EvaluationPass("sampled", "sampled", protocol, settings.sampling, turns, settings.samples))
     if settings.forced_single_turn:
-        single, cap = at_once(protocol)
-        evaluations.append(EvaluationPass(ONCE, "greedy", single, greedy, cap, 1))
+        single, cap = single_turn(protocol)
+        evaluations.append(EvaluationPass(SINGLE_TURN, "greedy", single, greedy, cap, 1))
     return evaluations
 
 

@@ -18,7 +18,17 @@ from pipelines.evaluation import paired_comparison
 from pipelines.evaluation.record import EpisodeRecord, Number
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System
-from pipelines.stages.evaluate import EFFICIENCY, ONCE, RECORDS, SELECTED, TIMING, Latency, latencies, taken, texts
+from pipelines.stages.evaluate import (
+    EFFICIENCY,
+    RECORDS,
+    SELECTED,
+    SINGLE_TURN,
+    TIMING,
+    Latency,
+    latencies,
+    taken,
+    texts,
+)
 
 HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
 OWN = ("greedy", "sampled")
@@ -31,7 +41,7 @@ class EvaluationRun:
 
     name: str
     records: tuple[EpisodeRecord, ...]  # of the passes that make one system.
-    at_once: tuple[EpisodeRecord, ...]  # of the pass in which the agent had to answer without looking.
+    single_turn: tuple[EpisodeRecord, ...]  # of the pass in which the agent had to answer without looking.
     passes: tuple[str, ...]  # what `records` is made of, as the file calls them.
     equality: str | None  # of its headline, where it says one.
     folder: Path  # where side files lie.
@@ -45,7 +55,7 @@ class EvaluationRun:
         def call(records: Sequence[EpisodeRecord]) -> tuple[EpisodeRecord, ...]:
             return tuple(dataclasses.replace(record, example_id=names[record.example_id]) for record in records)
 
-        return dataclasses.replace(self, records=call(self.records), at_once=call(self.at_once))
+        return dataclasses.replace(self, records=call(self.records), single_turn=call(self.single_turn))
 
 
 def comparison(
@@ -61,13 +71,13 @@ def comparison(
         run if titles.count(run.name) == 1 else dataclasses.replace(run, name=f"{run.name} ({index})")
         for index, run in enumerate(loaded, 1)
     ]
-    names = paired_comparison.common_names([(*run.records, *run.at_once) for run in loaded])
+    names = paired_comparison.common_names([(*run.records, *run.single_turn) for run in loaded])
     called = [run.named(name) for run, name in zip(loaded, names, strict=True)]
     systems = (
         System(
             run.name,
             run.records,
-            at_once=run.at_once,
+            single_turn=run.single_turn,
             left_out=run.left_out,
             costs=taken(run.timing, run.r_ves),
         )
@@ -134,8 +144,8 @@ def load(run: str) -> list[EvaluationRun]:
         raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
     if not all(0 <= figure < math.inf for latency in timing.values() for figure in dataclasses.astuple(latency)):
         raise DataError(f"a file beside the records in {folder} is damaged: {TIMING} has no such figures", HINT)
-    equality, left_out, once = facts.equality, facts.left_out, tuple(by_pass.get(ONCE, ()))
-    runs = [EvaluationRun(title, own, once, OWN, equality, folder, left_out, timing, facts.r_ves)]
+    equality, left_out, single = facts.equality, facts.left_out, tuple(by_pass.get(SINGLE_TURN, ()))
+    runs = [EvaluationRun(title, own, single, OWN, equality, folder, left_out, timing, facts.r_ves)]
     if SELECTED in by_pass:
         chosen = tuple(by_pass[SELECTED])
         runs.append(EvaluationRun(f"{title}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))

@@ -21,7 +21,7 @@ from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.files import read_json, write_json
 from pipelines.core.provenance import code_digest, facts, version
 from pipelines.core.store import SHARDS, Store
-from pipelines.protocols.base import at_once
+from pipelines.protocols.base import single_turn
 from pipelines.recipe.config import Recipe, Source
 from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.recipe.recipes import digest
@@ -330,7 +330,7 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
     if "protocol" in stage.reads:
         about["prompt"] = prompt_digest(recipe.protocol)
     if "evaluation" in stage.reads and recipe.evaluation.forced_single_turn:
-        about["prompt_at_once"] = prompt_digest(at_once(recipe.protocol)[0])
+        about["prompt_at_once"] = prompt_digest(single_turn(recipe.protocol)[0])
     # A policy of ours only carries out the sampling that the recipe states; what a stranger's does, its code says.
     code = plugin_code(about["recipe"] | (recipe.slice("rollout.policy") if stage.asks_policy else {}))
     code |= dialect_code(recipe.plugins) if "execution" in stage.reads else {}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import POLICIES
 from pipelines.endpoints.client import Connection, endpoint
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.policies.making import device, teaching
@@ -20,7 +20,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     to_do = {step.name for step in steps if not step.cached}
     missing = {kind_of(name) for name in to_do}
     if missing - {"data", "gold_schema", "model", "report", *BENCHMARK}:
-        build(recipe.protocol).sections()
+        read_prompt(build(recipe.protocol).prompt_file)
     if "grpo" in missing:
         Rubric(recipe.rewards)
         combinations.check(recipe)

@@ -17,7 +17,7 @@ from pipelines.report import writer
 from pipelines.report.data import ReportData, System, with_texts
 from pipelines.stages import evaluate
 from pipelines.stages.context import Context, examples
-from pipelines.stages.evaluate import EFFICIENCY, ONCE, SELECTED, latencies, records
+from pipelines.stages.evaluate import EFFICIENCY, SELECTED, SINGLE_TURN, latencies, records
 
 WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
@@ -107,14 +107,14 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
     """
     frame = frames.read(folder / DATA)
     missing = read_json(folder / "summary.json").get("left_out", {})
-    forced = tuple(records(folder, ONCE))
+    single = tuple(records(folder, SINGLE_TURN))
     for title, passes in ((name, ("greedy", "sampled")), (f"{name}, selected", (SELECTED,))):
         own_records = tuple(records(folder, *passes))
         if own_records:
             trajectories = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
             own = title == name
             yield System(
-                title, own_records, tuple(trajectories), trained, note if own else "", forced if own else (), missing
+                title, own_records, tuple(trajectories), trained, note if own else "", single if own else (), missing
             )
 
 

@@ -21,7 +21,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.report import formats
 from pipelines.stages import graph
-from pipelines.stages.evaluate import ONCE, records
+from pipelines.stages.evaluate import SINGLE_TURN, records
 from pipelines.sweeps import paper_tables
 from pipelines.sweeps.sweep_page import page
 from pipelines.sweeps.sweep_table import ROW, SEED, FinishedCell, Sweep, cell_title, table, verdicts
@@ -217,7 +217,7 @@ def _result(cell: SweepCell, store: Store, values: Mapping[str, str], condition:
     curves: tuple[Mapping[str, Any], ...] = tuple(row for _, row in read_lines(path)) if path.is_file() else ()
     run = FinishedEvaluation(
         tuple(records(evaluated.folder, "greedy", "sampled")),
-        tuple(records(evaluated.folder, ONCE)),
+        tuple(records(evaluated.folder, SINGLE_TURN)),
         cell.recipe.headline,
         max((k for k in settings.ks if k <= settings.samples), default=1),
         Rule.of(settings),

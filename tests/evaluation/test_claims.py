@@ -64,7 +64,7 @@ def run(right: str, turns: int = 1, seed: int = 0, curves: tuple[dict[str, float
         )
         for at, sign in enumerate(right)
     )
-    return FinishedEvaluation(records, once=records[:4], seed=seed, curves=curves)
+    return FinishedEvaluation(records, single_turn=records[:4], seed=seed, curves=curves)
 
 
 def claim(**changes: object) -> Claim:

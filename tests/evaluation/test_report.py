@@ -283,7 +283,7 @@ def test_the_leader_table_has_answers_at_once_and_questions_left_out() -> None:
     missing = {"missing database": 60, "gold error": 2}
     systems = (
         first,
-        dataclasses.replace(second, at_once=third.records, left_out=missing),
+        dataclasses.replace(second, single_turn=third.records, left_out=missing),
         third,
     )
     data_ = dataclasses.replace(base, systems=systems)
@@ -341,7 +341,7 @@ def test_data_efficiency_is_counted_from_the_base_in_one_turn() -> None:
     plain = report_tables.behaviour(dataclasses.replace(base, systems=(first, second, third)))
     assert [row[-1] for row in plain.rows] == [None, pytest.approx(60.0), pytest.approx(80.0)]
     assert plain.note.endswith(f"are counted from {NAMES[0]} (0.0).")
-    single = dataclasses.replace(first, at_once=second.records)  # right on six of ten without a look
+    single = dataclasses.replace(first, single_turn=second.records)  # right on six of ten without a look
     table = report_tables.behaviour(dataclasses.replace(base, systems=(single, second, third)))
     assert [row[-1] for row in table.rows] == [None, pytest.approx(0.0), pytest.approx(20.0)]
     assert table.note.endswith(f"are counted from {NAMES[0]} in one turn (60.0).")

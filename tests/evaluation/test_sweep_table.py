@@ -84,7 +84,7 @@ def test_measures_are_read_from_records() -> None:
         *(dataclasses.replace(one, example_id="q9", difficulty="hard", turns=5, **wrong) for one in answers("0")),
     )
     records = (records[0], dataclasses.replace(records[1], diagnosis=Diagnosis("syntax", "", ())), records[2])
-    run = FinishedEvaluation(records, once=answers("111"))
+    run = FinishedEvaluation(records, single_turn=answers("111"))
     values = {name: [value for _, value in measure(name).scores(run).values()] for name in MEASURED}
     assert values == MEASURED
     assert measure("turns deviation").fold([3, 3, 5]) == pytest.approx((8 / 9) ** 0.5)

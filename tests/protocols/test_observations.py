@@ -106,7 +106,8 @@ def test_json_holds_no_marker_in_brackets() -> None:
 
 
 def test_an_indented_text_forges_no_heading() -> None:
-    assert observations.indented("Who?\n\nSQL:\rDROP\u2028Schema:") == ("    Who?\n    \n    SQL:\\rDROP\\u2028Schema:")
+    shown = observations.under_headings([("Question", "Who?\n\nSQL:\rDROP\u2028Schema:"), ("Hint", "")])
+    assert shown == "Question:\n    Who?\n    \n    SQL:\\rDROP\\u2028Schema:\n\nHint:\n"
 
 
 def test_a_megabyte_cell_is_cut_before_anything_else() -> None:

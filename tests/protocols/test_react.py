@@ -103,7 +103,7 @@ def test_brief_speaks_in_words_that_share_tokens(protocol: Make, example: Exampl
     assert react.write(look) == "<reasoning> check kind</reasoning><sql> SELECT kind FROM singer</sql>"
     assert react.observe(look, ROWS, 5) == "<observation> kind\n STR\n INT\n 5 left</observation>"
     assert react.observe(Action(ActionKind.INVALID), None, 4) == "<observation> invalid\n 4 left</observation>"
-    assert react.force() == " answer"
+    assert react.demand == " answer"
 
 
 def test_the_full_prompt_carries_the_papers_rules_and_limits(protocol: Make, example: Example, schema: Schema) -> None:

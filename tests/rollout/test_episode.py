@@ -52,7 +52,7 @@ def test_the_cap_forces_one_last_answer(begin: Begin) -> None:
     for _ in range(2):
         episode.accept(PROBE)
         episode.observe(ROWS)
-    force = episode._rules.protocol.force()
+    force = episode._rules.protocol.demand
     assert episode.next_request().messages[-1][1].endswith(force)
     episode.accept(ANSWER)
     record = episode.trajectory()
@@ -77,7 +77,7 @@ def test_without_a_forced_answer_the_cap_ends_it(begin: Begin) -> None:
 
 def test_no_turns_means_an_answer_at_once(begin: Begin) -> None:
     episode = begin(max_turns=0)
-    assert episode.next_request().messages[-1][1].endswith(episode._rules.protocol.force())
+    assert episode.next_request().messages[-1][1].endswith(episode._rules.protocol.demand)
     episode.accept(ANSWER)
     record = episode.trajectory()
     assert (record.final_sql, record.forced, len(record.turns)) == ("SELECT 1", True, 1)

@@ -86,7 +86,7 @@ class OraclePolicy(ScriptedPolicy):
         if request.session not in self._scripts:
             self._scripts[request.session] = self.script(request.example, request.seed)
         actions = self._scripts[request.session]
-        forced = self._protocol.force()
+        forced = self._protocol.demand
         ends_now = bool(forced) and request.messages[-1][1].endswith(forced)
         action = actions[-1] if ends_now else actions[min(request.turn, len(actions) - 1)]
         try:
