@@ -118,7 +118,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("if shown < len(result.rows):", "if shown <= len(result.rows):"),
         ('defuse(shown).replace("|", "\\\\|")', "defuse(shown)"),
         ('text.rfind(f"<{THINK}>") > text', 'text.rfind(f"<{THINK}>") >= text'),
-        ("if scan.error or len(actions) != 1:", "if scan.error or not actions:"),
+        ("if found.error or len(actions) != 1:", "if found.error or not actions:"),
         ("error = error or (fault if self.strict else None)", "error = error or fault"),
         ("if kept is None or kept[:2] != (example, schema):", "if kept is None:"),
     ],

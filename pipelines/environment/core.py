@@ -18,32 +18,22 @@ import functools
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pipelines.benchmarks import base
 from pipelines.benchmarks.prompt_schema import GOLD, ValueIndex
 from pipelines.core.errors import DataError, EndpointError, RecipeError
 from pipelines.core.registry import DIALECTS
-from pipelines.core.types import (
-    Action,
-    ActionKind,
-    Database,
-    Example,
-    ExecutionResult,
-    StopReason,
-    Trajectory,
-    from_dict,
-    to_dict,
-)
+from pipelines.core.types import Database, Example, ExecutionResult, StopReason, from_dict, to_dict
 from pipelines.databases.of_recipe import completed, schemas, sql_engine
 from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
-from pipelines.protocols.blocks import close_tag, cut
+from pipelines.protocols.blocks import cut
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe, Source
+from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric, endpoint_of
 from pipelines.rollout.episode import (
@@ -64,19 +54,18 @@ from pipelines.sql.dialects.dialect import of_file
 from pipelines.sql.engine import Pair
 
 Messages = list[dict[str, str]]
-UNSEEN = "The reasoning stays with the agent."  # of an agent that calls tools; a protocol may demand some
 POLICY = "outside"  # the name of the policy in the trajectories: the environment does not know what drives it
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a turn led to."""
+    """The environment's answer to a turn, and after the last one the episode's reward."""
 
-    observation: str | None  # the environment's answer, as the text of a user message; None when the episode is over.
-    # the panel's sum on the full track when the episode is over; None before, and for a broken episode, which must be
+    observation: str | None  # as the text of a user message; None if the episode is over.
+    # the panel's sum on the full track if the episode is over; None before, and for a broken episode, which must be
     # left out of its group and never counted as 0.
     reward: float | None
-    done: bool  # whether the episode is over.
+    done: bool
     # after the last turn: `correct`, `broken`, `stop`, `turns`, `final_sql`, `by_term` and `by_track`.
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,6 +76,7 @@ class Session:
     def __init__(self, environment: Environment, example: Example, episode: Episode) -> None:
         self._environment, self._episode = environment, episode
         self.example = example
+        self.stop = environment.protocol.stop  # texts after which the agent's turn ends; they belong to the turn
         self._driver = episode.play()
         self._due = next(self._driver)
 
@@ -96,13 +86,7 @@ class Session:
         return [{"role": role, "content": text} for role, text in self._episode.next_request().messages]
 
     @property
-    def stop(self) -> tuple[str, ...]:
-        """Texts after which the agent's turn ends; they belong to the turn."""
-        return self._environment.protocol.stop
-
-    @property
     def done(self) -> bool:
-        """Whether the episode is over."""
         return self._episode.done
 
     def step(self, text: str) -> StepResult:
@@ -134,18 +118,6 @@ class Session:
                 self._advance(await environment.sql.execute(self.example.database, due.sql, environment.rows))
             due = self._due
         return await asyncio.to_thread(self._result) if self.done else self._result()
-
-    def closed(self, text: str) -> str:
-        """A turn that a server ended at one of `stop`, with that text, which most servers leave out."""
-        return close_tag(text, self.stop, None)
-
-    def query(self, sql: str) -> StepResult:
-        """The turn that runs a statement, for agents that call tools. Raises as `step` does."""
-        return self.step(self._environment.turn(ActionKind.SQL, sql))
-
-    def answer(self, sql: str) -> StepResult:
-        """The turn that answers with a statement, for agents that call tools. Raises as `step` does."""
-        return self.step(self._environment.turn(ActionKind.SOLUTION, sql))
 
     def give_up(self) -> StepResult:
         """End the episode of an agent that says no more: it is paid as one whose turns are empty up to the cap."""
@@ -186,22 +158,42 @@ class Session:
                 await environment.user.close()
 
     def _result(self) -> StepResult:
-        if isinstance(self._due, EndEvent):
-            return self._environment.score(self._due.trajectory, self.example)
-        return StepResult(self._episode.last_turn.observation, None, False)
+        """The turn's observation; after the last turn the final SQL held against gold, and paid by the panel."""
+        if not isinstance(self._due, EndEvent):
+            return StepResult(self._episode.last_turn.observation, None, False)
+        environment, trajectory = self._environment, self._due.trajectory
+        (outcome,) = make_outcomes(
+            [trajectory],
+            {self.example.id: self.example},
+            environment.sql,
+            environment.schema,
+            environment.recipe.execution.equality,
+            environment.rules.max_turns,
+            reads=environment.rubric.reads,
+        )
+        info: dict[str, Any] = {
+            "correct": outcome.correct,
+            "broken": outcome.broken,
+            "stop": trajectory.stop.value,
+            "failure": trajectory.failure if trajectory.stop is StopReason.BROKEN else None,
+            "turns": len(trajectory.turns),
+            "final_sql": trajectory.final_sql,
+        }
+        if outcome.broken:
+            return StepResult(None, None, True, info)
+        paid = environment.rubric.score(outcome)
+        return StepResult(None, paid.total, True, {**info, "by_term": paid.by_term, "by_track": paid.by_track})
 
 
-class Environment:
-    """Many episodes of one recipe over one pool of SQL workers. A context manager; sessions may run side by side.
+class Environment(contextlib.ExitStack):
+    """Many episodes of one recipe over one pool of SQL workers, which `close`, or the end of a `with`, ends. Sessions
+    may run side by side.
 
     Args:
         recipe: a recipe, or its name or path; its protocol, its rewards and its limits hold.
         overrides: `key=value`, as on the command line.
         workers: processes that run SQL.
         evaluates: whether the recipe's turn cap of evaluation holds, and not that of training.
-
-    Attributes:
-        user: answers what agents ask; `asking` of their questions are on their way.
 
     Raises:
         RecipeError: no such recipe, or it pays nothing, or asks an endpoint as linker or judge.
@@ -210,6 +202,7 @@ class Environment:
     def __init__(
         self, recipe: Recipe | str, overrides: Sequence[str] = (), workers: int = 1, evaluates: bool = False
     ) -> None:
+        super().__init__()
         self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
         # An environment asks no endpoint but the user's.
         if self.recipe.data.linker not in (None, GOLD):
@@ -218,52 +211,33 @@ class Environment:
         if (judge := endpoint_of(self.recipe.rewards)) is not None:
             raise RecipeError(f"the environment asks no judge ({judge})", "Set rewards.judge.options.by=static.")
         self.sql = sql_engine(self.recipe, workers)
+        self.callback(self.sql.close)
         self.rows = self.recipe.protocol.observation_rows
         self.protocol = build(self.recipe.protocol)
+        # It answers what agents ask; `asking` of their questions are on their way.
         self.user, self.asking = simulated_user(self.protocol), 0
-        self._rubric = Rubric(self.recipe.rewards)
+        self.rubric = Rubric(self.recipe.rewards)
         cap = self.recipe.protocol.max_turns_eval if evaluates else self.recipe.protocol.max_turns
-        self._rules = Rules(self.protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
+        self.rules = Rules(self.protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
         self.schema = schemas(self.recipe)  # of a database, read once
         self._begun = 0
         self._indices: dict[Database, ValueIndex] = {}
-        self._closing = contextlib.ExitStack()
-        self._closing.callback(self.sql.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the SQL workers."""
-        self._closing.close()
-
-    @property
-    def pools(self) -> dict[str, tuple[Source, ...]]:
-        """The recipe's questions by pool: `sft`, `rl`, `dev`, and each benchmark of `data.test` by its name."""
-        data = self.recipe.data
-        return {
-            "sft": (data.sft,),
-            "rl": data.rl,
-            "dev": (data.dev,),
-            **{source.name: (source,) for source in data.test},
-        }
 
     def questions(self, pool: str) -> list[Example]:
-        """The questions of a pool, ready for `reset`, with what the recipe's prompt shows of them. They are read, and
-        their gold SQL is not checked.
+        """The questions of a pool (`sft`, `rl`, `dev`, or a benchmark of `data.test` by its name), ready for `reset`,
+        with what the recipe's prompt shows of them. They are read, and their gold SQL is not checked.
 
         Raises:
             DataError: there is no such pool, or its files are missing.
         """
-        if pool not in self.pools:
-            raise DataError(f"the recipe has no pool {pool!r}", f"There are: {', '.join(self.pools)}.")
+        data = self.recipe.data
+        pools = {"sft": (data.sft,), "rl": data.rl, "dev": (data.dev,)} | {each.name: (each,) for each in data.test}
+        if pool not in pools:
+            raise DataError(f"the recipe has no pool {pool!r}", f"There are: {', '.join(pools)}.")
         folder = tempfile.TemporaryDirectory(prefix="sqltrain-environment-")  # of links to databases
-        root = Path(self._closing.enter_context(folder))
-        pools = [base.read(source, self.recipe.seed, root).examples for source in self.pools[pool]]
-        examples = base.resolve([example for examples in pools for example in examples], root)
+        root = Path(self.enter_context(folder))
+        read = [base.read(source, self.recipe.seed, root).examples for source in pools[pool]]
+        examples = base.resolve([example for examples in read for example in examples], root)
         return completed(examples, self.recipe, self.schema, self.sql)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
@@ -279,18 +253,9 @@ class Environment:
         if example.meta.keys().isdisjoint(("values", "linked_schema")):
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
                 (example,) = completed([example], self.recipe, self.schema, sql, indices=self._indices)
-        prompt = self._rules.prompt(example, self.schema(example.database))
+        prompt = self.rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
-        return Session(self, example, Episode(request, self._rules, POLICY, f"session-{self._begun}", prompt, None))
-
-    def turn(self, kind: ActionKind, sql: str) -> str:
-        """The text of an agent's turn that runs a statement or answers with it, as the recipe's protocol writes it; the
-        statement alone, which is a malformed turn, where the protocol cannot say it.
-        """
-        try:
-            return self.protocol.write(Action(kind, sql.strip(), UNSEEN))
-        except ValueError:
-            return sql
+        return Session(self, example, Episode(request, self.rules, POLICY, f"session-{self._begun}", prompt, None))
 
     def equalities(self, pool: str) -> tuple[str, ...]:
         """The equalities under which answers to a pool's questions are evaluated, the headline's first."""
@@ -298,37 +263,13 @@ class Environment:
         return own or tuple(dict.fromkeys((self.recipe.execution.equality, *self.recipe.evaluation.equalities)))
 
     def verdicts(self, example: Example, sql: str | None, equalities: Sequence[str]) -> dict[str, float] | None:
-        """What an answer is worth under each equality, in [0, 1]; None where the database, or the gold SQL, failed."""
+        """The score of an answer under each equality, in [0, 1]; None if the database, or the gold SQL, failed."""
         pair = Pair(example.database, example.gold_sql, sql)
         if result_files.is_decided_by_files([example], equalities):
             (verdict,) = result_files.verdicts([pair], [example.meta[result_files.META]], self.sql)
         else:
             (verdict,) = self.sql.verdicts([pair], equalities)
         return None if verdict.broken else dict(verdict.scores)
-
-    def score(self, trajectory: Trajectory, example: Example) -> StepResult:
-        """The last step of an episode: its final SQL held against gold, and paid by the recipe's panel."""
-        (outcome,) = make_outcomes(
-            [trajectory],
-            {example.id: example},
-            self.sql,
-            self.schema,
-            self.recipe.execution.equality,
-            self._rules.max_turns,
-            reads=self._rubric.reads,
-        )
-        facts: dict[str, Any] = {
-            "correct": outcome.correct,
-            "broken": outcome.broken,
-            "stop": trajectory.stop.value,
-            "failure": trajectory.failure if trajectory.stop is StopReason.BROKEN else None,
-            "turns": len(trajectory.turns),
-            "final_sql": trajectory.final_sql,
-        }
-        if outcome.broken:
-            return StepResult(None, None, True, facts)
-        paid = self._rubric.score(outcome)
-        return StepResult(None, paid.total, True, {**facts, "by_term": paid.by_term, "by_track": paid.by_track})
 
 
 @functools.cache
@@ -375,47 +316,41 @@ def example_of(row: Mapping[str, Any]) -> Example:
     return Example(texts["id"] or texts["question"], texts["question"], database, texts["sql"], texts["evidence"])
 
 
-# Which question a client of a server asks for: one of the recipe's pools, or a row whose database it may name.
-
-
-class QuestionPools:
-    """The questions that a server gives out.
+def asked_question(
+    asked: Mapping[str, Any], questions: Callable[[str], list[Example]], databases: Path | None
+) -> Example:
+    """The question that a server's client asks for: `{"pool": NAME, "index": NUMBER}`, or a row with question, sql and
+    database (a file).
 
     Args:
+        questions: gives the questions of a pool.
         databases: the folder whose files a client's own rows may name; None refuses such rows, for a client could read
             any database that the server can.
+
+    Raises:
+        DataError: there is no such question, or the row's database is not one that clients may name.
     """
-
-    def __init__(self, environment: Environment, databases: Path | None) -> None:
-        self._databases = None if databases is None else databases.resolve()
-        self.pool = functools.cache(environment.questions)
-
-    def example(self, asked: Mapping[str, Any]) -> Example:
-        """The question of `{"pool": NAME, "index": NUMBER}`, or of a row with question, sql and database (a file).
-
-        Raises:
-            DataError: there is no such question, or the row's database is not one that clients may name.
-        """
-        if "pool" in asked:
-            pool, index = asked["pool"], asked.get("index", 0)
-            if not isinstance(pool, str) or not isinstance(index, int):
-                raise DataError("a question is named by its pool (a text) and its index (a whole number)")
-            examples = self.pool(pool)
-            if not 0 <= index < len(examples):
-                raise DataError(f"the pool {pool!r} has no question {index}", f"It has {len(examples)}, from 0 on.")
-            return examples[index]
-        if self._databases is None:
-            raise DataError(
-                "this server takes no rows of its clients",
-                "Ask by pool and index, or start it with --database FOLDER.",
-            )
-        if not isinstance(name := asked.get("database"), str) or "record" in asked:
-            raise DataError("the row's field 'database' is missing or is no text")
-        try:
-            file = (self._databases / name).resolve()
-            is_there = file.is_relative_to(self._databases) and file.is_file()
-        except (ValueError, OSError, RuntimeError):  # a name no file bears: NUL, 300 characters, a ring of links
-            is_there = False
-        if not is_there:
-            raise DataError(f"there is no database {name[:100]!r} in the server's folder")
-        return example_of({**asked, "database": str(file)})
+    if "pool" in asked:
+        pool, index = asked["pool"], asked.get("index", 0)
+        if not isinstance(pool, str) or not isinstance(index, int):
+            raise DataError("a question is named by its pool (a text) and its index (a whole number)")
+        examples = questions(pool)
+        if not 0 <= index < len(examples):
+            raise DataError(f"the pool {pool!r} has no question {index}", f"It has {len(examples)}, from 0 on.")
+        return examples[index]
+    if databases is None:
+        raise DataError(
+            "this server takes no rows of its clients",
+            "Ask by pool and index, or start it with --database FOLDER.",
+        )
+    if not isinstance(name := asked.get("database"), str) or "record" in asked:
+        raise DataError("the row's field 'database' is missing or is no text")
+    try:
+        folder = databases.resolve()
+        file = (folder / name).resolve()
+        is_there = file.is_relative_to(folder) and file.is_file()
+    except (ValueError, OSError, RuntimeError):  # a name no file bears: NUL, 300 characters, a ring of links
+        is_there = False
+    if not is_there:
+        raise DataError(f"there is no database {name[:100]!r} in the server's folder")
+    return example_of({**asked, "database": str(file)})

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import ChatMessage, ChatMessageSystem, ChatMessageUser
+from inspect_ai.model import ChatMessageSystem, ChatMessageUser
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
-from pipelines.environment.core import Environment, Messages, example_of, row_of, shared
+from pipelines.environment.core import Environment, example_of, row_of, shared
+from pipelines.protocols.blocks import close_tag
 
 ANSWER = "sqltrain_answer"  # in the sample's store: the final SQL, its turns and how the episode stopped
 
@@ -47,11 +48,14 @@ def episode(environment: Environment) -> Solver:
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         session = environment.reset(example_of(state.metadata["row"]))
-        state.messages = _messages(session.messages)
+        kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
+        state.messages = [kinds[message["role"]](content=message["content"]) for message in session.messages]
         while not session.done:
             state = await generate(state, stop_seqs=list(session.stop))
             text = state.output.completion
-            step = await session.step_async(session.closed(text) if state.output.stop_reason == "stop" else text)
+            if state.output.stop_reason == "stop":  # most servers leave out the text that they stop at
+                text = close_tag(text, session.stop, None)
+            step = await session.step_async(text)
             if step.observation is not None:
                 state.messages.append(ChatMessageUser(content=step.observation))
         state.store.set(ANSWER, {key: step.info[key] for key in ("final_sql", "stop", "turns", "broken")})
@@ -62,7 +66,7 @@ def episode(environment: Environment) -> Solver:
 
 @scorer(metrics={"*": [mean(), stderr()]})  # type: ignore[untyped-decorator]
 def execution(environment: Environment, equalities: Sequence[str]) -> Scorer:
-    """1 where the answer is right, by equality; an episode whose database or gold SQL failed is not scored."""
+    """1 for a right answer, by equality; an episode whose database or gold SQL failed is not scored."""
 
     async def score(state: TaskState, target: Target) -> Score:
         answer = state.store.get(ANSWER)
@@ -75,8 +79,3 @@ def execution(environment: Environment, equalities: Sequence[str]) -> Scorer:
         return Score(value=verdicts, answer=answer["final_sql"], metadata=answer)
 
     return score
-
-
-def _messages(messages: Messages) -> list[ChatMessage]:
-    kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
-    return [kinds[message["role"]](content=message["content"]) for message in messages]

@@ -5,11 +5,12 @@ uvicorn.run(app("skyrl_sql"), port=8000)
 async with SqlClient(base_url="http://localhost:8000") as client:
 result = await client.reset(pool="rl", index=0)
 while not result.done:
-result = await client.step(Turn(text=my_model(result.observation.messages)))
+result = await client.step(AgentTurn(text=my_model(result.observation.messages)))
 """
 
 import asyncio
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from openenv.core.env_server.interfaces import Environment as OpenEnvironment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
 from pydantic import Field
 
-from pipelines.environment.core import Environment, Messages, QuestionPools, Session, shared
+from pipelines.core.types import Example
+from pipelines.environment.core import Environment, Messages, Session, asked_question, shared
 
 
 class AgentTurn(Action):  # type: ignore[misc]
@@ -29,39 +31,46 @@ class AgentTurn(Action):  # type: ignore[misc]
     text: str
 
 
-class Seen(Observation):  # type: ignore[misc]
-    """What the agent sees: the whole conversation, so that any chat model can go on from it."""
+class SqlObservation(Observation):  # type: ignore[misc]
+    """The whole conversation, so that any chat model can go on from it."""
 
     messages: Messages = Field(default_factory=list)
     stop: list[str] = Field(default_factory=list)  # texts after which the agent's turn ends.
-    info: dict[str, Any] = Field(default_factory=dict)  # of an ended episode; see `Step.info`.
+    info: dict[str, Any] = Field(default_factory=dict)  # of an ended episode, as in `core.StepResult`.
 
 
 class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
-    """One episode at a time; all share the SQL workers of one environment."""
+    """One episode at a time; all share the SQL workers of one environment.
+
+    Args:
+        questions: gives the questions of a pool.
+        databases: the folder whose files clients' own rows may name.
+    """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, environment: Environment, asked: QuestionPools) -> None:
+    def __init__(
+        self, environment: Environment, questions: Callable[[str], list[Example]], databases: Path | None
+    ) -> None:
         super().__init__()
-        self._environment, self._asked = environment, asked
+        self._environment, self._questions, self._databases = environment, questions, databases
         self._session: Session | None = None
         self._state = State()
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **asked: Any) -> Seen:
-        """Begin an episode on the question that `Asked.example` finds; without one, on question `seed` of pool `rl`."""
-        asked = asked or {"pool": "rl", "index": (seed or 0) % len(self._asked.pool("rl"))}
-        self._session = self._environment.reset(self._asked.example(asked))
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **asked: Any) -> SqlObservation:
+        """Begin an episode on the question that the client asks for; without one, on question `seed` of pool `rl`."""
+        asked = asked or {"pool": "rl", "index": (seed or 0) % len(self._questions("rl"))}
+        self._session = self._environment.reset(asked_question(asked, self._questions, self._databases))
         self._state = State(episode_id=episode_id, step_count=0)
-        return Seen(messages=self._session.messages, stop=list(self._session.stop))
+        return SqlObservation(messages=self._session.messages, stop=list(self._session.stop))
 
-    def step(self, action: AgentTurn, timeout_s: float | None = None, **_: Any) -> Seen:
+    def step(self, action: AgentTurn, timeout_s: float | None = None, **_: Any) -> SqlObservation:
         """Take the agent's turn; SQL has the recipe's own time limit."""
         if self._session is None:
             raise ValueError("reset comes first")
         step = self._session.step(action.text)
         self._state.step_count += 1
-        return Seen(
+        return SqlObservation(
             messages=[] if step.done else self._session.messages,
             stop=list(self._session.stop),
             done=step.done,
@@ -69,7 +78,7 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
             info=dict(step.info),
         )
 
-    async def step_async(self, action: AgentTurn, timeout_s: float | None = None, **more: Any) -> Seen:
+    async def step_async(self, action: AgentTurn, timeout_s: float | None = None, **more: Any) -> SqlObservation:
         """As `step`, beside other episodes."""
         return await asyncio.to_thread(self.step, action, timeout_s, **more)
 
@@ -79,15 +88,15 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
         return self._state
 
 
-class SqlClient(EnvClient[AgentTurn, Seen, State]):  # type: ignore[misc]
+class SqlClient(EnvClient[AgentTurn, SqlObservation, State]):  # type: ignore[misc]
     """The client of `app`."""
 
     def _step_payload(self, action: AgentTurn) -> dict[str, Any]:
         return {"text": action.text}
 
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Seen]:
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[SqlObservation]:
         outcome = {"done": payload.get("done", False), "reward": payload.get("reward")}
-        return StepResult(observation=Seen(**payload.get("observation", {}), **outcome), **outcome)
+        return StepResult(observation=SqlObservation(**payload.get("observation", {}), **outcome), **outcome)
 
     def _parse_state(self, payload: dict[str, Any]) -> State:
         return State(**payload)
@@ -109,8 +118,12 @@ def app(
         idle_s: after which the episode of a client that has gone silent is ended.
     """
     environment = shared(recipe, tuple(overrides), workers)
-    asked = QuestionPools(environment, databases)
+    questions = functools.cache(environment.questions)
     limits = ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=idle_s)
     return create_app(
-        lambda: SqlEnvironment(environment, asked), AgentTurn, Seen, "sqltrain", concurrency_config=limits
+        lambda: SqlEnvironment(environment, questions, databases),
+        AgentTurn,
+        SqlObservation,
+        "sqltrain",
+        concurrency_config=limits,
     )

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipelines.core.types import Action, ActionKind
 from pipelines.environment.core import Environment, Session, StepResult, example_of
 
 NATIVE = ("protocol.name=tool_call", "protocol.prompt=native", "protocol.options={}")  # names these tools, and no tags
+UNSEEN = "The reasoning stays with the agent."  # a protocol may demand some
 OPENING, CLOSING = "<tool_response>\n", "\n</tool_response>"
 
 
 def tools(recipe: str, overrides: Sequence[str] = (), workers: int = 1) -> Callable[[], SqlTools]:
-    """What `environment_factory` takes: all episodes share one pool of SQL workers."""
+    """The `environment_factory` of a trainer: all episodes share one pool of SQL workers."""
     environment = Environment(recipe, [*overrides, *NATIVE], workers)
     return lambda: SqlTools(environment)
 
@@ -45,7 +47,7 @@ class SqlTools:
         Returns:
             The records as JSON, or the database's error message
         """
-        return self._take(self._begun.query(sql))
+        return self._take(ActionKind.SQL, sql)
 
     def answer(self, sql: str) -> str:
         """Give the final SQL query. It ends the task.
@@ -56,19 +58,20 @@ class SqlTools:
         Returns:
             A word that the answer was taken
         """
-        return self._take(self._begun.answer(sql))
+        return self._take(ActionKind.SOLUTION, sql)
 
     def get_reward(self) -> float | None:
-        """What the recipe pays for the episode; None for a broken one, which TRL leaves out of its group."""
+        """The recipe's reward of the episode; None for a broken one, which TRL leaves out of its group."""
         if self._last is None or not self._last.done:
-            self._last = self._begun.give_up()
+            assert self._session is not None, "reset comes first"
+            self._last = self._session.give_up()
         return self._last.reward
 
-    @property
-    def _begun(self) -> Session:
+    def _take(self, kind: ActionKind, sql: str) -> str:
         assert self._session is not None, "reset comes first"
-        return self._session
-
-    def _take(self, step: StepResult) -> str:
-        self._last = step
-        return (step.observation or "The answer was taken.").removeprefix(OPENING).removesuffix(CLOSING)
+        try:
+            text = self._environment.protocol.write(Action(kind, sql.strip(), UNSEEN))
+        except ValueError:  # the protocol cannot say it: a malformed turn
+            text = sql
+        self._last = self._session.step(text)
+        return (self._last.observation or "The answer was taken.").removeprefix(OPENING).removesuffix(CLOSING)

@@ -81,11 +81,11 @@ def make_outcomes(
 
 
 def levels(examples: Iterable[Example]) -> dict[str, Hardness]:
-    """Each example's level, by its id; where it has none, its gold SQL's."""
+    """Each example's level, by its id; if it has none, its gold SQL's."""
     by_id = {example.id: example for example in examples}
-    untold = {(one.gold_sql, one.database.engine) for one in by_id.values() if one.hardness is None}
-    measured = {query: _GOLD_LEVELS[query] for query in untold if query in _GOLD_LEVELS}
-    if new := sorted(untold - measured.keys()):
+    unrated = {(one.gold_sql, one.database.engine) for one in by_id.values() if one.hardness is None}
+    measured = {query: _GOLD_LEVELS[query] for query in unrated if query in _GOLD_LEVELS}
+    if new := sorted(unrated - measured.keys()):
         if len(_GOLD_LEVELS) > GOLD_KEPT:
             _GOLD_LEVELS.clear()
         measured |= zip(new, analyst.hardness(new), strict=True)

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines.core.errors import BoundaryError, RecipeError, SqltrainError
 from pipelines.core.registry import ANALYSES, REWARDS
@@ -75,23 +74,21 @@ def read_grade(text: str | None, scale: float = 2.0) -> float | None:
     return grade if math.isfinite(grade) and 0.0 <= grade <= 1.0 else None
 
 
-def asked(outcome: Outcome) -> bool:
-    """Whether a judge is asked about an outcome: only about an answer that is there and wrong."""
-    return not outcome.broken and not outcome.correct and outcome.trajectory.final_sql is not None
-
-
 def grade(
     outcomes: Sequence[Outcome], examples: dict[str, Example], ask: Judge, scale: float = 2.0
 ) -> tuple[list[Outcome], int]:
-    """Outcomes with the judge's grades filled in, in order, and the number of texts that no judge answered; the same
-    question and SQL is asked once.
+    """Outcomes with the judge's grades filled in, in order, and the number of texts that no judge answered.
 
-    An answer that is no grade is a grade of 0: else a prediction that confuses the judge would leave its group
-    unpunished. So is a text without an answer, also when it is asked again without its tail. The outcome becomes
-    `broken`, and gets no reward, only if the judge does not answer the same question without the text either.
+    Only answers that are there and wrong are asked about, the same question and SQL once. Anything but a grade counts
+    as 0: else a prediction that confuses the judge would leave its group unpunished. So does a text without an answer,
+    also when it is asked again without its tail. The outcome becomes `broken`, and gets no reward, only if the judge
+    does not answer the same question without the text either.
     """
-    keys = {(o.example_id, o.trajectory.final_sql or "") for o in outcomes if asked(o)}
-    cases = sorted(keys)
+    keys = [
+        None if o.broken or o.correct or o.trajectory.final_sql is None else (o.example_id, o.trajectory.final_sql)
+        for o in outcomes
+    ]
+    cases = sorted({key for key in keys if key is not None})
     try:
         answers = ask([messages(examples[example_id], sql, scale) for example_id, sql in cases])
     except (BoundaryError, RecipeError):  # all failed: by their texts, or by the endpoint
@@ -106,17 +103,14 @@ def grade(
         if shortened is not None or without is not None:
             grades[case] = read_grade(shortened, scale) or 0.0
     unanswered = sum(text is None and case in grades for case, text in zip(failed, again[::2], strict=True))
-    found = [grades.get((o.example_id, o.trajectory.final_sql or "")) for o in outcomes]
     return [
-        dataclasses.replace(o, judge=value, broken=value is None) if asked(o) else o
-        for o, value in zip(outcomes, found, strict=True)
+        o if key is None else dataclasses.replace(o, judge=grades.get(key), broken=key not in grades)
+        for o, key in zip(outcomes, keys, strict=True)
     ], unanswered
 
 
 @dataclass(frozen=True)
 class Rewards:
-    """What one episode is paid."""
-
     total: float  # the full track's reward: what plain GRPO optimises.
     by_term: Mapping[str, float]  # each term's own value, before its weight.
     by_track: Mapping[str, float]  # weighted sum of each track's terms ("full", and "schema" where the recipe has one).
@@ -142,10 +136,34 @@ class Rubric:
         self.tracks: tuple[str, ...] = tuple(dict.fromkeys(("full", *(term.track for term in terms))))
 
     def score(self, outcome: Outcome) -> Rewards:
-        """The rewards of an outcome."""
+        """The rewards of an outcome. An author's term that fails is named with the line of its file."""
         if outcome.broken:
             raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
-        payments = {term.term: _by_turn(term, outcome) for term in self.terms}
+        # Each term's payment for each turn, before its weight; a term that pays for the whole episode pays the last one.
+        payments: dict[str, list[float]] = {}
+        turns = max(1, len(outcome.trajectory.turns))
+        for term in self.terms:
+            entry, options = REWARDS[term.term], term.options
+            if term.term == "judge" and not term.weight:  # it is never asked: the program's grade stands in its place
+                options = {**options, "by": STATIC}
+            try:
+                paid = entry.pay(outcome, **options)
+                values = [float(value) for value in (paid if entry.by_turn else [0.0] * (turns - 1) + [paid])]
+                if len(values) != turns:
+                    raise ValueError(f"it pays for {len(values)} turns of {turns}")
+            except Exception as error:
+                code = getattr(inspect.unwrap(entry.pay), "__code__", None)
+                file = code.co_filename if code is not None else "its plug-in"
+                if isinstance(error, SqltrainError) or Path(file).parent == Path(__file__).parent:
+                    raise  # one of ours has a traceback, and not an author who reads one line
+                frames = traceback.extract_tb(error.__traceback__)
+                lines = [f", line {frame.lineno}" for frame in frames if frame.filename == file]
+                reason = f"{type(error).__name__}: {error}"
+                raise RecipeError(
+                    f"reward term {term.term!r} fails on question {outcome.example_id}: {reason}",
+                    f"Look at {file}{lines[-1] if lines else ''}.",
+                ) from error
+            payments[term.term] = values
         by_term = {name: sum(values) for name, values in payments.items()}
         by_track: dict[str, float] = dict.fromkeys(self.tracks, 0.0)
         for term in self.terms:
@@ -170,31 +188,3 @@ class Rubric:
             wrong = max(term.weight * value for value in entry.wrong)
             margin += right - wrong
         return margin
-
-
-def _options(term: RewardTerm) -> Mapping[str, Any]:
-    """A term's options; a judge that weighs nothing is never asked, and the program's grade is shown in its place."""
-    return term.options if term.weight or term.term != "judge" else {**term.options, "by": STATIC}
-
-
-def _by_turn(term: RewardTerm, outcome: Outcome) -> list[float]:
-    """What a term pays for each turn, before its weight; for the last one alone, if it pays for the whole episode."""
-    entry, turns = REWARDS[term.term], max(1, len(outcome.trajectory.turns))
-    try:
-        paid = entry.pay(outcome, **_options(term))
-        values = [float(value) for value in (paid if entry.by_turn else [0.0] * (turns - 1) + [paid])]
-        if len(values) != turns:
-            raise ValueError(f"it pays for {len(values)} turns of {turns}")
-    except Exception as error:
-        code = getattr(inspect.unwrap(entry.pay), "__code__", None)
-        file = code.co_filename if code is not None else "its plug-in"
-        if isinstance(error, SqltrainError) or Path(file).parent == Path(__file__).parent:
-            raise  # one of ours has a traceback, and not an author who reads one line
-        lines = [
-            f", line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
-        ]
-        raise RecipeError(
-            f"reward term {term.term!r} fails on question {outcome.example_id}: {type(error).__name__}: {error}",
-            f"Look at {file}{lines[-1] if lines else ''}.",
-        ) from error
-    return values

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.types import Example
-from pipelines.environment.core import Environment, QuestionPools, example_of, row_of
+from pipelines.environment.core import Environment, asked_question, example_of, row_of
 
 SMALL = ("data.rl=[{kind: miniature, split: train, options: {databases: 2, questions: 3}}]",)
 
@@ -21,15 +21,15 @@ def environment() -> Iterator[Environment]:
 
 
 def test_a_question_is_asked_by_its_pool_and_index(environment: Environment) -> None:
-    asked = QuestionPools(environment, None)
-    assert len(asked.pool("rl")) == 6
-    question = asked.example({"pool": "rl", "index": 5})
-    assert question == environment.questions("rl")[5] or question.id == environment.questions("rl")[5].id
+    pool = environment.questions("rl")
+    assert len(pool) == 6
+    question = asked_question({"pool": "rl", "index": 5}, environment.questions, None)
+    assert question.id == pool[5].id
     session = environment.reset(question)
     assert session.step(f"<think>a</think>\n<solution>{question.gold_sql}</solution>").reward == 1.0
     for wrong in ({"pool": "rl", "index": 6}, {"pool": "rl", "index": -1}, {"pool": "none"}, {"pool": 3}):
         with pytest.raises(DataError):
-            asked.example(wrong)
+            asked_question(wrong, environment.questions, None)
 
 
 def test_a_clients_row_names_only_files_of_the_folder(
@@ -41,18 +41,17 @@ def test_a_clients_row_names_only_files_of_the_folder(
     shutil.copy(questions[0].database.location, tmp_path / "secret.sqlite")
     (folder / "link.sqlite").symlink_to(tmp_path / "secret.sqlite")
     row = {"question": questions[0].question, "sql": questions[0].gold_sql}
-    asked = QuestionPools(environment, folder)
-    found = asked.example({**row, "database": "shop.sqlite"})
+    found = asked_question({**row, "database": "shop.sqlite"}, environment.questions, folder)
     assert found.database.location == str(folder / "shop.sqlite")
     (folder / "ring.sqlite").symlink_to(folder / "ring.sqlite")
     outside = ("../secret.sqlite", str(tmp_path / "secret.sqlite"), "link.sqlite", "none.sqlite", "postgresql://h/d", 3)
     for database in (*outside, "a\0b", "x" * 300, "ring.sqlite", "half \ud800.sqlite"):
         with pytest.raises(DataError):
-            asked.example({**row, "database": database})
+            asked_question({**row, "database": database}, environment.questions, folder)
     with pytest.raises(DataError):
-        asked.example({**row_of(questions[0]), "database": "shop.sqlite"})
+        asked_question({**row_of(questions[0]), "database": "shop.sqlite"}, environment.questions, folder)
     with pytest.raises(DataError, match="takes no rows"):
-        QuestionPools(environment, None).example({**row, "database": "shop.sqlite"})
+        asked_question({**row, "database": "shop.sqlite"}, environment.questions, None)
 
 
 def test_a_row_carries_a_whole_example(questions: list[Example]) -> None:
