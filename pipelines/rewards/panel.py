@@ -139,7 +139,7 @@ class Rubric:
         """The rewards of an outcome. An author's term that fails is named with the line of its file."""
         if outcome.broken:
             raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
-        # Each term's payment for each turn, before its weight; a term that pays for the whole episode pays the last one.
+        # Each term's payment for each turn, before its weight; one for the whole episode is paid to the last turn.
         payments: dict[str, list[float]] = {}
         turns = max(1, len(outcome.trajectory.turns))
         for term in self.terms:
