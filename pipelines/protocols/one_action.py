@@ -42,9 +42,9 @@ class OneAction(Protocol):
         found = scan(text, self.agent, self.environment, self.thought)
         actions = [block for block in found.blocks if block.tag in self.kinds]
         reasoning = "".join(found.bodies(self.thought)[:1])
-        sql = ""
+        sql, fault = "", found.error
         if found.error or len(actions) != 1:
-            fault = found.error or ("two_actions" if actions else "no_action")
+            fault = fault or ("two_actions" if actions else "no_action")
         else:
             tag, body = actions[0].tag, actions[0].body
             sql, fault = self.forms[tag][0](body) if tag in self.forms else (body, None)
@@ -96,9 +96,8 @@ class React(OneAction):
             self.kinds["schema"] = ActionKind.PROPOSE
         super().__init__(config)
         if self.options.scout:
-            forms = (knowledge.read_schema, knowledge.write_schema)
-            read, write = (functools.partial(form, brief=self.brief) for form in forms)
-            self.forms = {"schema": (read, write)}
+            read = functools.partial(knowledge.read_schema, brief=self.brief)
+            self.forms = {"schema": (read, functools.partial(knowledge.write_schema, brief=self.brief))}
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""
