@@ -1,8 +1,10 @@
-"""What tests of several folders share: an HTTP server whose answers a function gives, and a small database."""
+"""Shared by tests of several folders: an HTTP server whose answers a function gives, small databases, programs."""
 
 import contextlib
+import importlib.util
 import json
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +18,6 @@ from pipelines.core.types import Database
 
 @dataclass(frozen=True)
 class Asked:
-    """A request."""
-
     method: str
     path: str
     headers: dict[str, str]  # by lower-case name
@@ -26,7 +26,6 @@ class Asked:
 
     @property
     def json(self) -> Any:
-        """The body; {} if there is none."""
         return json.loads(self.data or b"{}")
 
 
@@ -113,3 +112,14 @@ def build_database(place: Path | str, *statements: str) -> Database:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(";".join(statements))
     return Database(path.stem, "sqlite", str(path))
+
+
+def load_script(path: Path) -> Any:
+    """A program that is in no package, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

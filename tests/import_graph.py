@@ -31,7 +31,6 @@ def imported(tree: ast.AST, known: Mapping[str, object]) -> set[str]:
 
 @functools.cache
 def of_modules() -> Graph:
-    """What each module imports."""
     known = modules()
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in known.items()}
     return {name: frozenset(imported(tree, known) - {name}) for name, tree in trees.items()}
@@ -44,7 +43,6 @@ def room(module: str) -> str:
 
 
 def of_rooms() -> Graph:
-    """What each room imports from others."""
     rooms: dict[str, set[str]] = {}
     for name, needs in of_modules().items():
         rooms.setdefault(room(name), set()).update(room(other) for other in needs)

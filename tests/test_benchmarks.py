@@ -133,7 +133,6 @@ def test_a_run_ends_after_the_last_benchmark_of_a_stage(tmp_path: Path) -> None:
 
 
 def made(store: Store, *overrides: str) -> tuple[Recipe, list[graph.StageResult]]:
-    """What a run of a model of some thousand weights makes, or finds."""
     recipe = recipes.load("miniature", [*QUICK, *overrides])
     steps = graph.plan(recipe, store)
     return recipe, [graph.execute(step, recipe, store, Silent(), steps) for step in steps]

@@ -48,7 +48,6 @@ class World:
             self.store.make(step.kind, step.key, lambda folder: None, about, lambda: None)
 
     def again(self, *more: str) -> dict[str, str]:
-        """The stages that run again, and why."""
         return {step.name: step.why for step in self.plan(*more) if not step.cached}
 
 
@@ -72,6 +71,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         "rewards=[{term: exec, weight: 5}, {term: turns, weight: 2}, {term: judge, options: {by: critic}}]",
     )
     there = World(tmp_path, Store(tmp_path / "store"), overrides)
+    assert set(there.again().values()) == {"not made yet"}
     there.finish()
     assert there.again() == {}
     return there
@@ -140,17 +140,14 @@ SETTINGS: dict[str, tuple[set[str], str, str]] = {
     "grpo.steps=5": (AFTER_GRPO, "grpo", "changed: grpo.steps (60 -> 5)"),
     "evaluation.samples=2": (EVALUATIONS, "evaluate_sft", "changed: evaluation.samples (4 -> 2)"),
     "sft.optimizer.lr=0.5": (MODELS - {"evaluate_model"}, "sft", "changed: sft.optimizer.lr (0.02 -> 0.5)"),
-    "execution.timeout_s=7": (
-        ALL,
-        "data",
-        "changed: execution.timeout_s (5.0 -> 7.0)",
-    ),
+    "execution.timeout_s=7": (ALL, "data", "changed: execution.timeout_s (5.0 -> 7.0)"),
     "seed=3": (ALL, "data", "changed: seed (0 -> 3)"),
     "data.test.0.count=3": (BENCHMARK, "test", "changed: benchmark.count (null -> 3)"),
     "data.test.0.options.questions=7": (BENCHMARK, "test", "changed: benchmark.options.questions (12 -> 7)"),
     "data.test.0.equality=bird": (EVALUATIONS, "evaluate_sft", "changed: benchmark.equality (null -> bird)"),
     "data.dev.count=3": (LEARNED, "data", "changed: data.dev.count (null -> 3)"),
     "hardware.threads=2": (set(), "", ""),
+    "rollout.processes=1": (set(), "", ""),
     "contracts.max_leaked=0.5": (set(), "", ""),
     "rollout.slots=3": (set(), "", ""),
 }

@@ -19,7 +19,6 @@ from tests.fakes import build_database
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A folder of a model that TRUST-SQL's miniature trained."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

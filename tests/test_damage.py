@@ -27,7 +27,6 @@ class FolderFacts(Silent):
 
 
 def walk(recipe: Recipe, store: Store) -> tuple[dict[str, graph.StageResult], list[str]]:
-    """Make what is missing, and what was said of it."""
     said, steps = FolderFacts(), graph.plan(recipe, store)
     return {step.name: graph.execute(step, recipe, store, said, steps) for step in steps}, said.lines
 

@@ -81,8 +81,6 @@ def test_our_own_mistakes_keep_their_traceback(tmp_path: Path) -> None:
 
 
 def full(monkeypatch: pytest.MonkeyPatch, *methods: str) -> None:
-    """Let every file that is written be on a full disk."""
-
     def refuse(path: Path, *arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 

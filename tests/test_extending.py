@@ -58,7 +58,6 @@ LONGEST = 20  # lines of an example that say something
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stranger's folder: their parts, a database, questions, a recipe and a prompt."""
     tmp_path = tmp_path_factory.mktemp("stranger")
     for name, text in PARTS.items():
         (tmp_path / name).write_text(text)

@@ -40,7 +40,6 @@ LAZY = {"torch", "transformers", "trl", "vllm", "mlflow", "great_expectations"}
 
 
 def packages(nodes: list[ast.AST]) -> set[str]:
-    """The top packages that some import statements name."""
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
     return {name.partition(".")[0] for name in names}

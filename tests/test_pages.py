@@ -84,6 +84,32 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
     assert [f"{file}::{test}" for file, test in named if f"def {test}(" not in code[file]] == []
 
 
+def tree_paths() -> list[str]:
+    """Every path that CONTRIBUTING's tree names, from the root."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    top, paths = "", []
+    for line in text.partition("<!-- tree: begin -->")[2].partition("<!-- tree: end -->")[0].splitlines():
+        names = re.findall(r"[\w.]+(?:/|\.py)", line.split("  ", 1)[0] if not line.startswith(" ") else line)
+        for name in names:
+            if not line.startswith(" "):
+                top = name
+            paths.append(name if name == top else top + name)
+    return paths
+
+
+def test_every_path_of_the_tree_and_every_link_of_the_readme_exists() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    links, tree = re.findall(r"\]\((?!https:)([^)]+)\)", readme), tree_paths()
+    assert len(tree) > 30
+    assert links
+    assert [path for path in tree if not (ROOT / path).exists()] == []
+    assert [path for path in links if not (ROOT / path).is_file()] == []
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in ("miniature", "test"):
+        assert f"$ make {target}" in readme
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
 def test_a_missing_path_or_name_is_reported() -> None:
     assert missing_paths("see pipelines/gone.py, `conf/recipes/NAME.yaml` and conf/local/mine.yaml") == [
         "pipelines/gone.py"

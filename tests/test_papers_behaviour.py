@@ -111,14 +111,6 @@ def test_each_recipe_says_its_budgets(name: str) -> None:
         assert all("episode_tokens" in one for one in sampling)
 
 
-def test_thinking_models_are_not_cut() -> None:
-    """MTIR-SQL's 8,192 are of the whole sequence; SkyRL-SQL's Qwen3-8B thinks by itself."""
-    mtir, thinking = load("mtir_sql"), load("skyrl_sql", "variant=qwen3_8b")
-    assert mtir.grpo.sampling.turn_tokens == mtir.grpo.sampling.episode_tokens == 8192
-    assert thinking.grpo.sampling.turn_tokens == thinking.evaluation.sampling.turn_tokens == 8192
-    assert load("trust_sql").difficulty.sampling.turn_tokens == 2048
-
-
 def explored(name: str, sql: str) -> str:
     call = json.dumps({"name": "execute_sql_query", "arguments": {"sql": sql}})
     return f"<think>t</think><action>explore_schema</action><tool_call>{call}</tool_call>"
@@ -172,11 +164,6 @@ def test_the_papers_formats_look_at_tags_alone(name: str) -> None:
     """SkyRL-SQL 4.1, SQL-Trail A.4, TRUST-SQL C.2, Reasoning-SQL 3.2: none of them speaks of text outside the tags."""
     assert build(load(name).protocol).parse(FORMATS[name]).format_error is None
     assert build(load(name, "protocol.format=strict").protocol).parse(FORMATS[name]).format_error is not None
-
-
-def test_mtir_sqls_format_is_strict() -> None:
-    """Section 3.3: "a strict order"."""
-    assert load("mtir_sql").protocol.format == "strict"
 
 
 def rows(count: int) -> ExecutionResult:

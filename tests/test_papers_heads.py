@@ -32,7 +32,6 @@ def speaking(name: str, *overrides: str) -> Protocol:
 
 
 def system(folder: Path, name: str, *overrides: str) -> str:
-    """The whole prompt of a recipe, for a question about one small table."""
     path = folder / "shop.sqlite"
     build_database(path, "CREATE TABLE IF NOT EXISTS stock (id INTEGER PRIMARY KEY)")
     asked = Example("q1", "how many?", Database("shop", "sqlite", str(path)), "SELECT count(*) FROM stock")
@@ -100,19 +99,6 @@ def test_the_variant_rloo_takes_the_mean_of_the_groups_others_off() -> None:
     assert torch.allclose(advantages, rewards - others)
 
 
-def test_a_thinking_models_figures_are_sampled_at_its_own_temperature() -> None:
-    """SkyRL-SQL, table 5; the other models are asked greedily, for which each evaluation has a pass."""
-    thinking = load("skyrl_sql", "variant=qwen3_8b").evaluation
-    assert (thinking.sampling.temperature, thinking.samples) == (0.6, 8)
-
-
-def test_variants_with_and_without_a_kl_term() -> None:
-    """MTIR-SQL: equation 2 has none; the paper's GRPO has one, without a coefficient."""
-    betas = {name: load("mtir_sql", f"variant={name}").grpo.beta for name in ("grpo", "grpo_kl", "single_turn")}
-    assert betas == {"grpo": 0.0, "grpo_kl": 0.04, "single_turn": 0.0}
-    assert load("mtir_sql").grpo.beta == 0.0
-
-
 def gradient(recipe: Recipe, logps: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Of a recipe's loss by each token's log-probability, where the policy is the one that sampled."""
     grpo, given = recipe.grpo, logps.clone().requires_grad_()
@@ -164,12 +150,6 @@ def test_trust_sqls_turn_is_stricter_than_appendix_c_2(action: str, content: str
 def test_a_fence_inside_the_answer_stays_where_the_papers_do_not_speak_of_it(name: str, turn: str) -> None:
     action = speaking(name).parse(turn.format("```sql\nSELECT 1\n```"))
     assert (action.content, action.format_error) == ("```sql\nSELECT 1\n```", None)
-
-
-def test_mtir_sqls_answer_needs_its_fence() -> None:
-    mtir = speaking("mtir_sql")
-    assert mtir.parse("<think>t</think><answer>SELECT 1</answer>").format_error == "missing_fence"
-    assert mtir.parse("<think>t</think><answer>\n```sql\nSELECT 1\n```\n</answer>").format_error is None
 
 
 def test_reasoning_sqls_format_asks_for_both_tags_in_either_order(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from pipelines.core.store_remote import Remote, chosen
 
 
 def filled(root: Path) -> Store:
-    """Two stages; one with a folder, a link and a side file that is not content."""
-
     def build(folder: Path) -> None:
         (folder / "model").mkdir()
         (folder / "model" / "weights.bin").write_bytes(bytes(range(256)) * 100)
@@ -34,7 +32,6 @@ def filled(root: Path) -> Store:
 
 
 def push_twice_and_pull(url: str, folder: Path) -> tuple[list[str], Store]:
-    """What was said, and the store that pulled one of the two stages."""
     said: list[str] = []
     here, other = filled(folder / "here"), Store(folder / "other")
     operate.push(here, url, [], said.append)
@@ -45,7 +42,6 @@ def push_twice_and_pull(url: str, folder: Path) -> tuple[list[str], Store]:
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
-    """The bytes of every file of a stage, and the target of every link."""
     paths = [path for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
     values = {path: os.readlink(path) if path.is_symlink() else path.read_bytes() for path in paths}
     return {str(path.relative_to(folder)): value for path, value in values.items()}
@@ -113,7 +109,6 @@ def test_a_stage_too_large_for_the_disk_does_not_keep_the_others_from_coming(tmp
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A real S3 server of moto on a port of its own, with a bucket."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
     from pipelines.core.processes import free_port

@@ -2,11 +2,9 @@
 
 import ast
 import functools
-import re
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from pipelines.core.errors import RecipeError
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.section import Section
-from pipelines.recipe.yaml_files import read_yaml
 from pipelines.stages import graph
 
 ROOT = recipes.CONF.parent
@@ -52,7 +49,6 @@ def test_every_setting_is_read_by_the_program() -> None:
 
 
 def other(annotation: Any, value: Any) -> Any:
-    """Another valid value."""
     options = typing.get_args(annotation)
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
@@ -107,7 +103,6 @@ WITH: dict[str, tuple[str, Any]] = {  # what goes with another value of a field
 
 
 def put(tree: Any, path: str, value: Any) -> None:
-    """Set a value in a recipe's tree; in a list, of its first item."""
     *above, name = path.split(".")
     for part in above:
         if tree.get(part) is None:
@@ -119,7 +114,6 @@ def put(tree: Any, path: str, value: Any) -> None:
 
 
 def keys(recipe: Recipe) -> dict[str, str]:
-    """What each stage's key holds of a recipe."""
     return {stage.name: recipes.digest(recipe.slice(*stage.reads)) for stage in graph.active(recipe)}
 
 
@@ -141,33 +135,6 @@ def test_every_setting_that_decides_a_result_is_in_a_key(path: str, kind: type[S
 @functools.cache
 def recipes_miniature() -> Recipe:
     return recipes.load("miniature", ["protocol.prompt=full"])
-
-
-def test_what_no_shipped_recipe_sets_is_documented() -> None:
-    """Each has a use that a page tells; else it goes."""
-    told = "\n".join(path.read_text(encoding="utf-8") for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
-    used = set().union(*map(_set_in, (ROOT / "conf").rglob("*.yaml")))
-    alone = [path for path, _, _ in LEAVES if path not in used and not path.startswith("synthesis.mix.")]
-    assert not [path for path in alone if not re.search(rf"(?<![\w.]){re.escape(path)}\b", told)]
-
-
-def _set_in(path: Path) -> set[str]:
-    """The dotted keys that a YAML file of conf/ or one of its variants sets; list items stand for their list."""
-    tree = read_yaml(path)
-    variants = tree.pop("variants", None) or {}
-    found = set(_keys(tree))
-    for step in (step for steps in variants.values() for step in steps):
-        key = re.sub(r"^rewards\.\w+\.", "rewards.", step.partition("=")[0])
-        found.add(re.sub(r"\.\d+(?=\.)", "", key))
-    return found
-
-
-def _keys(tree: Any, above: str = "") -> Iterator[str]:
-    for item in tree if isinstance(tree, list) else [tree]:
-        if isinstance(item, dict):
-            for name, value in item.items():
-                yield f"{above}{name}"
-                yield from _keys(value, f"{above}{name}.")
 
 
 def test_a_hint_is_for_endpoints_alone() -> None:

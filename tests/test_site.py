@@ -25,7 +25,6 @@ def named_pages(nav: list[dict[str, Any]]) -> set[str]:
 
 
 def typed(page: Path) -> list[list[str]]:
-    """The words of every `sqltrain` command that a page shows with a prompt."""
     lines = [line for _, text in BLOCK.findall(page.read_text(encoding="utf-8")) for line in text.splitlines()]
     return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ sqltrain ")]
 
@@ -47,7 +46,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert named_pages(nav) == {str(page.relative_to(ROOT / "docs")) for page in PAGES}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
 def test_every_command_that_a_page_shows_exists(page: Path) -> None:
     for words in typed(page):
         path = words[1:]

@@ -18,7 +18,6 @@ def read_miniature(split, root, seed=0, **options):
 
 @pytest.fixture(scope="session")
 def load():
-    """Reads a part of the miniature world: `load(split, root, seed, **options)`."""
     return read_miniature
 
 
@@ -29,7 +28,6 @@ def stage(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def examples(stage):
-    """Examples of each split, locations resolved."""
     return {split: base.resolve(read_miniature(split, stage).examples, stage) for split in SIZES}
 
 

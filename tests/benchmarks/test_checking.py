@@ -19,8 +19,6 @@ from tests.fakes import build_database
 
 
 class Steps(Silent):
-    """Notes how far the work went."""
-
     def __init__(self) -> None:
         self.total = 0
         self.done: list[int] = []
@@ -98,7 +96,6 @@ def test_every_bad_row_of_every_pool_is_named_before_the_stage_fails(tmp_path: P
 
 
 def synsql(folder: Path, golds: list[str]) -> str:
-    """A source in SynSQL's layout that asks one database."""
     place = folder / "synsql" / "databases" / "shop"
     place.mkdir(parents=True)
     build_database(place / "shop.sqlite", "CREATE TABLE t (a)")

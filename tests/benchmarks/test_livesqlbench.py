@@ -65,7 +65,6 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A download with three questions, one of them with a test of its own, and their gold beside it."""
     folder = tmp_path / "livesqlbench"
     (folder / "alien").mkdir(parents=True)
     build_database(folder / "alien" / "alien_template.sqlite", SIGNALS)
@@ -105,8 +104,6 @@ def sql() -> Iterator[SqlEngine]:
 
 
 def play(examples: list[Example], said: dict[str, list[str]], sql: SqlEngine, **protocol: Any) -> list[Trajectory]:
-    """Episodes of an agent that says what is written for each question."""
-
     def say(request: Request) -> str:
         assert request.example is not None
         return f"<reasoning>r</reasoning>{said[request.example.id][request.turn]}"
@@ -190,7 +187,6 @@ def test_episodes_that_change_data_are_decided_and_leave_the_download_as_it_was(
 
 @pytest.fixture
 def vague(folder: Path) -> Path:
-    """The same database under mini-interact's questions, one of them with its marks."""
     asked = row(
         "alien_7",
         "Count the clear signals.",

@@ -12,7 +12,6 @@ from pipelines.benchmarks.miniature.world import CATEGORIES, DOMAINS, KINDS, MEA
 
 
 def pairs(database):
-    """Every two tables that stand in one database, linked or not."""
     names = [table.name for table in database.tables]
     return {frozenset(two) for two in itertools.combinations(names, 2)}
 

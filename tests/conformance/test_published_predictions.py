@@ -1,6 +1,5 @@
 """Four published systems' predictions: EX equals the official evaluators' totals, and every failure has a class."""
 
-import importlib.util
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -16,14 +15,11 @@ from pipelines.evaluation.summary import summarise
 from pipelines.report import formats, report_tables, writer
 from pipelines.report.data import ReportData
 from pipelines.sql.diagnoses import ERROR_CLASSES
+from tests.fakes import load_script
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SCRIPT = Path(__file__).parents[2] / "docs" / "build_published.py"
-specification = importlib.util.spec_from_file_location("build_published", SCRIPT)
-assert specification is not None
-assert specification.loader is not None
-build_published = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(build_published)
+build_published = load_script(SCRIPT)
 VECTORS = SHARED / build_published.VERDICTS
 pytestmark = pytest.mark.skipif(not VECTORS.is_file(), reason=f"no verdicts at {VECTORS} (SQLTRAIN_SHARED_DATA)")
 OFFICIAL = {
@@ -44,7 +40,6 @@ def rows() -> list[Mapping[str, Any]]:
 
 @pytest.fixture(scope="module")
 def data() -> ReportData:
-    """The four systems, judged."""
     found: ReportData = build_published.gather(SHARED)
     return found
 

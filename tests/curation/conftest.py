@@ -64,7 +64,6 @@ class Selection(NamedTuple):
 def select(
     outcomes: Sequence[Outcome], settings: Filter, seed: int = 0, databases: Mapping[str, str] | None = None
 ) -> Selection:
-    """Check outcomes and select from them as the stage does."""
     judged = [filtering.CheckedTrajectory.of(one, (databases or {}).get(one.example_id, "d")) for one in outcomes]
     found = filtering.select(filtering.table(map(dataclasses.asdict, judged)), settings, seed)
     rows = list(found.select("example_id", "sample", pl.col("reason").cast(pl.String)).iter_rows())

@@ -54,8 +54,6 @@ def scoring(tmp_path, monkeypatch):
 
 
 class Watched(Silent):
-    """Progress that remembers what it was warned of."""
-
     def __init__(self):
         self.warned = []
 

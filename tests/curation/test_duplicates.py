@@ -58,7 +58,6 @@ def test_any_text_has_a_shape(text: str, shape: str) -> None:
 
 
 def said(outcome: Any, sql: str, words: str) -> Any:
-    """The outcome with one probe in those words, and its answer."""
     turns = (Turn("", Action(ActionKind.SQL, "SELECT 1", words)), Turn("", Action(ActionKind.SOLUTION, sql, "so")))
     return dataclasses.replace(outcome, trajectory=dataclasses.replace(outcome.trajectory, turns=turns, final_sql=sql))
 

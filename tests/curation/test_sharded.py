@@ -37,14 +37,12 @@ def walk(store: Store, until: str, *overrides: str) -> None:
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store up to the teacher's trajectories."""
     store = Store(tmp_path_factory.mktemp("taught"))
     walk(store, "synthesize", "rollout.processes=1")
     return store.root
 
 
 def curated(taught: Path, root: Path, *overrides: str) -> dict[str, Any]:
-    """What filtering and gold schemas write, from the same trajectories."""
     shutil.copytree(taught, root, symlinks=True)
     store = Store(root)
     walk(store, "gold_schema", *overrides)
@@ -110,8 +108,6 @@ def test_no_scheduler_is_one_plain_line(taught: Path, tmp_path: Path, monkeypatc
 
 
 def upper(suffix: str) -> shards.ShardRun:
-    """A stage whose run writes its items in capitals."""
-
     def run(items: Sequence[Any], path: Path) -> str:
         path.write_text("".join(items).upper() + suffix)
         return suffix

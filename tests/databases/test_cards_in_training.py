@@ -46,7 +46,6 @@ QUESTIONS = {
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A database and questions about it, which name it by a link."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lake").mkdir()
     place = tmp_path / "lake" / "shop.sqlite"
@@ -85,7 +84,6 @@ def keys(recipe: Recipe, store: Path) -> dict[str, str]:
 
 
 def kept_text(path: Path) -> str:
-    """All that a file of the store says."""
     if path.suffix == ".parquet":
         return json.dumps(frames.read(path).to_dicts(), default=str)
     return path.read_bytes().decode("utf-8", "replace")

@@ -25,7 +25,6 @@ PAIRS = {  # gold and prediction
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A database in the layout of benchmarks, and its card, which hides a column."""
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "lake" / "shop" / "shop.sqlite"
     build_database(

@@ -14,7 +14,6 @@ LOOK, WRONG = "SELECT name FROM sqlite_schema", "SELECT 'no'"
 
 
 def played(environment: SqlTools, question: Example, *answers: str) -> list[str]:
-    """One look, then these answers; what the tools said."""
     environment.reset(**row_of(question))
     return [environment.execute_sql_query(LOOK), *(environment.answer(sql) for sql in answers)]
 
@@ -57,7 +56,6 @@ def test_a_recipe_that_hides_the_schema_says_so(questions: list[Example]) -> Non
 
 
 def tokenizer(folder: Path) -> Any:
-    """A byte-level tokenizer with Qwen3's chat template and special tokens."""
     import trl
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -18,7 +18,6 @@ LOOK = "<think>a</think>\n<sql>SELECT 1 AS one</sql>"
 
 
 def chat(asked: Asked, answers: dict[str, str]) -> Any:
-    """The turn of a model that looks first, and then answers with the SQL of the question that it is asked."""
     messages = asked.json["messages"]
     sql = next(sql for question, sql in answers.items() if question in str(messages))
     turn = sum(message["role"] == "assistant" for message in messages)

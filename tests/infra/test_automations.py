@@ -1,6 +1,5 @@
 """A mistake in the command that makes automations is one plain line."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -8,6 +7,8 @@ import pytest
 
 pytest.importorskip("prefect", reason="the ops extra is not installed")
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from tests.fakes import load_script
 
 PROGRAM = Path(__file__).resolve().parents[2] / "infra" / "automations.py"
 NOBODY = "http://127.0.0.1:9/api"  # the port of "discard", which nothing listens at
@@ -32,11 +33,7 @@ def test_a_mistake_is_one_plain_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec = importlib.util.spec_from_file_location("automations", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = load_script(PROGRAM)
     monkeypatch.setattr(sys, "argv", ["automations.py", *words])
     with temporary_settings({PREFECT_API_URL: server, PREFECT_CLIENT_MAX_RETRIES: 0}), pytest.raises(SystemExit) as end:
         program.main()

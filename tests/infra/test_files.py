@@ -147,7 +147,6 @@ def test_compose_parses_by_its_own_tool(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def instructions(path: Path) -> Iterator[tuple[str, str]]:
-    """A Dockerfile's instructions with their arguments, continued lines joined."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         if line.strip():
@@ -303,7 +302,6 @@ def test_ci_runs_the_tests_that_share_a_server_in_one_lane() -> None:
 
 @pytest.mark.parametrize(("failing", "line"), [("services-server", "server"), ("conformance", "other"), ("", "")])
 def test_ci_says_which_step_failed(tmp_path: Path, failing: str, line: str) -> None:
-    """The script with a `make` that only fails where it is told to."""
     make = tmp_path / "make"
     make.write_text(f'#!/bin/sh\necho "ran $1"\n[ "$1" != "{failing}" ]\n')
     make.chmod(0o755)

@@ -112,7 +112,6 @@ def episode(sql: str | None) -> Trajectory:
 
 
 def said(text: str, protocol: str) -> Trajectory:
-    """The episode that a text of the agent makes of itself in a recipe's protocol."""
     action = build(loaded(protocol).protocol).parse(text.format(gold=HONEST))
     final = action.content if action.kind is ActionKind.SOLUTION else None
     stop = StopReason.TURN_LIMIT if final is None else StopReason.SOLUTION
@@ -124,7 +123,6 @@ CheckedTrajectory = tuple[Outcome, dict[str, Outcome]]
 
 @pytest.fixture(scope="module")
 def judged(example: Example, engine: SqlEngine) -> CheckedTrajectory:
-    """The honest wrong answer's outcome, and each way's."""
     trajectories = [episode(HONEST), *map(episode, WAYS.values())]
     honest, *ways = make_outcomes(trajectories, {"e1": example}, engine, functools.cache(introspect), "strict", 10)
     return honest, dict(zip(WAYS, ways, strict=True))

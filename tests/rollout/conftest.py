@@ -37,8 +37,6 @@ class Talk(React):
 
 
 class Held:
-    """A statement on its way whose answer is kept back until `wait` is over."""
-
     def __init__(self, query: Statement, wait: Callable[[], Awaitable[object]]) -> None:
         self.work, self._query, self._wait = query.work, query, wait
 

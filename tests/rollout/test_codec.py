@@ -16,7 +16,6 @@ CHATML = (
 
 
 def chatml(*, merges: tuple[tuple[str, str], ...] = ()) -> Any:
-    """A byte-level tokenizer in the way of Qwen's, small enough to see through."""
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
     bpe = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=list(merges)))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

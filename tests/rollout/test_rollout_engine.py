@@ -247,8 +247,6 @@ def test_many_episodes_cost_little(engine: Make, protocol: Callable[..., Protoco
 
 
 class Silent(Policy):
-    """Never answers."""
-
     name = "silent"
 
     async def generate(self, request: Request) -> Completion:
@@ -271,8 +269,6 @@ def test_a_cancelled_run_leaves_nothing_behind(
 
 
 class Cutting(Policy):
-    """Says one text, and stops at each stop string, as servers do."""
-
     name = "cutting"
 
     def __init__(self, codec: Any, text: str) -> None:

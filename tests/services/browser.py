@@ -18,14 +18,11 @@ CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := sh
 
 
 class Page:
-    """One tab."""
-
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer, passing over events."""
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
@@ -36,14 +33,12 @@ class Page:
                 return result
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression."""
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
 
     def wait_for(self, text: str, seconds: float = 60) -> None:
-        """Until the page shows the text."""
         deadline = time.monotonic() + seconds
         while text not in (self.evaluate("document.body ? document.body.innerText : ''") or ""):
             assert time.monotonic() < deadline, f"the page does not show {text!r}"
@@ -63,7 +58,6 @@ class Page:
             time.sleep(0.3)
 
     def picture(self, path: Path, rest: float = 2.0) -> None:
-        """What is to be seen, as PNG, after `rest` seconds in which what moves comes to rest."""
         time.sleep(rest)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
@@ -71,7 +65,6 @@ class Page:
 
 @contextmanager
 def browser(folder: Path, width: int = 1400, height: int = 1000) -> Iterator[Page]:
-    """A browser with one tab, its profile in `folder`."""
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
     command += [f"--window-size={width},{height}", f"--user-data-dir={folder}", "--remote-debugging-port=0"]

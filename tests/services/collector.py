@@ -10,8 +10,6 @@ from tests.fakes import Asked, http_server
 
 
 class Collector:
-    """Spans of OpenTelemetry's own protocol, in the order in which they came."""
-
     def __init__(self) -> None:
         self.spans: list[Any] = []
         self.services: set[str] = set()
@@ -24,13 +22,11 @@ class Collector:
         return 200
 
     def named(self, name: str) -> Any:
-        """The one span of that name."""
         (span,) = (each for each in self.spans if each.name == name)
         return span
 
 
 def attributes(owner: Any) -> dict[str, Any]:
-    """The attributes of a span or of a resource."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in owner.attributes}
 
 

@@ -48,7 +48,6 @@ SMALL = [
 
 
 def readme_blocks() -> dict[str, str]:
-    """The named shell blocks of infra/README.md."""
     text = (ROOT / "infra" / "README.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^```sh (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
@@ -59,7 +58,6 @@ def _time(text: str | None) -> float:
 
 
 def wait_for(true: Callable[[], object], seconds: float, what: str) -> Any:
-    """Poll until something is truthy and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = true()
@@ -70,7 +68,6 @@ def wait_for(true: Callable[[], object], seconds: float, what: str) -> Any:
 
 
 def processes(*words: str) -> list[int]:
-    """Live processes whose command line has all the words."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -98,14 +95,12 @@ class Site:
 
     @property
     def credentials(self) -> str:
-        """The server's key as a browser and an HTTP client send it."""
         return base64.b64encode(self.environment["PREFECT_API_AUTH_STRING"].encode()).decode()
 
     def block(self, name: str) -> str:
         return readme_blocks()[name].replace("4200", str(self.port))
 
     def start(self, name: str) -> "subprocess.Popen[bytes]":
-        """Run a block in the background, its output in a log file."""
         with (self.folder / f"{name}.log").open("ab") as log:
             command = ["bash", "-c", f"exec {self.block(name)}"]
             return subprocess.Popen(
@@ -131,7 +126,6 @@ class Site:
         self.running[name].wait()
 
     def begin(self, command: list[str]) -> "subprocess.Popen[bytes]":
-        """Start a command on this machine and go on."""
         return subprocess.Popen(command, cwd=ROOT, env=self.environment)
 
     def run(self, command: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
@@ -176,7 +170,6 @@ class Site:
 
 
 def end(process: "subprocess.Popen[bytes]", sign: signal.Signals = signal.SIGTERM) -> None:
-    """End a process group that a test started."""
     for attempt in (sign, signal.SIGKILL):
         try:
             os.killpg(process.pid, attempt)
@@ -205,7 +198,6 @@ def new_site(folder: Path) -> Site:
 
 @contextmanager
 def running(site: Site) -> Iterator[Site]:
-    """Server up, pools made, everything deployed, worker listening; all of it ends with the block."""
     try:
         site.up("server")
         for name in ("pools", "deploy"):
@@ -220,6 +212,5 @@ def running(site: Site) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The machine that most tests of this folder share."""
     with running(new_site(tmp_path_factory.mktemp("site"))) as started:
         yield started

@@ -23,7 +23,6 @@ LONG = [*SMALL, "grpo.steps=60", "grpo.save_steps=1"]  # some seconds to be kill
 
 @pytest.fixture(scope="module")
 def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a plain run that nobody kills writes."""
     store = tmp_path_factory.mktemp("undisturbed")
     quoted = " ".join(f"'{one}'" for one in LONG)
     done = site.run(f"sqltrain run miniature --store={store} {quoted}")

@@ -38,7 +38,6 @@ print(json.dumps(configuration.job_manifest))
 
 
 def make_job(values: dict[str, Any]) -> dict[str, Any]:
-    """The job that prefect-kubernetes makes of the template for one run."""
     template = yaml.safe_load((INFRA / "kubernetes" / "job-template.yaml").read_text(encoding="utf-8"))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", MAKE_JOB],

@@ -20,7 +20,6 @@ pytestmark = [
 
 
 def pins(text: str) -> dict[str, set[str]]:
-    """The versions that a list of requirements pins each package to."""
     found: dict[str, set[str]] = {}
     for name, version in re.findall(r"^([\w.-]+)==([\w.+!-]+)", text, re.MULTILINE):
         found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), set()).add(version)

@@ -27,8 +27,6 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
 
 class Server:
-    """`mlflow server` on a port of its own, with its database and artifacts in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()

@@ -14,7 +14,6 @@ PARTS = ("conf", "flows", "infra", "pipelines", "tasks")
 
 
 def checkout(folder: Path) -> Path:
-    """A copy of the project with one deployment, on a pool of its own."""
     for part in PARTS:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "local"))
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -27,7 +26,6 @@ def checkout(folder: Path) -> Path:
 
 
 def command(site: Site, place: Path, line: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command in a checkout whose code is what Python imports."""
     environment = {**site.environment, "PYTHONPATH": str(place)}
     done = subprocess.run(
         ["bash", "-c", line], cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False

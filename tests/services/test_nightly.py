@@ -25,11 +25,9 @@ class Nights:
         (folder / "inbox").mkdir()
 
     def drop(self, file: str, first: int, families: list[int], poison: tuple[str, ...] = ()) -> None:
-        """New questions of 20 databases that were not asked about before."""
         farms.questions(self.folder / "inbox", file, NEW[first : first + 20], families, poison)
 
     def run(self, gpu_pool: bool = False) -> tuple[int, dict[str, Any]]:
-        """A night: the exit code, and what the ledger says of it."""
         places = {"store": str(self.store), "inbox": str(self.folder / "inbox")}
         done = self.site.deployment_run("retrain/nightly", self.overrides, "--watch", **places, gpu_pool=gpu_pool)
         assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -51,7 +49,6 @@ class Nights:
         return done.stdout
 
     def aliases(self) -> dict[str, str]:
-        """The store's keys that the registry's aliases stand for."""
         from mlflow import MlflowClient
 
         with warnings.catch_warnings():
@@ -61,7 +58,6 @@ class Nights:
         return {name: version.tags["key"] for name, version in found.items()}
 
     def made(self, line: dict[str, Any]) -> dict[str, Path]:
-        """The folders of the stages that a night made, without what was there."""
         return {name.partition("/")[0]: self.store / name for name in line["made"]}
 
 

@@ -32,8 +32,6 @@ SFT = "sqltrain://miniature/sft"
 
 
 class Reader:
-    """Who reads the page: follows its blocks, and remembers which."""
-
     def __init__(self, site: Site) -> None:
         self.site = site
         self.followed = {"key", "environment", "server", "pools", "deploy", "worker", "traces"}  # by the site's start
@@ -47,7 +45,6 @@ class Reader:
         return done.stdout
 
     def begin(self, name: str) -> "subprocess.Popen[bytes]":
-        """Start a block that runs until it is ended."""
         self.followed.add(name)
         return self.site.start(name)
 
@@ -100,7 +97,6 @@ def a_form_is_filled(site: Site, page: Page) -> None:
 
 
 def ended(site: Site, run: str) -> str:
-    """How a run ended; "" while it has not."""
     state = str(site.api(f"flow_runs/{run}")["state"]["type"])
     return "" if state in ("SCHEDULED", "PENDING", "RUNNING") else state
 

@@ -20,14 +20,12 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def made(site: Site) -> str:
-    """A run that made everything: its id."""
     done = site.deployment_run("retrain/miniature", SMALL, "--watch")
     assert done.returncode == 0, done.stdout + done.stderr
     return str(site.newest_run("retrain")["id"])
 
 
 def digests(store: Path) -> dict[str, Any]:
-    """What every finished stage's manifest says of its files."""
     return {
         str(path.parent.relative_to(store)): json.loads(path.read_text())["files"]
         for path in sorted(store.glob("*/*/manifest.json"))
@@ -47,7 +45,6 @@ def await_grpo(site: Site, true: Callable[[], object], what: str) -> None:
 
 
 def artifacts(site: Site, run_id: str) -> dict[str, Any]:
-    """The newest artifact of a flow run under each key."""
     found = site.api("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 100})
     return {one["key"]: one for one in sorted(found, key=lambda one: one["created"])}
 
@@ -199,7 +196,6 @@ def test_prefect_costs_at_most_30_cpu_seconds_more(site: Site, tmp_path: Path) -
 
 
 def cpu_seconds(site: Site, command: str) -> float:
-    """CPU seconds of a command and all that it starts and waits for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert site.run(command).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -232,7 +228,6 @@ def test_the_server_that_a_run_started_ends_when_the_run_is_killed(site: Site, t
 
 
 def servers(site: Site) -> list[int]:
-    """Prefect servers of this site's home other than the site's own."""
     home = f"PREFECT_HOME={site.environment['PREFECT_HOME']}".encode()
     found = processes("uvicorn", "prefect.server.api.server:create_app")
     own = processes("uvicorn", f"--port {site.port}")

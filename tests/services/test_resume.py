@@ -24,7 +24,6 @@ def start(store: Path) -> subprocess.Popen[str]:
 
 
 def finish(store: Path) -> list[str]:
-    """A run to its end: its output."""
     run = start(store)
     out, err = run.communicate()
     assert run.returncode == 0, out + err
@@ -32,7 +31,6 @@ def finish(store: Path) -> list[str]:
 
 
 def contents(store: Path) -> dict[str, dict[str, str]]:
-    """The digest of every file of every finished stage."""
     manifests = [json.loads(path.read_text()) for path in sorted(store.glob("*/*/manifest.json"))]
     return {one["stage"]: {name: file["sha256"] for name, file in one["files"].items()} for one in manifests}
 

@@ -30,7 +30,6 @@ def answer(site: Site, path: str, body: object = None, **headers: str) -> tuple[
 
 
 def attack(site: Site) -> dict[str, object]:
-    """A run that would execute a command on the worker."""
     marker = site.folder / "attacked"
     launch = json.dumps(["bash", "-c", f"touch {marker}"])
     return {"parameters": {"recipe": "miniature", "overrides": [*SMALL_DATA, f"hardware.launch={launch}"]}}

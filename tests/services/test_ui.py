@@ -76,7 +76,6 @@ def fill(site: Site, page: Page, parameters: dict[str, Any], picture: Path | Non
 
 
 def log_in(page: Page, site: Site) -> None:
-    """Give the UI the server's key as its log-in form does."""
     page.open(f"http://127.0.0.1:{site.port}/login")
     page.wait_for("Login")
     page.evaluate(f"localStorage.setItem('prefect-password', '{site.credentials}')")
@@ -107,7 +106,6 @@ def test_mlflow_compares_runs(site: Site, page: Page, pictures: Path) -> None:
 
 
 def _parents(site: Site) -> list[str]:
-    """The two newest parent runs."""
     with closing(sqlite3.connect(site.store / "mlflow.db")) as database:
         rows = database.execute(
             "SELECT run_uuid FROM runs WHERE name LIKE 'miniature seed%' ORDER BY start_time DESC LIMIT 2"

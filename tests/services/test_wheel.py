@@ -54,7 +54,6 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, folder: Path, *words: str) -> str:
-    """A command of the installed wheel in a folder: what it prints."""
     command = [str(python.parent / "sqltrain"), *words]
     done = subprocess.run(
         command,

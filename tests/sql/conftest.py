@@ -36,7 +36,6 @@ def run(engine: SqlEngine, shop: Database) -> Run:
 
 @pytest.fixture(scope="session")
 def server(shop: Database) -> Iterator[Server]:
-    """A real PostgreSQL server with the shop in it."""
     programs = binaries()
     if programs is None:
         pytest.skip("PostgreSQL's programs are not installed (apt-get install postgresql)")
@@ -48,7 +47,6 @@ def server(shop: Database) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def mysql_port() -> Iterator[int]:
-    """A real MariaDB server on this machine."""
     programs = mariadb_programs()
     if programs is None:
         pytest.skip("MariaDB's programs are not installed (apt-get install mariadb-server)")

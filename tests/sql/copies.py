@@ -23,8 +23,6 @@ _REAL_WORDS = ("real", "floa", "doub", "num", "dec")
 
 
 class _Copied(NamedTuple):
-    """A table on its way."""
-
     name: str
     columns: Sequence[tuple[str, Kind]]
     primary: Sequence[str]

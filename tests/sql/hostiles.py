@@ -24,14 +24,11 @@ _CODE_POINT = re.compile(r"<U\+([0-9A-F]{4,6})>")
 
 
 class Hostile(NamedTuple):
-    """A statement and the class of its outcome, a key of `ALLOWED`."""
-
     outcome: str
     sql: str
 
 
 def hostile(engine: str, folder: Path = FOLDER) -> list[Hostile]:
-    """The statements against an engine, on a database that lies in `folder`."""
     lines = (FOLDER / f"{engine}.txt").read_text(encoding="utf-8").split("\n")
     return [_hostile(line, folder) for line in lines if line and not line.startswith("#")]
 

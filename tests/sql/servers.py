@@ -46,7 +46,6 @@ def binaries() -> Path | None:
 
 
 def make_reader(programs: Path, superuser: str, role: str, password: str) -> None:
-    """Make the role that the project's own script makes."""
     values = ("-v", f"role={role}", "-v", f"password={password}")
     command = [str(programs / "psql"), "-q", *values, "-f", str(READER), superuser]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -73,14 +72,12 @@ class Cluster:
         self._call("initdb", "-D", str(self._data), "-U", "owner", "--auth=trust", "-E", "UTF8", "--no-sync")
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
         network = f"-c listen_addresses=127.0.0.1 -p {self._port} -c unix_socket_directories="
         options = f"{network} -c fsync=off -c shared_buffers=16MB"
         log = str(self.folder / "log")
         self._call("pg_ctl", "start", "-D", str(self._data), "-w", "-o", options, "-l", log)
 
     def kill(self) -> None:
-        """kill -9 of the server and all its processes."""
         first = int((self._data / "postmaster.pid").read_text().split()[0])
         os.kill(first, signal.SIGSTOP)  # it starts no other process while those that there are get listed
         killed = (first, *children(first))
@@ -95,7 +92,6 @@ class Cluster:
         (self._data / "postmaster.pid").unlink()
 
     def remove(self) -> None:
-        """Stop it, and remove its folder."""
         self._call("pg_ctl", "stop", "-D", str(self._data), "-m", "immediate")
         shutil.rmtree(self.folder)
 
@@ -109,14 +105,12 @@ class Cluster:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def children(parent: int) -> list[int]:
-    """The processes that a process has started and that live."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
         return [int(word) for word in text.split()]
@@ -125,7 +119,6 @@ def children(parent: int) -> list[int]:
 
 @contextmanager
 def postgres(programs: Path) -> Iterator[str]:
-    """Run a server and give its superuser's connection string."""
     cluster = Cluster(programs)
     cluster.start()
     try:

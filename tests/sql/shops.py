@@ -31,7 +31,6 @@ SELECT "user" FROM "user"
 
 
 def build_shop(path: Path) -> Database:
-    """The shop as an SQLite file."""
     return replace(build_database(path, SHOP), id="shop")
 
 

@@ -35,7 +35,6 @@ def engine() -> Iterator[SqlEngine]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
-    """Questions of the miniature world over a few of its databases."""
     root = tmp_path_factory.mktemp("world")
     examples = read(Source(split="dev", options={"databases": DATABASES}), 0, root).examples
     return [
@@ -61,7 +60,6 @@ def verdicts(
 
 
 def facts(verdicts: Sequence[Verdict]) -> list[tuple[object, ...]]:
-    """What two engines must agree on."""
     return [(verdict.broken, verdict.scores, verdict.n_rows, verdict.gold_rows) for verdict in verdicts]
 
 

@@ -24,7 +24,6 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELEC
 
 
 def children() -> set[int]:
-    """The living child processes of this one."""
     found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     return {int(pid) for pid in found}
 

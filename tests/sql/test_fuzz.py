@@ -1,24 +1,18 @@
 """A few hundred random cases of `benchmarks/fuzz.py`, the same on every machine; a person runs half a million."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.fakes import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def fuzz() -> Any:
-    spec = importlib.util.spec_from_file_location("fuzz", ROOT / "benchmarks" / "fuzz.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fuzz"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "benchmarks" / "fuzz.py")
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
@@ -38,6 +32,5 @@ def test_the_reference_tells_what_strict_says_of_itself(fuzz: Any) -> None:
 def test_the_fuzzer_reports_an_equality_that_is_too_lax(
     fuzz: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were `strict` what it once was, the hunt would say so."""
     monkeypatch.setattr(fuzz, "EQUALITIES", dict.fromkeys(("strict", "bird"), fuzz.EQUALITIES["bird"]))
     assert fuzz.hunt(fuzz.make_database(tmp_path, "sqlite"), 900, 0)

@@ -171,7 +171,6 @@ NO_EMAIL = ((), {"customer": ("email",)})
 
 
 def classes(database: Database, tries: list[str]) -> list[str | None]:
-    """The error class of each, None for a result, where the e-mail addresses of customers are hidden."""
     with SqlEngine(Limits(timeout_s=5), hidden={database.location: NO_EMAIL}) as engine:
         return [result.error_class for result in engine.execute_many([(database, sql) for sql in tries])]
 

@@ -36,7 +36,6 @@ KNOWN = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the database of an engine of files lies, beside a file that nobody may read."""
     folder = tmp_path / "guarded"
     folder.mkdir()
     (folder / "secret.csv").write_text("the secret\n1\n")
@@ -44,7 +43,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def attack(engine: str, database: Database, folder: Path) -> list[str]:
-    """Run every statement of an engine on its database; those that ended as they must not."""
     bombs, others = [], []
     for statement in hostile(engine, folder):
         (bombs if statement.outcome == "limit" else others).append(statement)
@@ -141,7 +139,6 @@ def test_mysql_withstands_every_hostile_statement(mysql_port: int, folder: Path,
 
 
 def objects_of_mysql(port: int) -> list[Any]:
-    """As `objects_of_postgres`."""
     asked = (
         "SELECT table_schema, table_name FROM information_schema.tables ORDER BY 1, 2",
         "SELECT user, host FROM mysql.user ORDER BY 1, 2",

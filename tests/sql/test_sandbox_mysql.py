@@ -28,7 +28,6 @@ def engine() -> Iterator[SqlEngine]:
 
 
 def test_names_in_backticks_are_names(engine: SqlEngine, mysql_shop: Database) -> None:
-    """As MySQL's users, and BIRD's gold SQL, write them."""
     sql = "SELECT `c`.`name` AS `its name`, '`x`' FROM `customer` AS `c` ORDER BY `c`.`name` LIMIT 1 -- `"
     assert run(engine, mysql_shop, sql).rows == (("Ada", "`x`"),)
     assert run(engine, mysql_shop, sql).columns[0] == "its name"

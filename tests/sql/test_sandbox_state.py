@@ -21,8 +21,6 @@ BOUNDS = Bounds(timeout_s=5.0, max_rows=1000, max_bytes=1_000_000, memory_mb=256
 
 
 class NoClock:
-    """A clock that nobody waits for."""
-
     def arm(self, seconds: float) -> None:
         pass
 
@@ -60,7 +58,6 @@ LEFT_BY_DUCKDB = (
 
 
 def session_of_duckdb(session: Any) -> list[Any]:
-    """All that a connection of DuckDB can hold, as a statement of the sandbox would meet it."""
     with session._opened().cursor() as cursor:
         asked = (
             "SELECT table_name FROM duckdb_tables() WHERE temporary ORDER BY 1",

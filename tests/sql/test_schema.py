@@ -82,7 +82,6 @@ ODD_NAMES = (
 
 
 def names(schema: Schema) -> list[tuple[str, list[str], list[str], tuple[ForeignKey, ...]]]:
-    """What does not depend on how an engine calls its types."""
     return [
         (t.name, [c.name for c in t.columns], [c.name for c in t.columns if c.primary_key], t.foreign_keys)
         for t in schema.tables

@@ -229,7 +229,6 @@ WORDS = st.sampled_from(
 
 
 def bare(text: str) -> str:
-    """Without case, and without the quotes that a name may hold twice."""
     return re.sub(r"""["'`\[\]]""", "", text.casefold())
 
 

@@ -108,7 +108,6 @@ def test_what_reaches_beyond_the_copy_is_refused(ask: Ask, shop: Database, sql: 
 
 @pytest.fixture
 def tight() -> Iterator[SqlEngine]:
-    """An engine whose copies have half a second, and a quarter of 64 MiB."""
     with SqlEngine(Limits(timeout_s=0.5, memory_mb=64)) as engine:
         yield engine
 

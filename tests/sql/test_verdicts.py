@@ -200,8 +200,6 @@ def test_limits_come_from_the_recipe() -> None:
 
 
 class Evil:
-    """Runs a function when it is unpickled by a reader that trusts names."""
-
     def __reduce__(self) -> tuple[object, ...]:
         return print, ("forged",)
 

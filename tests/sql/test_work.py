@@ -70,8 +70,6 @@ def test_what_the_clock_ended_has_no_end(shop: Database) -> None:
 
 
 def test_a_long_statement_holds_back_no_answer_before_it(engine: SqlEngine, shop: Database) -> None:
-    """Both go to one worker in one batch; the short one's answer is there while the long one runs."""
-
     async def race() -> None:
         short, long = engine.begin(shop, "SELECT 1"), engine.begin(shop, ENDLESS)
         running = asyncio.create_task(long.result())
