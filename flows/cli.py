@@ -136,31 +136,25 @@ def main() -> None:
         code = app(standalone_mode=False)  # the code of a `typer.Exit`, which an interrupt becomes too
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except SqltrainError as error:
-        sys.exit(_fail(str(error), error.exit_code))
     except Exception as error:
         if hasattr(error, "show"):  # typer's usage errors
             error.show()
             sys.exit(2)
-        line = user_error(error)
+        line = str(error) if isinstance(error, SqltrainError) else user_error(error)
         if line is None:
             raise
-        sys.exit(_fail(line, 1))
+        from pipelines.report.terminal import plain
+
+        print(f"error: {plain(line)}", file=sys.stderr)
+        sys.exit(error.exit_code if isinstance(error, SqltrainError) else 1)
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it would end the end with a traceback
         print("stopped; the same command goes on from here", file=sys.stderr)
     sys.exit(code or 0)
 
 
-def _fail(line: str, code: int) -> int:
-    from pipelines.report.terminal import plain
-
-    print(f"error: {plain(line)}", file=sys.stderr)
-    return code
-
-
 def user_error(error: Exception) -> str | None:
-    """The line for an error that a user can mend and no command has put in words; None for a bug of our own."""
+    """The line for an error that a user can mend and that no command raises as its own; None for a bug."""
     if isinstance(error, ModuleNotFoundError) and error.name in OPS_LIBRARIES:
         return f"{error.name} is not installed. Run: pip install 'sqltrain[ops]'"
     if isinstance(error, OSError) and error.errno in FILE_ERRORS:

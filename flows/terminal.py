@@ -3,6 +3,7 @@
 On a terminal progress is bars, elsewhere plain lines.
 """
 
+import contextlib
 import functools
 import inspect
 import json
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
@@ -20,18 +21,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column
 from rich.text import Text
 
-from flows import run as plain_run
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.core.types import from_dict
 from pipelines.evaluation.summary import Summary
+from pipelines.nightly.store_gc import claimed
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import read_card
 from pipelines.recipe.config import Recipe
 from pipelines.report import terminal
 from pipelines.report.terminal import plain
-from pipelines.stages import graph
+from pipelines.stages import context, graph, preflight
+
+if TYPE_CHECKING:
+    from tasks.run import Tracker
 
 RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
 Overrides = Annotated[
@@ -167,6 +171,59 @@ def say(words: str) -> None:
     console.print(Text(plain(words)), soft_wrap=True)
 
 
+# The plain run: the stage graph walked in this process, with tracking, and with no server.
+
+OnStage = Callable[[graph.StageResult, float], None]  # called after each stage with its wall-clock seconds
+
+
+def make_stages(
+    recipe: Recipe, store: Store, progress: context.Progress, until: str | None, on_stage: OnStage
+) -> list[graph.StageResult]:
+    """Make every stage that the store lacks, in order."""
+    from tasks.run import Tracker
+
+    with Tracker(recipe, store, progress.say) as tracker:
+        return walk(recipe, store, graph.plan(recipe, store, until), progress, on_stage, tracker)
+
+
+def walk(
+    recipe: Recipe,
+    store: Store,
+    steps: Sequence[graph.Step],
+    progress: context.Progress,
+    on_stage: OnStage,
+    tracker: "Tracker",
+    role: str = "",
+) -> list[graph.StageResult]:
+    """Make those of some steps that the store lacks, in order; raises what `make_stages` does.
+
+    Args:
+        role: of the stages in the run, if one run makes several of a name.
+    """
+    from tasks import contracts
+    from tasks.run import run_step
+
+    results = []
+    is_cached = all(step.cached for step in steps)
+    with contextlib.ExitStack() as claims:
+        if not is_cached:
+            preflight.check(recipe, steps)
+            claims.enter_context(claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}))
+        for step in steps:
+            started = time.perf_counter()
+            if is_cached:  # nothing to make is nothing to track, but a breach of a contract stays one
+                result = graph.execute(step, recipe, store, progress, steps)
+                contracts.check(result, recipe)
+            else:
+                result = run_step(step, steps, recipe, store, progress, tracker, role)
+            on_stage(result, time.perf_counter() - started)
+            results.append(result)
+    if is_cached:
+        for result in results:  # a night's champion was evaluated before: its numbers belong to this night, too
+            tracker.found(role, result)
+    return results
+
+
 def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
     """A plain run with its progress on the screen."""
     title = plain(recipe.title or "a recipe")
@@ -185,7 +242,7 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
         console.print(line, soft_wrap=True)
 
     with Bars(console) as bars:
-        return plain_run.run(recipe, store, bars, until, done)
+        return make_stages(recipe, store, bars, until, done)
 
 
 def stage_figures(result: graph.StageResult) -> str:

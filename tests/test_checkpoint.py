@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import asking
+from flows.commands import use
 from flows.terminal import open_for
 from pipelines.core.errors import DataError
 from pipelines.core.store import Store
@@ -101,7 +101,7 @@ def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_p
     build_database(tmp_path / "shop.sqlite", "CREATE TABLE item (name TEXT)")
     named = (recipes.load("miniature"), store, "which items are there ?", str(tmp_path / "shop.sqlite"), folder)
     with pytest.raises(DataError, match=r"grpo/k1 is damaged: model/model\.safetensors is not what was written"):
-        asking.ask(*named, print)
+        use.ask_model(*named, print)
     with pytest.raises(DataError, match="is damaged"):
         models.open_model(str(folder), "miniature", [], store)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import run, terminal
+from flows import terminal
 from flows.terminal import AsJson, Bars, Overrides, RecipeName, Where, emit, open_recipe, split, with_store
 from pipelines.core.errors import DataError, SqltrainError, UserError
 from pipelines.core.store import MANIFEST, Store
@@ -98,7 +98,7 @@ def nightly(
         with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
 
             def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
-                return run.walk(part, at, steps, bars, lambda *_: None, tracker, role)
+                return terminal.walk(part, at, steps, bars, lambda *_: None, tracker, role)
 
             line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check))
             tracker.decided(line)

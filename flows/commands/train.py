@@ -16,7 +16,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flows import run as plain_run
 from flows import terminal
 from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, split, with_store
 from pipelines.adaptation import estimate, outcome, recipe_file
@@ -203,7 +202,7 @@ def adapt(
     with Bars(terminal.console) as bars, Tracker(loaded, store, bars.say, title) as tracker:
 
         def walk(part: Recipe, at: Store, to_walk: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
-            return plain_run.walk(part, at, to_walk, bars, lambda *_: None, tracker, role)
+            return terminal.walk(part, at, to_walk, bars, lambda *_: None, tracker, role)
 
         context = night.NightContext(str(place), rest, loaded, store, walk, contracts.check)
         with ledger.locked():

@@ -11,8 +11,6 @@ from typing import Annotated, get_args
 
 import typer
 
-from flows import asking
-from flows.asking import newest_model
 from flows.terminal import (
     AsJson,
     Bars,
@@ -27,24 +25,33 @@ from flows.terminal import (
     split,
     with_store,
 )
-from pipelines.core.errors import DataError, UserError
+from pipelines.core.errors import BoundaryError, DataError, UserError
 from pipelines.core.registry import DIALECTS
+from pipelines.core.store import Store
+from pipelines.core.types import ExecutionStatus, StopReason, text_of
 from pipelines.databases import card, named, reading
+from pipelines.databases.of_recipe import completed
 from pipelines.databases.reading import DatabaseFinding
 from pipelines.endpoints import client
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
 from pipelines.nightly.ledger import ledgers
+from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.recipe.checkpoint import folder_of
-from pipelines.recipe.config import Execution
+from pipelines.recipe.checkpoint import folder_of, require_sound
+from pipelines.recipe.config import Execution, Recipe
 from pipelines.report.terminal import plain
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.episode import EpisodeEvent, EpisodeRequest, ResultEvent
+from pipelines.rollout.policies.base import Policy
 from pipelines.serving import models
 from pipelines.serving.access import Access, read_keys
-from pipelines.serving.agent import Agent, QuestionBudget
+from pipelines.serving.agent import Agent, QuestionBudget, why_unanswered
 from pipelines.serving.feedback import Feedback
 from pipelines.serving.models import CHAMPION, KINDS, CurrentModel, champion_of
 from pipelines.sql.dialects.dialect import of_address
+from pipelines.stages import graph
+from pipelines.teachers.experts import linking
 
 app = typer.Typer()
 environment_app = typer.Typer(help="Episodes for other trainers.", no_args_is_help=True)
@@ -76,27 +83,27 @@ def connect(
 
       sqltrain connect postgresql://reader@localhost:5432/shop --name shop
     """
-    where = named.find(database, "Pass a file, or an address such as postgresql://reader@host/shop.")
-    dialect = DIALECTS[where.database.engine]
+    openable = named.find(database, "Pass a file, or an address such as postgresql://reader@host/shop.")
+    dialect = DIALECTS[openable.database.engine]
     is_card = named.is_connected(database)
-    title = name or (database if is_card else card.name_of(where.address) or where.database.id)
+    title = name or (database if is_card else card.name_of(openable.address) or openable.database.id)
     if not title or not all(sign.isalnum() or sign in "_-" for sign in title):
         raise DataError(f"{title!r} cannot be the name of a card", "Pass --name with letters, digits, _ and - only.")
     place = card.place(title)
     old = card.read(place) if place.is_file() else None
-    if old is not None and old.location != where.address:
+    if old is not None and old.location != openable.address:
         raise DataError(f"{place} describes another database", "Pass --name for this one.")
-    role, schema = reading.role(where)
+    role, schema = reading.role(openable)
     if role.writes:
         say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
         say("an administrator makes a role that only reads with:")
-        for line in dialect.reader_grants(where.address, schema):
+        for line in dialect.reader_grants(openable.address, schema):
             say(f"  {line}")
         if role.is_turned_away:
             raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")
         if not allow_writes:
             raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
-    first = card.name_of(where.address)
+    first = card.name_of(openable.address)
     if old is None and first is not None:
         say(f"note: {card.place(first)} describes this database, too; what either hides is hidden")
     # An address that holds a password: the card names a variable for it.
@@ -105,14 +112,14 @@ def connect(
     variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
     with Bars(console) as bars:
         bars.begin("read", 1, "tables")
-        fresh, problems = reading.read(where, variable)
+        fresh, problems = reading.read(openable, variable)
         bars.advance(1)
     database_card = fresh if old is None else card.merged(fresh, old)
     card.write(place, database_card)
     tables = fresh.tables.values()
     rows = sum(table.rows or 0 for table in tables)
     columns = sum(len(table.columns) for table in tables)
-    say(f"{where.database.id}: {dialect.title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
+    say(f"{openable.database.id}: {dialect.title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
     by_kind: dict[str, list[DatabaseFinding]] = {}
     for finding in problems:
         by_kind.setdefault(finding.kind, []).append(finding)
@@ -142,6 +149,74 @@ def connect(
                 "findings": dict(Counter(finding.kind for finding in problems)),
             }
         )
+
+
+def newest_model(recipe: Recipe, store: Store) -> Path:
+    """The model folder of the recipe's newest finished training stage."""
+    steps = {step.name: step for step in graph.plan(recipe, store)}
+    for name in ("grpo", "sft"):
+        if name in steps and steps[name].cached:
+            return steps[name].folder / "model"
+    raise DataError(
+        f"recipe {recipe.name} has no trained model in {store.root}",
+        f"Pass --model: {KINDS}. Or train it: sqltrain run {recipe.name}, with the same overrides.",
+    )
+
+
+def ask_model(
+    recipe: Recipe, store: Store, question: str, database: str, model: Path | Policy | None, show: Callable[[str], None]
+) -> None:
+    """Answer a question about a database with the greedy policy, showing each turn.
+
+    Args:
+        database: a file, an address, or a name of databases/.
+        model: a checkpoint folder, by default the recipe's newest, or any policy.
+    """
+    openable = named.find(database)
+    answerer = model or newest_model(recipe, store)
+    if isinstance(answerer, Path):
+        require_sound(answerer)
+
+    from pipelines.rollout.policies.making import local_policy
+
+    def show_turn(event: EpisodeEvent) -> None:
+        if isinstance(event, ResultEvent):
+            observation = [] if event.turn.observation is None else [event.turn.observation]
+            show(plain("\n  ".join([event.turn.text, *observation]), lines=True))
+
+    alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 1})})
+    sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
+    protocol, turns = build(recipe.protocol), recipe.protocol.max_turns_eval
+    with openable.sql(recipe.execution) as sql:
+        schema = openable.schema(sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions)
+        policy = local_policy(str(answerer), alone) if isinstance(answerer, Path) else answerer
+        engine = RolloutEngine(policy, protocol, sql, sampling, turns, lambda _: schema)
+        asked = completed([openable.example(question)], recipe, lambda _: schema, sql, linking(recipe.data.linker))
+        (trajectory,) = engine.run([EpisodeRequest(asked[0], 0, recipe.seed)], on_event=show_turn)
+        if trajectory.stop is StopReason.BROKEN:
+            failure = str(trajectory.failure)
+            if failure.islower():  # of the sandbox
+                hint = "Check that the database exists and can be read."
+                raise BoundaryError(f"no answer: {failure.replace('_', ' ')}", hint)
+            raise BoundaryError(f"no answer of {trajectory.policy}: {failure}", "Check the model, or its endpoint.")
+        if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
+            raise DataError(
+                f"the prompt is {len(trajectory.token_ids):,} tokens, as long as the model's context or longer",
+                "Ask a database with a smaller schema, or set protocol.schema_view=names.",
+            )
+        if trajectory.final_sql is None:
+            raise DataError(why_unanswered(trajectory), "Try other words, or a better model.")
+        result = sql.execute_many([(openable.database, trajectory.final_sql)], max_rows=50)[0]
+    show(f"\nSQL: {plain(trajectory.final_sql, lines=True)}")
+    if result.ok:
+        show(" | ".join(map(plain, result.columns)))
+        for row in result.rows:
+            show(" | ".join("NULL" if value is None else plain(text_of(value)) for value in row))
+        show("(more rows)" if result.truncated else f"({len(result.rows)} rows)")
+    elif result.status is ExecutionStatus.UNAVAILABLE:
+        raise BoundaryError(str(result.error), "Check that the database can be reached, and that its role only reads.")
+    else:
+        raise DataError(f"the answer's SQL does not run: {plain(str(result.error))}", "Try other words.")
 
 
 @app.command()
@@ -174,14 +249,14 @@ def ask(
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
         rest, store = split(overrides)
         opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)
-        asking.ask(opened.recipe, store, question, database, opened.policy, typer.echo)
+        ask_model(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
     folder = None if model is None else folder_of(Path(model))
     if folder is None:
         loaded, store = open_recipe(recipe or "miniature", overrides)
     else:
         loaded, store = open_for(recipe or "miniature", overrides, folder)
-    asking.ask(loaded, store, question, database, folder, typer.echo)
+    ask_model(loaded, store, question, database, folder, typer.echo)
 
 
 @app.command()
@@ -219,7 +294,7 @@ def serve(
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
     rest, store = split(overrides)
-    where = named.find(database)
+    openable = named.find(database)
     access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
     require_keys(host, access)
     require_bindable(host, port)
@@ -230,12 +305,12 @@ def serve(
             raise UserError(f"{reason} in {store.root}", f"Pass --model with {KINDS}.")
         model = CHAMPION + names[0]
     served = CurrentModel(model, recipe, rest, store)
-    folder = store.root / "serve" / where.database.id
+    folder = store.root / "serve" / openable.database.id
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    with where.sql(served().recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
+    with openable.sql(served().recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
         shown = served().recipe.protocol
-        schema = where.schema(sql, shown.schema_values, shown.schema_descriptions)
-        agent = Agent(where, sql, schema, served, QuestionBudget(seconds, rows))
+        schema = openable.schema(sql, shown.schema_values, shown.schema_descriptions)
+        agent = Agent(openable, sql, schema, served, QuestionBudget(seconds, rows))
         kept = None if feedback is None else Feedback(feedback, keep_days)
         background: list[Callable[[], Awaitable[None]]] = [served.follow]
         if kept is not None:
@@ -246,7 +321,7 @@ def serve(
 
             add_mcp(service)
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        say(f"{plain(where.database.id)} answered by {plain(served().name)}: {address} (stop with Ctrl-C)")
+        say(f"{plain(openable.database.id)} answered by {plain(served().name)}: {address} (stop with Ctrl-C)")
         say(f"OpenAI's protocol: {address}/v1    audit log: {folder / 'questions.jsonl'}")
         uvicorn.run(service.app(), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
@@ -310,7 +385,7 @@ def mcp(
     recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
     store: Where = None,
 ) -> None:
-    """Serve the sandboxed SQL tool to any MCP client, and the agent background it.
+    """Serve the sandboxed SQL tool to any MCP client, and the agent beside it.
 
     Examples:
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import asking
+from flows.commands import use
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example, Trajectory
@@ -209,7 +209,7 @@ def test_a_question_has_the_same_prompt_in_training_evaluation_the_environment_a
         for question in (*environment.questions("dev"), *map(example_of, rows)):
             seen.append(tuple((one["role"], one["content"]) for one in environment.reset(question).messages))
     for one in made:
-        asking.ask(recipe, Store(tmp_path), one.question, one.database.location, policy, print)
+        use.ask_model(recipe, Store(tmp_path), one.question, one.database.location, policy, print)
         where = find(one.database.location)
         with where.sql(recipe.execution) as sql:
             agent = Agent(
@@ -241,7 +241,7 @@ def test_a_linked_recipe_is_served_with_what_its_linker_chooses_or_else_the_whol
     monkeypatch.setattr(Asker, "named", lambda *_: SimpleNamespace(ask_all=lambda cases: [chosen for _ in cases]))
     for linker in ("gold", "null", "big"):
         recipe = recipes.load("sql_trail", ["protocol.schema_view=filtered", f"data.linker={linker}"])
-        asking.ask(recipe, Store(tmp_path), "how much?", str(shop), ScriptedPolicy(say, "script"), print)
+        use.ask_model(recipe, Store(tmp_path), "how much?", str(shop), ScriptedPolicy(say, "script"), print)
     shown = [[word in prompt for word in ("price", "maker", "CREATE TABLE staff")] for prompt in prompts]
     assert shown == [[True, True, True], [True, True, True], [True, False, False]]
 

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from command_line import sqltrain
 
-from flows import asking
 from flows.commands import use
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
@@ -140,7 +139,7 @@ def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trail
     shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Recipe] = []
-    monkeypatch.setattr(asking, "ask", lambda recipe, *_: asked.append(recipe))
+    monkeypatch.setattr(use, "ask_model", lambda recipe, *_: asked.append(recipe))
     file = Path("endpoints.yaml")
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(file))
     _, out, _ = sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")
@@ -153,7 +152,7 @@ def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trail
     sqltrain(monkeypatch, capsys, *command, "--recipe", "miniature")
     assert [recipe.name for recipe in asked] == ["sql_trail", "miniature"]
     with pytest.raises(DataError) as untrained:
-        asking.newest_model(asked[0], Store(Path("store")))
+        use.newest_model(asked[0], Store(Path("store")))
     assert untrained.value.hint.startswith("Pass --model: a checkpoint folder, champion:RECIPE, endpoint:NAME")
 
 

@@ -10,9 +10,8 @@ import pytest
 from command_line import sqltrain
 from rich.console import Console
 
-from flows import asking
 from flows import terminal as screen
-from flows.commands import operate
+from flows.commands import operate, use
 from flows.terminal import Bars
 from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind
@@ -116,7 +115,7 @@ def test_bars_and_lines_of_stages_fit_80_columns(monkeypatch: pytest.MonkeyPatch
         done(result, 77.61)
         return []
 
-    monkeypatch.setattr("flows.run.run", run)
+    monkeypatch.setattr("flows.terminal.make_stages", run)
     screen.run(recipes.load("miniature"), Store(Path("store")), None)
     lines = printed(out).splitlines()
     assert max(map(len, lines[1:])) <= 80 + 9 * terminal  # a bar's own line begins with what moves the cursor
@@ -179,7 +178,7 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.M
     said = protocol.write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
     monkeypatch.setattr(making, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
     shown: list[str] = []
-    asking.ask(recipe, Store(tmp_path / "store"), "q", str(path), tmp_path, shown.append)
+    use.ask_model(recipe, Store(tmp_path / "store"), "q", str(path), tmp_path, shown.append)
     assert shown[-4:] == [
         '\nSQL: SELECT a AS "\\x1b[31mcol"\nFROM t',
         "\\x1b[31mcol",

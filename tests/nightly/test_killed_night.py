@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows import run
+from flows import terminal
 from pipelines.core.store import Store
 from pipelines.core.types import to_dict
 from pipelines.evaluation.record import EpisodeRecord
@@ -76,7 +76,7 @@ def a_night(
         before(steps[-1].name, role)
         with Tracker(part, at, pytest.fail) as tracker:
             tracker.recorder.off = True
-            return run.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
+            return terminal.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
 
     return run_night(NightContext("miniature", (), recipe, store, walk, contracts.check))
 

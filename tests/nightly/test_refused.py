@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import run
+from flows import terminal
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
@@ -33,7 +33,7 @@ def a_night(recipe: Recipe, store: Store) -> None:
     def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
         with Tracker(part, at, pytest.fail) as tracker:
             tracker.recorder.off = True  # what a night records is another test's
-            return run.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
+            return terminal.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
 
     run_night(NightContext("miniature", (), recipe, store, walk, contracts.check))
 

@@ -12,8 +12,8 @@ import yaml
 from teacher_server import TeacherServer, scripted_replies
 from teacher_world import kept, make, recipe_of
 
-from flows import asking
 from flows.commands import evaluate as evaluating
+from flows.commands import use
 from pipelines.core.errors import BoundaryError, DataError, ResourceError
 from pipelines.core.processes import free_port
 from pipelines.core.store import Store
@@ -110,7 +110,7 @@ def test_an_endpoint_is_asked_and_served(
     question = examples(make(recipe, store, "test"), "test")[0]
     model = open_model("endpoint:teacher", "miniature", [], store)
     shown: list[str] = []
-    asking.ask(model.recipe, store, question.question, question.database.location, model.policy, shown.append)
+    use.ask_model(model.recipe, store, question.question, question.database.location, model.policy, shown.append)
     assert f"\nSQL: {question.gold_sql}" in shown
 
     async def answered() -> list[dict[str, object]]:
@@ -137,7 +137,7 @@ def test_an_endpoint_that_is_down_is_named_before_the_first_question_and_a_line_
         evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
     model = open_model("endpoint:teacher", "miniature", [], store)
     with pytest.raises(ResourceError, match=down):
-        asking.ask(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
+        use.ask_model(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
     with pytest.raises(BoundaryError, match="endpoint 'teacher' at"):
         Asker(endpoint("teacher").model_copy(update={"retries": 3}), "teacher", None).ask_all([(("user", "hello"),)])
     assert "endpoint 'teacher' at" in caplog.text
@@ -155,7 +155,7 @@ def test_a_model_that_speaks_another_protocol_is_told_so(
     question = examples(make(recipe, store, "test"), "test")[0]
     model = open_model("endpoint:teacher", "miniature", [], store)
     with pytest.raises(DataError, match="every turn of the model was malformed: it does not speak the protocol react"):
-        asking.ask(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
+        use.ask_model(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
     evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
     told = " ".join(capsys.readouterr().out.split())
     assert (
