@@ -28,6 +28,7 @@ CHARS = 2  # of a schema, that a token of the tiny tokenizer stands for
 CONTEXTS = (1024, 2048)  # of the tiny model, in tokens
 EPISODE = 300  # tokens beside the schema
 MARGIN = 64  # of a context, that no episode fills
+SAMPLED = ("difficulty", "grpo", "evaluation")  # sections with a budget of tokens
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
             )
         most = context - MARGIN
         settings = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": most}}
-        settings |= _budgets(episode_tokens=most)
+        settings |= {stage: {"sampling": {"episode_tokens": most}} for stage in SAMPLED}
         return TrainingStart((f"recipes/{name}", TINY), settings, True, "the tiny model, made from scratch")
     folder = folder_of(Path(model))
     if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
@@ -92,9 +93,9 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
         begun = large(place, name, f"{place} ({_bytes(folder) / 1e9:.1f} GB), {about_adapters}")
     if card is None:
         return begun
-    # It goes on in the words of the checkpoint's own card.
+    # The prompt and the budgets are those of the checkpoint's own card.
     sampling = card.sampling.model_dump(mode="json", include={"turn_tokens", "episode_tokens"})
-    own = {"protocol": card.protocol.model_dump(mode="json"), **_budgets(**sampling)}
+    own = {"protocol": card.protocol.model_dump(mode="json"), **{stage: {"sampling": sampling} for stage in SAMPLED}}
     return dataclasses.replace(begun, settings=recipes.laid_over(begun.settings, own))
 
 
@@ -114,10 +115,6 @@ def _known(recipe: str) -> str:
             f"{recipe} is a file of your own", f"--recipe takes one of {', '.join(recipes.recipe_names())}."
         )
     return recipe
-
-
-def _budgets(**sampling: int) -> dict[str, Any]:
-    return {stage: {"sampling": dict(sampling)} for stage in ("difficulty", "grpo", "evaluation")}
 
 
 FOLDER = Path("recipes")

@@ -22,7 +22,7 @@ from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe.checkpoint import CheckpointCard, read_card, require_sound
 from pipelines.recipe.yaml_files import yaml_text
 
-# What a store knows of a checkpoint: the stages that made it, and the evaluations of it.
+# The records of a store about a checkpoint: the stages that made it, and the evaluations of it.
 
 QUESTIONS_CARD = "card.md"  # of the filter stage: its demonstrations
 
@@ -55,7 +55,7 @@ class Lineage:
 
 
 def lineage_of(folder: Path) -> Lineage:
-    """All that is known of a checkpoint's folder."""
+    """The origin and the figures of a checkpoint's folder, as far as its store has them."""
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a checkpoint folder that holds a config.json.")
     require_sound(folder)
@@ -74,6 +74,16 @@ def lineage_of(folder: Path) -> Lineage:
             keys[kind] = input_key
             waiting += store.manifest(kind, input_key).get("inputs", {}).items()
     places = {kind: store.folder(kind, input_key) for kind, input_key in keys.items()}
+    # The evaluations of this checkpoint; one that is not finished, or damaged, is skipped.
+    evaluations, of_stage = [], f"evaluate_{stage}"
+    for evaluation in folders(store.root / of_stage):
+        with contextlib.suppress(DataError):
+            inputs = store.manifest(of_stage, evaluation).get("inputs", {})
+            if inputs.get(stage) == key:
+                recipe = store.manifest("test", inputs["test"])["recipe"] if "test" in inputs else {}
+                summary = from_dict(Summary, read_json(store.folder(of_stage, evaluation) / "summary.json"))
+                benchmark = f"{recipe.get('benchmark.kind')}, {recipe.get('benchmark.split')}"
+                evaluations.append(Evaluated(benchmark, summary))
     questions_card = places["filter"] / QUESTIONS_CARD if "filter" in places else None
     return Lineage(
         folder,
@@ -81,21 +91,9 @@ def lineage_of(folder: Path) -> Lineage:
         card,
         {kind: store.manifest(kind, input_key) for kind, input_key in keys.items()},
         {kind: read_json(place_of_stage / "metrics.json") for kind, place_of_stage in places.items()},
-        tuple(_evaluations(store, stage, key)),
+        tuple(evaluations),
         questions_card.read_text(encoding="utf-8") if questions_card is not None and questions_card.is_file() else "",
     )
-
-
-def _evaluations(store: Store, stage: str, key: str) -> Iterator[Evaluated]:
-    kind = f"evaluate_{stage}"
-    for evaluation_key in folders(store.root / kind):
-        with contextlib.suppress(DataError):  # one that is not finished, or damaged, is skipped
-            inputs = store.manifest(kind, evaluation_key).get("inputs", {})
-            if inputs.get(stage) != key:
-                continue
-            recipe = store.manifest("test", inputs["test"])["recipe"] if "test" in inputs else {}
-            summary = from_dict(Summary, read_json(store.folder(kind, evaluation_key) / "summary.json"))
-            yield Evaluated(f"{recipe.get('benchmark.kind')}, {recipe.get('benchmark.split')}", summary)
 
 
 LOCAL = "a local checkpoint"
@@ -184,7 +182,7 @@ def model_card(lineage: Lineage, name: str, kind: str) -> str:
             settings["model"] = model
         text = yaml_text(settings, width=100).rstrip()
         parts.append(f"## Recipe\n\nThe settings of the stages that made it:\n\n{_fenced(text, 'yaml')}")
-    parts += _data(lineage)
+    parts += question_counts(lineage)
 
     if lineage.evaluations:
         words = "Execution accuracy of greedy answers to held-out questions, with its 95 % interval."
@@ -221,11 +219,6 @@ def model_card(lineage: Lineage, name: str, kind: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def dataset_card(lineage: Lineage) -> str:
-    """The card of its demonstrations; without any, the counts of its questions."""
-    return lineage.demonstrations or "\n\n".join(["# Questions", *_data(lineage)]) + "\n"
-
-
 def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
     """The prompt, the tool protocol, and code that has one turn."""
     protocol, settings = build(card.protocol), card.protocol
@@ -233,10 +226,13 @@ def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
     for role, text in read_prompt(protocol.prompt_file).items():
         words = f"The {role} message (`$schema`, `$question` and other words with a `$` are put in):"
         yield f"{words}\n\n{_fenced(text.template.rstrip())}"
+    marks = {
+        "tags that it writes": [f"<{tag}>" for tag in protocol.agent],
+        "tags that the database's side writes": [f"<{tag}>" for tag in protocol.environment],
+        "what ends its turn": protocol.stop,
+    }
     rows = [
-        ("tags that it writes", _codes(f"<{tag}>" for tag in protocol.agent)),
-        ("tags that the database's side writes", _codes(f"<{tag}>" for tag in protocol.environment)),
-        ("what ends its turn", _codes(protocol.stop)),
+        *((title, " ".join(f"`{mark}`" for mark in listed)) for title, listed in marks.items()),
         ("turns at most", f"{settings.max_turns_eval}{', the last one an answer' if settings.forced_final else ''}"),
         ("schema in the prompt", f"{settings.schema_view}, {settings.schema_values} example values a column"),
         ("rows and characters of a result", f"{settings.observation_rows}, {settings.observation_chars:,}"),
@@ -255,7 +251,8 @@ def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
     yield "`sqltrain serve DATABASE --model FOLDER` runs the whole agent: prompt, sandbox, turns and limits as above."
 
 
-def _data(lineage: Lineage) -> Iterator[str]:
+def question_counts(lineage: Lineage) -> Iterator[str]:
+    """The paragraphs on the questions that it was trained with; none if its recipe names no source."""
     counts, rows = lineage.metrics.get("data", {}), []
     for pool in POOLS:
         sources = _sources(lineage, pool)
@@ -270,10 +267,6 @@ def _data(lineage: Lineage) -> Iterator[str]:
 def _sources(lineage: Lineage, pool: str) -> list[Mapping[str, Any]]:
     value = lineage.setting(f"data.{pool}") or []
     return value if isinstance(value, list) else [value]
-
-
-def _codes(words: Any) -> str:
-    return " ".join(f"`{word}`" for word in words)
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:

@@ -45,33 +45,30 @@ def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
             require_room(beside, sum(path.stat().st_size for path in files) // 2**20 + 1)
             for path in files:
                 shutil.copyfile(path, beside / path.name)
-            notes = _describe(lineage, kind, beside, out.name)
+            if kind == "hub-adapter":  # its base goes by its hub name and commit, and never by a path of this machine
+                revision = (lineage.setting("model") or {}).get("revision")
+                names = {"base_model_name_or_path": cards.base_name(lineage), "revision": revision}
+                write_json(beside / "adapter_config.json", {**read_json(beside / "adapter_config.json"), **names})
+            text = cards.model_card(lineage, out.name, "adapter" if kind == "hub-adapter" else "model")
+            (beside / README).write_text(text, encoding="utf-8")
+            # The card of the demonstrations; without any, the counts of the questions.
+            text = lineage.demonstrations or "\n\n".join(["# Questions", *cards.question_counts(lineage)]) + "\n"
+            (beside / DATASET).parent.mkdir()
+            (beside / DATASET).write_text(text, encoding="utf-8")
+            notes: list[str] = []
+            if kind == "ollama":
+                from transformers import AutoTokenizer
+
+                try:
+                    tokenizer = AutoTokenizer.from_pretrained(str(beside))
+                except (OSError, ValueError) as error:
+                    raise DataError(f"its tokenizer cannot be read: {str(error).splitlines()[0]}", HINT) from None
+                (beside / MODELFILE).write_text(ollama.modelfile(beside, tokenizer, lineage.card), encoding="utf-8")
+                notes = list(ollama.conversion_warnings(beside))
             beside.rename(out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return notes
-
-
-def _describe(lineage: Lineage, kind: Kind, folder: Path, name: str) -> list[str]:
-    """Write the cards, and the further files of this kind."""
-    if kind == "hub-adapter":  # its base goes by its hub name and commit, and never by a path of this machine
-        revision = (lineage.setting("model") or {}).get("revision")
-        names = {"base_model_name_or_path": cards.base_name(lineage), "revision": revision}
-        write_json(folder / "adapter_config.json", {**read_json(folder / "adapter_config.json"), **names})
-    text = cards.model_card(lineage, name, "adapter" if kind == "hub-adapter" else "model")
-    (folder / README).write_text(text, encoding="utf-8")
-    (folder / DATASET).parent.mkdir()
-    (folder / DATASET).write_text(cards.dataset_card(lineage), encoding="utf-8")
-    if kind != "ollama":
-        return []
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    except (OSError, ValueError) as error:
-        raise DataError(f"its tokenizer cannot be read: {str(error).splitlines()[0]}", HINT) from None
-    (folder / MODELFILE).write_text(ollama.modelfile(folder, tokenizer, lineage.card), encoding="utf-8")
-    return list(ollama.conversion_warnings(folder))
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:

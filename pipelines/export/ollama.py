@@ -42,7 +42,9 @@ def modelfile(folder: Path, tokenizer: Any, card: CheckpointCard | None) -> str:
     lines = ["FROM .", f'TEMPLATE """{chat_template}"""']
     limits: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0}  # its own default of 1.1 changes greedy turns
     if card is not None:
-        limits |= {"num_ctx": _context(folder, card), "num_predict": card.sampling.turn_tokens}
+        budget = card.sampling.episode_tokens
+        context = int(read_json(folder / "config.json").get("max_position_embeddings") or budget)
+        limits |= {"num_ctx": min(context, budget), "num_predict": card.sampling.turn_tokens}
     lines += [f"PARAMETER {name} {value}" for name, value in limits.items()]
     stops = [*(protocol.stop if protocol is not None else ()), tokenizer.eos_token]
     return "\n".join([*lines, *(f"PARAMETER stop {json.dumps(stop)}" for stop in stops if stop)]) + "\n"
@@ -56,8 +58,15 @@ def template(tokenizer: Any, thought: str) -> str:
     """
     if not tokenizer.chat_template:
         raise DataError("the model's tokenizer has no chat template", HINT)
-    around = {role: _around(tokenizer, role) for role in ROLES}
-    opening = _opening(tokenizer)
+    # The texts before and behind a message of each role, and the one that opens the agent's turn.
+    around = {}
+    for role in ROLES:
+        first = [("user", "first")] if role == "assistant" else []
+        shown = _render(tokenizer, [*first, (role, MARK)], False)
+        before, marked, after = shown.removeprefix(_render(tokenizer, first, False) if first else "").partition(MARK)
+        around[role] = (before, after) if marked else ("", "")
+    asked = [("user", MARK)]
+    opening = _render(tokenizer, asked, True).removeprefix(_render(tokenizer, asked, False))
     for roles in (ROLES, ("system", "user"), ("user",), (*ROLES, "user", "assistant", "user")):
         chat = [(role, f"<{thought}>why</{thought}>\n{MARK} {number}") for number, role in enumerate(roles)]
         plain = "".join(f"{around[role][0]}{text}{around[role][1]}" for role, text in chat) + opening
@@ -76,34 +85,11 @@ def conversion_warnings(folder: Path) -> Iterator[str]:
     kind = next(iter(config.get("architectures") or ["unknown"]))
     if kind not in CONVERTED:
         yield f"Ollama may refuse {kind}: those that it is known to convert are {', '.join(CONVERTED)}"
-    if _patterns(read_json(folder / "tokenizer.json")) not in PRE_TOKENIZERS:
-        yield "Ollama does not know how this tokenizer splits a text: its tokens, and so its answers, may differ"
-
-
-def _patterns(tokenizer: dict[str, Any]) -> str:
-    """The digest by which Ollama knows a pre-tokenizer: of the regular expressions of its splits."""
-    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
+    # Ollama knows a pre-tokenizer by the digest of the regular expressions of its splits.
+    steps = (read_json(folder / "tokenizer.json").get("pre_tokenizer") or {}).get("pretokenizers") or []
     patterns = (step["pattern"].get("Regex", "") for step in steps if step["type"] == "Split")
-    return hashlib.sha256("".join(patterns).encode()).hexdigest()
-
-
-def _context(folder: Path, card: CheckpointCard) -> int:
-    config = read_json(folder / "config.json")
-    return min(int(config.get("max_position_embeddings") or card.sampling.episode_tokens), card.sampling.episode_tokens)
-
-
-def _around(tokenizer: Any, role: str) -> tuple[str, str]:
-    """The texts before and behind a message of a role."""
-    chat = [("user", "first"), (role, MARK)] if role == "assistant" else [(role, MARK)]
-    first = _render(tokenizer, chat[:-1], False) if len(chat) > 1 else ""
-    before, marked, after = _render(tokenizer, chat, False).removeprefix(first).partition(MARK)
-    return (before, after) if marked else ("", "")
-
-
-def _opening(tokenizer: Any) -> str:
-    """The text that opens the agent's turn."""
-    chat = [("user", MARK)]
-    return _render(tokenizer, chat, True).removeprefix(_render(tokenizer, chat, False))
+    if hashlib.sha256("".join(patterns).encode()).hexdigest() not in PRE_TOKENIZERS:
+        yield "Ollama does not know how this tokenizer splits a text: its tokens, and so its answers, may differ"
 
 
 def _render(tokenizer: Any, chat: Sequence[tuple[str, str]], opened: bool) -> str:
