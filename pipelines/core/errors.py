@@ -1,47 +1,32 @@
-"""One error tree: what the user did, and what a boundary did.
-
-    SqltrainError
-    ├── UserError          the user can mend it: one plain line, exit code 2
-    │   ├── RecipeError      unknown key, wrong type, unknown recipe or variant
-    │   ├── DataError        missing file or database, malformed line, broken contract
-    │   └── ResourceError    no disk space, no such Python, no such device
-    └── BoundaryError      something outside this process failed: retried, never scored as a wrong answer
-        ├── DatabaseError    a database or the worker that reads it
-        ├── EndpointError    a model behind HTTP
-        └── TrainingError    the training child died or fell silent
-            └── StoppedError   it was asked to stop: no other attempt is made
+"""The error tree: errors of the user, and failures at a boundary of this process.
 
 Errors inside an episode (a wrong query, a malformed turn) are not exceptions: they are data.
 """
 
+from dataclasses import dataclass
+from typing import ClassVar
 
+
+@dataclass(eq=False, repr=False)
 class SqltrainError(Exception):
-    """Base of all errors that sqltrain raises on purpose.
+    """Base of all errors that sqltrain raises on purpose."""
 
-    Args:
-        message: what happened and where, in one line.
-        hint: what to do about it, in one line; may be empty.
-    """
-
-    exit_code = 1
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+    message: str  # the fault and its place, in one line.
+    hint: str = ""  # the remedy, in one line; may be empty.
+    exit_code: ClassVar[int] = 1
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message
 
 
 class UserError(SqltrainError):
-    """The user can mend it."""
+    """A fault that the user can mend: one plain line, exit code 2."""
 
     exit_code = 2
 
 
 class RecipeError(UserError):
-    """A recipe or an override that cannot be understood."""
+    """A recipe or an override with an unknown key, a wrong type or an unknown name."""
 
 
 class DataError(UserError):
@@ -53,7 +38,7 @@ class ResourceError(UserError):
 
 
 class BoundaryError(SqltrainError):
-    """Something outside this process failed."""
+    """A failure outside this process: retried, never scored as a wrong answer."""
 
 
 class DatabaseError(BoundaryError):
@@ -69,4 +54,4 @@ class TrainingError(BoundaryError):
 
 
 class StoppedError(TrainingError):
-    """Training was asked to stop, and left a checkpoint. Whoever runs it stops, too."""
+    """Training was asked to stop and left a checkpoint: no other attempt is made."""

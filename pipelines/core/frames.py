@@ -88,30 +88,27 @@ def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterat
     yield from (take(path, wanted[start:end].tolist()) for start, end in itertools.pairwise(cuts) if end > start)
 
 
+@dataclasses.dataclass
 class Writer:
-    """Writes a Parquet file from frames that come one after the other and need not fit into memory together.
+    """Writes a Parquet file from frames that come one after the other and need not fit into memory together."""
 
-    Args:
-        folder: for the parts until `close`; it must exist.
-    """
-
-    def __init__(self, path: Path, folder: Path) -> None:
-        self._path, self._folder = path, folder
-        self._parts: list[Path] = []
+    path: Path
+    folder: Path  # of the parts until `close`; it must exist.
+    parts: list[Path] = dataclasses.field(default_factory=list)
 
     def add(self, frame: pl.DataFrame) -> None:
         """The next rows; all frames have the same columns."""
-        part = self._folder / f"{self._path.stem}-{len(self._parts):05d}.parquet"
+        part = self.folder / f"{self.path.stem}-{len(self.parts):05d}.parquet"
         write(part, frame)
-        self._parts.append(part)
+        self.parts.append(part)
 
     def close(self) -> None:
         """Put the parts together: the same rows give the same bytes, however they came."""
-        if not self._parts:
-            write(self._path, pl.DataFrame())
+        if not self.parts:
+            write(self.path, pl.DataFrame())
             return
-        pl.scan_parquet(self._parts, glob=False).sink_parquet(self._path, **LAYOUT)
-        for part in self._parts:
+        pl.scan_parquet(self.parts, glob=False).sink_parquet(self.path, **LAYOUT)
+        for part in self.parts:
             part.unlink()
 
 

@@ -26,7 +26,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -144,34 +144,22 @@ class RegisteredPart(Generic[T]):
     options: type[BaseModel] | None
 
 
+@dataclass(eq=False)
 class Registry(Generic[T]):
-    """Implementations of one kind by name.
+    """Implementations of one kind by name."""
 
-    Args:
-        noun: the kind's name in messages ("reward term").
-        group: the group of entry points that plug-ins declare ("sqltrain.rewards").
-        home: our own module or package; all its modules are imported before the first look-up.
-        fields: where recipes name such parts, as dotted paths; `*` stands for every item of a list.
-        leading: the number of a function's parameters before its options (its inputs).
-        part: makes the registered value of the function and its traits; None if it is the function.
-    """
-
-    reads_installed: ClassVar[bool] = True  # a SQL worker is told its plug-ins, and looks for none
-
-    def __init__(
-        self,
-        noun: str,
-        group: str,
-        home: str,
-        fields: Sequence[str],
-        leading: int = 1,
-        part: Callable[..., T] | None = None,
-    ) -> None:
-        self.noun, self.group, self.fields = noun, group, tuple(fields)
-        self.home, self._leading, self._part = home, leading, part
-        self._entries: dict[str, RegisteredPart[T]] = {}
-        self._models: dict[str, type[BaseModel]] = {}
-        self._is_loaded = False
+    noun: str  # the kind's name in messages ("reward term").
+    group: str  # the group of entry points that plug-ins declare ("sqltrain.rewards").
+    home: str  # our own module or package; all its modules are imported before the first look-up.
+    fields: tuple[str, ...]  # the places in recipes that name such parts, as dotted paths; `*` stands for every item.
+    leading: int = 1  # the number of a function's parameters before its options (its inputs).
+    part: Callable[..., T] | None = (
+        None  # makes the registered value of function and traits; None if it is the function.
+    )
+    reads_installed: ClassVar[bool] = True  # a SQL worker is given its plug-ins, and looks for none
+    _entries: dict[str, RegisteredPart[T]] = field(default_factory=dict)
+    _models: dict[str, type[BaseModel]] = field(default_factory=dict)
+    _is_loaded: bool = False
 
     def __call__(
         self, name: str, *, options: type[BaseModel] | None = None, **traits: Any
@@ -179,7 +167,7 @@ class Registry(Generic[T]):
         """A decorator that registers a function or a class under a name, with its traits."""
 
         def register(function: Function) -> Function:
-            value: Any = self._part(function, **traits) if self._part is not None else function
+            value: Any = self.part(function, **traits) if self.part is not None else function
             module = str(getattr(function, "__module__", ""))
             entry = self._entries.get(name)
             if entry is not None and entry.module != module:
@@ -257,7 +245,7 @@ class Registry(Generic[T]):
 
         entry = self.entry(name)
         if name not in self._models and entry.options is None:
-            parameters = list(inspect.signature(entry.function, eval_str=True).parameters.values())[self._leading :]
+            parameters = list(inspect.signature(entry.function, eval_str=True).parameters.values())[self.leading :]
             required = inspect.Parameter.empty
             fields: dict[str, Any] = {
                 parameter.name: (
@@ -273,9 +261,9 @@ class Registry(Generic[T]):
     def used(self, values: Mapping[str, Any]) -> set[str]:
         """The names of this kind that a slice of a recipe (dotted path to JSON value) uses."""
         names: set[str] = set()
-        for field in self.fields:
+        for path in self.fields:
             found: list[Any] = [values]
-            for step in field.split("."):
+            for step in path.split("."):
                 if step == "*":
                     found = [item for value in found if isinstance(value, list) for item in value]
                 else:
@@ -308,7 +296,7 @@ READERS: Registry[Callable[..., Any]] = Registry(
     "reader",
     "sqltrain.readers",
     "pipelines.benchmarks",
-    ["benchmark.kind", *(f"data.{pool}.kind" for pool in ("sft", "rl.*", "dev"))],
+    ("benchmark.kind", "data.sft.kind", "data.rl.*.kind", "data.dev.kind"),
 )
 PROTOCOLS: Registry[type[Any]] = Registry("protocol", "sqltrain.protocols", "pipelines.protocols", ("protocol.name",))
 # Classes derived from `Dialect` (pipelines/sql/dialects/dialect.py), which is above this room.

@@ -54,10 +54,6 @@ class Store:
         """Whether that stage is complete: it has a manifest."""
         return (self.folder(stage, key) / MANIFEST).is_file()
 
-    def is_outdated(self) -> bool:
-        """Whether an older version of sqltrain made this store, whose keys were others: it has stages and no mark."""
-        return not (self.root / MARK).is_file() and bool(self.made())
-
     def damage(self, stage: str, key: str, whole: bool) -> list[str]:
         """Names of a finished stage's files that differ from its manifest; the manifest's own if it is damaged.
 

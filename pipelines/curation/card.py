@@ -20,29 +20,12 @@ UNKNOWN = "not noted here: see the terms under which it was downloaded"
 VERSIONS = ("sqltrain", "sqlglot", "openai")
 
 
-def diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
-    """Measures of the variety among the kept trajectories.
-
-    Returns `near_duplicates` (share that repeats an earlier one), `plans` and `sql_shapes` (how many there are),
-    `plan_entropy` (bits of the distribution over plans) and `distinct_2` (see `duplicates.distinct_2`).
-    """
-    if kept.is_empty():
-        return {}
-    shares = kept["plan"].value_counts()["count"] / len(kept)
-    return {
-        "near_duplicates": (len(kept) - kept["signature"].n_unique()) / len(kept),
-        "plans": float(kept["plan"].n_unique()),
-        "sql_shapes": float(kept["shape"].n_unique()),
-        "plan_entropy": -math.fsum(share * math.log2(share) for share in shares),
-        "distinct_2": distinct_2,
-    }
-
-
 def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
     """Acceptance, reasons, diversity and size of the kept trajectories, as JSON values.
 
     Args:
         selected: the table of `filtering.select`.
+        distinct_2: of the kept trajectories, by `similarity.distinct_2`.
     """
     # Numbers of trajectories that were made, were right, and are kept.
     acceptance = {}
@@ -55,11 +38,21 @@ def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
         acceptance[name] = [{name: value, **rows[value]} for value in order if value in rows]
     reasons = selected["reason"].drop_nulls().cast(pl.String).value_counts()
     kept = selected.filter(pl.col("reason").is_null())
+    diversity: dict[str, float] = {}
+    if not kept.is_empty():
+        shares = kept["plan"].value_counts()["count"] / len(kept)
+        diversity = {
+            "near_duplicates": (len(kept) - kept["signature"].n_unique()) / len(kept),  # share of repetitions
+            "plans": float(kept["plan"].n_unique()),
+            "sql_shapes": float(kept["shape"].n_unique()),
+            "plan_entropy": -math.fsum(share * math.log2(share) for share in shares),  # bits
+            "distinct_2": distinct_2,
+        }
     turns = kept["turns"].value_counts().sort("turns")
     return {
         "acceptance": acceptance,
         "left_out": dict(sorted(reasons.iter_rows(), key=lambda row: (-row[1], row[0]))),  # the most frequent first
-        "diversity": diversity(kept, distinct_2),
+        "diversity": diversity,
         "turns": {str(value): count for value, count in turns.iter_rows()},
         "agent_chars": kept["agent_chars"].sum(),
     }

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -44,7 +43,7 @@ def broken_rule(outcome: Outcome, rules: Iterable[str]) -> str | None:
     return next((rule for rule in rules if FILTER_RULES[rule](outcome)), None)
 
 
-COLUMNS = {
+COLUMNS = {  # of a table of checked trajectories: their fields without the detail
     "example_id": pl.String,
     "sample": pl.Int32,
     "policy": pl.Categorical,
@@ -138,13 +137,8 @@ def fault(outcome: Outcome) -> tuple[str, str] | None:
     return None
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """The table of checked trajectories, a row each, without their details."""
-    return pl.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], schema=COLUMNS)
-
-
 def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
-    """The table with the reason for which each row is left out in its column `reason`; null if it is kept.
+    """The table of checked trajectories with the reason of each left-out row in `reason`; null if the row is kept.
 
     Of the right and well-formed ones: the first `per_plan` of those that are near-duplicates of one another
     ("near_duplicate"); of these the first `per_example` samples a question ("over_per_example"); of these `keep` in all

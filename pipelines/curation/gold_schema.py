@@ -36,13 +36,18 @@ class SchemaConsensus:
 
     def record(self) -> dict[str, Any]:
         """JSON values with sorted lists, for a dataset."""
+        listed = {
+            items: {"tables": sorted(items.tables), "columns": [list(pair) for pair in sorted(items.columns)]}
+            for items in (self.items, *self.views.values())
+            if items is not None
+        }
         return {
             "example_id": self.example_id,
             "accepted": self.items is not None,
-            **_listed(self.items),
+            **(listed[self.items] if self.items is not None else {"tables": [], "columns": []}),
             "agree": list(self.agree),
             "reason": self.reason,
-            "views": {name: _listed(view) if view is not None else None for name, view in self.views.items()},
+            "views": {name: listed[view] if view is not None else None for name, view in self.views.items()},
         }
 
 
@@ -78,12 +83,6 @@ def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> Schem
             reasons.append(f"{name} {' and '.join(differences)}")
     agree = tuple(groups[accepted]) if accepted is not None else ()
     return SchemaConsensus(example_id, accepted, dict(views), agree, "; ".join(reasons))
-
-
-def _listed(items: SchemaItems | None) -> dict[str, Any]:
-    if items is None:
-        return {"tables": [], "columns": []}
-    return {"tables": sorted(items.tables), "columns": [list(pair) for pair in sorted(items.columns)]}
 
 
 def gold_schemas(folder: Path | None) -> dict[str, SchemaItems] | None:

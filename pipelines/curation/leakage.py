@@ -1,6 +1,7 @@
-"""Whether training questions are those of a benchmark: by exact text, by normalised text, and by their SQL's shape."""
+"""Training questions that a benchmark repeats: by exact text, by normalised text, and by the shape of their SQL."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,20 +30,11 @@ TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest fir
 )
 
 
-class DatabaseIdentities:
-    """Which databases are the same: those of one name, and those of one place, by whatever name a source calls it."""
-
-    def __init__(self, held_out: Iterable[Example]) -> None:
-        homes = {example.database.location: example.database.id for example in held_out}
-        self._names = {identity(location): name for location, name in homes.items() if location}
-        self._known: dict[tuple[str, str], str] = {}
-
-    def name(self, database: Database) -> str:
-        """Its name among the held-out questions, else its own."""
-        key = (database.id, database.location)
-        if key not in self._known:
-            self._known[key] = self._names.get(identity(database.location), database.id)
-        return self._known[key]
+def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:
+    """A database's name among the held-out questions, else its own: two of one name, or at one place, are the same."""
+    homes = {example.database.location: example.database.id for example in held_out}
+    names = {identity(location): name for location, name in homes.items() if location}
+    return functools.cache(lambda database: names.get(identity(database.location), database.id))
 
 
 def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Leak]:
@@ -51,8 +43,8 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
     One on the same database, of whatever kind, goes before one on another database. SQL counts only where both ask the
     same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
-    databases = DatabaseIdentities(held_out)
-    asked = {databases.name(example.database) for example in held_out}
+    name_of = database_names(held_out)
+    asked = {name_of(example.database) for example in held_out}
     tests = []
     for kind, name in TESTS:
         index: dict[Any, list[Example]] = {}
@@ -60,13 +52,13 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
             index.setdefault(name(example), []).append(example)
         tests.append((kind, name, index))
     for example in train:
-        database = databases.name(example.database)
+        database = name_of(example.database)
         elsewhere: Leak | None = None
         for kind, name, index in tests:
             if kind == "sql" and database not in asked:
                 continue  # its shape, which takes the longest to find, could be nobody's
             others = index.get(name(example), [])
-            here = next((other for other in others if databases.name(other.database) == database), None)
+            here = next((other for other in others if name_of(other.database) == database), None)
             if here is not None:
                 yield Leak(kind, example.id, here.id, example.question, True)
                 break
@@ -79,20 +71,20 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
 
 def report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
     """Counts by kind, of all and of those on the same database, the databases that both have, and every leak."""
-    count, databases, names = 0, DatabaseIdentities(held_out), set()
+    count, name_of, names = 0, database_names(held_out), set()
 
     def counted() -> Iterator[Example]:
         nonlocal count
         for example in train:
             count += 1
-            names.add(databases.name(example.database))
+            names.add(name_of(example.database))
             yield example
 
     repeats = list(leaks(counted(), held_out))
     return {
         "train": count,
         "held_out": len(held_out),
-        "shared_databases": sorted(names & {databases.name(example.database) for example in held_out}),
+        "shared_databases": sorted(names & {name_of(example.database) for example in held_out}),
         "any_database": {kind: sum(leak.kind == kind for leak in repeats) for kind, _ in TESTS},
         "same_database": {kind: sum(leak.kind == kind and leak.same_database for leak in repeats) for kind, _ in TESTS},
         "leaks": [dataclasses.asdict(leak) for leak in repeats],

@@ -41,8 +41,9 @@ def filter_trajectories(ctx: Context) -> None:
     rows = rows_of(ctx.inputs["data"], "sft")
     places = example_ids.to_frame("id").join(rows, on="id", how="left", maintain_order="left")["row"]
     shards = _in_shards(ctx, places, "trajectories", judging, source, data=ctx.inputs["data"])
-    tables = [filtering.table([]), *(filtering.table(shards.read(index)) for index in range(len(shards)))]
-    selected = filtering.select(pl.concat(tables), settings, ctx.recipe.seed)
+    tables = [pl.DataFrame(shards.read(index), schema=filtering.COLUMNS) for index in range(len(shards))]
+    judged = pl.concat([pl.DataFrame(schema=filtering.COLUMNS), *tables])
+    selected = filtering.select(judged, settings, ctx.recipe.seed)
     kept_rows = selected["reason"].is_null().arg_true()
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     for frame in frames.windows(source, kept_rows):

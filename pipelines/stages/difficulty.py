@@ -36,7 +36,7 @@ def build(ctx: Context) -> None:
     with asking(ctx, shards, ctx.checkpoint) as recipe:
         args = (recipe, ctx.checkpoint, data)
         shards.run(start, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
-    tables = [pl.DataFrame(list(shards.read(index)), schema=difficulty.COLUMNS) for index in range(len(shards))]
+    tables = [pl.DataFrame(shards.read(index), schema=difficulty.COLUMNS) for index in range(len(shards))]
     scored = pl.concat([pl.DataFrame(schema=difficulty.COLUMNS), *tables])
     unscored = len(rows) - len(scored)
     if unscored:

@@ -20,7 +20,7 @@ from typing import Any
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.files import read_json, write_json
 from pipelines.core.provenance import code_digest, facts, version
-from pipelines.core.store import SHARDS, Store
+from pipelines.core.store import MARK, SHARDS, Store
 from pipelines.protocols.base import single_turn
 from pipelines.recipe.config import Recipe, Source
 from pipelines.recipe.plugins import dialect_code, plugin_code
@@ -264,7 +264,7 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
                 if not store.has(*base):
                     raise _gone(*base)
 
-    if store.is_outdated():
+    if not (store.root / MARK).is_file() and store.made():
         progress.say(f"the store {store.root} is of an older version: its stages have other keys and are made again")
 
     def build(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.core.types import EngineName, Example, Outcome
+from pipelines.core.types import Example, Outcome
 from pipelines.endpoints.asking import Asker
 from pipelines.recipe.config_training import RewardTerm
 from pipelines.rewards import panel
@@ -65,8 +65,12 @@ def check(
     answers = [(examples[case.example_id], case.trajectory.final_sql or "") for case in cases]
     plain = [panel.messages(example, sql, scale) for example, sql in answers]
     swapped = [panel.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
-    padded = [panel.messages(example, pad(sql, example.database.engine), scale) for example, sql in answers]
-    grades, turned, longer = (
+    padded = []
+    for example, sql in answers:  # the same query, longer
+        query = without_comments(sql, example.database.engine).rstrip("; \t\r\n")
+        longer = f"SELECT *\nFROM (\n    {query}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"
+        padded.append(panel.messages(example, longer, scale))
+    grades, turned, lengthened = (
         [
             panel.read_grade(answer.text if answer else None, scale)
             for answer in (asker.ask_all(prompts) if prompts else ())
@@ -79,14 +83,8 @@ def check(
         accepted = [is_accepted for is_right, is_accepted in pairs if is_right is right]
         figures[name] = sum(accepted) / max(1, len(accepted))
     figures["kappa"] = kappa(pairs)
-    for name, after in (("place_shift", turned), ("length_shift", longer)):
+    for name, after in (("place_shift", turned), ("length_shift", lengthened)):
         both = zip(grades, after, strict=True)
         moves = [moved - grade for grade, moved in both if grade is not None and moved is not None]
         figures[name] = sum(moves) / max(1, len(moves))
     return figures
-
-
-def pad(sql: str, engine: EngineName) -> str:
-    """The same query, longer."""
-    query = without_comments(sql, engine).rstrip("; \t\r\n")
-    return f"SELECT *\nFROM (\n    {query}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"

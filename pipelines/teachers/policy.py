@@ -42,13 +42,6 @@ class OpenAIPolicy(Policy):
         self.asker, self._is_reached = Asker(endpoint, name, responses, concurrency), False
         self._agent = protocol.agent if protocol is not None else ()
 
-    def share(self, asker: Asker) -> None:
-        """Ask through the asker of another policy of the same endpoint: one pace, one budget, one breaker, one bill."""
-        if self.asker.log is not None:
-            self.asker.log.close()
-        self.asker = asker
-        asker.concurrency += self.live
-
     async def check(self) -> None:
         """Ask the endpoint once before a run's first question; see `Connection.reach`."""
         if not self._is_reached:
@@ -108,7 +101,11 @@ def teacher_policies(
             name = name_of(teacher)
             policy = OpenAIPolicy(endpoint(name), name, teacher.concurrency, responses, protocol)
             if first.setdefault(name, policy) is not policy:
-                policy.share(first[name].asker)
+                # One asker of an endpoint: one pace, one budget, one breaker, one bill.
+                if policy.asker.log is not None:
+                    policy.asker.log.close()
+                policy.asker = first[name].asker
+                policy.asker.concurrency += policy.live
             policies.append(policy)
     return policies
 

@@ -65,7 +65,8 @@ def select(
     outcomes: Sequence[Outcome], settings: Filter, seed: int = 0, databases: Mapping[str, str] | None = None
 ) -> Selection:
     judged = [filtering.CheckedTrajectory.of(one, (databases or {}).get(one.example_id, "d")) for one in outcomes]
-    found = filtering.select(filtering.table(map(dataclasses.asdict, judged)), settings, seed)
+    table = pl.DataFrame(list(map(dataclasses.asdict, judged)), schema=filtering.COLUMNS)
+    found = filtering.select(table, settings, seed)
     rows = list(found.select("example_id", "sample", pl.col("reason").cast(pl.String)).iter_rows())
     kept = [(id, sample) for id, sample, reason in rows if reason is None]
     return Selection(kept, [(id, reason) for id, _, reason in rows if reason], found)

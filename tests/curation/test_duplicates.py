@@ -79,7 +79,8 @@ def test_diversity_in_numbers(outcome: Any) -> None:
         said(outcome("c"), "SELECT count(*) FROM t", "look there"),
         said(outcome("d"), "SELECT count(*) FROM t", "look up"),
     ]
-    found = card.diversity(select(made, Filter(keep=None, per_example=None)).table, distinct_2=0.25)
+    table = select(made, Filter(keep=None, per_example=None)).table
+    found = card.quality(table, distinct_2=0.25)["diversity"]
     assert found["near_duplicates"] == 0.5
     assert (found["plans"], found["sql_shapes"], found["plan_entropy"]) == (2.0, 2.0, 1.0)
     # pairs: look-here, here-now, look-here, here-now, look-there, look-up
