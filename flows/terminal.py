@@ -176,16 +176,6 @@ def say(words: str) -> None:
 OnStage = Callable[[graph.StageResult, float], None]  # called after each stage with its wall-clock seconds
 
 
-def make_stages(
-    recipe: Recipe, store: Store, progress: context.Progress, until: str | None, on_stage: OnStage
-) -> list[graph.StageResult]:
-    """Make every stage that the store lacks, in order."""
-    from tasks.run import Tracker
-
-    with Tracker(recipe, store, progress.say) as tracker:
-        return walk(recipe, store, graph.plan(recipe, store, until), progress, on_stage, tracker)
-
-
 def walk(
     recipe: Recipe,
     store: Store,
@@ -195,7 +185,7 @@ def walk(
     tracker: "Tracker",
     role: str = "",
 ) -> list[graph.StageResult]:
-    """Make those of some steps that the store lacks, in order; raises what `make_stages` does.
+    """Make those of some steps that the store lacks, in order.
 
     Args:
         role: of the stages in the run, if one run makes several of a name.
@@ -241,8 +231,10 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
         line.stylize("dim", head.index(result.key), head.index(result.key) + len(result.key) + 8 * result.cached)
         console.print(line, soft_wrap=True)
 
-    with Bars(console) as bars:
-        return make_stages(recipe, store, bars, until, done)
+    from tasks.run import Tracker
+
+    with Bars(console) as bars, Tracker(recipe, store, bars.say) as tracker:
+        return walk(recipe, store, graph.plan(recipe, store, until), bars, done, tracker)
 
 
 def stage_figures(result: graph.StageResult) -> str:
@@ -282,8 +274,9 @@ def conclude(
         checkpoints: dict[str, dict[str, Summary]] = {}
         for result in results:
             if result.kind in MODELS:
+                summary = from_dict(Summary, read_json(result.folder / "summary.json"))
                 benchmark = graph.seen_by(result.name, recipe).benchmark.name
-                checkpoints.setdefault(benchmark, {})[MODELS[result.kind]] = summary_of(result.folder)
+                checkpoints.setdefault(benchmark, {})[MODELS[result.kind]] = summary
         figures = checkpoints
     if figures:
         terminal.show_end(console, figures, places)
@@ -295,8 +288,3 @@ def conclude(
     if as_json:
         stages = {name: {"key": r.key, "cached": r.cached, "metrics": r.metrics} for name, r in by_name.items()}
         print(json.dumps({"recipe": recipe.name, "stages": stages, "look": places}, sort_keys=True))
-
-
-def summary_of(folder: Path) -> Summary:
-    """The figures of a finished evaluation."""
-    return from_dict(Summary, read_json(folder / "summary.json"))

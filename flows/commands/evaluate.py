@@ -31,10 +31,11 @@ from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_json, write_atomic
 from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.store import Store
-from pipelines.core.types import Database, escaped, to_dict
+from pipelines.core.types import Database, escaped, from_dict, to_dict
 from pipelines.databases import card, named
 from pipelines.endpoints.client import Endpoint, endpoint
 from pipelines.evaluation.evaluate import of_prediction
+from pipelines.evaluation.summary import Summary
 from pipelines.nightly import store_gc
 from pipelines.protocols.base import single_turn
 from pipelines.recipe import recipes
@@ -195,7 +196,7 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
         benchmark, metrics = single.benchmark.name, read_json(folder / "metrics.json")
         title = f"evaluate {answerer.name}{f' on {benchmark}' if number else ''}"
         results.append(graph.StageResult(title, folder.name, folder, metrics, False))
-        figures[benchmark] = {answerer.name: terminal.summary_of(folder)}
+        figures[benchmark] = {answerer.name: from_dict(Summary, read_json(folder / "summary.json"))}
         if len(alone) > 1:
             lines.append(benchmark)
         records = [record for record in asking.records(folder, "greedy", "sampled") if not record.broken]

@@ -307,10 +307,10 @@ def serve(
     served = CurrentModel(model, recipe, rest, store)
     folder = store.root / "serve" / openable.database.id
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    with openable.sql(served().recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
-        shown = served().recipe.protocol
+    with openable.sql(served.model.recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
+        shown = served.model.recipe.protocol
         schema = openable.schema(sql, shown.schema_values, shown.schema_descriptions)
-        agent = Agent(openable, sql, schema, served, QuestionBudget(seconds, rows))
+        agent = Agent(openable, sql, schema, lambda: served.model, QuestionBudget(seconds, rows))
         kept = None if feedback is None else Feedback(feedback, keep_days)
         background: list[Callable[[], Awaitable[None]]] = [served.follow]
         if kept is not None:
@@ -321,7 +321,7 @@ def serve(
 
             add_mcp(service)
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        say(f"{plain(openable.database.id)} answered by {plain(served().name)}: {address} (stop with Ctrl-C)")
+        say(f"{plain(openable.database.id)} answered by {plain(served.model.name)}: {address} (stop with Ctrl-C)")
         say(f"OpenAI's protocol: {address}/v1    audit log: {folder / 'questions.jsonl'}")
         uvicorn.run(service.app(), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
@@ -399,10 +399,11 @@ def mcp(
         from pipelines.serving.mcp_server import serve as serve_tool
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[mcp]'") from None
-    served = None
-    if model is not None:
-        served = CurrentModel(model, recipe, [], split([] if store is None else [f"store={store}"])[1])
-    serve_tool(databases, Execution(), rows, port, served, None if served is None else served.follow)
+    if model is None:
+        serve_tool(databases, Execution(), rows, port)
+        return
+    served = CurrentModel(model, recipe, [], split([] if store is None else [f"store={store}"])[1])
+    serve_tool(databases, Execution(), rows, port, lambda: served.model, served.follow)
 
 
 @environment_app.command("serve")

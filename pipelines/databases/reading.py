@@ -74,7 +74,9 @@ def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, i
             findings.append(("no rows", table.name, "no rows: hide it if nobody asks for it"))
         if not any(column.primary_key for column in table.columns):
             findings.append(("no keys", table.name, "no primary key: say in its description what one row is"))
-        if _is_cryptic(table.name):
+        names = (table.name, *(column.name for column in table.columns))
+        cryptic = {name for name in names if name.lower() not in _KNOWN and _CRYPTIC.fullmatch(name)}
+        if table.name in cryptic:
             findings.append(("cryptic name", table.name, "a cryptic name: describe it"))
         keys = {key.column for key in table.foreign_keys}
         for column in table.columns:
@@ -84,7 +86,7 @@ def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, i
             if _PERSONAL.search(name) or 2 * len([*filter(_EMAIL.fullmatch, texts)]) > len(values) > 0:
                 advice = "looks like personal data: set `hidden: true` unless questions may reach it"
                 findings.append(("personal data", where, advice))
-            if _is_cryptic(name):
+            if name in cryptic:
                 findings.append(("cryptic name", where, "a cryptic name: describe it"))
             formats = [form for form, pattern in _DATES.items() if any(map(pattern.fullmatch, texts))]
             if len(formats) > 1:
@@ -102,10 +104,6 @@ def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, i
                     advice = f"holds codes ({codes}): say in its description what they mean"
                     findings.append(("codes", where, advice))
     return [DatabaseFinding(*finding) for finding in findings]
-
-
-def _is_cryptic(name: str) -> bool:
-    return name.lower() not in _KNOWN and _CRYPTIC.fullmatch(name) is not None
 
 
 def role(named: OpenableDatabase) -> tuple[Role, str]:

@@ -51,6 +51,7 @@ QUESTION_CHARS = 4_000
 CELL_CHARS = 10_000
 SAFE_BITS = 53  # of an integer that JavaScript reads exactly
 TOO_LONG = "the question and the schema are longer than the model's context: hide tables in the database's card"
+DATABASE_AWAY = "the database is away"
 FAILURES = {
     "ContextOverflow": TOO_LONG,
     "EndpointError": "the model's server does not answer",
@@ -65,7 +66,7 @@ log = logging.getLogger(__name__)
 def result_event(sql: str, result: ExecutionResult) -> Event:
     """The event of an executed statement: an `answer` with its rows, or an `error` in one plain line."""
     if result.status is ExecutionStatus.UNAVAILABLE:
-        return error_event(failure_reason(str(result.error_class))) | {"sql": sql}
+        return error_event(f"no answer: {FAILURES.get(str(result.error_class), DATABASE_AWAY)}") | {"sql": sql}
     if not result.ok:
         return error_event(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
     columns, rows = map(json_cell, result.columns), (list(map(json_cell, row)) for row in result.rows)
@@ -87,16 +88,12 @@ def json_cell(value: Scalar) -> Any:
     return text if len(text) <= CELL_CHARS else text[:CELL_CHARS] + "\u2026"
 
 
-def failure_reason(failure: str) -> str:
-    """The line for a person about a failure: the class of an execution's error, or of an exception of the model."""
-    other = "the database is away" if failure.islower() else "the model failed; the server's log says more"
-    return f"no answer: {FAILURES.get(failure, other)}"
-
-
 def why_unanswered(trajectory: Trajectory) -> str:
     """The reason, for a person, for which an episode has no answer."""
     if trajectory.stop is StopReason.BROKEN:
-        return failure_reason(str(trajectory.failure))
+        failure = str(trajectory.failure)  # the class of an execution's error, or of the model's exception
+        other = DATABASE_AWAY if failure.islower() else "the model failed; the server's log says more"
+        return f"no answer: {FAILURES.get(failure, other)}"
     if trajectory.stop is StopReason.TOKEN_LIMIT:
         return "the model used up its tokens without an answer" if trajectory.turns else TOO_LONG
     # A turn that was cut off is malformed, too, and says nothing of the protocol: that case is above.

@@ -135,17 +135,12 @@ class Feedback:
         with self._change(inbox=True, trim=True) as db:
             return db.execute("DELETE FROM asked WHERE at < ?", (oldest,)).rowcount
 
-    def has_unsynced(self) -> bool:
-        """Whether MLflow lacks a verdict, or has a trace whose question was deleted."""
-        unsynced = "SELECT EXISTS (SELECT 1 FROM verdict WHERE NOT told) OR EXISTS (SELECT 1 FROM gone) AS unsynced"
-        return any(row["unsynced"] for row in self._read(unsynced))
-
-    def unsynced(self) -> list[dict[str, Any]]:
+    def unsynced(self) -> Iterator[dict[str, Any]]:
         """Verdicts that MLflow lacks, each with its question; the oldest first."""
-        rows = self._read(
-            "SELECT asked.*, number, good, sql FROM verdict JOIN asked USING (id) WHERE NOT told ORDER BY number"
-        )
-        return [{**row, "good": bool(row["good"]), "events": json.loads(row["events"])} for row in rows]
+        of_verdict = "SELECT asked.*, number, good, sql FROM verdict JOIN asked USING (id) WHERE number = ?"
+        for verdict in self._read("SELECT number FROM verdict WHERE NOT told ORDER BY number"):
+            for row in self._read(of_verdict, verdict["number"]):
+                yield {**row, "good": bool(row["good"]), "events": json.loads(row["events"])}
 
     def mark_synced(self, number: int, id: str, trace: str) -> None:
         """Record that MLflow has a verdict, on the question's trace."""
@@ -163,7 +158,7 @@ class Feedback:
         with self._change() as db:
             db.execute("DELETE FROM gone WHERE trace = ?", (trace,))
 
-    def _read(self, sql: str, *values: str | None) -> list[dict[str, Any]]:
+    def _read(self, sql: str, *values: str | int | None) -> list[dict[str, Any]]:
         with _file_errors(self.folder), closing(self._db.execute(sql, values)) as rows:
             return [dict(row) for row in rows]
 

@@ -41,21 +41,6 @@ log = logging.getLogger(__name__)
 # Events of the agent in OpenAI's chat protocol, as its official client reads them.
 
 
-def question_of(body: Mapping[str, Any]) -> str:
-    """The question of a request: its last user message. Earlier messages are not part of it."""
-    messages = body.get("messages")
-    messages = messages if isinstance(messages, list) else []
-    of_user = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
-    content = of_user[-1].get("content") if of_user else None
-    if isinstance(content, list):
-        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    if not isinstance(content, str) or not content.strip() or not is_sayable(content):
-        raise Denied(400, "messages must end with a question of the user")
-    if len(content) > QUESTION_CHARS:
-        raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters")
-    return content.strip()
-
-
 def chunk(id: str, model: str, created: int, event: Event | None) -> dict[str, Any]:
     """One chunk of a stream; the last one has no event."""
     delta = {"role": "assistant", **_delta(event)} if event is not None else {}
@@ -208,7 +193,18 @@ class Service:
 
     async def _chat(self, request: Request, user: str) -> ASGIApp:
         body = await body_of(request)
-        chat = Chat(self, user, question_of(body), self.agent.model())
+        # The question is the last user message; earlier ones are not part of it.
+        messages = body.get("messages")
+        messages = messages if isinstance(messages, list) else []
+        of_user = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
+        content = of_user[-1].get("content") if of_user else None
+        if isinstance(content, list):
+            content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        if not isinstance(content, str) or not content.strip() or not is_sayable(content):
+            raise Denied(400, "messages must end with a question of the user")
+        if len(content) > QUESTION_CHARS:
+            raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters")
+        chat = Chat(self, user, content.strip(), self.agent.model())
         admitted = contextlib.ExitStack()
         admitted.enter_context(self.access.question(user))
         if not body.get("stream"):
@@ -318,7 +314,8 @@ async def prune_and_sync_feedback(feedback: Feedback, store: Path) -> None:
             feedback.prune()
             # MLflow records what happens on a store if it is installed, and has a server or a file there.
             place = os.environ.get("MLFLOW_TRACKING_URI") or (store / "mlflow.db").is_file()
-            if place and importlib.util.find_spec("mlflow") is not None and feedback.has_unsynced():
+            is_tracked = place and importlib.util.find_spec("mlflow") is not None
+            if is_tracked and (next(feedback.unsynced(), None) or feedback.deleted_traces()):
                 # In a process of its own: MLflow takes seconds to import, and memory that this one never gets back.
                 command = [sys.executable, "-m", "tasks.episodes", str(feedback.folder), str(store)]
                 nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE

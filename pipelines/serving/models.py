@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.errors import DataError, RecipeError
@@ -99,32 +100,27 @@ def script(path: Path) -> Policy:
     return ScriptedPolicy(reply, "script")
 
 
+@dataclass
 class CurrentModel:
-    """The model that answers now: a promotion or a rollback replaces it between two questions.
+    """The model that answers now: a promotion or a rollback replaces it between two questions."""
 
-    Args:
-        text: see `open_model`.
-    """
+    text: str  # see `open_model`.
+    recipe: str
+    overrides: Sequence[str]
+    store: Store
 
-    def __init__(self, text: str, recipe: str, overrides: Sequence[str], store: Store) -> None:
-        self._given = (text, recipe, tuple(overrides), store)
-        self._model = open_model(text, recipe, overrides, store)
-
-    def __call__(self) -> AnsweringModel:
-        """The model for the next question."""
-        return self._model
+    def __post_init__(self) -> None:
+        self.model = open_model(self.text, self.recipe, self.overrides, self.store)
 
     async def follow(self) -> None:
         """Look at the ledger now and then, until cancelled; questions under way end with the model that began them."""
-        text, _, _, store = self._given
-        if not text.startswith(CHAMPION):
-            return
-        while True:
+        while self.text.startswith(CHAMPION):
             await asyncio.sleep(LOOK_S)
             try:
-                key = champion_of(store, text.removeprefix(CHAMPION)).key
-                if key != self._model.name:
-                    self._model = await asyncio.to_thread(open_model, *self._given)
+                key = champion_of(self.store, self.text.removeprefix(CHAMPION)).key
+                if key != self.model.name:
+                    given = (self.text, self.recipe, self.overrides, self.store)
+                    self.model = await asyncio.to_thread(open_model, *given)
                     log.warning("the champion is %s now", key)
             except Exception as error:  # a full memory, too: who serves must go on looking
                 log.warning("the champion before goes on serving: %s", error or type(error).__name__)

@@ -109,13 +109,15 @@ def test_bars_and_lines_of_stages_fit_80_columns(monkeypatch: pytest.MonkeyPatch
     metrics = {"questions": 800, "pass_rate": 0.8156, "zero_variance_share": 0.6687, "balanced": 265, "explore": 28}
     result = graph.StageResult("difficulty", "c34af7f371c821cb", Path("x"), metrics, False)
 
-    def run(recipe: object, store: object, bars: Bars, until: object, done: Callable[..., None]) -> list[object]:
+    def walk(
+        recipe: object, store: object, steps: object, bars: Bars, done: Callable[..., None], _: object
+    ) -> list[object]:
         bars.begin("evaluate_grpo", 2835, "questions")
         bars.advance(127, "loss 0.406")
         done(result, 77.61)
         return []
 
-    monkeypatch.setattr("flows.terminal.make_stages", run)
+    monkeypatch.setattr(screen, "walk", walk)
     screen.run(recipes.load("miniature"), Store(Path("store")), None)
     lines = printed(out).splitlines()
     assert max(map(len, lines[1:])) <= 80 + 9 * terminal  # a bar's own line begins with what moves the cursor

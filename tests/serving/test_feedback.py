@@ -175,11 +175,11 @@ def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tm
     feedback.decide("a", "ada", False, "SELECT 7")
     feedback.decide("a", "ada", True, None)
 
-    assert feedback.has_unsynced()
+    assert list(feedback.unsynced())
     command = [sys.executable, "-m", "tasks.episodes", str(feedback.folder), str(store)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert not feedback.has_unsynced()
+    assert not list(feedback.unsynced())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside MLflow and SQLAlchemy
         from mlflow import MlflowClient
@@ -208,4 +208,4 @@ def test_a_tracking_server_that_is_away_is_told_later(tmp_path: Path, monkeypatc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(BoundaryError, match="does not answer"):
         send_feedback(feedback, tmp_path)
-    assert feedback.has_unsynced()
+    assert list(feedback.unsynced())

@@ -45,9 +45,9 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
 
     async def until(served: CurrentModel, key: str) -> None:
         async with asyncio.timeout(20):
-            while served().name != key:
+            while served.model.name != key:
                 await asyncio.sleep(0.01)
-        names.append(served().name)
+        names.append(served.model.name)
 
     async def nights() -> None:
         promote("one")
