@@ -129,12 +129,12 @@ def connect(
             say(f"  {plain(finding.where)}: {plain(finding.advice)}")
         if len(findings) > SHOWN:
             say(f"  ... and {len(findings) - SHOWN} more")
-    known = client.endpoints(client.place())
+    known = client.endpoints(client.endpoints_path())
     model = f"endpoint:{next(iter(known), 'NAME')}"
     path = place.as_posix()
     say(f'wrote {path}: edit it, then ask with: sqltrain ask "..." --database {title} --model {model}')
     if not known:
-        say(f"  there is no endpoint yet: add one to {client.place()}: {client.EXAMPLE}")
+        say(f"  there is no endpoint yet: add one to {client.endpoints_path()}: {client.EXAMPLE}")
         say(f"  --model takes a checkpoint folder, too; without any, sqltrain mcp {title} serves the SQL tool")
     if database_card.password_env is not None and is_address:
         say(f"the password is not in it: set the environment variable {database_card.password_env}")

@@ -1,6 +1,7 @@
-"""What a chat endpoint answered, read from its JSON whatever the server's habits, and as a turn of our protocols."""
+"""Answers of a chat endpoint, read from its JSON whatever the server's habits, and as a turn of our protocols."""
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,22 +20,18 @@ class Answer:
 
     text: str
     # how it ended: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word,
-    # "malformed" where no choice could be read.
+    # "malformed" if no choice could be read.
     kind: Kind = "ok"
-    reasoning: str = ""  # a thinking model's own field; "" where there is none.
+    reasoning: str = ""  # a thinking model's own field; "" if there is none.
     # (name, arguments as JSON text) of tool calls that the server took out of the text.
     calls: tuple[tuple[str, str], ...] = ()
-    stopped: str | None = None  # the stop string that ended it, where the server says so.
+    stopped: str | None = None  # the stop string that ended it, if the server reports it.
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def record(self) -> dict[str, Any]:
-        """JSON values for the log."""
-        return {**dataclasses.asdict(self), "calls": [list(call) for call in self.calls]}
-
 
 def from_record(record: Mapping[str, Any]) -> Answer:
-    """An answer from what `record` gave."""
+    """An answer from the JSON of its fields."""
     names = {field.name for field in dataclasses.fields(Answer)}
     fields: dict[str, Any] = {name: value for name, value in record.items() if name in names}
     fields |= {name: whole(value) for name, value in fields.items() if isinstance(value, str)}
@@ -54,8 +51,13 @@ def read(value: Mapping[str, Any]) -> Answer:
     """The first choice of a chat completion."""
     problem = Malformed("the answer tells of an error")
     try:
+        # Tokens of the prompt and of the completion; 0 if the server counts none.
+        usage = value.get("usage")
+        counted = usage if isinstance(usage, Mapping) else {}
+        counts = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        prompt, completion = (int(count) if isinstance(count, int | float) and count > 0 else 0 for count in counts)
         if not value.get("error"):
-            problem = UnreadableAnswer("the answer has no choice that can be read", _usage(value))
+            problem = UnreadableAnswer("the answer has no choice that can be read", (prompt, completion))
         choice = value["choices"][0]
         message = choice["message"]
         text = "" if message.get("content") is None else message["content"]
@@ -70,7 +72,6 @@ def read(value: Mapping[str, Any]) -> Answer:
             (whole(str(name)), whole(text if isinstance(text, str) else json.dumps(text))) for name, text in written
         )
         refusal = message.get("refusal") or ""
-        tokens = _usage(value)
         finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         raise problem from None
@@ -84,73 +85,56 @@ def read(value: Mapping[str, Any]) -> Answer:
     elif not text.strip() and not calls:
         kind = "empty"
     stop = whole(stopped) if isinstance(stopped, str) else None
-    return Answer(whole(text or refusal), kind, whole(reasoning), calls, stop, *tokens)
-
-
-def _usage(value: Mapping[str, Any]) -> tuple[int, int]:
-    """Tokens of the prompt and of the completion; 0 where the server counts none."""
-    usage = value.get("usage")
-    counts = [usage.get(name) if isinstance(usage, Mapping) else 0 for name in ("prompt_tokens", "completion_tokens")]
-    prompt, completion = (int(count) if isinstance(count, int | float) and count > 0 else 0 for count in counts)
-    return prompt, completion
+    return Answer(whole(text or refusal), kind, whole(reasoning), calls, stop, prompt, completion)
 
 
 def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_reasoning: bool = True) -> str:
     """The answer as the text of an agent's turn.
 
     Tool calls that the server parsed are written back into the protocol's tags; a `<think>` block or a reasoning field
-    becomes the protocol's reasoning block where the text has none; the text is cut after its first stop string, and one
+    becomes the protocol's reasoning block if the text has none; the text is cut after its first stop string, and one
     that the server swallowed is put back.
 
     Args:
         stops: the closing tags that end a turn.
         agent: the protocol's tags, that of the reasoning block first; () leaves the text alone.
     """
-    text, thought = answer.text, answer.reasoning
+    text, thought, head = answer.text, answer.reasoning, ""
+    # A thinking model rehearses its answer in its thought: the protocol's tags are words there.
+    tags = re.compile(rf"<(/?(?:{'|'.join(map(re.escape, (*agent, 'observation', 'tool_response')))}))>")
+    harmless = functools.partial(tags.sub, r"[\1]")
     # The thought that a turn begins with, be its `<think>` the model's or in the prompt, by the chat template.
     opening = _THINK.match(text) if agent else None
     if opening is not None and not opening["opened"]:
         own = any(text.lstrip().startswith(f"<{name}>") for name in agent)
         opening = None if own or "<think>" in opening["thought"] else opening
     if opening is not None:
-        if "think" in agent:  # the protocol's own block: what it rehearses there is not its action
+        if "think" in agent:  # the protocol's own block
             begin = text[: opening.start("thought")] if opening["opened"] else "<think>"
-            head = f"{begin}{_harmless(opening['thought'], agent)}{text[opening.end('thought') : opening.end()]}"
-            return head + _turn(answer, text[opening.end() :], stops, agent)
+            head = f"{begin}{harmless(opening['thought'])}{text[opening.end('thought') : opening.end()]}"
         text, thought = text[opening.end() :], thought or opening["thought"]
-    text = _turn(answer, text, stops, agent)
-    if agent and keep_reasoning and thought.strip() and f"<{agent[0]}>" not in text and text.strip():
-        text = f"<{agent[0]}>\n{_harmless(thought.strip(), agent)}\n</{agent[0]}>\n{text}"
-    return text
 
-
-def _turn(answer: Answer, text: str, stops: Sequence[str], agent: Sequence[str]) -> str:
-    """What follows the thought: parsed calls written back, cut after the first stop string, its last tag closed."""
+    # Calls in the protocol's own words; of a protocol without calls, the SQL in its tag.
+    written = [text.rstrip()]
+    for name, arguments in answer.calls if agent else ():
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            value = arguments
+        if "tool_call" in agent or "sql" not in agent:
+            call = whole(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
+            written.append(f"<tool_call>\n{call}\n</tool_call>")
+        elif isinstance(value, Mapping) and isinstance(value.get("sql"), str):
+            written.append(f"<sql>{whole(value['sql'])}</sql>")
     if agent and answer.calls:
-        text = "\n".join(filter(None, [text.rstrip(), *(_written(*call, agent) for call in answer.calls)]))
+        text = "\n".join(filter(None, written))
     text = cut(text, stops)
     if answer.kind != "truncated":
         text = close_tag(text, tuple(stops), answer.stopped)
-    return text
-
-
-def _written(name: str, arguments: str, agent: Sequence[str]) -> str:
-    """A parsed tool call in the protocol's own words; of a protocol without calls, the SQL in its tag."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = arguments
-    if "tool_call" in agent or "sql" not in agent:
-        call = whole(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
-        return f"<tool_call>\n{call}\n</tool_call>"
-    sql = value.get("sql") if isinstance(value, Mapping) else None
-    return f"<sql>{whole(sql)}</sql>" if isinstance(sql, str) else ""
-
-
-def _harmless(thought: str, agent: Sequence[str]) -> str:
-    """Reasoning in which the protocol's tags are words: a thinking model rehearses its answer there."""
-    names = "|".join(map(re.escape, (*agent, "observation", "tool_response")))
-    return re.sub(rf"<(/?(?:{names}))>", r"[\1]", thought)
+    thought = thought.strip() if agent and keep_reasoning and not head else ""
+    if thought and f"<{agent[0]}>" not in text and text.strip():
+        head = f"<{agent[0]}>\n{harmless(thought)}\n</{agent[0]}>\n"
+    return head + text
 
 
 # An answer that comes in pieces, put together into the form of a whole one; a stream that is cut is no answer.

@@ -1,6 +1,7 @@
 """Asking one endpoint: look into the log, stay within budget and pace, send, keep the answer, hand it on."""
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,9 +17,9 @@ from pipelines.endpoints.client import (
     Connection,
     ContextOverflow,
     Endpoint,
+    Malformed,
     Refused,
     UnreadableAnswer,
-    body_of,
     endpoint,
 )
 from pipelines.endpoints.limits import Budget
@@ -46,7 +47,7 @@ class Asker:
         self.bought = Spent()  # by this run; the log's own count goes back to the first run
         # Tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run paid.
         self.used: dict[str, tuple[int, int, str]] = {}
-        self._connection = Connection(endpoint, name)
+        self.connection = Connection(endpoint, name)
         self.log = ResponseLog(responses, name) if responses is not None else None
         self.budget = Budget(
             name,
@@ -78,19 +79,36 @@ class Asker:
         Args:
             sample: which of several answers to the same conversation.
         """
-        body = self._body(messages, sampling, stop, max_tokens or sampling.turn_tokens)
-        key = self._key(body, sample)
-        if "seed" not in self.endpoint.omit:
+        settings, conversation = self.endpoint, list(messages)
+        if settings.system == "merge":
+            # Without the system role: its text begins the first user message.
+            system = "\n\n".join(text for role, text in messages if role == "system")
+            conversation = [message for message in messages if message[0] != "system"]
+            first = next((index for index, (role, _) in enumerate(conversation) if role == "user"), None)
+            if system and first is not None:
+                conversation[first] = ("user", f"{system}\n\n{conversation[first][1]}")
+            conversation = conversation or [("user", system)]
+        whole_body: dict[str, Any] = {
+            "model": settings.model,
+            "messages": [{"role": role, "content": text} for role, text in conversation],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            settings.max_tokens_key: max_tokens or sampling.turn_tokens,
+        }
+        if stop:
+            whole_body["stop"] = list(stop)[:MOST_STOPS]
+        body = {name: value for name, value in whole_body.items() if name not in settings.omit} | settings.extra
+        # (endpoint, model, request hash, sample index) as 32 hex digits. The seed is not part of it: another recipe's
+        # seed is no reason to pay again.
+        text = json.dumps([self.name, settings.model, body, sample], sort_keys=True, ensure_ascii=True)
+        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        if "seed" not in settings.omit:
             body["seed"] = int(key[:8], 16) >> 1
         loop = asyncio.get_running_loop()
         if self._gate is None or self._gate[0] is not loop:
             self._gate = loop, asyncio.Semaphore(self.concurrency)
-        async with self._gate[1]:
-            if self.log is None:
-                answer = await self._buy(body, key, sample)
-            else:
-                async with self.log.claim(key) as kept:
-                    answer = await self._buy(body, key, sample) if kept is None else answers.from_record(kept)
+        async with self._gate[1], self.log.claim(key) if self.log is not None else contextlib.nullcontext() as kept:
+            answer = await self._buy(body, key, sample) if kept is None else answers.from_record(kept)
         self.used[key] = answer.prompt_tokens, answer.completion_tokens, answer.kind
         return answer
 
@@ -118,48 +136,29 @@ class Asker:
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling = GREEDY,
         samples: int = 1,
+        lenient: bool = False,
     ) -> list[Answer | None]:
-        """Answers in order, many in flight; None where a conversation is longer than the model's context.
+        """Answers in order, many in flight; None for a conversation that is longer than the model's context.
 
         Args:
             samples: of each conversation, which stand together.
+            lenient: None also for one on which the endpoint failed: for a training, which leaves out an episode that a
+                boundary broke, and caches no answer's absence.
         """
-        return asyncio.run(self.ask_all_async(conversations, sampling, samples))
-
-    def ask_most(self, conversations: Sequence[Sequence[Message]]) -> list[Answer | None]:
-        """As `ask_all`, but None also where the endpoint failed on one: for a training, which leaves an episode out
-        that a boundary broke, and caches no answer's absence.
-        """
-        done, failures = asyncio.run(self._ask_each(conversations, GREEDY, caught=(EndpointError, RecipeError)))
-        if failures and len(failures) == len(done):
-            if isinstance(failures[0], RecipeError):
-                raise failures[0]
-            raise BoundaryError(f"endpoint {self.name!r} answered none of {len(done)} requests: {failures[0]}")
-        return done
+        return asyncio.run(self.ask_all_async(conversations, sampling, samples, lenient))
 
     async def ask_all_async(
         self,
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling = GREEDY,
         samples: int = 1,
+        lenient: bool = False,
     ) -> list[Answer | None]:
         """As `ask_all`, inside a running event loop."""
-        done, failures = await self._ask_each(conversations, sampling, samples)
-        if failures:
-            problem = f"{len(failures)} of {len(done)} requests failed: {failures[0].message}"
-            raise BoundaryError(problem, "Run again: what was answered is kept, only these are asked.")
-        return done
-
-    async def _ask_each(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        sampling: Sampling,
-        samples: int = 1,
-        caught: tuple[type[SqltrainError], ...] = (EndpointError,),
-    ) -> tuple[list[Answer | None], list[SqltrainError]]:
-        """The answers in order, and what failed after all retries."""
         requests = [(messages, sample) for messages in conversations for sample in range(samples)]
         done: list[Answer | None] = [None] * len(requests)
+        failures: list[SqltrainError] = []  # after all retries
+        caught = (EndpointError, RecipeError) if lenient else (EndpointError,)
         queue = iter(enumerate(requests))
 
         async def work() -> None:
@@ -171,7 +170,6 @@ class Asker:
                 except caught as error:
                     failures.append(error)
 
-        failures: list[SqltrainError] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self.concurrency, len(requests))):
@@ -180,13 +178,17 @@ class Asker:
             raise many.exceptions[0] from None
         finally:
             await self.close()
-        return done, failures
-
-    async def reach(self) -> None:
-        await self._connection.reach()
+        if failures and not lenient:
+            problem = f"{len(failures)} of {len(done)} requests failed: {failures[0].message}"
+            raise BoundaryError(problem, "Run again: what was answered is kept, only these are asked.")
+        if failures and len(failures) == len(done):
+            if isinstance(failures[0], RecipeError):
+                raise failures[0]
+            raise BoundaryError(f"endpoint {self.name!r} answered none of {len(done)} requests: {failures[0]}")
+        return done
 
     async def close(self) -> None:
-        await self._connection.close()
+        await self.connection.close()
 
     async def _buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
         """Send a request within budget and pace."""
@@ -201,9 +203,16 @@ class Asker:
             """One request, whose answer is kept before anybody uses it, be its asker still there or not."""
             try:
                 if self.endpoint.stream:
-                    answer = answers.read(await answers.collect(client, body, self.endpoint.omit))
+                    value = await answers.collect(client, body, self.endpoint.omit)
                 else:
-                    answer = answers.read(body_of(await client.post("/chat/completions", cast_to=str, body=body)))
+                    raw = await client.post("/chat/completions", cast_to=str, body=body)
+                    try:
+                        value = json.loads(raw)
+                    except (ValueError, RecursionError):
+                        raise Malformed("the answer is not JSON") from None
+                    if not isinstance(value, Mapping):
+                        raise Malformed("the answer is not a JSON object")
+                answer = answers.read(value)
             except UnreadableAnswer as error:
                 unread.append(error)
                 raise
@@ -218,7 +227,7 @@ class Asker:
             return self._keep(answer, key, sample)
 
         try:
-            answer = await self._connection.ask(send, sum(most))
+            answer = await self.connection.ask(send, sum(most))
         except Refused:
             answer = self._keep(Answer("", "refused"), key, sample)
         except EndpointError:
@@ -228,50 +237,17 @@ class Asker:
             malformed = Answer("", "malformed", prompt_tokens=prompt, completion_tokens=completion)
             answer = self._keep(malformed, key, sample)
         finally:
-            self.budget.release(most)
-        self._connection.pace.settle(sum(most), answer.prompt_tokens + answer.completion_tokens)
+            self.budget.in_flight.remove(most)
+        # The rate took the most tokens: those not used come back.
+        self.connection.pace.tokens.level += sum(most) - answer.prompt_tokens - answer.completion_tokens
         return answer
 
     def _keep(self, answer: Answer, key: str, sample: int) -> Answer:
         used = answer.prompt_tokens, answer.completion_tokens
         if self.log is not None:
             about = {"model": self.endpoint.model, "sample": sample}
-            self.log.append(key, used, {**about, **answer.record()})
+            self.log.append(key, used, {**about, **dataclasses.asdict(answer)})
         self.bought.requests += 1
         self.bought.prompt_tokens += used[0]
         self.bought.completion_tokens += used[1]
         return answer
-
-    def _body(
-        self, messages: Sequence[Message], sampling: Sampling, stop: Sequence[str], max_tokens: int
-    ) -> dict[str, Any]:
-        settings = self.endpoint
-        conversation = _merged(messages) if settings.system == "merge" else messages
-        body = {
-            "model": settings.model,
-            "messages": [{"role": role, "content": text} for role, text in conversation],
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            settings.max_tokens_key: max_tokens,
-        }
-        if stop:
-            body["stop"] = list(stop)[:MOST_STOPS]
-        return {name: value for name, value in body.items() if name not in settings.omit} | settings.extra
-
-    def _key(self, body: Mapping[str, Any], sample: int) -> str:
-        """(endpoint, model, request hash, sample index) as 32 hex digits. The seed is no part of it: another recipe's
-        seed is no reason to pay again.
-        """
-        text = json.dumps([self.name, self.endpoint.model, body, sample], sort_keys=True, ensure_ascii=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    """The conversation without the system role: its text begins the first user message."""
-    system = "\n\n".join(text for role, text in messages if role == "system")
-    rest = [message for message in messages if message[0] != "system"]
-    first = next((index for index, (role, _) in enumerate(rest) if role == "user"), None)
-    if not system or first is None:
-        return rest or [("user", system)]
-    rest[first] = ("user", f"{system}\n\n{rest[first][1]}")
-    return rest

@@ -15,15 +15,16 @@ import logging
 import os
 import re
 import sys
+import time
 import urllib.parse
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import pydantic
 
 from pipelines.core.errors import EndpointError, RecipeError, ResourceError, SqltrainError
-from pipelines.endpoints.limits import Breaker, Pace, delay, retry_after
+from pipelines.endpoints.limits import Breaker, Pace, Rate, delay, retry_after
 from pipelines.recipe.config import Teacher
 from pipelines.recipe.recipes import LOCAL
 from pipelines.recipe.section import Positive, Section
@@ -150,7 +151,7 @@ class Endpoint(Section):
         return name
 
 
-def place() -> Path:
+def endpoints_path() -> Path:
     """The file of endpoints: what SQLTRAIN_ENDPOINTS names, or `conf/local/endpoints.yaml` of the working folder, else
     of the checkout.
     """
@@ -169,9 +170,9 @@ def endpoint(name: str, path: Path | None = None) -> Endpoint:
     """The endpoint of that name.
 
     Args:
-        path: the file that holds it; by default `place()`.
+        path: the file that holds it; by default `endpoints_path()`.
     """
-    path = path or place()
+    path = path or endpoints_path()
     entries = endpoints(path)
     if name not in entries:
         close = difflib.get_close_matches(name, list(entries), n=1)
@@ -205,7 +206,7 @@ class Connection:
         if not (self._key.isascii() and self._key.isprintable()):
             hint = f"Set the environment variable {endpoint.key_env} again: it holds more than the key."
             raise ResourceError(f"the key of endpoint {name!r} has characters that no header can carry", hint)
-        self.pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        self.pace = Pace(Rate(endpoint.requests_per_minute), Rate(endpoint.tokens_per_minute))
         self._breaker = Breaker(name, endpoint.patience_s)
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -216,11 +217,8 @@ class Connection:
         """Ask the server once for its models, which costs nothing."""
         import openai
 
-        async def listed() -> None:
-            await self._open().models.list()
-
         try:
-            await within(listed(), min(REACH_S, self.endpoint.timeout_s))
+            await within(self._open().models.list(), min(REACH_S, self.endpoint.timeout_s))
         except (openai.APIError, TimeoutError) as error:
             status = getattr(error, "status_code", None)
             if status == 401:
@@ -239,6 +237,8 @@ class Connection:
         Args:
             tokens: that the request may use, for the endpoint's limit per minute.
         """
+        import openai
+
         attempt = 0
         while True:
             await self._breaker.admit()
@@ -254,8 +254,38 @@ class Connection:
                     self._left.add(request)
                 raise
             except Exception as error:
-                wait = self._consider(error, attempt)
-                self.pace.settle(tokens, 0)
+                # Errors of ours, and of programs, are for the caller; so is what repeating cannot mend.
+                status = getattr(error, "status_code", None)
+                passing = (openai.APIConnectionError, openai.APIResponseValidationError, TimeoutError, Malformed)
+                cut = tuple(sys.modules[name].HTTPError for name in TRANSPORTS if name in sys.modules)  # while read
+                broken = (*passing, *cut, json.JSONDecodeError, UnicodeDecodeError)
+                if not isinstance(error, (openai.APIError, *broken)):
+                    raise
+                quota = getattr(error, "code", None) == "insufficient_quota" or status == 402
+                retried = isinstance(error, broken) or status in RETRIED or (status or 0) >= 500
+                explained = self._explain(error)
+                if not retried or quota or isinstance(explained, ContextOverflow):  # which some servers send as a 500
+                    self._breaker.worked()
+                    raise explained from None
+                wait_s = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
+                if status == 429:
+                    self._breaker.worked()  # it lives, and is busy
+                    pause_s = min(wait_s or 0.0, self.endpoint.patience_s)
+                    self.pace.held_until = max(self.pace.held_until, time.monotonic() + pause_s)
+                else:
+                    self._breaker.failed()
+                    if self._breaker.failures == TOLD:
+                        patience_s = self.endpoint.patience_s
+                        log.warning("%s; it is asked again, for %g s at most", explained.message, patience_s)
+                if wait_s is not None and wait_s > self.endpoint.patience_s:
+                    hint = "Run again later: nothing that was answered is asked again."
+                    raise ResourceError(
+                        f"endpoint {self.name!r} wants {wait_s:.0f} s without requests ({status})", hint
+                    ) from None
+                if attempt >= self.endpoint.retries and not self._breaker.open:
+                    raise explained from None
+                wait = delay(attempt, wait_s)
+                self.pace.tokens.level += tokens
                 attempt += not self._breaker.open  # an endpoint that is down does not use up a request's own attempts
                 await asyncio.sleep(wait)
             else:
@@ -286,37 +316,6 @@ class Connection:
                 api_key=self._key, base_url=self.endpoint.base_url, timeout=None, max_retries=0
             )  # `within` bounds the whole request
         return self._client
-
-    def _consider(self, error: Exception, attempt: int) -> float:
-        """Seconds to wait before the same request is sent again; raises what repeating cannot mend."""
-        import openai
-
-        status = getattr(error, "status_code", None)
-        passing = (openai.APIConnectionError, openai.APIResponseValidationError, TimeoutError, Malformed)
-        cut = tuple(sys.modules[name].HTTPError for name in TRANSPORTS if name in sys.modules)  # while it was read
-        broken = (*passing, *cut, json.JSONDecodeError, UnicodeDecodeError)
-        if not isinstance(error, (openai.APIError, *broken)):
-            raise error
-        quota = getattr(error, "code", None) == "insufficient_quota" or status == 402
-        retried = isinstance(error, broken) or status in RETRIED or (status or 0) >= 500
-        explained = self._explain(error)
-        if not retried or quota or isinstance(explained, ContextOverflow):  # which some servers send as a 500
-            self._breaker.worked()
-            raise explained from None
-        wait_s = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
-        if status == 429:
-            self._breaker.worked()  # it lives, and is busy
-            self.pace.hold(min(wait_s or 0.0, self.endpoint.patience_s))
-        else:
-            self._breaker.failed()
-            if self._breaker.failures == TOLD:
-                log.warning("%s; it is asked again, for %g s at most", explained.message, self.endpoint.patience_s)
-        if wait_s is not None and wait_s > self.endpoint.patience_s:
-            hint = "Run again later: nothing that was answered is asked again."
-            raise ResourceError(f"endpoint {self.name!r} wants {wait_s:.0f} s without requests ({status})", hint)
-        if attempt >= self.endpoint.retries and not self._breaker.open:
-            raise explained from None
-        return delay(attempt, wait_s)
 
     def _explain(self, error: Any) -> SqltrainError:
         """An error of the client as one of ours: what repeating cannot mend is the user's."""
@@ -350,8 +349,8 @@ class Connection:
         return message.replace(self._key, "***")[:300] if self.endpoint.key_env else message[:300]
 
 
-async def within(request: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
-    """What a request gives within so many seconds in which this process was running.
+async def within(request: Awaitable[Answer], seconds: float) -> Answer:
+    """A request's result within so many seconds in which this process was running.
 
     The time is counted in slices, each as long as it was to be and not as long as it took: a process that was starved
     or suspended looks at what has come before it gives up, for what has come is paid for.
@@ -366,14 +365,3 @@ async def within(request: Coroutine[Any, Any, Answer], seconds: float) -> Answer
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-def body_of(raw: bytes | str) -> Mapping[str, Any]:
-    """A response's JSON object."""
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise Malformed("the answer is not JSON") from None
-    if not isinstance(value, Mapping):
-        raise Malformed("the answer is not a JSON object")
-    return value

@@ -5,6 +5,7 @@ import email.utils
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from pipelines.core.errors import ResourceError
 from pipelines.endpoints.log import Spent
@@ -12,63 +13,47 @@ from pipelines.endpoints.log import Spent
 POLL_S = 0.05
 
 
+@dataclass
 class Budget:
-    """A cap on tokens and on money that is never passed: a request on its way counts at its most.
+    """A cap on tokens and on money that is never passed: a request on its way counts at its most."""
 
-    Args:
-        spent: by the endpoint's log so far, which keeps it up to date.
-        cap_tokens, cap_cost: None for no cap.
-        price_in, price_out: of a million tokens.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        spent: Spent,
-        cap_tokens: int | None = None,
-        cap_cost: float | None = None,
-        price_in: float = 0.0,
-        price_out: float = 0.0,
-        currency: str = "",
-    ) -> None:
-        self._name, self._spent, self._currency = name, spent, currency
-        self._cap_tokens, self._cap_cost = cap_tokens, cap_cost
-        self._prices = (price_in / 1e6, price_out / 1e6)
-        self._in_flight: list[tuple[int, int]] = []
+    name: str  # the endpoint's, for errors.
+    spent: Spent  # by the endpoint's log so far, which keeps it up to date.
+    # cap_tokens, cap_cost: None for no cap.
+    cap_tokens: int | None = None
+    cap_cost: float | None = None
+    # price_in, price_out: of a million tokens.
+    price_in: float = 0.0
+    price_out: float = 0.0
+    currency: str = ""
+    # The most tokens (prompt, completion) of each request on its way; who reserved them removes them.
+    in_flight: list[tuple[int, int]] = field(default_factory=list)
 
     def cost(self, prompt: int, completion: int) -> float:
         """The price of so many tokens."""
-        return prompt * self._prices[0] + completion * self._prices[1]
-
-    @property
-    def spent_cost(self) -> float:
-        """What all answers so far have cost."""
-        return self.cost(self._spent.prompt_tokens, self._spent.completion_tokens)
+        return prompt * (self.price_in / 1e6) + completion * (self.price_out / 1e6)
 
     async def reserve(self, most: tuple[int, int]) -> None:
         """Set aside the most tokens (prompt, completion) of a request; near a cap, wait until others took less."""
         while True:
-            prompt = most[0] + sum(reserved[0] for reserved in self._in_flight)
-            completion = most[1] + sum(reserved[1] for reserved in self._in_flight)
-            if self._cap_tokens is not None and self._spent.tokens + prompt + completion > self._cap_tokens:
-                problem = f"has used {self._spent.tokens} tokens; its cap is {self._cap_tokens}"
-            elif self._cap_cost is not None and self.spent_cost + self.cost(prompt, completion) > self._cap_cost:
-                money = f"{self.spent_cost:.2f} of {self._cap_cost:.2f} {self._currency}".rstrip()
+            prompt = most[0] + sum(reserved[0] for reserved in self.in_flight)
+            completion = most[1] + sum(reserved[1] for reserved in self.in_flight)
+            cost = self.cost(self.spent.prompt_tokens, self.spent.completion_tokens)
+            if self.cap_tokens is not None and self.spent.tokens + prompt + completion > self.cap_tokens:
+                problem = f"has used {self.spent.tokens} tokens; its cap is {self.cap_tokens}"
+            elif self.cap_cost is not None and cost + self.cost(prompt, completion) > self.cap_cost:
+                money = f"{cost:.2f} of {self.cap_cost:.2f} {self.currency}".rstrip()
                 problem = f"has spent {money}; the next request may not fit"
             else:
                 break
-            if not self._in_flight:
-                hint = f"Raise it in the entry {self._name!r} and run again: what was answered is kept."
-                raise ResourceError(f"endpoint {self._name!r} {problem}", hint)
+            if not self.in_flight:
+                hint = f"Raise it in the entry {self.name!r} and run again: what was answered is kept."
+                raise ResourceError(f"endpoint {self.name!r} {problem}", hint)
             await asyncio.sleep(POLL_S)
-        self._in_flight.append(most)
-
-    def release(self, most: tuple[int, int]) -> None:
-        """The request is over; what it took is in the log."""
-        self._in_flight.remove(most)
+        self.in_flight.append(most)
 
 
-# How fast an endpoint is asked: requests and tokens per minute, and the pauses that a server asks for.
+# The pace at which an endpoint is asked: requests and tokens per minute, and the pauses that a server asks for.
 
 
 class Rate:
@@ -79,7 +64,7 @@ class Rate:
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_minute / 61 if per_minute else None  # 60 s of flow and one full bucket make the minute
-        self._level = self._per_s or 0.0
+        self.level = self._per_s or 0.0  # an amount that was taken and not used is added again
         self._clock, self._at = clock, clock()
 
     def take(self, amount: float) -> float:
@@ -87,41 +72,30 @@ class Rate:
         if self._per_s is None:
             return 0.0
         now = self._clock()
-        self._level = min(self._per_s, self._level + (now - self._at) * self._per_s)
+        self.level = min(self._per_s, self.level + (now - self._at) * self._per_s)
         self._at = now
-        self._level -= amount
-        return max(0.0, -self._level / self._per_s)
-
-    def give_back(self, amount: float) -> None:
-        """Return what was taken and not used; a negative amount takes what was used beyond."""
-        self._level += amount
+        self.level -= amount
+        return max(0.0, -self.level / self._per_s)
 
 
+@dataclass
 class Pace:
     """Requests and tokens per minute of one endpoint, and the pause that a server asked everybody to make."""
 
-    def __init__(self, requests_per_minute: int | None, tokens_per_minute: int | None) -> None:
-        self._requests, self._tokens = Rate(requests_per_minute), Rate(tokens_per_minute)
-        self._held_until = 0.0
+    requests: Rate
+    tokens: Rate
+    held_until: float = 0.0  # by the clock of `time.monotonic`.
 
     async def admit(self, tokens: int) -> None:
         """Wait until one more request of so many tokens may go out."""
         for is_paced in (False, True):  # the server may ask for a pause meanwhile
             if is_paced:
-                await asyncio.sleep(max(self._requests.take(1), self._tokens.take(tokens)))
-            while (wait_s := self._held_until - time.monotonic()) > 0:
+                await asyncio.sleep(max(self.requests.take(1), self.tokens.take(tokens)))
+            while (wait_s := self.held_until - time.monotonic()) > 0:
                 await asyncio.sleep(wait_s)
 
-    def settle(self, expected: int, used: int) -> None:
-        """Correct what `admit` took by what the request really used."""
-        self._tokens.give_back(expected - used)
 
-    def hold(self, seconds: float) -> None:
-        """The server asked to wait: nobody asks it before."""
-        self._held_until = max(self._held_until, time.monotonic() + seconds)
-
-
-# When a request is sent again: how long to wait, what Retry-After says, and a breaker for endpoints that are down.
+# The wait before a request is sent again, by Retry-After or doubling, and a breaker for endpoints that are down.
 
 FIRST_DELAY_S = 0.5
 MOST_DELAY_S = 60.0
@@ -142,7 +116,7 @@ def delay(attempt: int, asked_s: float | None) -> float:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """What a server asks to wait, in seconds: `retry-after-ms`, or `Retry-After` in seconds or as a date."""
+    """The seconds that a server asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) / unit
@@ -156,23 +130,23 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return max(0.0, date.timestamp() - time.time())
 
 
+@dataclass
 class Breaker:
     """Keeps requests from an endpoint that fails them all, and gives up if that lasts.
 
     After `TRIP` failures in a row it is open: one request at a time goes out as a probe, ever more rarely; the first
     answer closes it. Once it has given up, a later request still goes out as the next probe: a process that lives on
     finds an endpoint again that was down for hours.
-
-    Args:
-        patience_s: seconds without any answer after which it gives up.
     """
 
-    def __init__(self, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._patience, self._clock = name, patience_s, clock
-        self.failures = 0  # in a row, of all requests together
-        self._since = self._next_probe = 0.0
-        self._pause = FIRST_DELAY_S
-        self._gave_up = False  # the last probe failed after the patience was over
+    name: str
+    patience_s: float  # without any answer, after which it gives up.
+    clock: Callable[[], float] = time.monotonic
+    failures: int = 0  # in a row, of all requests together.
+    _since: float = 0.0
+    _next_probe: float = 0.0
+    _pause: float = field(default_factory=lambda: FIRST_DELAY_S)
+    _gave_up: bool = False  # the last probe failed after the patience was over.
 
     @property
     def open(self) -> bool:
@@ -181,15 +155,16 @@ class Breaker:
 
     async def admit(self) -> None:
         """Wait until a request may go out."""
-        came = self._clock()
+        came = self.clock()
         while self.open:
-            now = self._clock()
+            now = self.clock()
             if now >= self._next_probe:
                 self._pause = min(self._pause * 2, MOST_DELAY_S)
                 self._next_probe = now + self._pause
                 self._gave_up = False
                 return
-            if self._gave_up or (not self._is_over(came) and self._is_over(now)):  # who came later awaits the probe
+            # Who came when its patience was over already awaits the probe.
+            if self._gave_up or came - self._since <= self.patience_s < now - self._since:
                 raise self._down(now)
             await asyncio.sleep(min(self._next_probe - now, 1.0))
 
@@ -199,20 +174,16 @@ class Breaker:
 
     def failed(self) -> None:
         """A request failed at the boundary."""
-        now = self._clock()
+        now = self.clock()
         if self.failures == 0:
             self._since = now
-        self._gave_up = self.open and self._is_over(now)
+        self._gave_up = self.open and now - self._since > self.patience_s
         self.failures += 1
         if self._gave_up:
             raise self._down(now)
 
-    def _is_over(self, now: float) -> bool:
-        """Whether the patience is."""
-        return now - self._since > self._patience
-
     def _down(self, now: float) -> ResourceError:
         return ResourceError(
-            f"endpoint {self._name!r} is down: {self.failures} requests failed in {now - self._since:.0f} s",
+            f"endpoint {self.name!r} is down: {self.failures} requests failed in {now - self._since:.0f} s",
             "Start it and run again: nothing that was answered is asked again.",
         )

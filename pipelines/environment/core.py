@@ -87,7 +87,7 @@ class Session:
 
     @property
     def done(self) -> bool:
-        return self._episode.done
+        return self._episode.stop is not None
 
     def step(self, text: str) -> StepResult:
         """Take the agent's turn. Blocks while its SQL runs.
@@ -160,7 +160,7 @@ class Session:
     def _result(self) -> StepResult:
         """The turn's observation; after the last turn the final SQL held against gold, and paid by the panel."""
         if not isinstance(self._due, EndEvent):
-            return StepResult(self._episode.last_turn.observation, None, False)
+            return StepResult(self._episode.turns[-1].observation, None, False)
         environment, trajectory = self._environment, self._due.trajectory
         (outcome,) = make_outcomes(
             [trajectory],

@@ -6,7 +6,7 @@ that a conversation only ever grows at its end, so that an id that was generated
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.core.errors import DataError
@@ -30,7 +30,12 @@ class ChatCodec:
         self.tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise DataError("the model's tokenizer has no chat template", "use an instruction-tuned checkpoint")
-        rendered = self._render((("user", "q"), ("assistant", _AGENT), ("user", _USER)))
+        self._encode: Callable[[str], list[int]] = functools.partial(tokenizer.encode, add_special_tokens=False)
+        self._render: Callable[[list[dict[str, str]]], str] = functools.partial(
+            tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True
+        )
+        chat = (("user", "q"), ("assistant", _AGENT), ("user", _USER))
+        rendered = self._render([{"role": role, "content": text} for role, text in chat])
         _, marked, after = rendered.rpartition(_AGENT)
         self._before_user, also, self._after_user = after.partition(_USER)
         if not (marked and also):
@@ -46,20 +51,31 @@ class ChatCodec:
         closing = self._encode(self._before_user)
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_id: int | None = closing[0] if closing and closing[0] in special else None
-        self.prompt_ids = functools.lru_cache(maxsize=PROMPTS_KEPT)(self._prompt_ids)
+        self._prompts: dict[tuple[tuple[str, str], ...], list[int]] = {}
 
     def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """(T,) ids of a conversation's beginning, up to where the agent speaks.
 
         Messages from the first assistant one on are appended turn by turn, as in an episode.
         """
-        return list(self.prompt_ids(tuple(messages)))
+        key = tuple(messages)
+        if key not in self._prompts:
+            if len(self._prompts) >= PROMPTS_KEPT:
+                self._prompts.clear()
+            first = next((i for i, (role, _) in enumerate(key) if role == "assistant"), len(key))
+            ids = self._encode(
+                self._render([{"role": role, "content": self._defuse(text)} for role, text in key[:first]])
+            )
+            for role, text in key[first:]:
+                ids += self.agent(text) if role == "assistant" else self.observation(text)
+            self._prompts[key] = ids
+        return list(self._prompts[key])
 
     def observation(self, text: str, last: int | None = None) -> list[int]:
         """(T,) ids that follow an agent's turn: its end, the user's message, and where the agent speaks again.
 
         Args:
-            last: the agent's last id; an end-of-turn token that the agent said itself is not said twice.
+            last: the agent's last id; an end-of-turn token that the agent generated itself is not repeated.
         """
         ids = self._encode(self._before_user + self._defuse(text) + self._after_user)
         return ids[1:] if last is not None and last == self.end_id else ids
@@ -72,22 +88,6 @@ class ChatCodec:
         """The text of ids, control tokens included."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
-
-    def _prompt_ids(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        first = next((i for i, (role, _) in enumerate(messages) if role == "assistant"), len(messages))
-        ids = self._encode(self._render(tuple((role, self._defuse(text)) for role, text in messages[:first])))
-        for role, text in messages[first:]:
-            ids += self.agent(text) if role == "assistant" else self.observation(text)
-        return tuple(ids)
-
-    def _render(self, messages: tuple[tuple[str, str], ...]) -> str:
-        chat = [{"role": role, "content": text} for role, text in messages]
-        text: str = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        return text
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
 
     def _defuse(self, text: str) -> str:
         return self._control.sub(lambda match: match[0][0] + " " + match[0][1:], text)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,23 +22,18 @@ from pipelines.rollout.policies.base import Completion, Request
 
 # Where conversations' keys and values live, and attention of a flat batch of tokens over them.
 
-ATTENTION = "sqltrain_slots"  # the name under which a model finds `_attention`
+ATTENTION = "sqltrain_slots"  # the name under which a model finds `attend`
 GROWTH = 256  # positions: the store's capacity is a multiple
 STRIDE = 32  # positions: an attention reads a multiple, so that few shapes occur
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """New tokens of one conversation: `count` of them from position `start` on, kept in slot `slot`."""
+    """New tokens of one conversation, which is kept in slot `slot`: positions `start` to `end` - 1."""
 
     slot: int
     start: int
-    count: int
-
-    @property
-    def end(self) -> int:
-        """The conversation's length with the new tokens."""
-        return self.start + self.count
+    end: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,123 +53,72 @@ class Slots:
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self._count, self._device = count, device
-        self._capacity = GROWTH
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys, values
-        self._groups: list[_Group] = []
-        self._slot_of = self._position = torch.empty(0)
-        self._order: Tensor | None = None  # (N,) where a flat token is in the groups' joined output; None: as it is
+        self.count, self.device = count, device
+        self.capacity = GROWTH
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys, values
+        self.groups: list[_Group] = []
+        self.slot_of = self.position = torch.empty(0)  # (N,) of each token of the flat batch
+        self.order: Tensor | None = None  # (N,) where a flat token is in the groups' joined output; None: as it is
 
     def plan(self, spans: Sequence[Span]) -> Tensor:
         """Lay out the next forward pass.
 
         Args:
-            spans: what the flat batch holds, in its order: those of one token first, at most one span a slot.
+            spans: of the flat batch, in its order: those of one token first, at most one span a slot.
 
         Returns:
             The tokens' positions (1, N).
         """
+        index = functools.partial(torch.tensor, dtype=torch.long, device=self.device)
         length = max(span.end for span in spans)
-        if length > self._capacity:
-            self._capacity = -(-max(length, self._capacity * 3 // 2) // GROWTH) * GROWTH
-        self._slot_of = self._index([span.slot for span in spans for _ in range(span.count)])
-        self._position = self._index([i for span in spans for i in range(span.start, span.end)])
-        n_single = sum(span.count == 1 for span in spans)
-        order = [0] * len(self._position)
-        self._groups = [self._in_place(spans[:n_single], order)] if n_single else []
-        base = len(self._groups[0].mask) if n_single else 0
-        for members in _by_length(spans, n_single):
-            self._groups.append(self._padded(members, order, base))
-            base += len(members) * self._groups[-1].mask.shape[2]
-        self._order = None if base == len(order) and order == list(range(base)) else self._index(order)
-        return self._position[None]
+        if length > self.capacity:
+            self.capacity = -(-max(length, self.capacity * 3 // 2) // GROWTH) * GROWTH
+        self.slot_of = index([span.slot for span in spans for _ in range(span.start, span.end)])
+        self.position = index([i for span in spans for i in range(span.start, span.end)])
+        keys = torch.arange(self.capacity, device=self.device)
+        order, self.groups, base = [0] * len(self.position), [], 0
+
+        # One new token a conversation: read in place. Slots between them that do not decode are computed, and dropped.
+        single = [span for span in spans if span.end - span.start == 1]
+        if single:
+            base = max(span.slot for span in single) + 1
+            ends, take = [1] * base, [0] * base
+            for place, span in enumerate(single):
+                ends[span.slot], take[span.slot], order[place] = span.end, place, span.slot
+            seen = keys[: -(-max(ends) // STRIDE) * STRIDE] < index(ends)[:, None]  # (E, K)
+            is_ordered = take == list(range(base))
+            self.groups.append(_Group(None, None if is_ordered else index(take), seen[:, None, None]))
+
+        # Several new tokens a conversation: padded to the longest of those of like length, never over 4 times.
+        by_length: dict[int, list[tuple[int, Span]]] = defaultdict(list)
+        offset = len(single)
+        for span in spans[offset:]:
+            by_length[(span.end - span.start).bit_length() // 2].append((offset, span))
+            offset += span.end - span.start
+        for members in (by_length[key] for key in sorted(by_length)):
+            width = max(span.end - span.start for _, span in members)
+            take, last = [], []
+            for offset, span in members:
+                inside = [min(i, span.end - span.start - 1) for i in range(width)]
+                order[offset : offset + span.end - span.start] = range(base, base + span.end - span.start)
+                take += [offset + i for i in inside]
+                last.append([span.start + i for i in inside])
+                base += width
+            n_keys = -(-max(span.end for _, span in members) // STRIDE) * STRIDE
+            mask = keys[:n_keys] <= index(last)[:, None, :, None]  # (E, 1, C, K)
+            self.groups.append(_Group(index([span.slot for _, span in members]), index(take), mask))
+
+        self.order = None if base == len(order) and order == list(range(base)) else index(order)
+        return self.position[None]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions from one slot to another."""
-        for store in self._layers.values():
+        for store in self.layers.values():
             for tensor in store:
                 tensor[target, :, :length] = tensor[source, :, :length]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Keep the new keys and values, then attend: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D)."""
-        q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))  # (N, H, D)
-        keys, values = self._layer(layer, k, v)
-        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of queries and keys gives them in float32
-        keys[self._slot_of, :, self._position] = k
-        values[self._slot_of, :, self._position] = v
-        parts = [_attend(group, keys, values, q, scale) for group in self._groups]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return (joined if self._order is None else joined.index_select(0, self._order))[None]
 
-    def _in_place(self, spans: Sequence[Span], order: list[int]) -> _Group:
-        """One token a conversation; slots in between that do not decode are computed too, and dropped."""
-        n_rows = max(span.slot for span in spans) + 1
-        ends, take = [1] * n_rows, [0] * n_rows
-        for index, span in enumerate(spans):
-            ends[span.slot], take[span.slot], order[index] = span.end, index, span.slot
-        mask = self._keys(max(ends)) < self._index(ends)[:, None]  # (E, K)
-        in_order = take == list(range(n_rows))
-        return _Group(None, None if in_order else self._index(take), mask[:, None, None])
-
-    def _padded(self, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> _Group:
-        """Several tokens a conversation, padded to the longest; `members` are spans with their place in the batch."""
-        width = max(span.count for _, span in members)
-        take, seen = [], []
-        for row, (offset, span) in enumerate(members):
-            inside = [min(i, span.count - 1) for i in range(width)]
-            take += [offset + i for i in inside]
-            seen.append([span.start + i for i in inside])
-            order[offset : offset + span.count] = range(base + row * width, base + row * width + span.count)
-        rows = self._index([span.slot for _, span in members])
-        last = torch.tensor(seen, device=self._device)[:, None, :, None]  # (E, 1, C, 1)
-        return _Group(rows, self._index(take), self._keys(max(span.end for _, span in members)) <= last)
-
-    def _layer(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, grown to the capacity."""
-        layer_cache = self._layers.get(layer)
-        if layer_cache is not None and layer_cache[0].shape[2] == self._capacity:
-            return layer_cache
-        grown = tuple(v.new_zeros((self._count, new.shape[1], self._capacity, new.shape[2])) for new in (k, v))
-        for old, new in zip(layer_cache or (), grown, strict=False):
-            new[:, :, : old.shape[2]] = old
-        self._layers[layer] = (grown[0], grown[1])
-        return self._layers[layer]
-
-    def _keys(self, length: int) -> Tensor:
-        """(K,) the key positions that an attention over `length` reads."""
-        return torch.arange(min(-(-length // STRIDE) * STRIDE, self._capacity), device=self._device)
-
-    def _index(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
-
-
-def _by_length(spans: Sequence[Span], skip: int) -> list[list[tuple[int, Span]]]:
-    """The spans after the first `skip` with their offsets in the batch, grouped so that none is padded over 4 times."""
-    groups: dict[int, list[tuple[int, Span]]] = defaultdict(list)
-    offset = skip
-    for span in spans[skip:]:
-        groups[span.count.bit_length() // 2].append((offset, span))
-        offset += span.count
-    return [groups[key] for key in sorted(groups)]
-
-
-def _attend(group: _Group, keys: Tensor, values: Tensor, q: Tensor, scale: float | None) -> Tensor:
-    """(N, H, D) -> (E * C, H, D). Query heads that share a key head are folded into its query positions."""
-    n_rows, _, width, n_keys = group.mask.shape
-    if group.rows is None:
-        k, v = keys[:n_rows, :, :n_keys], values[:n_rows, :, :n_keys]
-    else:
-        k, v = keys[group.rows, :, :n_keys], values[group.rows, :, :n_keys]
-    heads, fold = k.shape[1], q.shape[1] // k.shape[1]
-    q = q[:n_rows] if group.take is None else q.index_select(0, group.take)
-    q = q.reshape(n_rows, width, heads, fold, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (E, H_kv, F * C, D)
-    mask = group.mask if fold == 1 else group.mask.repeat(1, 1, fold, 1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    out = out.view(n_rows, heads, fold, width, -1).permute(0, 3, 1, 2, 4)  # (E, C, H_kv, F, D)
-    return out.reshape(n_rows * width, heads * fold, -1)
-
-
-def _attention(
+def attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -185,13 +130,41 @@ def _attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What a model's attention layers call while they are under `attending`."""
+    """Attention of a model's layer under `attending`: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D)."""
     if sliding_window is not None or softcap is not None:
         raise ResourceError("the in-process policy has no sliding window and no soft cap", "use rollout.policy=vllm")
-    return slots.attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))  # (N, H, D)
+
+    # The new keys and values are kept, in tensors that grow to the capacity.
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    kept = slots.layers.get(layer)
+    if kept is None or kept[0].shape[2] != slots.capacity:
+        grown = tuple(v.new_zeros((slots.count, new.shape[1], slots.capacity, new.shape[2])) for new in (k, v))
+        for old, new in zip(kept or (), grown, strict=False):
+            new[:, :, : old.shape[2]] = old
+        kept = slots.layers[layer] = (grown[0], grown[1])
+    keys, values = kept
+    q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of queries and keys gives them in float32
+    keys[slots.slot_of, :, slots.position] = k
+    values[slots.slot_of, :, slots.position] = v
+
+    # Query heads that share a key head are folded into its query positions.
+    heads, fold, parts = k.shape[1], q.shape[1] // k.shape[1], []
+    for group in slots.groups:
+        n_rows, _one, width, n_keys = group.mask.shape
+        rows = slice(n_rows) if group.rows is None else group.rows
+        part = q[:n_rows] if group.take is None else q.index_select(0, group.take)
+        part = part.reshape(n_rows, width, heads, fold, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (E, H_kv, F * C, D)
+        mask = group.mask if fold == 1 else group.mask.repeat(1, 1, fold, 1)
+        k, v = keys[rows, :, :n_keys], values[rows, :, :n_keys]
+        out = F.scaled_dot_product_attention(part, k, v, attn_mask=mask, scale=scaling)
+        out = out.view(n_rows, heads, fold, width, -1).permute(0, 3, 1, 2, 4)  # (E, C, H_kv, F, D)
+        parts.append(out.reshape(n_rows * width, heads * fold, -1))
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return (joined if slots.order is None else joined.index_select(0, slots.order))[None], None
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
 
 
 @contextlib.contextmanager
@@ -255,9 +228,14 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) ->
     logp = torch.log_softmax(scaled, dim=-1)  # (R, V)
     probs = logp.exp()
     ids = _invert(probs, uniform[:, 0])
-    outside = _mass_before(probs, ids) >= top_p
+    own = probs.gather(1, ids[:, None])
+    outside = torch.where(probs > own, probs, 0.0).sum(dim=-1) >= top_p  # the mass of all likelier tokens
     if bool(outside.any()):
-        ids[outside] = _draw_nucleus(probs[outside], top_p[outside], uniform[outside, 1])
+        # The nucleus: the likeliest tokens, up to and with the one whose mass reaches top-p.
+        ordered, order = probs[outside].sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(dim=-1) - ordered
+        ordered = torch.where(before < top_p[outside][:, None], ordered, 0.0)
+        ids[outside] = order.gather(1, _invert(ordered, uniform[outside, 1])[:, None])[:, 0]
     ids = torch.where(greedy, scaled.argmax(dim=-1), ids)
     return ids, logp.gather(1, ids[:, None])[:, 0]
 
@@ -269,28 +247,12 @@ def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     return ids.clamp_(max=probs.shape[1] - 1)
 
 
-def _mass_before(probs: Tensor, ids: Tensor) -> Tensor:
-    """The probability of all tokens more likely than each row's token: (R, V), (R,) -> (R,)."""
-    own = probs.gather(1, ids[:, None])
-    return torch.where(probs > own, probs, 0.0).sum(dim=-1)
-
-
-def _draw_nucleus(probs: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    """Draw from the nucleus: the likeliest tokens, up to and with the one whose mass reaches top-p."""
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    ordered = torch.where(before < top_p[:, None], ordered, 0.0)
-    return order.gather(1, _invert(ordered, uniform)[:, None])[:, 0]
-
-
-STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are taken in over several steps
+STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are prefilled over several steps
 SEEDS = 2**64
 
 
 @dataclasses.dataclass(slots=True)
-class _Row:
-    """One conversation."""
-
+class _Conversation:
     slot: int  # where its keys and values are.
     prompt: tuple[int, ...]  # its context in its first turn; conversations that begin alike share its keys and values.
     request: Request  # the turn being generated; meaningless between turns.
@@ -304,15 +266,15 @@ class Decoder:
     """A batch of conversations over one model.
 
     Args:
-        model: a causal LM of transformers; `step` must run inside `slots.attending(model)`.
+        model: a causal LM of transformers; `step` must run inside `attending(model)`.
         count: most conversations at once.
     """
 
     def __init__(self, model: Any, codec: ChatCodec, count: int) -> None:
         self._model, self._codec, self._count = model, codec, count
         self._slots = Slots(count, model.device)
-        self._rows: dict[str, _Row] = {}
-        self._leaders: dict[tuple[int, ...], _Row] = {}  # prompt -> the conversation that others copy it from
+        self.rows: dict[str, _Conversation] = {}  # by session
+        self._leaders: dict[tuple[int, ...], _Conversation] = {}  # prompt -> the conversation that others copy it from
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         # Ids that end a turn: the chat template's, the tokenizer's and the model's own.
         own = getattr(model.generation_config, "eos_token_id", None)
@@ -320,102 +282,83 @@ class Decoder:
         self._end_ids = frozenset(index for index in many if index is not None)
         self._own_mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=model.device)
 
-    def __contains__(self, session: str) -> bool:
-        return session in self._rows
-
     @property
     def room(self) -> int:
         """Free slots."""
-        return self._count - len(self._rows)
+        return self._count - len(self.rows)
 
     @property
     def generating(self) -> int:
         """Conversations with a turn being generated."""
-        return sum(row.generating for row in self._rows.values())
+        return sum(row.generating for row in self.rows.values())
 
     def begin(self, request: Request) -> None:
-        """Start a turn: of a conversation that is held, or of a new one, which needs a free slot."""
-        row = self._rows.get(request.session)
+        """Start a turn: of a conversation that has a slot, or of a new one, which needs a free one."""
+        row = self.rows.get(request.session)
         if row is not None and request.token_ids[: len(row.prompt)] != row.prompt:
             self.end(request.session)
             row = None
         if row is None:
-            taken = {other.slot for other in self._rows.values()}
+            taken = {other.slot for other in self.rows.values()}
             free = next(slot for slot in range(self._count) if slot not in taken)
-            row = _Row(free, request.token_ids, request)
-            self._rows[request.session] = row
+            row = _Conversation(free, request.token_ids, request)
+            self.rows[request.session] = row
             self._leaders.setdefault(row.prompt, row)
-        row.cached = min(row.cached, _n_common(row.ids, request.token_ids), len(request.token_ids) - 1)
+        # Keys and values are good as far as the new context begins like the old one; one token must be left to predict.
+        pairs = enumerate(zip(row.ids[: row.cached], request.token_ids, strict=False))
+        row.cached = min(next((i for i, (a, b) in pairs if a != b), row.cached), len(request.token_ids) - 1)
         row.ids, row.logprobs, row.request, row.generating = list(request.token_ids), [], request, True
         if request.stop not in self._stops:
             self._stops[request.stop] = StopStrings(self._codec.tokenizer, request.stop, self._codec.decode)
 
     def end(self, session: str) -> None:
         """Let a conversation go; its slot is free."""
-        row = self._rows.pop(session, None)
+        row = self.rows.pop(session, None)
         if row is None or self._leaders[row.prompt] is not row:
             return
         del self._leaders[row.prompt]
-        heirs = [other for other in self._rows.values() if other.prompt == row.prompt]
+        heirs = [other for other in self.rows.values() if other.prompt == row.prompt]
         if heirs:
             self._leaders[row.prompt] = max(heirs, key=lambda heir: heir.cached)
 
     def step(self) -> list[tuple[str, Completion]]:
-        """One forward pass: each conversation takes in what it has not seen and, once it has, draws a token.
+        """One forward pass: each conversation is prefilled further and, once it is whole, draws a token.
 
         Returns:
             The turns that ended with it, with their sessions.
         """
         # The highest conversations move into free low slots: attention reads all slots up to the highest.
-        taken = {row.slot for row in self._rows.values()}
-        holes = [slot for slot in range(len(taken)) if slot not in taken]
-        for row in self._rows.values():
-            if row.slot >= len(taken):
+        used = {row.slot for row in self.rows.values()}
+        holes = [slot for slot in range(len(used)) if slot not in used]
+        for row in self.rows.values():
+            if row.slot >= len(used):
                 target = holes.pop(0)
                 self._slots.copy(row.slot, target, row.cached)
                 row.slot = target
-        batch = self._batch()
-        drawing, logits = self._forward(batch)
-        finished = []
-        for row, token, logprob in zip(drawing, *self._draw(drawing, logits), strict=True):
-            row.ids.append(token)
-            row.logprobs.append(logprob)
-            finish = self._ended(row)
-            if finish is not None:
-                row.generating = False
-                finished.append((row.request.session, finish))
-        return finished
 
-    def _batch(self) -> list[tuple[_Row, Span]]:
-        """What the next forward pass takes in: conversations that lack one token first, then the others."""
-        active = sorted((row for row in self._rows.values() if row.generating), key=lambda row: row.slot)
-        lacking = [(row, Span(row.slot, row.cached, len(row.ids) - row.cached)) for row in active if self._ready(row)]
-        batch = [(row, span) for row, span in lacking if span.count == 1]
-        room = STEP_TOKENS - len(batch)
-        for row, span in lacking:
-            if span.count > 1 and room > 1:
-                count = min(span.count, room)
-                batch.append((row, Span(span.slot, span.start, count)))
-                room -= count
-        return batch
+        # A conversation whose prompt another one is just prefilling waits, and then copies it.
+        lacking: list[_Conversation] = []
+        for row in sorted((row for row in self.rows.values() if row.generating), key=lambda row: row.slot):
+            leader, shared = self._leaders[row.prompt], len(row.prompt) - 1  # each runs the last one, for its logits
+            if leader is not row and row.cached < shared:
+                if leader.cached < shared:
+                    continue
+                self._slots.copy(leader.slot, row.slot, shared)
+                row.cached = shared
+            lacking.append(row)
+        # The batch: conversations that lack one token first, then the others, as far as a step's tokens go.
+        batch = [(row, Span(row.slot, row.cached, len(row.ids))) for row in lacking if len(row.ids) - row.cached == 1]
+        tokens = len(batch)
+        for row in lacking:
+            if len(row.ids) - row.cached > 1 and STEP_TOKENS - tokens > 1:
+                end = min(len(row.ids), row.cached + STEP_TOKENS - tokens)
+                batch.append((row, Span(row.slot, row.cached, end)))
+                tokens += end - row.cached
 
-    def _ready(self, row: _Row) -> bool:
-        """Whether a row can go on. One whose prompt another is just taking in waits, and then copies it."""
-        leader = self._leaders[row.prompt]
-        shared = len(row.prompt) - 1  # the last one is taken in by each, for its logits
-        if leader is row or row.cached >= shared:
-            return True
-        if leader.cached < shared:
-            return False
-        self._slots.copy(leader.slot, row.slot, shared)
-        row.cached = shared
-        return True
-
-    def _forward(self, batch: Sequence[tuple[_Row, Span]]) -> tuple[list[_Row], torch.Tensor]:
-        """The rows that now have seen all their ids, and what they predict, (R, V)."""
+        # The forward pass predicts, (R, V), for the rows that now have seen all their ids.
         device = self._model.device
         ids = [token for row, span in batch for token in row.ids[span.start : span.end]]
-        ends = itertools.accumulate(span.count for _, span in batch)
+        ends = itertools.accumulate(span.end - span.start for _, span in batch)
         drawing = [(row, end - 1) for (row, span), end in zip(batch, ends, strict=True) if span.end == len(row.ids)]
         with torch.no_grad():
             output = self._model(
@@ -428,37 +371,29 @@ class Decoder:
             )
         for row, span in batch:
             row.cached = span.end
-        return [row for row, _ in drawing], output.logits[0]
-
-    def _draw(self, rows: Sequence[_Row], logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        """A token for each row, and its log-probability."""
-        if not rows:
-            return [], []
-        samplings = [row.request.sampling for row in rows]
-        seeds = np.array([row.request.seed % SEEDS for row in rows], dtype=np.uint64)
-        positions = np.array([len(row.ids) for row in rows], dtype=np.uint64)
-        ids, logprobs = draw(
-            logits,
-            temperature=torch.tensor([sampling.temperature for sampling in samplings], device=logits.device),
-            top_p=torch.tensor([sampling.top_p for sampling in samplings], device=logits.device),
-            uniform=torch.from_numpy(uniforms(seeds, positions)).to(logits.device),
+        if not drawing:
+            return []
+        requests = [row.request for row, _ in drawing]
+        seeds = np.array([request.seed % SEEDS for request in requests], dtype=np.uint64)
+        positions = np.array([len(row.ids) for row, _ in drawing], dtype=np.uint64)
+        drawn, logprobs = draw(
+            output.logits[0],
+            temperature=torch.tensor([request.sampling.temperature for request in requests], device=device),
+            top_p=torch.tensor([request.sampling.top_p for request in requests], device=device),
+            uniform=torch.from_numpy(uniforms(seeds, positions)).to(device),
         )
-        return ids.tolist(), logprobs.tolist()
 
-    def _ended(self, row: _Row) -> Completion | None:
-        """The finished turn; None while it goes on."""
-        new_ids = row.ids[len(row.request.token_ids) :]
-        spoken = new_ids[:-1] if new_ids[-1] in self._end_ids else new_ids
-        stopped = spoken is not new_ids or self._stops[row.request.stop].ended(new_ids)
-        if not stopped and len(new_ids) < row.request.max_tokens:
-            return None
-        text = cut(self._codec.decode(spoken), row.request.stop)
-        return Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
-
-
-def _n_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    shorter = min(len(left), len(right))
-    if tuple(left[:shorter]) == tuple(right[:shorter]):
-        return shorter
-    return next(index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+        # A turn ends with an end-of-turn token, a stop string or its budget.
+        finished = []
+        for (row, _), token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            request, new_ids = row.request, row.ids[len(row.request.token_ids) :]
+            spoken = new_ids[:-1] if token in self._end_ids else new_ids
+            stopped = spoken is not new_ids or self._stops[request.stop].ended(new_ids)
+            if stopped or len(new_ids) >= request.max_tokens:
+                row.generating = False
+                text = cut(self._codec.decode(spoken), request.stop)
+                turn = Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
+                finished.append((request.session, turn))
+        return finished

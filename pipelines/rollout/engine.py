@@ -1,7 +1,5 @@
 """Many episodes over one policy: a bounded number in flight, their SQL beside, each handed on when done."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -9,10 +7,10 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from pipelines.core.errors import BoundaryError, DataError, EndpointError, UserError
 from pipelines.core.types import Database, ExecutionResult, StopReason, Trajectory
+from pipelines.protocols.base import Protocol
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.episode import (
     ATTEMPTS,
@@ -29,11 +27,8 @@ from pipelines.rollout.episode import (
 )
 from pipelines.rollout.policies.base import Completion, Policy
 from pipelines.rollout.user import User, reply, simulated_user
-
-if TYPE_CHECKING:
-    from pipelines.protocols.base import Protocol
-    from pipelines.sql.engine import SqlEngine
-    from pipelines.sql.schema import Schema
+from pipelines.sql.engine import SqlEngine
+from pipelines.sql.schema import Schema
 
 FIRST_EPISODES = 32  # episodes that may break before a first one does not
 
@@ -66,12 +61,9 @@ class EpisodeQueue:
         first = next(self._firsts, None)
         if first is not None:
             return first
-
-        def mean_length(question: str) -> float:
-            known = self._lengths.get(question)
-            return sum(known) / len(known) if known else float("inf")
-
-        question = max((name for name, indices in self._waiting.items() if indices), key=mean_length, default=None)
+        means = {question: sum(known) / len(known) for question, known in self._lengths.items()}
+        waiting = [question for question, indices in self._waiting.items() if indices]
+        question = max(waiting, key=lambda name: means.get(name, float("inf")), default=None)
         return None if question is None else self._waiting[question].pop(0)
 
     def over(self, index: int, length: int) -> None:
@@ -222,7 +214,7 @@ class RolloutEngine:
         if isinstance(step, SqlRequest):
             if step.attempt:
                 await asyncio.sleep(step.delay_s)
-            statement = self._sql.begin(episode.database, step.sql, self._rows)
+            statement = self._sql.begin(episode.example.database, step.sql, self._rows)
             self._policy.away(episode.session, statement.work)
             result = await statement.result()
             self.timing.queries += step.attempt == 0

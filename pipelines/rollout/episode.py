@@ -4,17 +4,14 @@ The driver (`Episode.play`) has no input or output: it yields requests, which it
 events.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.core.errors import EndpointError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import (
     ActionKind,
-    Database,
     Example,
     ExecutionResult,
     ExecutionStatus,
@@ -23,14 +20,12 @@ from pipelines.core.types import (
     Trajectory,
     Turn,
 )
+from pipelines.protocols.base import Protocol
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Request
 from pipelines.sql.dialects.base import BETWEEN
-
-if TYPE_CHECKING:
-    from pipelines.protocols.base import Protocol
-    from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schema
 
 PROMPTS_KEPT = 256  # of questions whose episodes run side by side
 ATTEMPTS = 3  # at one turn's generation or SQL before the episode is broken
@@ -55,11 +50,7 @@ class SqlRequest:
 
     sql: str
     attempt: int  # 0-based; later ones follow a database that was not available.
-
-    @property
-    def delay_s(self) -> float:
-        """Seconds to wait before the attempt."""
-        return BACKOFF_S * 2 ** (self.attempt - 1) if self.attempt else 0.0
+    delay_s: float  # to wait before the attempt.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,8 +121,7 @@ class Episode:
     """The record of one episode while it grows, and its driver.
 
     `play` takes the steps in their order: `next_request`, `accept` the policy's completion, `observe` the result of its
-    SQL or `hear` the user's answer, until `done`. Agent ids are appended as they were generated; observations are
-    encoded once.
+    SQL, until it has a reason to `stop`. Agent ids are appended as they were generated; observations are encoded once.
 
     Args:
         policy: the name of the policy.
@@ -151,49 +141,37 @@ class Episode:
     ) -> None:
         self._request, self._rules, self._policy, self._codec = request, rules, policy, codec
         self.session, self.example, self.sample = session, request.example, request.sample
-        self._turns: list[Turn] = []
+        self.turns: list[Turn] = []
+        self.stop: StopReason | None = None  # why it has ended, once it has
         self._ends: list[int] = []
-        self._stop: StopReason | None = None
         self._failure: str | None = None
         self._final_sql: str | None = None
         self._query: str | None = None
         self._kept: list[str] = []  # statements that changed the episode's copy of the database, if it has one
         self._knows_logprobs = codec is not None
+        # A final answer is forced by the tag that opens the turn for the agent, or by words that ask for it.
+        self._opening_tag = rules.protocol.opening if codec else ""
+        self._demand = "" if self._opening_tag else rules.protocol.demand
         self._forced = rules.max_turns == 0 and rules.forced_final
         if self._forced:
             role, text = prompt[-1]
-            prompt = (*prompt[:-1], (role, text + self._demand()))
-        self._prompt = prompt
-        self._messages: list[Message] = list(prompt)
-        self._opening = self._forced_opening()
+            prompt = (*prompt[:-1], (role, text + self._demand))
+        self._prompt, self._messages = prompt, list(prompt)
+        self._opening = self._opening_tag if self._forced else ""
         self._ids: list[int] = codec.prompt(prompt) + codec.agent(self._opening) if codec else []
         self._mask: list[int] = [0] * len(self._ids)
         self._logprobs: list[float] = [0.0] * len(self._ids)
         if self._room < 1:
-            self._stop = StopReason.TOKEN_LIMIT
-
-    @property
-    def database(self) -> Database:
-        """The database that the episode's SQL reads."""
-        return self.example.database
-
-    @property
-    def done(self) -> bool:
-        """Whether the episode has ended."""
-        return self._stop is not None
-
-    @property
-    def last_turn(self) -> Turn:
-        """The newest turn, with its observation once there is one."""
-        return self._turns[-1]
+            self.stop = StopReason.TOKEN_LIMIT
 
     def play(self) -> Generator[DriverRequest | EpisodeEvent, Any, None]:
         """Drive the episode to its end: yield each request, whose answer is to be sent in, and each event.
 
         A reader whose boundary failed throws `EpisodeBroken` or `EndpointError` in; the episode then ends as broken.
         """
+        protocol = self._rules.protocol
         try:
-            while not self.done:
+            while self.stop is None:
                 request = self.next_request()
                 completion: Completion = yield request
                 # A stop string inside an open thinking block does not end the turn: it is generated further.
@@ -202,7 +180,7 @@ class Episode:
                     and completion.finish == "stop"
                     and 0 < len(completion.token_ids) < request.max_tokens
                     and completion.text.endswith(request.stop)
-                    and self._rules.protocol.thinking(completion.text)
+                    and protocol.thinking(completion.text)
                 ):
                     more: Completion = yield dataclasses.replace(
                         request,
@@ -217,17 +195,21 @@ class Episode:
                         more.finish,
                     )
                 query = self.accept(completion)
-                yield TurnEvent(self.last_turn)
-                if not self.done and self.questions:
-                    self.hear((yield UserRequest(tuple(self.questions))))
-                elif not self.done:
+                yield TurnEvent(self.turns[-1])
+                if self.stop is None and self.turns[-1].action.kind is ActionKind.ASK:
+                    asks = [turn.action for turn in self.turns if turn.action.kind is ActionKind.ASK]
+                    answer: str = yield UserRequest(tuple(action.content for action in asks))
+                    self._show(protocol.hear(answer, self._rules.max_turns - len(self.turns)))
+                elif self.stop is None:
                     result: ExecutionResult | None = None
                     for attempt in range(0 if query is None else ATTEMPTS):
-                        result = yield SqlRequest(str(query), attempt)
+                        result = yield SqlRequest(
+                            str(query), attempt, BACKOFF_S * 2 ** (attempt - 1) if attempt else 0.0
+                        )
                         if result is None or result.status is not ExecutionStatus.UNAVAILABLE:
                             break
                     self.observe(result)
-                yield ResultEvent(self.last_turn)
+                yield ResultEvent(self.turns[-1])
         except EpisodeBroken as broken:
             self.fail(str(broken))
         except EndpointError as error:  # the endpoint has been asked again already
@@ -245,7 +227,7 @@ class Episode:
             stop=self._rules.protocol.stop,
             seed=self._request.seed,
             example=self.example,
-            turn=len(self._turns),
+            turn=len(self.turns),
             sample=self.sample,
         )
 
@@ -268,50 +250,38 @@ class Episode:
         if self._opening and action.kind is ActionKind.SOLUTION:  # the agent cannot mend what the opening left out
             action = dataclasses.replace(action, format_error=None)
         self._messages.append(("assistant", text))
-        self._turns.append(Turn(text, action))
+        self.turns.append(Turn(text, action))
         if action.kind is ActionKind.SOLUTION:
             self._final_sql = action.content
-            self._stop = StopReason.SOLUTION
-        elif self._forced or (len(self._turns) >= self._rules.max_turns and not self._rules.forced_final):
-            self._stop = StopReason.TURN_LIMIT
-        self._query = None if self.done else protocol.query(action)
+            self.stop = StopReason.SOLUTION
+        elif self._forced or (len(self.turns) >= self._rules.max_turns and not self._rules.forced_final):
+            self.stop = StopReason.TURN_LIMIT
+        self._query = None if self.stop is not None else protocol.query(action)
         return None if self._query is None else BETWEEN.join((*self._kept, self._query))
 
     def observe(self, result: ExecutionResult | None) -> None:
-        """Take the result of the last turn's SQL, None if it has none, and answer the agent.
-
-        An observation that leaves no room for another turn is not appended: an episode ends on an agent's turn.
-        """
-        turn = self._turns[-1]
+        """Take the result of the last turn's SQL, None if it has none, and show it to the agent."""
+        turn = self.turns[-1]
         if result is not None:
             turn = dataclasses.replace(
                 turn, status=result.status, error_class=result.error_class, n_rows=len(result.rows)
             )
-            self._turns[-1] = turn
+            self.turns[-1] = turn
             if result.status is ExecutionStatus.UNAVAILABLE:
                 self.fail(result.error_class or "database_unavailable")
                 return
-            if result.ok and self._query is not None and DIALECTS[self.database.engine].keeps(self._query):
+            keeps = DIALECTS[self.example.database.engine].keeps
+            if result.ok and self._query is not None and keeps(self._query):
                 self._kept.append(self._query)
-        self._answer(self._rules.protocol.observe(turn.action, result, self._turns_left))
-
-    def hear(self, answer: str) -> None:
-        """Take the user's answer to the last turn's question, and show it to the agent."""
-        self._answer(self._rules.protocol.hear(answer, self._turns_left))
-
-    @property
-    def questions(self) -> list[str]:
-        """The agent's questions to the user so far; empty if its last turn asks nothing."""
-        questions = [turn.action.content for turn in self._turns if turn.action.kind is ActionKind.ASK]
-        return questions if self._turns[-1].action.kind is ActionKind.ASK else []
+        self._show(self._rules.protocol.observe(turn.action, result, self._rules.max_turns - len(self.turns)))
 
     def fail(self, failure: str) -> None:
         """End the episode as broken, with the class of the boundary's failure; it is never scored."""
-        self._stop, self._failure = StopReason.BROKEN, failure
+        self.stop, self._failure = StopReason.BROKEN, failure
 
     def trajectory(self) -> Trajectory:
         """The record of the ended episode; it ends on an agent's turn unless there was none."""
-        assert self._stop is not None, "the episode has not ended"
+        assert self.stop is not None, "the episode has not ended"
         end = self._ends[-1] if self._ends and self._codec else len(self._ids)
         return Trajectory(
             example_id=self.example.id,
@@ -319,11 +289,11 @@ class Episode:
             policy=self._policy,
             protocol=self._rules.protocol.name,
             prompt=self._prompt,
-            turns=tuple(self._turns),
+            turns=tuple(self.turns),
             final_sql=self._final_sql,
-            stop=self._stop,
+            stop=self.stop,
             failure=self._failure,
-            forced=self._forced and len(self._turns) > 0,
+            forced=self._forced and len(self.turns) > 0,
             token_ids=tuple(self._ids[:end]),
             agent_mask=tuple(self._mask[:end]),
             logprobs=tuple(self._logprobs[:end]) if self._knows_logprobs else (),
@@ -331,35 +301,23 @@ class Episode:
         )
 
     @property
-    def _turns_left(self) -> int:
-        return self._rules.max_turns - len(self._turns)
-
-    @property
     def _room(self) -> int:
         """Tokens that the episode's budget leaves; the turn's budget for policies that speak text only."""
         sampling = self._rules.sampling
         return sampling.episode_tokens - len(self._ids) if self._codec else sampling.turn_tokens
 
-    def _demand(self) -> str:
-        """The words that ask for the final answer, if the turn cannot be opened for the agent."""
-        return "" if self._codec and self._rules.protocol.opening else self._rules.protocol.demand
-
-    def _forced_opening(self) -> str:
-        """The tag that begins a forced turn for the agent, so that it can only be the final answer; else ""."""
-        return self._rules.protocol.opening if self._forced and self._codec else ""
-
-    def _answer(self, text: str) -> None:
-        """Answer the agent, if the answer leaves room for another turn."""
-        self._forced = self._turns_left <= 0
+    def _show(self, observation: str) -> None:
+        """Append an observation if it leaves room for another turn: an episode ends on an agent's turn."""
+        self._forced = len(self.turns) >= self._rules.max_turns
         if self._forced:
-            text += self._demand()
-        opening = self._forced_opening()
-        ids = self._codec.observation(text, self._ids[-1]) + self._codec.agent(opening) if self._codec else []
+            observation += self._demand
+        opening = self._opening_tag if self._forced else ""
+        ids = self._codec.observation(observation, self._ids[-1]) + self._codec.agent(opening) if self._codec else []
         if self._room - len(ids) < 1:
-            self._stop, self._forced = StopReason.TOKEN_LIMIT, False
+            self.stop, self._forced = StopReason.TOKEN_LIMIT, False
             return
-        self._turns[-1] = dataclasses.replace(self._turns[-1], observation=text)
-        self._messages.append(("user", text))
+        self.turns[-1] = dataclasses.replace(self.turns[-1], observation=observation)
+        self._messages.append(("user", observation))
         self._opening = opening
         self._ids += ids
         self._mask += [0] * len(ids)

@@ -21,64 +21,50 @@ def load(
         quantized: holds the matrices of all linear layers but the head in NF4, on the device of this process.
     """
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers.utils.hub import cached_file
 
     hide_bars()
-    where, revision = str(path_or_name), None if Path(path_or_name).is_dir() else model.revision
+    name, revision = str(path_or_name), None if Path(path_or_name).is_dir() else model.revision
+    dtype = dtype or getattr(torch, model.compute_dtype)
     if model.compute_dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         raise ResourceError("this CUDA device has no bfloat16", "Set model.compute_dtype=float32.")
+    options: dict[str, Any] = {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, padding_side="left")
+        if quantized:  # NF4, and the scale of each 64 weights in 8 bits (QLoRA, section 3)
+            require_bitsandbytes()
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype,
+            )
+            rank = int(os.environ.get("LOCAL_RANK", "0"))
+            options["device_map"] = {"": f"cuda:{rank}" if torch.cuda.is_available() else "cpu"}
         network = AutoModelForCausalLM.from_pretrained(
-            where,
-            revision=revision,
-            dtype=dtype or getattr(torch, model.compute_dtype),
-            attn_implementation="sdpa",
-            **(_nf4(dtype or getattr(torch, model.compute_dtype)) if quantized else {}),
+            name, revision=revision, dtype=dtype, attn_implementation="sdpa", **options
         )
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise DataError(
-            f"no model at {where}: {reason}", "Give a local folder or a hub name as model.source."
-        ) from None
+        raise DataError(f"no model at {name}: {reason}", "Give a local folder or a hub name as model.source.") from None
     for layer in network.modules() if quantized else ():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False  # it samples with coarser scales than it trains with
     if revision is not None:  # TRL reads a reference network by this name, and would take the newest commit
-        network.config._name_or_path = _snapshot(where, revision)
+        file = cached_file(name, "config.json", revision=revision, local_files_only=True)
+        network.config._name_or_path = str(Path(file).parent)
     if len(tokenizer) <= len(tokenizer.added_tokens_encoder):
         raise DataError(
-            f"no tokenizer in {where}", "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
+            f"no tokenizer in {name}", "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return network, tokenizer
 
 
-def _snapshot(name: str, revision: str) -> str:
-    """The folder of a hub model's commit, which has been read already."""
-    from transformers.utils.hub import cached_file
-
-    return str(Path(cached_file(name, "config.json", revision=revision, local_files_only=True)).parent)
-
-
-def _nf4(dtype: torch.dtype) -> dict[str, Any]:
-    """How a base is held in 4 bits: NF4, and the scale of each 64 weights in 8 bits (QLoRA, section 3)."""
-    from transformers import BitsAndBytesConfig
-
-    require_bitsandbytes()
-    how = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    place = f"cuda:{int(os.environ.get('LOCAL_RANK', '0'))}" if torch.cuda.is_available() else "cpu"
-    return {"quantization_config": how, "device_map": {"": place}}
-
-
 def require_bitsandbytes() -> None:
-    """Raises ResourceError where bitsandbytes, which holds weights in 4 bits, is not installed."""
+    """Raises ResourceError if bitsandbytes, which holds weights in 4 bits, is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ResourceError("model.lora.bits=4 needs bitsandbytes", "pip install 'sqltrain[qlora]'")
 

@@ -1,21 +1,17 @@
 """The simulated user of a vague question: answers what the agent asks, from the question's marks or by an endpoint.
 
-What the user says is data: the protocol shows it escaped and cut, and nothing in it is read as an instruction.
+The user's answer is data: the protocol shows it escaped and cut, and nothing in it is read as an instruction.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from pipelines.core.types import Example
+from pipelines.protocols.base import Protocol
 from pipelines.protocols.observations import under_headings
 from pipelines.protocols.one_action import SCRIPTED, Ask
-
-if TYPE_CHECKING:
-    from pipelines.protocols.base import Protocol as Speech
 
 REFUSAL = "That is not part of my question, so I cannot say."
 SPENT = "I have no time for more questions. Please give the final query."
@@ -31,26 +27,20 @@ _PLAIN = """
     a an and are as at be by do does for from how i in is it mean meant of on or that the this to what when which with
     you your
 """
+STOP_WORDS = frozenset(_PLAIN.split())
 
 
-class User(Protocol):
-    """Whoever answers the agent's questions."""
-
-    async def answer(self, example: Example, question: str, sample: int) -> str:
-        """The answer to one question; `sample` is the episode's number in its group."""
-
-    async def close(self) -> None:
-        """Let go of connections."""
-
-
-class ScriptedUser:
+class User:
     """Answers from the marks of a question (`meta["ambiguities"]`): of those whose words the agent's question holds,
     the one of which it holds the largest share. It quotes the mark's SQL, where a person would put it into words.
     """
 
     async def answer(self, example: Example, question: str, sample: int) -> str:
-        words = _words(question)
-        shares = [(_share(words, str(mark.get("term", ""))), -place) for place, mark in enumerate(marks(example))]
+        """The answer to one question; `sample` is the episode's number in its group."""
+        asked, shares = frozenset(re.findall(r"\w+", question.lower())) - STOP_WORDS, []
+        for place, mark in enumerate(marks(example)):
+            words = frozenset(re.findall(r"\w+", str(mark.get("term", "")).lower())) - STOP_WORDS
+            shares.append((len(words & asked) / len(words) if words else 0.0, -place))
         share, place = max(shares, default=(0.0, 0))
         if share < ENOUGH:
             return REFUSAL
@@ -58,10 +48,10 @@ class ScriptedUser:
         return f'By "{mark.get("term")}" I mean: {mark.get("means")}'
 
     async def close(self) -> None:
-        """See `User.close`."""
+        """Close connections."""
 
 
-class EndpointUser:
+class EndpointUser(User):
     """A chat endpoint plays the user, in one request a question; every answer is kept, so it is bought once.
 
     Args:
@@ -86,35 +76,26 @@ class EndpointUser:
         await self._asker.close()
 
 
-def simulated_user(speech: Speech, responses: Path | None = None) -> User:
-    """The user that a protocol's options name; of a protocol that never asks, one that nobody hears."""
-    name = speech.options.user if isinstance(speech, Ask) else SCRIPTED
-    return ScriptedUser() if name == SCRIPTED else EndpointUser(name, responses)
+def simulated_user(protocol: Protocol, responses: Path | None = None) -> User:
+    """The user that a protocol's options name; the scripted one, unused, for a protocol that never asks."""
+    name = protocol.options.user if isinstance(protocol, Ask) else SCRIPTED
+    return User() if name == SCRIPTED else EndpointUser(name, responses)
 
 
-async def reply(user: User, speech: Speech, example: Example, questions: Sequence[str], sample: int) -> str:
-    """The user's answer to the last of an episode's questions; none but a closing word once patience has run out.
+async def reply(user: User, protocol: Protocol, example: Example, questions: Sequence[str], sample: int) -> str:
+    """The user's answer to the last of an episode's questions; a closing sentence once patience has run out.
 
     A user answers as many questions as there are marks that matter, and some more (`AskOptions.patience`).
     """
-    patience = speech.options.patience if isinstance(speech, Ask) else 0
+    patience = protocol.options.patience if isinstance(protocol, Ask) else 0
     if len(questions) > sum(bool(mark.get("critical")) for mark in marks(example)) + patience:
         return SPENT
     return await user.answer(example, questions[-1], sample)
 
 
 def marks(example: Example) -> list[Mapping[str, Any]]:
-    """What is marked as vague in a question: the words (`term`), what they mean in SQL (`means`), and whether an answer
+    """The vague parts of a question: their words (`term`), their meaning in SQL (`means`), and whether an answer
     depends on them (`critical`).
     """
     value = example.meta.get("ambiguities")
     return [mark for mark in value if isinstance(mark, Mapping)] if isinstance(value, list | tuple) else []
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", text.lower())) - frozenset(_PLAIN.split())
-
-
-def _share(question: frozenset[str], term: str) -> float:
-    words = _words(term)
-    return len(words & question) / len(words) if words else 0.0

@@ -35,7 +35,9 @@ class GradeSource:
         graded, failed = panel.grade(
             outcomes,
             dict(examples),
-            lambda prompts: [answer.text if answer else None for answer in asker.ask_most(prompts)] if prompts else [],
+            lambda prompts: (
+                [answer.text if answer else None for answer in asker.ask_all(prompts, lenient=True)] if prompts else []
+            ),
             self._scale,
         )
         self._failed += failed

@@ -45,7 +45,7 @@ class OpenAIPolicy(Policy):
     async def check(self) -> None:
         """Ask the endpoint once before a run's first question; see `Connection.reach`."""
         if not self._is_reached:
-            await self.asker.reach()
+            await self.asker.connection.reach()
             self._is_reached = True
 
     async def generate(self, request: Request) -> Completion:

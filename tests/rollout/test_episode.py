@@ -86,7 +86,7 @@ def test_no_turns_means_an_answer_at_once(begin: Begin) -> None:
 def test_an_invalid_turn_is_answered_and_the_episode_goes_on(begin: Begin) -> None:
     episode = begin()
     assert episode.accept(NOISE) is None
-    assert not episode.done
+    assert episode.stop is None
     episode.observe(None)
     assert episode.next_request().turn == 1
     episode.accept(ANSWER)
@@ -186,7 +186,7 @@ def test_an_opening_needs_room_too(begin: Begin, codec: ChatCodec, spare: int, g
     tight = begin(max_turns=1, codec=codec, episode_tokens=len(roomy.next_request().token_ids) + spare)
     tight.accept(first)
     tight.observe(ROWS)
-    assert tight.done is not goes_on
+    assert (tight.stop is None) is goes_on
 
 
 def test_a_prompt_over_the_budget_has_no_turns(begin: Begin, codec: ChatCodec) -> None:

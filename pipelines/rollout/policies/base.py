@@ -1,20 +1,13 @@
-"""What a policy is: one request for one agent turn in, one completion out; everything that generates implements it."""
-
-from __future__ import annotations
+"""The contract of a policy: one request for one agent turn in, one completion out; everything that generates has it."""
 
 # ruff: noqa: B027  (an episode's hooks are empty on purpose: most policies do not schedule)
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pipelines.core.types import Example, Message
 from pipelines.recipe.section import Sampling
-
-if TYPE_CHECKING:
-    from pipelines.rollout.codec import ChatCodec
-
-
 from pipelines.rollout.codec import ChatCodec
 
 
@@ -38,7 +31,7 @@ class Request:
 class Completion:
     """One generated agent turn."""
 
-    text: str  # what the agent said, cut right after the stop string that ended it; without an end-of-turn token.
+    text: str  # cut right after the stop string that ended it; without an end-of-turn token.
     # (T,) exactly the ids generated, an end-of-turn token included; () for text policies.
     token_ids: tuple[int, ...] = ()
     # (T,) log-probability of each id under the sampling distribution at the request's temperature, before top-p (at
@@ -49,10 +42,10 @@ class Completion:
 
 
 class Policy(abc.ABC):
-    """What generates agent turns.
+    """A generator of agent turns.
 
     An episode's life: `open`, then `generate` for each turn with `away` before each wait for SQL, then `release`. Only
-    `generate` must be implemented; the others tell policies that schedule a batch where each episode is.
+    `generate` must be implemented; the others are for policies that schedule a batch.
     """
 
     name: str  # recorded in each trajectory.
@@ -78,8 +71,8 @@ class Policy(abc.ABC):
         """The episode waits for SQL; `generate` or `release` follows when it is back.
 
         Args:
-            work: tells what the statement has cost so far, never too much (`pipelines.sql.engine.Statement.work`); None
-                when it is not a statement that is waited for.
+            work: the cost of the statement so far, never too high (`pipelines.sql.engine.Statement.work`); None when it
+                is not a statement that is waited for.
         """
 
     def release(self, session: str) -> None:
@@ -89,18 +82,18 @@ class Policy(abc.ABC):
         """It is sent the weights that are trained: from now on they are no longer those of its checkpoint.
 
         Args:
-            places: who took those that were last sent, where that is said; it asks nobody else.
+            places: the servers that took those last sent, if known; it asks no other.
         """
 
     def take_versions(self) -> dict[str, list[int]]:
-        """By session, the step whose weights sampled each token since the last call, -1 where it is not known.
+        """By session, the step whose weights sampled each token since the last call, -1 if unknown.
 
-        {} where all are of the weights that were last sent.
+        {} if all are of the weights that were last sent.
         """
         return {}
 
     def take_used(self) -> dict[str, float]:
-        """Answers, tokens and cost since the last call, where somebody is paid for them; {} where nobody is."""
+        """Answers, tokens and cost since the last call of a policy that is paid for; {} for any other."""
         return {}
 
     def tells_what_it_draws(self) -> bool:
@@ -108,21 +101,18 @@ class Policy(abc.ABC):
         return True
 
     async def check(self) -> None:
-        """Make sure, before a run's first episode and after its last, that what generates is what was asked for.
+        """Make sure, before a run's first episode and after its last, that the generator is the one asked for.
 
         Raises:
-            ResourceError: it is something else.
+            ResourceError: it is another one.
         """
 
     async def close(self) -> None:
-        """Let go of what belongs to the running event loop (connections, tasks); the policy can be used again."""
-
-
-# A policy from a plain function: the oracle's base, the tests' agent, and a user's own program as the agent.
+        """Close what belongs to the running event loop (connections, tasks); the policy can be used again."""
 
 
 class ScriptedPolicy(Policy):
-    """Says what a function of the request says.
+    """A policy from a plain function: the oracle's base, the tests' agent, and a user's own program as the agent.
 
     Args:
         function: the agent's text for a request; must be a pure function of it.

@@ -2,29 +2,25 @@
 
 Its episode is a list of actions, decided by the example and the episode's seed: looks into the catalogue where the
 prompt hides the schema, a probe for every text that the gold SQL compares, sometimes a mistake that the database's
-answer shows, then the answer. Nothing that it says before a probe holds a stored value that the question does not name.
+answer shows, then the answer. No text before a probe holds a stored value that the question does not name.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from pipelines.core.errors import BoundaryError, DataError
 from pipelines.core.registry import DIALECTS
-from pipelines.core.types import Action, ActionKind, Database, Example, SchemaItems
+from pipelines.core.types import Action, ActionKind, Database, Example
+from pipelines.protocols import knowledge
+from pipelines.protocols.base import Protocol
 from pipelines.protocols.one_action import SingleTurn
 from pipelines.protocols.phases import Phases
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.sql import analyst
 from pipelines.sql.schema import Schema, introspect
-
-if TYPE_CHECKING:
-    from pipelines.protocols.base import Protocol
 
 TABLES = ("list the tables", "see the tables")
 COLUMNS = ("columns of {table}", "look into {table}")
@@ -47,12 +43,7 @@ class Lookup:
     column: str
     stored: str
     probe: str
-    asked: str | None = None  # what the question calls it; None where the source does not say.
-
-    @property
-    def finding(self) -> str:
-        """What the probe shows, as the step from the question's word, where it is known, to the stored text."""
-        return f"{self.asked} is {self.stored}" if self.asked else f"{self.column} has {self.stored}"
+    asked: str | None = None  # the question's word for it; None if the source does not say.
 
 
 class OraclePolicy(ScriptedPolicy):
@@ -61,7 +52,7 @@ class OraclePolicy(ScriptedPolicy):
     Args:
         error_rate: share of episodes with one mistake: a guessed value or a wrong table, seen and repaired.
         guesses: column (in lower case, of whatever table) -> how often it does not look a value up there, but guesses
-            how it is stored, and so answers wrong where the guess is. It guesses only what the question has a word for.
+            how it is stored, and so answers wrong if the guess is. It guesses only what the question has a word for.
     """
 
     def __init__(
@@ -71,17 +62,15 @@ class OraclePolicy(ScriptedPolicy):
         schemas: Callable[[Database], Schema] = introspect,
         guesses: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        super().__init__(self._say, name="oracle")
+        super().__init__(self._text, name="oracle")
         self._protocol = protocol
         self._error_rate = error_rate
         self._guesses = guesses
         self._read = schemas
         self._schemas: dict[str, Schema | None] = {}
         self._scripts: dict[str, list[Action]] = {}  # of the episodes in flight
-        self._phases = isinstance(protocol, Phases)
-        self._look = ActionKind.EXPLORE if self._phases else ActionKind.SQL
 
-    def _say(self, request: Request) -> str:
+    def _text(self, request: Request) -> str:
         """The turn's text; "" when the protocol cannot say the gold SQL (it holds one of its tags)."""
         if request.session not in self._scripts:
             self._scripts[request.session] = self.script(request.example, request.seed)
@@ -95,151 +84,126 @@ class OraclePolicy(ScriptedPolicy):
             return ""
 
     def release(self, session: str) -> None:
-        """The episode is over: its script can go."""
         self._scripts.pop(session, None)
 
     def script(self, example: Example, seed: int) -> list[Action]:
-        """The whole episode; its last action is the answer. Without reasoning where the protocol demands none."""
-        actions = self._actions(example, seed)
+        """The whole episode; its last action is the answer. Without reasoning if the protocol demands none."""
+        actions = self._actions(example, random.Random(f"{seed}/{example.id}"))
         if self._protocol.config.reasoning:
             return actions
         return [dataclasses.replace(action, reasoning="") for action in actions]
 
-    def _actions(self, example: Example, seed: int) -> list[Action]:
-        rng = random.Random(f"{seed}/{example.id}")
+    def _actions(self, example: Example, rng: random.Random) -> list[Action]:
+        protocol, database, view = self._protocol, example.database, self._protocol.config.schema_view
         sql = example.gold_sql.strip().rstrip(";").strip()
-        linked = self._linking(example, rng)
-        if isinstance(self._protocol, SingleTurn) or self._protocol.config.max_turns == 1:
+        if database.location not in self._schemas:
+            try:
+                self._schemas[database.location] = self._read(database)
+            except (BoundaryError, DataError):
+                self._schemas[database.location] = None
+        schema = self._schemas[database.location]
+        reads, sees_schema = example.meta.get("reads"), view not in ("hidden", "names")
+        in_phases = isinstance(protocol, Phases)
+        proposes = in_phases or ActionKind.PROPOSE in getattr(protocol, "kinds", {}).values()
+        items = None
+        if schema and (proposes or not reads or not sees_schema):
+            (items,) = analyst.schema_items([(example.gold_sql, schema, database.engine)])
+        tables, columns = (sorted(items.tables), sorted(items.columns)) if items else ([], [])
+
+        # The tables that the answer reads, each with its columns, in the order of the SQL; keys go without saying.
+        if not reads:
+            text = example.gold_sql.lower()
+            keys = {
+                (table.name.lower(), name.lower())
+                for table in (schema.tables if schema else ())
+                for name in (
+                    *(column.name for column in table.columns if column.primary_key),
+                    *(key.column for key in table.foreign_keys),
+                )
+            }
+            named = sorted(set(columns) - keys, key=lambda pair: (text.find(pair[1]), pair))
+            in_order = sorted(tables, key=lambda table: (text.find(table), table))
+            reads = {table: [column for owner, column in named if owner == table] for table in in_order}
+        linked = rng.choice(LINK if reads else PLAIN)
+        if reads:
+            linked = f"{linked} {' , '.join(' '.join([table, *names]) for table, names in reads.items())}"
+        if isinstance(protocol, SingleTurn) or protocol.config.max_turns == 1:
             return [Action(ActionKind.SOLUTION, sql, linked)]
-        sql, looked_up, guessed = self._guessed(sql, lookups(example, self._schema(example)), rng)
-        mistaken = rng.random() < self._error_rate
-        answer = " , ".join([*dict.fromkeys(lookup.finding for lookup in [*looked_up, *guessed]), linked])
-        if self._phases:
-            return self._in_phases(example, sql, answer, looked_up, mistaken, rng)
-        mistake = self._mistake(example, sql, looked_up, rng) if mistaken else []
-        looks = [*self._catalogue(example, rng), *mistake, *self._probes(looked_up, rng)]
-        scouted = self._scouted(example, rng, looks)
-        if scouted and self._sees_schema:  # said before the first look, the plan is copied after it, and not made anew
-            scouted[0] = dataclasses.replace(scouted[0], reasoning=f"{linked} , {scouted[0].reasoning}")
-        return [*scouted, Action(ActionKind.SOLUTION, sql, answer)]
 
-    @property
-    def _sees_schema(self) -> bool:
-        return self._protocol.config.schema_view not in ("hidden", "names")
-
-    def _guessed(
-        self, sql: str, needed: Sequence[Lookup], rng: random.Random
-    ) -> tuple[str, list[Lookup], list[Lookup]]:
-        """The SQL with its guesses, what is still to be looked up, and what is guessed, with the guess as its text."""
-        words: dict[str, str] = {}
-        careful, guessed = [], []
-        for lookup in needed:
+        # A guessed value stands in the SQL as its word is spelled; the others are looked up.
+        spellings: dict[str, str] = {}
+        looked_up, guessed = [], []
+        for lookup in lookups(example, schema):
             share = self._guesses.get(lookup.column.lower(), 0.0) if lookup.asked else 0.0
             if share and rng.random() < share:
-                words[lookup.stored] = rng.choice(SPELLINGS)(str(lookup.asked))
-                guessed.append(dataclasses.replace(lookup, stored=words[lookup.stored]))
+                spellings[lookup.stored] = rng.choice(SPELLINGS)(str(lookup.asked))
+                guessed.append(dataclasses.replace(lookup, stored=spellings[lookup.stored]))
             else:
-                careful.append(lookup)
-        return _replaced(sql, words), careful, guessed
+                looked_up.append(lookup)
+        sql = _replaced(sql, spellings)
+        findings = dict.fromkeys(
+            f"{lookup.asked} is {lookup.stored}" if lookup.asked else f"{lookup.column} has {lookup.stored}"
+            for lookup in [*looked_up, *guessed]
+        )
+        answer = " , ".join([*findings, linked])
 
-    def _scouted(self, example: Example, rng: random.Random, looks: list[Action]) -> list[Action]:
-        """The looks, with the proposal of ReAct's scout before them where the prompt shows the schema, else after."""
-        if ActionKind.PROPOSE not in getattr(self._protocol, "kinds", {}).values():
-            return looks
-        proposal = [action for action in self._proposal(example, rng) if self._can_say(action)]
-        return [*proposal, *looks] if self._sees_schema else [*looks, *proposal]
+        # A mistake is the answer with every value as the question says it, in capitals if that is the stored text; or,
+        # without values, from a table by its plural name, which is not there. TRUST-SQL's format has no room for the
+        # execution error of the latter.
+        mistake: list[Action] = []
+        if rng.random() < self._error_rate:
+            if looked_up:
+                words = {
+                    one.stored: one.asked if one.asked and one.asked != one.stored else one.stored.upper()
+                    for one in looked_up
+                }
+                if (wrong := _replaced(sql, words)) != sql:
+                    guess = rng.choice(GUESS).format(asked=words[looked_up[0].stored])
+                    mistake = [Action(ActionKind.GENERATE if in_phases else ActionKind.SQL, wrong, guess)]
+            elif not in_phases and (table := analyst.first_table(sql, database.engine)) is not None:
+                wrong = re.sub(rf"\b{re.escape(table)}\b", f"{table}s", sql)
+                mistake = [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table}s"))]
 
-    def _in_phases(
-        self, example: Example, sql: str, answer: str, looked_up: Sequence[Lookup], mistaken: bool, rng: random.Random
-    ) -> list[Action]:
-        """Explore, propose, generate, confirm, as far as the protocol has these phases.
+        # Looks at what the prompt does not show: the tables' names, the columns of those needed, and stored values.
+        look, looks = ActionKind.EXPLORE if in_phases else ActionKind.SQL, []
+        if view == "hidden":
+            looks.append(Action(look, DIALECTS[database.engine].tables_query, rng.choice(TABLES)))
+        for table in () if sees_schema else tables:
+            reasoning = rng.choice(COLUMNS).format(table=table)
+            looks.append(Action(look, analyst.first_row(table, database.engine), reasoning))
+        looks += mistake
+        probes = dict.fromkeys((lookup.probe, lookup.table, lookup.column) for lookup in looked_up)
+        for probe, table, column in list(probes)[:MOST_PROBES]:
+            looks.append(Action(look, probe, rng.choice(PROBE).format(table=table, column=column)))
+        proposal: list[Action] = []
+        if proposes and tables:
+            proposed = {table: [name for owner, name in columns if owner == table] for table in tables}
+            content = knowledge.proposal(tables, {table: names for table, names in proposed.items() if names})
+            proposal = [Action(ActionKind.PROPOSE, content, rng.choice(PROPOSE))]
 
-        A mistake is a guessed value that gives no rows: an execution error would break TRUST-SQL's format.
-        """
-        guess = _guess(sql, looked_up, ActionKind.GENERATE, rng) if mistaken else []
-        actions = [
-            *self._catalogue(example, rng),
-            *guess,
-            *self._probes(looked_up, rng),
-            *self._proposal(example, rng),
-            Action(ActionKind.GENERATE, sql, answer),
-            Action(ActionKind.SOLUTION, sql, rng.choice(CONFIRM)),
-        ]
-        return [action for action in actions if self._can_say(action)]
+        solution = Action(ActionKind.SOLUTION, sql, answer)
+        if in_phases:
+            generated, confirmed = Action(ActionKind.GENERATE, sql, answer), rng.choice(CONFIRM)
+            actions = [*looks, *proposal, generated, dataclasses.replace(solution, reasoning=confirmed)]
+            return [action for action in actions if action.kind is ActionKind.SOLUTION or self._can_say(action)]
+        # ReAct's scout proposes before its looks if the prompt shows the schema, else after them.
+        proposal = [action for action in proposal if self._can_say(action)]
+        actions = [*proposal, *looks] if sees_schema else [*looks, *proposal]
+        if actions and sees_schema:  # said before the first look, the plan is copied after it, and not made anew
+            actions[0] = dataclasses.replace(actions[0], reasoning=f"{linked} , {actions[0].reasoning}")
+        return [*actions, solution]
 
     def _can_say(self, action: Action) -> bool:
-        """Whether the protocol's variant has such an action; the answer stays, whatever its text."""
+        """Whether the protocol's variant has such an action, and a form for its content."""
         try:
             self._protocol.write(action)
         except ValueError:
-            return action.kind is ActionKind.SOLUTION
+            return False
         return True
-
-    def _schema(self, example: Example) -> Schema | None:
-        location = example.database.location
-        if location not in self._schemas:
-            try:
-                self._schemas[location] = self._read(example.database)
-            except (BoundaryError, DataError):
-                self._schemas[location] = None
-        return self._schemas[location]
-
-    def _items(self, example: Example) -> SchemaItems:
-        schema = self._schema(example)
-        queries = [(example.gold_sql, schema, example.database.engine)] if schema else []
-        items = analyst.schema_items(queries)[0] if queries else None
-        return items or SchemaItems(frozenset(), frozenset())
-
-    def _linking(self, example: Example, rng: random.Random) -> str:
-        """The tables that the answer reads, each with its columns, in the order of the SQL; keys go without saying."""
-        reads = example.meta.get("reads") or self._reads(example)
-        if not reads:
-            return rng.choice(PLAIN)
-        return f"{rng.choice(LINK)} {' , '.join(' '.join([table, *columns]) for table, columns in reads.items())}"
-
-    def _reads(self, example: Example) -> dict[str, list[str]]:
-        items, schema, text = self._items(example), self._schema(example), example.gold_sql.lower()
-        keys = _keys(schema)
-        tables = sorted(items.tables, key=lambda table: (text.find(table), table))
-        columns = sorted(items.columns - keys, key=lambda pair: (text.find(pair[1]), pair))
-        return {table: [column for owner, column in columns if owner == table] for table in tables}
-
-    def _catalogue(self, example: Example, rng: random.Random) -> list[Action]:
-        """Looks at what the prompt does not show: the tables' names, then the columns of those that are needed."""
-        view, engine = self._protocol.config.schema_view, example.database.engine
-        if self._sees_schema:
-            return []
-        names = [Action(self._look, DIALECTS[engine].tables_query, rng.choice(TABLES))] if view == "hidden" else []
-        return names + [
-            Action(self._look, analyst.first_row(table, engine), rng.choice(COLUMNS).format(table=table))
-            for table in sorted(self._items(example).tables)
-        ]
-
-    def _proposal(self, example: Example, rng: random.Random) -> list[Action]:
-        from pipelines.protocols.knowledge import proposal
-
-        items = self._items(example)
-        if not items.tables:
-            return []
-        columns: dict[str, list[str]] = {table: [] for table in sorted(items.tables)}
-        for table, column in sorted(items.columns):
-            columns.get(table, []).append(column)
-        content = proposal(list(columns), {table: names for table, names in columns.items() if names})
-        return [Action(ActionKind.PROPOSE, content, rng.choice(PROPOSE))]
-
-    def _probes(self, looked_up: Sequence[Lookup], rng: random.Random) -> list[Action]:
-        probes = dict.fromkeys((lookup.probe, lookup.table, lookup.column) for lookup in looked_up)
-        return [
-            Action(self._look, sql, rng.choice(PROBE).format(table=table, column=column))
-            for sql, table, column in list(probes)[:MOST_PROBES]
-        ]
-
-    def _mistake(self, example: Example, sql: str, looked_up: Sequence[Lookup], rng: random.Random) -> list[Action]:
-        return _guess(sql, looked_up, ActionKind.SQL, rng) if looked_up else _slip(sql, example, rng)
 
 
 def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
-    """What must be looked up: the source's own plan (`meta["filters"]`), else every text that the gold SQL compares.
+    """The stored texts to look up: the source's own plan (`meta["filters"]`), else each that the gold SQL compares.
 
     Args:
         schema: resolves unqualified columns, and tells a double-quoted text from a column; may be None.
@@ -251,41 +215,9 @@ def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     return [Lookup(literal.table, literal.column, literal.text, literal.probe) for literal in compared]
 
 
-def _keys(schema: Schema | None) -> frozenset[tuple[str, str]]:
-    """Columns that identify or join, in lower case."""
-    keys: set[tuple[str, str]] = set()
-    for table in schema.tables if schema else ():
-        names = [column.name for column in table.columns if column.primary_key]
-        names += [key.column for key in table.foreign_keys]
-        keys.update((table.name.lower(), name.lower()) for name in names)
-    return frozenset(keys)
-
-
-def _guess(sql: str, looked_up: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:
-    """The answer with every value as the question says it; in capitals where that would be the stored text."""
-    words = {lookup.stored: _wrong_word(lookup) for lookup in looked_up}
-    wrong = _replaced(sql, words)
-    if wrong == sql:
-        return []
-    return [Action(kind, wrong, rng.choice(GUESS).format(asked=words[looked_up[0].stored]))]
-
-
 def _replaced(sql: str, words: Mapping[str, str]) -> str:
-    """The SQL with other texts in quotes; as it is where there are none to replace."""
+    """The SQL with other texts in quotes; as it is if there are none to replace."""
     if not words:
         return sql
     quoted = re.compile(rf"(['\"])({'|'.join(map(re.escape, words))})\1")
     return quoted.sub(lambda match: f"{match[1]}{words[match[2]]}{match[1]}", sql)
-
-
-def _wrong_word(lookup: Lookup) -> str:
-    return lookup.asked if lookup.asked and lookup.asked != lookup.stored else lookup.stored.upper()
-
-
-def _slip(sql: str, example: Example, rng: random.Random) -> list[Action]:
-    """The answer from a table by its plural name, which is not there."""
-    table = analyst.first_table(sql, example.database.engine)
-    if table is None:
-        return []
-    wrong = re.sub(rf"\b{re.escape(table)}\b", f"{table}s", sql)
-    return [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table}s"))]

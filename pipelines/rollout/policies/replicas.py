@@ -1,4 +1,4 @@
-"""vLLM servers that a stage starts on its own machine: which GPUs each gets, its health, and another try when it dies.
+"""vLLM servers that a stage starts on its own machine: the GPUs of each, its health, and another start when it dies.
 
 They listen on this machine alone, and end with the process that started them, however that ends.
 """
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from pipelines.core.errors import ResourceError
 from pipelines.core.processes import ending_with_me, free_port
+from pipelines.core.registry import Serving
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import CONF
 
@@ -34,7 +35,7 @@ INFRA = CONF.parent / "infra"
 
 
 class GpuLayout(NamedTuple):
-    """Which GPUs serve, and which train."""
+    """The GPUs that serve, and those that train."""
 
     # for each server the GPUs that it is spread over, as CUDA names them; () for the CPU.
     serving: tuple[tuple[str, ...], ...]
@@ -91,62 +92,42 @@ class Replica:
         checkpoint: what it serves at first.
         trains: whether it is sent the weights under training.
         log: the file that its output is appended to.
-
-    Attributes:
-        newest: the folder of the weights that it was last sent, if they are a whole model: it starts again with them.
     """
 
     def __init__(self, checkpoint: str, trains: bool, recipe: Recipe, plan: GpuLayout, number: int, log: Path):
         self.checkpoint, self.trains, self.recipe, self.plan = checkpoint, trains, recipe, plan
+        # The folder of the weights that it was last sent, if they are a whole model: it starts again with them.
         self.newest: Path | None = None
         self.devices, self.log, self.port = plan.serving[number], log, free_port()
+        self.url = f"http://{HOST}:{self.port}/v1"
         self.seen, self.restarts = time.monotonic(), 0
         self.start()
-
-    @property
-    def url(self) -> str:
-        """Its address, up to and with `/v1`."""
-        return f"http://{HOST}:{self.port}/v1"
 
     def start(self) -> None:
         """Start its process, with the newest weights that there are."""
         is_model = self.newest is not None and (self.newest / "config.json").is_file()  # adapters alone are none
-        model = str(self.newest) if is_model else self.checkpoint
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*ending_with_me(whole_session=True), *self._command(model)],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self.well, self.seen = False, time.monotonic()
-
-    def _command(self, model: str) -> list[str]:
-        rollout = self.recipe.rollout
+        model, settings = str(self.newest) if is_model else self.checkpoint, self.recipe.model
         command = [python(self.recipe), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--host", HOST, "--port", str(self.port), "--served-model-name", SERVED_NAME]
-        command += ["--dtype", self.recipe.model.compute_dtype, "--logprobs-mode", "processed_logprobs"]
-        if self.recipe.model.revision and model == self.checkpoint:
-            command += ["--revision", self.recipe.model.revision]
+        command += ["--dtype", settings.compute_dtype, "--logprobs-mode", "processed_logprobs"]
+        if settings.revision and model == self.checkpoint:
+            command += ["--revision", settings.revision]
         if len(self.devices) > 1:
             command += ["--tensor-parallel-size", str(len(self.devices))]
         if self.plan.shared:
             command += ["--gpu-memory-utilization", SHARED_MEMORY]
-        lora = self.recipe.model.lora
-        if lora is not None and self.recipe.model.sends_adapters and self.trains:
-            rank = next((rank for rank in LORA_RANKS if rank >= lora.rank), lora.rank)
+        sends_adapters = settings.sends_adapters and self.trains
+        if settings.lora is not None and sends_adapters:
+            rank = next((rank for rank in LORA_RANKS if rank >= settings.lora.rank), settings.lora.rank)
             command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"]
         if self.recipe.grpo.partial == "carry":
             command += ["--enable-scale-out"]  # opens /inference/v1/generate
         if not self.devices:
             command += ["--worker-extension-cls", "vllm_cpu.Repack", "--enforce-eager"]
             command += ["--gpu-memory-utilization", "0.2"]
-        return [*command, *rollout.arguments]
 
-    def _environment(self) -> dict[str, str]:
         own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1" if self.recipe.model.sends_adapters and self.trains else "0"
+        own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1" if sends_adapters else "0"
         path = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         if self.devices:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
@@ -154,7 +135,15 @@ class Replica:
             own["OMP_NUM_THREADS"] = str(self.recipe.hardware.threads)
             own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
             path.insert(0, str(INFRA))
-        return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(path)}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*ending_with_me(whole_session=True), *command, *self.recipe.rollout.arguments],
+                env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(path)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.well, self.seen = False, time.monotonic()
 
     def healthy(self) -> bool:
         """Whether it answers that it is well; an engine that died says 503."""
@@ -187,49 +176,25 @@ class Replica:
 
 @contextlib.contextmanager
 def running(
-    checkpoint: str, recipe: Recipe, folder: Path, plan: GpuLayout, newest: Path | None, say: Callable[[str], None]
-) -> Iterator[tuple[str, ...]]:
-    """While inside, servers of a checkpoint run and are started again when they die; their addresses.
+    checkpoint: str, recipe: Recipe, folder: Path, say: Callable[[str], None], newest: Path | None
+) -> Iterator[Serving]:
+    """While inside, servers of a checkpoint run and are started again when they die; none if the recipe names some.
 
     Args:
         folder: gets a log of each, which is removed when all went well.
-        newest: a folder of weights that a server started again takes, where there is one: those that it was last sent.
+        newest: a folder of weights, if servers are sent some: one that is started again takes those it was last sent.
     """
+    if recipe.rollout.servers:
+        yield Serving(recipe)
+        return
+    plan = planned(recipe, trains=newest is not None)
+    say(f"starting {len(plan.serving)} vLLM server{'s' if len(plan.serving) > 1 else ''} of {checkpoint}")
     logs = [folder / f"vllm-{number}.log" for number in range(len(plan.serving))]
-    replicas = []
-    try:
-        for number, log in enumerate(logs):
-            replicas.append(Replica(checkpoint, newest is not None, recipe, plan, number, log))
-        _wait(replicas)
-        for replica in replicas:
-            replica.newest = newest
-        with _watched(replicas, say):
-            yield tuple(replica.url for replica in replicas)
-    finally:
-        for replica in replicas:
-            replica.end()
-    for log in logs:
-        log.unlink()
-
-
-def _wait(replicas: Sequence[Replica]) -> None:
-    """Until all are well."""
-    for replica in replicas:
-        while not replica.healthy():
-            if replica.failed():
-                raise ResourceError(
-                    f"a vLLM server did not start: {replica.last_words()}",
-                    f"See {replica.log}; rollout.arguments are given to `vllm serve`.",
-                )
-            time.sleep(POLL_S)
-
-
-@contextlib.contextmanager
-def _watched(replicas: Sequence[Replica], say: Callable[[str], None]) -> Iterator[None]:
-    """While inside, a thread starts those that fail again."""
+    replicas: list[Replica] = []
     over = threading.Event()
 
     def watch() -> None:
+        """Start those that fail again."""
         looked = time.monotonic()
         while not over.wait(POLL_S):
             if time.monotonic() - looked > HEALTH_S or not all(replica.well for replica in replicas):
@@ -243,13 +208,32 @@ def _watched(replicas: Sequence[Replica], say: Callable[[str], None]) -> Iterato
                     replica.end()
                     replica.start()
 
-    thread = threading.Thread(target=watch)
-    thread.start()
     try:
-        yield
+        for number, log in enumerate(logs):
+            replicas.append(Replica(checkpoint, newest is not None, recipe, plan, number, log))
+        for replica in replicas:
+            while not replica.healthy():
+                if replica.failed():
+                    raise ResourceError(
+                        f"a vLLM server did not start: {replica.last_words()}",
+                        f"See {replica.log}; rollout.arguments are given to `vllm serve`.",
+                    )
+                time.sleep(POLL_S)
+        for replica in replicas:
+            replica.newest = newest
+        rollout = recipe.rollout.model_copy(update={"servers": tuple(replica.url for replica in replicas)})
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield Serving(recipe.model_copy(update={"rollout": rollout}), plan.training)
+        finally:
+            over.set()
+            thread.join()
     finally:
-        over.set()
-        thread.join()
+        for replica in replicas:
+            replica.end()
+    for log in logs:
+        log.unlink()
 
 
 def python(recipe: Recipe) -> str:

@@ -1,4 +1,4 @@
-"""Which weights a vLLM server holds: a stage's checkpoint is loaded into it, and what it says of a probe is compared.
+"""Weights of a vLLM server: a stage's checkpoint is loaded into it, and its log-probabilities of a probe are checked.
 
 A server answers with whatever it holds, so every stage that asks one loads its checkpoint first, where the server takes
 weights (VLLM_SERVER_DEV_MODE=1), and compares the log-probabilities of a fixed text with those that the checkpoint has
@@ -49,7 +49,7 @@ SAID = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """A text and what a checkpoint makes of it."""
+    """A text and its log-probabilities under a checkpoint."""
 
     checkpoint: str  # its folder or hub name.
     ids: tuple[int, ...]  # (T,) of the text.
@@ -77,7 +77,7 @@ class Probe:
 
 
 def probe(checkpoint: str, model: Model) -> Probe:
-    """What a checkpoint makes of the probe. It is computed by one process of this machine, and kept for the others."""
+    """A checkpoint's probe. It is computed by one process of this machine, and kept for the others."""
     folder = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     files = sorted(Path(checkpoint).glob("*.safetensors"))  # none for a hub name
@@ -85,22 +85,20 @@ def probe(checkpoint: str, model: Model) -> Probe:
     file = folder / f"{digest([checkpoint, weights, model.model_dump(mode='json'), PROBE, SAID])}.json"
     with lock(file.with_suffix(".lock")):
         if not file.is_file():
-            write_atomic(file, json.dumps(_answers(checkpoint, model)))
+            import torch
+
+            from pipelines.rollout.model_loading import load
+
+            network, tokenizer = load(checkpoint, model)
+            codec = ChatCodec(tokenizer)
+            text = [*codec.prompt(PROBE), *codec.agent(SAID)]
+            with torch.no_grad():
+                logits = network.eval()(input_ids=torch.tensor([text])).logits[0, :-1]  # (T - 1, V)
+            predicted = logits.float().log_softmax(-1)
+            of_text = predicted.gather(-1, torch.tensor(text[1:]).unsqueeze(-1)).squeeze(-1).tolist()
+            write_atomic(file, json.dumps((text, of_text)))
     ids, logprobs = json.loads(file.read_text(encoding="utf-8"))
     return Probe(checkpoint, tuple(ids), tuple(logprobs), FAR[model.compute_dtype])
-
-
-def _answers(checkpoint: str, model: Model) -> tuple[list[int], list[float]]:
-    import torch
-
-    from pipelines.rollout.model_loading import load
-
-    network, tokenizer = load(checkpoint, model)
-    codec = ChatCodec(tokenizer)
-    ids = [*codec.prompt(PROBE), *codec.agent(SAID)]
-    with torch.no_grad():
-        predicted = network.eval()(input_ids=torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)  # (T - 1, V)
-    return ids, predicted.gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1).tolist()
 
 
 def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry: bool = False) -> list[str]:
@@ -115,10 +113,14 @@ def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry
 
     def load(url: str) -> EndpointError | None:
         try:
-            if adapters and step is not None:
-                load_adapters(url, checkpoint, step)
-            else:
+            if not adapters or step is None:
                 reload(url, checkpoint, step if carry else None)
+                return None
+            # Adapters get the name of their step; the last ones stay for what is on its way.
+            new, held = f"step-{step}", sorted((name for name in models(url) if step_of(name) >= 0), key=step_of)
+            for name in {*held[:-1], *({new} & set(held))}:
+                _call(f"{url}/unload_lora_adapter", {"lora_name": name})
+            _call(f"{url}/load_lora_adapter", {"lora_name": new, "lora_path": checkpoint})
         except EndpointError as error:
             return error
         return None
@@ -154,31 +156,23 @@ def reload(url: str, weights: str | Path, carried_to: int | None = None) -> None
     server = url.rstrip("/").removesuffix("/v1")
     body = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
     if carried_to is None:
-        _post(f"{server}/collective_rpc", body)
-        _post(f"{server}/reset_prefix_cache", {})
+        _call(f"{server}/collective_rpc", body)
+        _call(f"{server}/reset_prefix_cache", {})
         return
-    _post(f"{server}/pause?mode=keep", {})
+    _call(f"{server}/pause?mode=keep", {})
     try:
-        _post(f"{server}/collective_rpc", body)
-        _post(f"{server}/reset_prefix_cache?reset_running_requests=true", {})
-        _post(f"{server}/update_weight_version", {"new_version": str(carried_to)})
+        _call(f"{server}/collective_rpc", body)
+        _call(f"{server}/reset_prefix_cache?reset_running_requests=true", {})
+        _call(f"{server}/update_weight_version", {"new_version": str(carried_to)})
     finally:
-        _post(f"{server}/resume", {})
-
-
-def load_adapters(url: str, folder: str, step: int) -> None:
-    """Have a server load low-rank adapters under the name of their step; the last ones stay for what is on its way."""
-    names = sorted((name for name in models(url) if step_of(name) >= 0), key=step_of)
-    for name in {*names[:-1], *({adapter_name(step)} & set(names))}:
-        _post(f"{url}/unload_lora_adapter", {"lora_name": name})
-    _post(f"{url}/load_lora_adapter", {"lora_name": adapter_name(step), "lora_path": folder})
+        _call(f"{server}/resume", {})
 
 
 def takes_adapters(servers: Sequence[str]) -> bool:
     """Whether every server loads adapters while it runs (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora)."""
     for url in servers:
         try:
-            _post(f"{url}/load_lora_adapter", {"lora_name": "", "lora_path": ""})
+            _call(f"{url}/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         except _Closed:
             return False
         except EndpointError:
@@ -189,11 +183,6 @@ def takes_adapters(servers: Sequence[str]) -> bool:
 def models(url: str) -> list[str]:
     """The names that a server serves: its model's, and those of adapters."""
     return [str(model["id"]) for model in json.loads(_call(f"{url}/models"))["data"]]
-
-
-def adapter_name(step: int) -> str:
-    """What a server calls the adapters of an optimiser step."""
-    return f"step-{step}"
 
 
 def step_of(name: str) -> int:
@@ -210,13 +199,10 @@ class _Away(EndpointError):
     """The server does not answer."""
 
 
-def _post(url: str, body: dict[str, Any]) -> None:
-    _call(url, json.dumps(body).encode())
-
-
-def _call(url: str, body: bytes | None = None) -> bytes:
-    """What a server answers; with a body it is a POST."""
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"} if body is not None else {})
+def _call(url: str, body: dict[str, Any] | None = None) -> bytes:
+    """A server's answer; with a body it is a POST."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {} if data is None else {"Content-Type": "application/json"})
     for attempt in range(ATTEMPTS):
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:

@@ -34,26 +34,20 @@ SETTLE_TICKS = 3  # event-loop turns after a step: finished turns are read, and 
 
 @dataclasses.dataclass(slots=True)
 class _Session:
-    """Where an episode is."""
+    """The state of an episode."""
 
-    # the step from which it may be in the batch again, or its slot be given away; later by what `work` tells.
+    # the step from which it may be in the batch again, or its slot be given away; later by its statement's `work`.
     due: int = 0
     work: Callable[[], float] | None = None  # of the statement that it waits for; None when it waits for none.
     acting: bool = True  # it will call `generate`, `away` or `release` without waiting for anything.
     wanted: Request | None = None  # the turn that it waits to start.
     generating: bool = False  # a turn of it is in the batch.
     over: bool = False  # it was released.
-    answer: asyncio.Future[Completion] | None = None  # where the turn goes.
+    answer: asyncio.Future[Completion] | None = None  # the turn's completion.
 
     def rejoins(self) -> int:
         """The step at which it is due as far as is known: never later than it will be."""
-        if self.work is None:
-            return self.due
-        return self.due + int(min(self.work() / STEP_WORK, MOST_STEPS))
-
-    def back(self) -> None:
-        """The statement is done: what it cost is known."""
-        self.due, self.work, self.acting = self.rejoins(), None, False
+        return self.due if self.work is None else self.due + int(min(self.work() / STEP_WORK, MOST_STEPS))
 
 
 class TransformersPolicy(Policy):
@@ -66,7 +60,7 @@ class TransformersPolicy(Policy):
         model: a causal LM whose attention goes through transformers' attention interface.
         slots: episodes that are decoded together.
         deterministic: see the module's docstring.
-        compute: what products are computed in, where the weights are kept in float32 for training; None: as they are.
+        compute: the dtype of products if the weights are kept in float32 for training; None: that of the weights.
     """
 
     name = "transformers"
@@ -102,14 +96,14 @@ class TransformersPolicy(Policy):
 
     def release(self, session: str) -> None:
         state = self._sessions[session]
-        state.back()
+        state.due, state.work, state.acting = state.rejoins(), None, False
         state.over, state.wanted = True, None
         self._changed.set()
 
     async def generate(self, request: Request) -> Completion:
         """One agent turn, decoded together with those of other episodes."""
         state = self._sessions[request.session]
-        state.back()
+        state.due, state.work, state.acting = state.rejoins(), None, False  # its statement is done: its cost is known
         state.wanted = request
         state.answer = asyncio.get_running_loop().create_future()
         if self._loop is None:
@@ -136,7 +130,16 @@ class TransformersPolicy(Policy):
         with attending(self._model), casting:
             while True:
                 try:
-                    await self._wait(decoder)
+                    # Until the next step may run; the work of statements is looked at again and again.
+                    started = time.perf_counter()
+                    while not self._admit(decoder):
+                        self._changed.clear()
+                        is_known = all(state.work is None for state in self._sessions.values())
+                        # Not `wait_for`: in Python 3.11 it loses a cancellation that comes as the event is set.
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(None if is_known else POLL_S):
+                                await self._changed.wait()
+                    self.waiting_s += time.perf_counter() - started
                     finished = decoder.step()
                     self._step += 1
                     for session, completion in finished:
@@ -157,40 +160,27 @@ class TransformersPolicy(Policy):
                 for _ in range(SETTLE_TICKS):
                     await asyncio.sleep(0)
 
-    async def _wait(self, decoder: Decoder) -> None:
-        """Until the next step may run."""
-        started = time.perf_counter()
-        while self._held() or not self._admit(decoder):
-            self._changed.clear()
-            is_known = all(state.work is None for state in self._sessions.values())
-            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes as the event is set.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if is_known else POLL_S):
-                    await self._changed.wait()
-        self.waiting_s += time.perf_counter() - started
-
-    def _held(self) -> bool:
-        """Whether an episode that is due is not back yet."""
-        return self._deterministic and any(
-            state.acting or (not (state.generating or state.wanted or state.over) and state.rejoins() <= self._step)
-            for state in self._sessions.values()
-        )
-
     def _admit(self, decoder: Decoder) -> bool:
-        """Bring in all that is due, in the order of opening, and say whether there is something to decode now."""
-        for session, state in list(self._sessions.items()):
-            if state.over and (state.generating or state.due <= self._step):
-                decoder.end(session)
-                del self._sessions[session]
-        for session, state in self._sessions.items():
-            if state.wanted and state.due <= self._step and (session in decoder or decoder.room):
-                decoder.begin(state.wanted)
-                state.wanted, state.generating = None, True
-        if decoder.generating:
-            return True
-        later = [(due, state) for state in self._sessions.values() if (due := state.rejoins()) > self._step]
-        first = min((due for due, _ in later), default=self._step)
-        if not later or any(state.work is not None for due, state in later if due == first):
-            return False  # whoever is next may yet turn out to be later
-        self._step = first
-        return not self._held() and self._admit(decoder)
+        """Bring in all that is due, in the order of opening; False if the next step must wait for an episode."""
+        while True:
+            if self._deterministic and any(
+                state.acting or (not (state.generating or state.wanted or state.over) and state.rejoins() <= self._step)
+                for state in self._sessions.values()
+            ):
+                return False  # an episode that is due is not back yet
+            for session, state in list(self._sessions.items()):
+                if state.over and (state.generating or state.due <= self._step):
+                    decoder.end(session)
+                    del self._sessions[session]
+            for session, state in self._sessions.items():
+                if state.wanted and state.due <= self._step and (session in decoder.rows or decoder.room):
+                    decoder.begin(state.wanted)
+                    state.wanted, state.generating = None, True
+            if decoder.generating:
+                return True
+            # With nothing to decode the clock of steps goes on to the first episode that is due.
+            later = [(due, state) for state in self._sessions.values() if (due := state.rejoins()) > self._step]
+            first = min((due for due, _ in later), default=self._step)
+            if not later or any(state.work is not None for due, state in later if due == first):
+                return False  # whoever is next may yet turn out to be later
+            self._step = first

@@ -45,7 +45,7 @@ class VllmPolicy(Policy):
         checkpoint: where the servers' tokenizer is: a folder or a hub name.
         probe: makes that of the checkpoint that the servers must hold in every run; None for servers that may hold
             any.
-        carries: they get new weights while they sample, and say which sampled each token (`/inference/v1/generate`).
+        carries: they get new weights while they sample, and report which sampled each token (`/inference/v1/generate`).
         adapters: they may be sent low-rank adapters alone; the newest are asked for by their name.
         revision: the commit of a hub checkpoint; None for its newest. A folder has none.
     """
@@ -64,26 +64,35 @@ class VllmPolicy(Policy):
     ) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
+        import openai
         from transformers import AutoTokenizer
 
         commit = None if Path(checkpoint).is_dir() else revision
         self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint), revision=commit))
         self.live = LIVE_PER_SERVER * len(servers)
-        served = [_served(url) for url in servers]
         others = len(servers) > 1
         patience: dict[str, Any] = (
             {"retries": 2, "patience_s": FAILOVER_S} if others else {"retries": 12, "patience_s": RESTART_S}
         )
-        self._connections = {
-            url: Connection(Endpoint(base_url=url, model=model, **patience), url)
-            for url, (model, _) in zip(servers, served, strict=True)
-        }
+        self._connections: dict[str, Connection] = {}
+        contexts = []
+        for url in servers:
+            try:
+                with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
+                    listed = client.models.list().data
+            except openai.APIError as error:
+                hint = "Start it: vllm serve MODEL; then name its address with /v1 in rollout.servers."
+                raise EndpointError(f"no vLLM server answers at {url} ({type(error).__name__})", hint) from None
+            if not listed:
+                raise ResourceError(f"the server at {url} serves no model")
+            self._connections[url] = Connection(Endpoint(base_url=url, model=listed[0].id, **patience), url)
+            contexts.append(getattr(listed[0], "max_model_len", None))
+        self.context = min(filter(None, contexts), default=None)
+        self._models = {url: connection.endpoint.model for url, connection in self._connections.items()}
         self._up, self._probe, self._drawn = list(servers), probe, False
-        self._models = {url: model for url, (model, _) in zip(servers, served, strict=True)}
         self._adapters = adapters
         self._having, self._carries, self._followed = list(servers), carries, False
         self._versions: dict[str, list[int]] = {}
-        self.context = min((context for _, context in served if context), default=None)
         self._home: dict[str, str] = {}
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         end_ids = (self.codec.end_id, self.codec.tokenizer.eos_token_id)
@@ -101,8 +110,8 @@ class VllmPolicy(Policy):
         while True:
             url = self._home[request.session]
             try:
-                ask = self._ask_versions if self._carries and self._followed else self._ask
-                choice = await ask(self._connections[url], request)
+                choice = await self._ask(url, request)
+                break
             except ContextOverflow:
                 raise
             except (EndpointError, ResourceError):
@@ -110,8 +119,60 @@ class VllmPolicy(Policy):
                     raise
                 self._leave(url)
                 self.open(request.session)
-            else:
-                return self._completion(choice, request)
+
+        # Token ids as they were sampled; the text is decoded here, as the in-process policy does it.
+        ids = getattr(choice, "token_ids", None)
+        if not ids:
+            raise ResourceError("the server returns no token ids", "It must be vLLM 0.10.2 or newer.")
+        if request.stop not in self._stops:
+            self._stops[request.stop] = StopStrings(self.codec.tokenizer, request.stop, self.codec.decode)
+        stops = self._stops[request.stop]
+        end = next((index for index in range(1, len(ids)) if stops.ended(ids[:index])), len(ids))
+        if self._carries and self._followed:
+            self._versions.setdefault(request.session, []).extend(choice.versions[:end])
+        spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
+        text = cut(self.codec.decode(spoken), request.stop)
+        # By default a server's log-probabilities are before temperature, and not of what was drawn from.
+        is_comparable = self._drawn or request.sampling.temperature in (0.0, 1.0)
+        logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and is_comparable else ()
+        cut_short = end == len(ids) and choice.finish_reason == "length"
+        return Completion(text, tuple(ids[:end]), logprobs, "length" if cut_short else "stop")
+
+    async def _ask(self, url: str, request: Request) -> Any:
+        """A server's choice. By vLLM's own interface, if weights change meanwhile: it reports each token's version."""
+        connection, model = self._connections[url], self._models[url]
+        sampling: dict[str, Any] = {
+            "max_tokens": request.max_tokens,
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
+            "seed": (request.seed * 2654435761 + request.turn) % 2**31,
+            "stop": list(request.stop)[:MOST_STOPS],
+            "logprobs": 1,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+        body: dict[str, Any] = {"model": model, "prompt": list(request.token_ids), **sampling, "extra_body": OWN_KEYS}
+        if not (self._carries and self._followed):
+            answer = await connection.ask(lambda client: client.completions.create(**body))
+            return answer.choices[0]
+        sampling |= {name: value for name, value in OWN_KEYS.items() if name != "return_token_ids"}
+        body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": sampling}
+        address = f"{connection.endpoint.base_url.removesuffix('/v1')}/inference/v1/generate"
+        try:
+            answer = await connection.ask(lambda client: client.post(address, cast_to=object, body=body))
+        except ResourceError as error:
+            hint = "Start it with --enable-scale-out, or set grpo.partial=wait."
+            raise ResourceError(f"{address} tells no versions of tokens ({error.message})", hint) from None
+        choice = answer["choices"][0]
+        ids, content = choice["token_ids"] or [], (choice["logprobs"] or {}).get("content") or []
+        versions = [-1] * len(ids)
+        for span in choice.get("weight_versions") or ():
+            version = int(span["version"]) if span["version"].isdecimal() else step_of(model)
+            versions[span["start"] : span["end"]] = [version] * (span["end"] - span["start"])
+        logprobs = SimpleNamespace(token_logprobs=[token["logprob"] for token in content])
+        return SimpleNamespace(
+            token_ids=ids, logprobs=logprobs, finish_reason=choice["finish_reason"], versions=versions
+        )
 
     def follow(self, places: Sequence[str] | None = None) -> None:
         self._probe, self._followed = None, True
@@ -125,7 +186,7 @@ class VllmPolicy(Policy):
         return taken
 
     async def check(self) -> None:
-        """Hold each server against the probe; one that fails has no say."""
+        """Hold each server against the probe; a failed one is left."""
         if self._probe is None:
             return
         probe = self._probe()
@@ -156,100 +217,24 @@ class VllmPolicy(Policy):
             log.warning("vLLM server %s failed: going on with %d others", url, len(self._up) - 1)
             self._up.remove(url)
 
-    async def _ask(self, connection: Connection, request: Request) -> Any:
-        body: dict[str, Any] = {"model": self._models[connection.name], "prompt": list(request.token_ids)}
-        body |= {**self._sampling(request), "extra_body": OWN_KEYS}
-        answer = await connection.ask(lambda client: client.completions.create(**body))
-        return answer.choices[0]
-
-    async def _ask_versions(self, connection: Connection, request: Request) -> Any:
-        """The same by vLLM's own interface, which tells which weights sampled each token."""
-        own = {name: value for name, value in OWN_KEYS.items() if name != "return_token_ids"}
-        sampling = {**self._sampling(request), **own}
-        model = self._models[connection.name]
-        body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": sampling}
-        url = f"{connection.endpoint.base_url.removesuffix('/v1')}/inference/v1/generate"
-        try:
-            answer = await connection.ask(lambda client: client.post(url, cast_to=object, body=body))
-        except ResourceError as error:
-            hint = "Start it with --enable-scale-out, or set grpo.partial=wait."
-            raise ResourceError(f"{url} tells no versions of tokens ({error.message})", hint) from None
-        choice = answer["choices"][0]
-        ids, content = choice["token_ids"] or [], (choice["logprobs"] or {}).get("content") or []
-        versions = [-1] * len(ids)
-        for span in choice.get("weight_versions") or ():
-            version = int(span["version"]) if span["version"].isdecimal() else step_of(model)
-            versions[span["start"] : span["end"]] = [version] * (span["end"] - span["start"])
-        logprobs = SimpleNamespace(token_logprobs=[token["logprob"] for token in content])
-        return SimpleNamespace(
-            token_ids=ids, logprobs=logprobs, finish_reason=choice["finish_reason"], versions=versions
-        )
-
-    def _sampling(self, request: Request) -> dict[str, Any]:
-        return {
-            "max_tokens": request.max_tokens,
-            "temperature": request.sampling.temperature,
-            "top_p": request.sampling.top_p,
-            "seed": (request.seed * 2654435761 + request.turn) % 2**31,
-            "stop": list(request.stop)[:MOST_STOPS],
-            "logprobs": 1,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-        }
-
-    def _completion(self, choice: Any, request: Request) -> Completion:
-        """Token ids as they were sampled; the text is decoded here, as the in-process policy does it."""
-        ids = getattr(choice, "token_ids", None)
-        if not ids:
-            raise ResourceError("the server returns no token ids", "It must be vLLM 0.10.2 or newer.")
-        if request.stop not in self._stops:
-            self._stops[request.stop] = StopStrings(self.codec.tokenizer, request.stop, self.codec.decode)
-        stops = self._stops[request.stop]
-        end = next((index for index in range(1, len(ids)) if stops.ended(ids[:index])), len(ids))
-        if self._carries and self._followed:
-            self._versions.setdefault(request.session, []).extend(choice.versions[:end])
-        spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
-        text = cut(self.codec.decode(spoken), request.stop)
-        # By default a server's log-probabilities are before temperature, and not of what was drawn from.
-        is_comparable = self._drawn or request.sampling.temperature in (0.0, 1.0)
-        logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and is_comparable else ()
-        cut_short = end == len(ids) and choice.finish_reason == "length"
-        return Completion(text, tuple(ids[:end]), logprobs, "length" if cut_short else "stop")
-
     def tells_what_it_draws(self) -> bool:
         """Whether every server tells log-probabilities after temperature and top-p, which weights must be made of.
 
         They do with `--logprobs-mode processed_logprobs`; it is seen by a nucleus of one token, which is then certain.
         From then on log-probabilities are taken at any temperature.
         """
-        self._drawn = all(_certain(url, connection.endpoint.model) for url, connection in self._connections.items())
+        import openai
+
+        sampling: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1e-6, "logprobs": 1}
+        for url, connection in self._connections.items():
+            body: dict[str, Any] = {"model": connection.endpoint.model, "prompt": [1], **sampling}
+            try:
+                with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
+                    told = client.completions.create(**body, extra_body=OWN_KEYS).choices[0].logprobs
+            except openai.APIError as error:
+                problem = f"the vLLM server at {url} failed ({type(error).__name__})"
+                raise EndpointError(problem, "Is it running?") from None
+            self._drawn = bool(told and told.token_logprobs and told.token_logprobs[0] == 0.0)
+            if not self._drawn:
+                break
         return self._drawn
-
-
-def _certain(url: str, model: str) -> bool:
-    import openai
-
-    sampling: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1e-6, "logprobs": 1}
-    try:
-        with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
-            logprobs = (
-                client.completions.create(model=model, prompt=[1], extra_body=OWN_KEYS, **sampling).choices[0].logprobs
-            )
-    except openai.APIError as error:
-        raise EndpointError(f"the vLLM server at {url} failed ({type(error).__name__})", "Is it running?") from None
-    return bool(logprobs and logprobs.token_logprobs and logprobs.token_logprobs[0] == 0.0)
-
-
-def _served(url: str) -> tuple[str, int | None]:
-    """What a server serves: the model's name and its longest sequence."""
-    import openai
-
-    try:
-        with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
-            models = client.models.list().data
-    except openai.APIError as error:
-        hint = "Start it: vllm serve MODEL; then name its address with /v1 in rollout.servers."
-        raise EndpointError(f"no vLLM server answers at {url} ({type(error).__name__})", hint) from None
-    if not models:
-        raise ResourceError(f"the server at {url} serves no model")
-    return models[0].id, getattr(models[0], "max_model_len", None)

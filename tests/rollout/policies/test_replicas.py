@@ -19,7 +19,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.policies import replicas
 from pipelines.rollout.policies.making import serving
-from pipelines.rollout.policies.replicas import GpuLayout, layout, running
+from pipelines.rollout.policies.replicas import layout
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
@@ -114,7 +114,8 @@ def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_s
     newest.mkdir()
     (newest / "config.json").touch()
     made = recipe("rollout.replicas=2")
-    with running("first", made, home, GpuLayout(((), ()), None), newest, lines.append) as urls:
+    with serving("first", made, home, lines.append, newest) as served:
+        urls = served.recipe.rollout.servers
         before = notes(home)
         assert [note["--model"] for note in before] == ["first", "first"]
         os.kill(before[0]["pid"], signal.SIGKILL)
@@ -124,8 +125,7 @@ def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_s
         assert again["--port"] == next(note["--port"] for note in before if note["pid"] == before[0]["pid"])
         until(lambda: not alive(before[0]["engine"]))
         assert alive(before[1]["engine"])
-    assert len(lines) == 1
-    assert "died" in lines[0]
+    assert [("died" in line) for line in lines] == [False, True]
 
 
 def test_servers_end_with_a_run_that_is_killed(home: Path) -> None:

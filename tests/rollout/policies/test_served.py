@@ -13,6 +13,7 @@ from pipelines.core.types import Example
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.config_training import Model, TinyModel
+from pipelines.rollout import model_loading
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import served
@@ -49,9 +50,9 @@ def holder(serve: Callable[..., Any], codec: ChatCodec) -> Callable[..., Any]:
         model = Model(tiny=TinyModel())
 
         def told(ids: list[int]) -> list[float | None]:
-            made = served._answers(str(state.folder), model)
-            assert made[0] == ids
-            return [None, *made[1], -1.0]
+            made = served.probe(str(state.folder), model)
+            assert list(made.ids) == ids
+            return [None, *made.logprobs, -1.0]
 
         def answer(body: dict[str, Any]) -> Any:
             if body.get("method") == "reload_weights":
@@ -134,7 +135,7 @@ def test_a_server_that_tells_nothing_of_a_prompt_is_refused(
 
 def test_a_probe_is_computed_once_a_machine(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = served.probe(str(tiny_folder), Model())
-    monkeypatch.setattr(served, "_answers", None)
+    monkeypatch.setattr(model_loading, "load", None)
     assert served.probe(str(tiny_folder), Model()) == first
     with pytest.raises(ResourceError, match=r"differ by 0\.01"):
         first.check("URL", [None, *(value + 0.01 for value in first.logprobs)])
