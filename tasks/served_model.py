@@ -62,7 +62,7 @@ class ServedAgent:
         Args:
             rows: a pandas frame with the columns of the signature.
         """
-        from pipelines.databases.of_recipe import completed, schemas, sql_engine
+        from pipelines.databases.of_recipe import schemas, sql_engine, with_prompt_facts
         from pipelines.protocols.base import build
         from pipelines.rollout.engine import RolloutEngine
         from pipelines.rollout.episode import EpisodeRequest
@@ -83,7 +83,7 @@ class ServedAgent:
             policy, turns = local_policy(str(self.weights), recipe), recipe.protocol.max_turns_eval
             schema = schemas(recipe)
             engine = RolloutEngine(policy, build(recipe.protocol), sql, sampling, turns, schema)
-            questions = completed(questions, recipe, schema, sql, linking(recipe.data.linker))
+            questions = with_prompt_facts(questions, recipe, schema, sql, linking(recipe.data.linker))
             answers = engine.run([EpisodeRequest(question, 0, recipe.seed) for question in questions])
         return [answer.final_sql or "" for answer in answers]
 

@@ -214,7 +214,7 @@ def add(
     source, tree = downloads.source_of(name, path)
     for benchmark in tree["data"].get("test", []) if called is not None else []:
         benchmark["name"] = slot
-    with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden()) as sql:
+    with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden_names()) as sql:
         health = downloads.examine(name, source, Path(folder), sql)
     published = downloads.BENCHMARKS[name]
     # Counts beside the authors' own, then what is bad and where to get it.

@@ -496,7 +496,7 @@ def score(
         except OSError as error:
             raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     cores = workers or len(os.sched_getaffinity(0))
-    with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables, hidden=card.hidden()) as sql:
+    with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables, hidden=card.hidden_names()) as sql:
         scored: list[ScoredItem] = []
         with Bars(console) as bars:
             bars.begin("scoring", len(predictions), "items")

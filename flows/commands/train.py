@@ -141,7 +141,7 @@ def adapt(
 
       sqltrain adapt shop grpo.steps=40
     """
-    card_file = card.place(database)
+    card_file = card.path_of(database)
     if "/" in database or not card_file.is_file():
         hint = "Run: sqltrain connect FILE_OR_ADDRESS --name NAME, then its name."
         raise DataError(f"{database} is not connected", hint)

@@ -30,7 +30,7 @@ from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.core.types import ExecutionStatus, StopReason, text_of
 from pipelines.databases import card, named, reading
-from pipelines.databases.of_recipe import completed
+from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.databases.reading import DatabaseFinding
 from pipelines.endpoints import client
 from pipelines.export import folder as exports
@@ -89,7 +89,7 @@ def connect(
     title = name or (database if is_card else card.name_of(openable.address) or openable.database.id)
     if not title or not all(sign.isalnum() or sign in "_-" for sign in title):
         raise DataError(f"{title!r} cannot be the name of a card", "Pass --name with letters, digits, _ and - only.")
-    place = card.place(title)
+    place = card.path_of(title)
     old = card.read(place) if place.is_file() else None
     if old is not None and old.location != openable.address:
         raise DataError(f"{place} describes another database", "Pass --name for this one.")
@@ -105,16 +105,16 @@ def connect(
             raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
     first = card.name_of(openable.address)
     if old is None and first is not None:
-        say(f"note: {card.place(first)} describes this database, too; what either hides is hidden")
+        say(f"note: {card.path_of(first)} describes this database, too; what either hides is hidden")
     # An address that holds a password: the card names a variable for it.
     is_address = of_address(database) is not None
-    has_password = is_address and named.parted(database)[1] is not None
+    has_password = is_address and named.split_password(database)[1] is not None
     variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
     with Bars(console) as bars:
         bars.begin("read", 1, "tables")
         fresh, problems = reading.read(openable, variable)
         bars.advance(1)
-    database_card = fresh if old is None else card.merged(fresh, old)
+    database_card = fresh if old is None else card.merge(fresh, old)
     card.write(place, database_card)
     tables = fresh.tables.values()
     rows = sum(table.rows or 0 for table in tables)
@@ -191,8 +191,9 @@ def ask_model(
         schema = openable.schema(sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions)
         policy = local_policy(str(answerer), alone) if isinstance(answerer, Path) else answerer
         engine = RolloutEngine(policy, protocol, sql, sampling, turns, lambda _: schema)
-        asked = completed([openable.example(question)], recipe, lambda _: schema, sql, linking(recipe.data.linker))
-        (trajectory,) = engine.run([EpisodeRequest(asked[0], 0, recipe.seed)], on_event=show_turn)
+        link, example = linking(recipe.data.linker), openable.example(question)
+        (example,) = with_prompt_facts([example], recipe, lambda _: schema, sql, link)
+        (trajectory,) = engine.run([EpisodeRequest(example, 0, recipe.seed)], on_event=show_turn)
         if trajectory.stop is StopReason.BROKEN:
             failure = str(trajectory.failure)
             if failure.islower():  # of the sandbox

@@ -144,7 +144,7 @@ def _plain(text: str) -> str:
     return f" {' '.join(words)} "
 
 
-def place(name: str) -> Path:
+def path_of(name: str) -> Path:
     """The path of the card of that name, in the working folder."""
     return FOLDER / f"{name}.yaml"
 
@@ -182,7 +182,7 @@ def name_of(address: str) -> str | None:
     return next(names, None)
 
 
-def hidden() -> dict[str, HiddenNames]:
+def hidden_names() -> dict[str, HiddenNames]:
     """The hidden names of all cards of the working folder, by the locations of their databases, for `SqlEngine`."""
     return {known.location: known.hidden for known in by_database().values() if known.hidden is not None}
 
@@ -200,7 +200,7 @@ def write(path: Path, card: DatabaseCard) -> None:
         raise DataError(f"{path} cannot be written: {error.strerror}", "Run it in a folder of your own.") from None
 
 
-def merged(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
+def merge(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
     """A catalogue that was read again, with the edits of the old card: nothing that was hidden comes back."""
     hidden = {
         name: {column: facts for column, facts in table.columns.items() if table.hidden or facts.hidden}

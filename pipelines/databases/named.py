@@ -41,7 +41,7 @@ REASONS = {
 }  # by what a driver's message holds; the first that matches
 
 
-def parted(address: str) -> tuple[str, str | None]:
+def split_password(address: str) -> tuple[str, str | None]:
     """An address without its password, and the password."""
     try:
         parts = urlsplit(address)
@@ -61,7 +61,7 @@ def parted(address: str) -> tuple[str, str | None]:
     return bare, unquote(written) if written else password
 
 
-def complete(address: str, engine: str, password: str | None) -> str:
+def driver_address(address: str, engine: str, password: str | None) -> str:
     """The address that a driver gets: with the password, which then is in this process's memory alone."""
     try:
         DIALECTS[engine].check_address(address)
@@ -91,7 +91,7 @@ def name_of(address: str) -> str:
     return re.sub(r"\W+", "_", last).strip("_").lower() or "database"
 
 
-def reason(error: Exception) -> str:
+def why_unreachable(error: Exception) -> str:
     """Why a server could not be used, in a few plain words; a driver's own text may hold more than a user may see."""
     message = str(error).lower()
     reasons = (reason for marks, reason in REASONS.items() if any(mark in message for mark in marks))
@@ -158,11 +158,11 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
     """Find the database that a user names. If any card describes it, its hidden names hold, however it is named."""
     engine = of_address(text)
     if engine is not None:
-        bare, password = parted(text)
-        location = complete(bare, engine, password or password_of(engine, None))
+        bare, password = split_password(text)
+        location = driver_address(bare, engine, password or password_of(engine, None))
         return OpenableDatabase(Database(name_of(bare), engine, location), bare, card.by_database().get(identity(bare)))
     if is_connected(text):
-        return of_card(text, card.read(card.place(text)))
+        return of_card(text, card.read(card.path_of(text)))
     file = Path(text).expanduser()
     try:
         with file.open("rb") as stream:
@@ -178,7 +178,7 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
 
 def is_connected(text: str) -> bool:
     """Whether there is a card of that name."""
-    return "/" not in text and card.place(text).is_file()
+    return "/" not in text and card.path_of(text).is_file()
 
 
 def of_card(name: str, known: DatabaseCard) -> OpenableDatabase:
@@ -187,11 +187,11 @@ def of_card(name: str, known: DatabaseCard) -> OpenableDatabase:
     if merged is not None and merged.hidden is not None:
         known = known.also_hiding(merged.hidden)
     if DIALECTS[known.engine].is_server():
-        location = complete(known.location, known.engine, password_of(known.engine, known.password_env))
+        location = driver_address(known.location, known.engine, password_of(known.engine, known.password_env))
     else:
         path = Path(known.location).expanduser()
         if not path.is_file():
-            raise DataError(f"no such database: {path}", f"Mend `location` in {card.place(name)}.")
+            raise DataError(f"no such database: {path}", f"Mend `location` in {card.path_of(name)}.")
         location = str(path.resolve())
     return OpenableDatabase(Database(name, known.engine, location), known.location, known)
 

@@ -46,10 +46,10 @@ def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
     from pipelines.sql.engine import Limits, SqlEngine
 
     limits = Limits.of(recipe.execution)
-    return SqlEngine(limits, workers or recipe.hardware.sql_workers, hidden=card.hidden())
+    return SqlEngine(limits, workers or recipe.hardware.sql_workers, hidden=card.hidden_names())
 
 
-def completed(
+def with_prompt_facts(
     examples: Sequence[Example],
     recipe: Recipe,
     schema: prompt_schema.Schemas,
@@ -72,7 +72,7 @@ def completed(
     return prompt_schema.retrieve(asked, data.values, schema, sql, indices) if data.values else asked
 
 
-def noted(examples: Sequence[Example], root: Path) -> list[Example]:
+def with_card_evidence(examples: Sequence[Example], root: Path) -> list[Example]:
     """Add to each example the evidence of its database's card: the notes, and the metrics that the question names.
 
     Args:

@@ -114,7 +114,7 @@ def role(named: OpenableDatabase) -> tuple[Role, str]:
             schema = next(iter(opened.query(dialect.schema_query)))[0] if dialect.schema_query else ""
             return dialect.role(opened.query), str(schema or "")
     except Exception as error:  # each driver has an error tree of its own
-        raise DataError(f"{named.database.id} cannot be opened: {addresses.reason(error)}") from None
+        raise DataError(f"{named.database.id} cannot be opened: {addresses.why_unreachable(error)}") from None
 
 
 def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCard, list[DatabaseFinding]]:

@@ -28,7 +28,7 @@ from pipelines.benchmarks.prompt_schema import GOLD, ValueIndex
 from pipelines.core.errors import DataError, EndpointError, RecipeError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, Example, ExecutionResult, StopReason, from_dict, to_dict
-from pipelines.databases.of_recipe import completed, schemas, sql_engine
+from pipelines.databases.of_recipe import schemas, sql_engine, with_prompt_facts
 from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
 from pipelines.protocols.blocks import cut
@@ -238,7 +238,7 @@ class Environment(contextlib.ExitStack):
         root = Path(self.enter_context(folder))
         read = [base.read(source, self.recipe.seed, root).examples for source in pools[pool]]
         examples = base.resolve([example for examples in read for example in examples], root)
-        return completed(examples, self.recipe, self.schema, self.sql)
+        return with_prompt_facts(examples, self.recipe, self.schema, self.sql)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question; its first messages are `session.messages`.
@@ -252,7 +252,7 @@ class Environment(contextlib.ExitStack):
         self._begun += 1
         if example.meta.keys().isdisjoint(("values", "linked_schema")):
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
-                (example,) = completed([example], self.recipe, self.schema, sql, indices=self._indices)
+                (example,) = with_prompt_facts([example], self.recipe, self.schema, sql, indices=self._indices)
         prompt = self.rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self.rules, POLICY, f"session-{self._begun}", prompt, None))

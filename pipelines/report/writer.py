@@ -36,7 +36,7 @@ def with_results(data: ReportData) -> ReportData:
     from pipelines.databases import card
     from pipelines.sql.engine import Limits, SqlEngine
 
-    with SqlEngine(Limits(PREVIEW_S), len(os.sched_getaffinity(0)), hidden=card.hidden()) as sql:
+    with SqlEngine(Limits(PREVIEW_S), len(os.sched_getaffinity(0)), hidden=card.hidden_names()) as sql:
         return with_texts(data, sql, schemas_by_card(sql))
 
 

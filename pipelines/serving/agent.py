@@ -35,7 +35,7 @@ from pipelines.core.types import (
     text_of,
 )
 from pipelines.databases.named import OpenableDatabase
-from pipelines.databases.of_recipe import Link, completed
+from pipelines.databases.of_recipe import Link, with_prompt_facts
 from pipelines.protocols.base import build
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
@@ -196,4 +196,4 @@ class Agent:
         # In a thread, and so with a sandbox of its own: the other one is the event loop's.
         with self._linker_lock, self.openable.sql(recipe.execution) as sql:
             link = self._linker(recipe.data.linker)
-            return completed([example], recipe, lambda _: self.schema, sql, link, self._indices)[0]
+            return with_prompt_facts([example], recipe, lambda _: self.schema, sql, link, self._indices)[0]

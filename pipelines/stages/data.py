@@ -23,7 +23,7 @@ from pipelines.core.store import SHARDS
 from pipelines.core.types import Example
 from pipelines.curation import leakage
 from pipelines.curation.gold_schema import Extractor
-from pipelines.databases.of_recipe import completed, noted, schemas, sql_engine
+from pipelines.databases.of_recipe import schemas, sql_engine, with_card_evidence, with_prompt_facts
 from pipelines.recipe.config import Recipe, Source
 from pipelines.stages.context import COSTS, LEAKAGE, Context, each_example
 from pipelines.stages.context import examples as examples_of_data
@@ -75,7 +75,8 @@ def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> Sou
         while window := list(itertools.islice(examples, frames.WINDOW)):
             if source.hardness is not None:
                 window = base.with_hardness(window)
-            frame = frames.to_frame(noted(window, ctx.folder), extra=[{"pool": pool, "part": part}] * len(window))
+            window = with_card_evidence(window, ctx.folder)
+            frame = frames.to_frame(window, extra=[{"pool": pool, "part": part}] * len(window))
             writer.add(frame.with_columns(pl.col(pl.Null).cast(pl.String)))  # all windows have the same columns
             rows += len(window)
             ctx.progress.advance(0, f"{pool}: {rows} questions")
@@ -187,7 +188,7 @@ def ask_experts(
         return [experts.unite(example, gold[example.id], schema(example.database)) for example in chosen]
 
     with sql_engine(ctx.recipe) as sql:
-        shown = completed([here[example.id] for example in kept], ctx.recipe, schema, sql, link)
+        shown = with_prompt_facts([here[example.id] for example in kept], ctx.recipe, schema, sql, link)
     # The database stays as the dataset names it.
     return [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, shown, strict=True)], flagged, figures
 

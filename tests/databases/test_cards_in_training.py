@@ -69,7 +69,7 @@ def put_card(location: Path | str, name: str = "shop", **edits: Any) -> None:
         "earners": TableCard(columns={"name": ColumnCard(), "pay": ColumnCard()}),
     }
     known = DatabaseCard(engine="sqlite", location=str(location), tables=tables, metrics={"headcount": "rows of staff"})
-    card.write(card.place(name), known.model_copy(update=edits))
+    card.write(card.path_of(name), known.model_copy(update=edits))
 
 
 def recipe_of(*overrides: str) -> Recipe:
@@ -159,7 +159,7 @@ def test_an_edited_card_makes_the_stages_of_its_database_again(shop: Path, tmp_p
     assert keys(recipe, store) == carded
     put_card(shop, metrics={"headcount": "other words"})
     assert all(keys(recipe, store)[name] not in (carded[name], plain[name]) for name in plain)
-    card.place("shop").unlink()
+    card.path_of("shop").unlink()
     assert keys(recipe, store) == plain
 
 
@@ -212,6 +212,6 @@ def test_nothing_reads_a_database_past_its_card() -> None:
 
 def test_a_card_that_cannot_be_read_stops_a_run(shop: Path) -> None:
     card.FOLDER.mkdir()
-    card.place("shop").write_text(yaml.safe_dump({"engine": "sqlite"}))
+    card.path_of("shop").write_text(yaml.safe_dump({"engine": "sqlite"}))
     with pytest.raises(Exception, match=r"databases/shop\.yaml: location"):
         sql_engine(recipe_of())

@@ -34,7 +34,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     columns = {"id": ColumnCard(), "name": ColumnCard(), "salary": ColumnCard(hidden=True)}
     known = DatabaseCard(engine="sqlite", location=str(place), tables={"staff": TableCard(columns=columns)})
-    card.write(card.place("shop"), known)
+    card.write(card.path_of("shop"), known)
     Path("gold.sql").write_text("".join(f"{sql}\tshop\n" for sql in PAIRS))
     Path("pred.sql").write_text("".join(f"{sql}\n" for sql in PAIRS.values()))
     return place

@@ -67,7 +67,7 @@ def test_a_mysql_address_says_how_the_connection_is_encrypted(options: str, encr
 )
 def test_an_option_that_would_do_nothing_is_refused(options: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        addresses.complete(f"mysql://me@host/shop?{options}", "mysql", None)
+        addresses.driver_address(f"mysql://me@host/shop?{options}", "mysql", None)
 
 
 @pytest.mark.services

@@ -12,7 +12,7 @@ from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example, Trajectory
 from pipelines.databases.named import find
-from pipelines.databases.of_recipe import completed
+from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asking import Asker
 from pipelines.environment.core import Environment, example_of
@@ -38,7 +38,7 @@ RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "
 def played(recipe: Recipe, questions: list[Example], error_rate: float) -> tuple[list[Trajectory], list[float]]:
     """The scripted oracle's trajectories by our own engine, and what the recipe's panel pays for them."""
     with Environment(recipe) as environment:
-        questions = completed(questions, recipe, environment.schema, environment.sql)
+        questions = with_prompt_facts(questions, recipe, environment.schema, environment.sql)
         protocol = build(recipe.protocol)
         turns = recipe.protocol.max_turns
         engine = RolloutEngine(

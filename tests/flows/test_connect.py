@@ -89,7 +89,7 @@ def test_a_renewed_card_keeps_what_is_hidden() -> None:
     fresh = card.DatabaseCard(
         engine="sqlite", location="x", tables={"t": card.TableCard(rows=2, columns={"a": card.ColumnCard()})}
     )
-    table = card.merged(fresh, old).tables["t"]
+    table = card.merge(fresh, old).tables["t"]
     assert (table.rows, table.columns["a"].hidden, table.columns["a"].description) == (2, True, "mine")
 
 
@@ -103,7 +103,7 @@ def test_a_renewed_card_keeps_what_is_hidden_of_what_is_not_there_now() -> None:
         "open": card.TableCard(columns={"x": plain}),
     }
     fresh = card.DatabaseCard(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"c": plain})})
-    renewed = card.merged(fresh, card.DatabaseCard(engine="sqlite", location="x", tables=tables))
+    renewed = card.merge(fresh, card.DatabaseCard(engine="sqlite", location="x", tables=tables))
     assert {name: sorted(table.columns) for name, table in renewed.tables.items()} == {
         "t": ["a", "c"],
         "pay": ["x"],
@@ -158,16 +158,16 @@ def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trail
 
 def test_a_card_with_a_mistake_is_named(shop: Path) -> None:
     card.FOLDER.mkdir()
-    card.place("shop").write_text("engine: sqlite\nlocation: shop.sqlite\ntables: {a: {hiden: true}}\n")
+    card.path_of("shop").write_text("engine: sqlite\nlocation: shop.sqlite\ntables: {a: {hiden: true}}\n")
     with pytest.raises(DataError, match=r"shop\.yaml: tables\.a\.hiden: Extra inputs"):
         named.find("shop")
 
 
 def test_a_password_is_taken_out_and_put_in_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for given in ("mysql://me:p%40ss@host:3306/shop", "mysql://me@host:3306/shop?password=p%40ss"):
-        assert addresses.parted(given) == ("mysql://me@host:3306/shop", "p@ss")
-    assert addresses.complete("mysql://me@host/shop", "mysql", "p@ss") == "mysql://me:p%40ss@host/shop"
-    assert "password=p@ss" in addresses.complete("postgresql://me@host/shop", "postgres", "p@ss")
+        assert addresses.split_password(given) == ("mysql://me@host:3306/shop", "p@ss")
+    assert addresses.driver_address("mysql://me@host/shop", "mysql", "p@ss") == "mysql://me:p%40ss@host/shop"
+    assert "password=p@ss" in addresses.driver_address("postgresql://me@host/shop", "postgres", "p@ss")
     monkeypatch.delenv("SHOP_PASSWORD", raising=False)
     with pytest.raises(ResourceError, match="SHOP_PASSWORD is not set"):
         addresses.password_of("mysql", "SHOP_PASSWORD")
@@ -176,9 +176,9 @@ def test_a_password_is_taken_out_and_put_in_from_a_variable(monkeypatch: pytest.
 def test_a_secret_of_another_option_is_refused_and_not_quoted() -> None:
     given = "postgresql://me@host/shop?sslkey=k&sslpassword=hunter2"
     with pytest.raises(DataError, match="the address holds a secret, sslpassword") as refused:
-        addresses.parted(given)
+        addresses.split_password(given)
     assert "hunter2" not in str(refused.value)
-    assert addresses.parted("postgresql://me@host/shop?passfile=p")[0] == "postgresql://me@host/shop?passfile=p"
+    assert addresses.split_password("postgresql://me@host/shop?passfile=p")[0] == "postgresql://me@host/shop?passfile=p"
 
 
 def test_text_that_looks_like_a_number_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path: Path, monkeypatch: p
         connection.execute('CREATE TABLE place (zip TEXT, "09" TEXT)')
         connection.executemany("INSERT INTO place VALUES (?, ?)", [(text, text) for text in texts[:3]])
     use.connect("post.sqlite")
-    known = card.read(card.place("post")).tables["place"].columns
+    known = card.read(card.path_of("post")).tables["place"].columns
     assert known["zip"].values == known["09"].values == ("01890", "08", "09")
     each = {text: text for text in texts}
     (tmp_path / "each.yaml").write_text(yaml_files.yaml_text(each))
@@ -288,4 +288,4 @@ def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> Non
     ],
 )
 def test_why_a_server_cannot_be_used_is_said_without_its_own_text(said: str, reason: str) -> None:
-    assert addresses.reason(ValueError(said)).endswith(reason)
+    assert addresses.why_unreachable(ValueError(said)).endswith(reason)

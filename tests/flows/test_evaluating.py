@@ -213,7 +213,7 @@ def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(
         location=str(own.with_name("harbour.sqlite")),
         tables={"ship": card.TableCard(columns=columns)},
     )
-    card.write(card.place("harbour"), known)
+    card.write(card.path_of("harbour"), known)
     oracle(store, "sql_trail", *mine)
     assert len(answers(store)) > len(before)
 

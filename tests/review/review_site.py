@@ -39,7 +39,7 @@ def shop(folder: Path) -> Path:
     known = DatabaseCard(
         engine="sqlite", location=str(folder / "shop.sqlite"), tables={"item": TableCard(columns=names)}
     )
-    card.write(card.place("shop"), known)
+    card.write(card.path_of("shop"), known)
     path = folder / "mine.jsonl"
     rows = [{"database": "shop.sqlite", **row} for row in QUESTIONS]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

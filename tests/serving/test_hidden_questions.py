@@ -21,7 +21,7 @@ from served import Site, events, site
 
 from benchmarks.scripted_model import Handler, Server
 from pipelines.core import frames
-from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard, place, write
+from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard, path_of, write
 from pipelines.databases.named import OpenableDatabase, of_card
 from pipelines.recipe import recipes
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
@@ -225,7 +225,7 @@ def test_an_evaluation_of_the_same_questions_and_its_report_show_nothing_hidden(
     monkeypatch.chdir(tmp_path)
     where = sqlite(tmp_path)
     assert where.card is not None
-    write(place("people"), where.card)
+    write(path_of("people"), where.card)
     rows = [{"question": asked, "database": "people.sqlite", "sql": "SELECT count(*) FROM city"} for asked in TRIES]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     server = Server(("127.0.0.1", 0), Endpoint)
