@@ -83,7 +83,7 @@ class ServedAgent:
             policy, turns = local_policy(str(self.weights), recipe), recipe.protocol.max_turns_eval
             schema = schemas(recipe)
             engine = RolloutEngine(policy, build(recipe.protocol), sql, sampling, turns, schema)
-            questions = with_prompt_facts(questions, recipe, schema, sql, linking(recipe.data.linker))
+            questions = with_prompt_facts(questions, recipe, schema, sql, linking(recipe.data.linker), is_served=True)
             answers = engine.run([EpisodeRequest(question, 0, recipe.seed) for question in questions])
         return [answer.final_sql or "" for answer in answers]
 

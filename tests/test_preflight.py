@@ -11,8 +11,11 @@ import pytest
 from pipelines.core import frames
 from pipelines.core.errors import RecipeError, ResourceError
 from pipelines.core.store import Store
+from pipelines.databases.of_recipe import schemas
+from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.stages import graph, preflight, train
+from pipelines.stages import graph, preflight, prompt_fit, train
+from pipelines.stages.context import Silent, examples
 
 ENDPOINTS = """
 good: {base_url: 'http://localhost:1', model: m}
@@ -133,3 +136,45 @@ def test_a_reward_that_nothing_can_earn_is_refused_before_training(tmp_path: Pat
     recipe = recipes.load("trust_sql")
     with pytest.raises(RecipeError, match="trust_schema has no gold schema"):
         train.grpo(SimpleNamespace(recipe=recipe, inputs={"gold_schema": tmp_path}))  # type: ignore[arg-type]
+
+
+def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajectory(tmp_path: Path) -> None:
+    """The miniature's tokens are words: with one token less than the longest prompt, that prompt does not fit."""
+    small = [f"data.{pool}.options={{databases: 3, questions: 4}}" for pool in ("sft", "rl.0", "dev", "test.0")]
+    recipe, store = recipes.load("miniature", small), Store(tmp_path)
+    steps = graph.plan(recipe, store, "synthesize")
+    folder = graph.execute(steps[0], recipe, store, Silent(), steps).folder
+    protocol, schema = build(recipe.protocol), schemas(recipe)
+    words = [
+        sum(len(text.split()) for _, text in protocol.prompt(one, schema(one.database), recipe.protocol.max_turns))
+        for one in examples(folder, "sft")
+    ]
+    longest = max(words)
+    for limit, allowed in ((longest + 1, 0.01), (longest, 0.01), (longest, 1.0)):
+        overrides = [f"grpo.sampling.episode_tokens={limit}", f"data.max_unfit_share={allowed}"]
+        asked = recipes.load("miniature", [*small, *overrides])
+        (sft, _) = prompt_fit.count(asked, {"data": folder})
+        assert (sft.pool, sft.questions) == ("sft", 12)
+        assert (sft.unfit > 0, bool(sft.hint)) == (limit == longest, limit == longest and allowed < 1)
+    assert graph.plan(asked, store, "synthesize")[0].key == steps[0].key  # the bound is in no key
+    asked = recipes.load("miniature", [*small, f"grpo.sampling.episode_tokens={longest}"])
+    with pytest.raises(
+        RecipeError, match=rf"of 12 prompts of sft have no room for an answer in {longest} tokens: "
+    ) as error:
+        graph.execute(graph.plan(asked, store, "synthesize")[-1], asked, store, Silent(), steps)
+    assert "data.linker=local" in str(error.value.hint)
+    assert not (tmp_path / "synthesize").exists()
+
+
+def test_tokens_are_counted_by_the_tokenizer_of_a_model_that_is_here(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    count, is_exact = prompt_fit.token_counter(recipes.load("sql_trail", [f"model.source={tmp_path}"]))
+    assert (count("a b, a"), is_exact) == (4, True)
+    count, is_exact = prompt_fit.token_counter(recipes.load("sql_trail", [f"model.source={tmp_path}/gone"]))
+    assert (count("a b, a"), is_exact) == (2, False)

@@ -38,7 +38,7 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
 from pipelines.sql import health as gold_health
 from pipelines.sql.schema import render
-from pipelines.stages import graph
+from pipelines.stages import graph, prompt_fit
 from pipelines.stages.context import examples
 from pipelines.sweeps import paper_tables, sweep_plan, sweep_table
 from tasks import contracts
@@ -443,6 +443,10 @@ def check(
                 report = gold_health.examine([*training, *rest_of], sql)
             for line in gold_health.lines(report):
                 bars.say(line)
+            pools_counted = prompt_fit.count(loaded, dict(zip((step.name for step in steps), folders, strict=True)))
+            for counted in pools_counted:
+                bars.say(counted.line)
+            problems += [f"{counted.line}. {counted.hint}" for counted in pools_counted if counted.hint]
             n_trained = 0 if loaded.data.drop_empty else len(training)
             trained_on = [finding for finding in report if finding.place < n_trained]
             empty = gold_health.counts(trained_on)["empty"]
@@ -451,6 +455,7 @@ def check(
                 bars.say(f"note: {empty} training questions {equal}")
                 bars.say("  data.drop_empty=true leaves them out")
             facts |= {"health": gold_health.counts(report), "empty_trained": empty}
+            facts |= {"unfit": {counted.pool: counted.unfit for counted in pools_counted}}
     problems += gold_problems
     if as_json:
         emit({"recipes": len(names), "variants": n_variants, **facts, "problems": problems})

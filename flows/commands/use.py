@@ -192,7 +192,7 @@ def ask_model(
         policy = local_policy(str(answerer), alone) if isinstance(answerer, Path) else answerer
         engine = RolloutEngine(policy, protocol, sql, sampling, turns, lambda _: schema)
         link, example = linking(recipe.data.linker), openable.example(question)
-        (example,) = with_prompt_facts([example], recipe, lambda _: schema, sql, link)
+        (example,) = with_prompt_facts([example], recipe, lambda _: schema, sql, link, is_served=True)
         (trajectory,) = engine.run([EpisodeRequest(example, 0, recipe.seed)], on_event=show_turn)
         if trajectory.stop is StopReason.BROKEN:
             failure = str(trajectory.failure)
@@ -203,7 +203,7 @@ def ask_model(
         if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
             raise DataError(
                 f"the prompt is {len(trajectory.token_ids):,} tokens, as long as the model's context or longer",
-                "Ask a database with a smaller schema, or set protocol.schema_view=names.",
+                "Lower data.values or protocol.schema_values, or set protocol.schema_view=names.",
             )
         if trajectory.final_sql is None:
             raise DataError(why_unanswered(trajectory), "Try other words, or a better model.")

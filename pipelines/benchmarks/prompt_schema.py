@@ -107,13 +107,17 @@ def _natural_names(path: Path) -> dict[str, Words]:
     return names
 
 
-# The part of its schema that a question is shown (`schema_view: filtered`), in `meta["linked_schema"]`.
+# The part of its schema that a question is shown, in `meta`.
 
+LINKED = "linked_schema"  # the choice of the recipe's linker (`schema_view: filtered`)
+FITTED = "fitted_schema"  # what fits of a served database's schema that is too large to be shown whole
 GOLD = "gold"  # as the linker: no endpoint, the gold SQL's own tables and columns
+LOCAL = "local"  # as the linker: no endpoint, the schema filter (`databases/schema_filter.py`)
+NO_ENDPOINT = (None, GOLD, LOCAL)
 Schemas = Callable[[Database], Schema]
 
 
-def link(example: Example, items: SchemaItems | None, schema: Schema) -> Example:
+def link(example: Example, items: SchemaItems | None, schema: Schema, key: str = LINKED) -> Example:
     """The example with the shown part of its schema; all of it where nothing was chosen."""
     if items:
         tables, pairs = items.tables, items.columns
@@ -121,7 +125,7 @@ def link(example: Example, items: SchemaItems | None, schema: Schema) -> Example
         tables = frozenset(table.name.lower() for table in schema.tables)
         pairs = frozenset((table.name.lower(), one.name.lower()) for table in schema.tables for one in table.columns)
     linked = {"tables": sorted(tables), "columns": [list(pair) for pair in sorted(pairs) if pair[0]]}
-    return dataclasses.replace(example, meta={**example.meta, "linked_schema": linked})
+    return dataclasses.replace(example, meta={**example.meta, key: linked})
 
 
 def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, SchemaItems | None]:

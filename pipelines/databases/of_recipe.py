@@ -15,6 +15,7 @@ from pipelines.benchmarks import prompt_schema
 from pipelines.core.types import Database, Example
 from pipelines.databases import card
 from pipelines.databases.named import OpenableDatabase
+from pipelines.databases.schema_filter import link_locally
 from pipelines.sql.dialects.base import identity
 
 Link = Callable[[Sequence[Example], prompt_schema.Schemas], list[Example]]
@@ -54,22 +55,33 @@ def with_prompt_facts(
     recipe: Recipe,
     schema: prompt_schema.Schemas,
     sql: SqlEngine,
-    link: Link = prompt_schema.gold_linked,
+    link: Link | None = None,
     indices: dict[Database, prompt_schema.ValueIndex] | None = None,
+    is_served: bool = False,
 ) -> list[Example]:
     """Add to each question the facts that the recipe's prompts show: its part of the schema, the stored values that it
     mentions. The prompts of all stages, of the environment and of the server are made of such questions.
 
     Args:
-        link: chooses the parts of the schema. A question without a gold SQL that the linker "gold" could read, or
-            without any linker, is shown all of it.
-        indices: of stored values, kept from call to call (see `values.retrieve`).
+        link: the recipe's linker if that is an endpoint, or what a stage has in its place.
+        indices: of stored values, kept from call to call (see `prompt_schema.retrieve`).
+        is_served: whether these are users' questions, without gold SQL. If the whole schema takes more than half of an
+            episode's tokens, the schema filter chooses as much of it.
     """
-    data, asked = recipe.data, list(examples)
-    is_served = recipe.protocol.schema_view == "filtered" and not any(example.gold_sql for example in asked)
-    if data.linker or is_served:
-        asked = link(asked, schema)
-    return prompt_schema.retrieve(asked, data.values, schema, sql, indices) if data.values else asked
+    data, view, asked = recipe.data, recipe.protocol.schema_view, list(examples)
+    is_brief = recipe.protocol.prompt.startswith("brief")
+    if data.values:  # first, for the schema filter ranks by them
+        asked = prompt_schema.retrieve(asked, data.values, schema, sql, indices)
+    if link is None and data.linker == prompt_schema.LOCAL:
+        return link_locally(asked, schema, data.linker_tokens, is_brief)
+    if link is None and data.linker == prompt_schema.GOLD and any(example.gold_sql for example in asked):
+        return prompt_schema.gold_linked(asked, schema)
+    if link is not None and data.linker:
+        return link(asked, schema)
+    if is_served and not any(example.gold_sql for example in asked) and view in ("full", "filtered"):
+        key = prompt_schema.LINKED if view == "filtered" else prompt_schema.FITTED
+        return link_locally(asked, schema, recipe.evaluation.sampling.episode_tokens // 2, is_brief, key)
+    return asked
 
 
 def with_card_evidence(examples: Sequence[Example], root: Path) -> list[Example]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks import base
-from pipelines.benchmarks.prompt_schema import GOLD, ValueIndex
+from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, ValueIndex
 from pipelines.core.errors import DataError, EndpointError, RecipeError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, Example, ExecutionResult, StopReason, from_dict, to_dict
@@ -205,9 +205,9 @@ class Environment(contextlib.ExitStack):
         super().__init__()
         self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
         # An environment asks no endpoint but the user's.
-        if self.recipe.data.linker not in (None, GOLD):
+        if self.recipe.data.linker not in NO_ENDPOINT:
             reason = f"the environment asks no linker ({self.recipe.data.linker})"
-            raise RecipeError(reason, "Set data.linker=null, or gold.")
+            raise RecipeError(reason, "Set data.linker=local, gold or null.")
         if (judge := endpoint_of(self.recipe.rewards)) is not None:
             raise RecipeError(f"the environment asks no judge ({judge})", "Set rewards.judge.options.by=static.")
         self.sql = sql_engine(self.recipe, workers)
@@ -238,7 +238,7 @@ class Environment(contextlib.ExitStack):
         root = Path(self.enter_context(folder))
         read = [base.read(source, self.recipe.seed, root).examples for source in pools[pool]]
         examples = base.resolve([example for examples in read for example in examples], root)
-        return with_prompt_facts(examples, self.recipe, self.schema, self.sql)
+        return with_prompt_facts(examples, self.recipe, self.schema, self.sql, is_served=True)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question; its first messages are `session.messages`.
@@ -252,7 +252,7 @@ class Environment(contextlib.ExitStack):
         self._begun += 1
         if example.meta.keys().isdisjoint(("values", "linked_schema")):
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
-                (example,) = with_prompt_facts([example], self.recipe, self.schema, sql, indices=self._indices)
+                (example,) = with_prompt_facts([example], self.recipe, self.schema, sql, indices=self._indices, is_served=True)
         prompt = self.rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self.rules, POLICY, f"session-{self._begun}", prompt, None))

@@ -84,11 +84,12 @@ class Protocol(abc.ABC):
             shown = render(schema, "names")
         elif view not in ("hidden", "prefill"):
             keep = None
-            if view == "filtered":  # the schema linker's choice: tables, and [table, column] pairs
-                linked = example.meta.get("linked_schema")
-                if not isinstance(linked, Mapping):
-                    hint = "Run the schema linker first, or set protocol.schema_view=full"
-                    raise DataError(f"example {example.id!r} has no linked schema", hint)
+            # The choice of the schema linker or filter: tables, and [table, column] pairs.
+            linked = example.meta.get(prompt_schema.LINKED if view == "filtered" else prompt_schema.FITTED)
+            if view == "filtered" and not isinstance(linked, Mapping):
+                hint = "Run the schema linker first, or set protocol.schema_view=full"
+                raise DataError(f"example {example.id!r} has no linked schema", hint)
+            if isinstance(linked, Mapping):
                 columns = frozenset((str(table), str(column)) for table, column in linked["columns"])
                 keep = SchemaItems(frozenset(map(str, linked["tables"])), columns)
             shown = render(prompt_schema.show(example, schema), "compact" if self.brief else "ddl", keep)
@@ -96,7 +97,7 @@ class Protocol(abc.ABC):
             "engine": DIALECTS[example.database.engine].title,
             "database": observations.defuse(example.database.id),
             "schema": observations.defuse(shown),
-            "schema_note": SCHEMA_NOTES.get(view, ""),
+            "schema_note": SCHEMA_NOTES.get("filtered" if prompt_schema.FITTED in example.meta else view, ""),
             "thought": self.thought,
             "evidence": observations.defuse(example.evidence) or ("" if self.brief else "None"),
             "question": observations.defuse(example.question),

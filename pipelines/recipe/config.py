@@ -82,12 +82,15 @@ class Data(Section):
     # benchmarks of that file of `conf/`.
     test: Annotated[tuple[Benchmark, ...], pydantic.Field(min_length=1)] = (Benchmark(),)
     max_bad_share: Share = 0.05  # a contract: a larger share of quarantined rows stops the run.
+    # a larger share of prompts that leave an episode no token for an answer stops the run.
+    max_unfit_share: Share = 0.01
     drop_empty: bool = False  # leave training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1).
     # endpoints that check each training pair: one that all of them call bad is left out (Reasoning-SQL, 4.1).
     cleaners: tuple[str, ...] = ()
     # the endpoint that chooses each question's part of the schema, for `protocol.schema_view: filtered`; "gold" is the
-    # gold SQL's own part.
+    # gold SQL's own part, "local" the choice of the schema filter, which asks no endpoint.
     linker: str | None = None
+    linker_tokens: Positive = 2000  # most tokens, about, of the part that the linker "local" chooses.
     # how many stored values that a question speaks of are put before the example values of their columns in the prompt
     # (CodeS, CHESS); 0 for none.
     values: Count = 0

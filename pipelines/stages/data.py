@@ -24,6 +24,7 @@ from pipelines.core.types import Example
 from pipelines.curation import leakage
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import schemas, sql_engine, with_card_evidence, with_prompt_facts
+from pipelines.databases.schema_filter import link_locally
 from pipelines.recipe.config import Recipe, Source
 from pipelines.stages.context import COSTS, LEAKAGE, Context, each_example
 from pipelines.stages.context import examples as examples_of_data
@@ -179,9 +180,12 @@ def ask_experts(
         if data.linker in (None, prompt_schema.GOLD):
             return prompt_schema.gold_linked(cases, schema)
         gold = prompt_schema.gold_items(cases, schema)
-        asker = Asker.named(str(data.linker), ctx.responses)
-        chosen = experts.link(asker, cases, schema)
-        figures.update({f"linker_{what}_{asker.name}": value for what, value in asker.take_used().items()})
+        if data.linker == prompt_schema.LOCAL:
+            chosen = link_locally(cases, schema, data.linker_tokens, ctx.recipe.protocol.prompt.startswith("brief"))
+        else:
+            asker = Asker.named(str(data.linker), ctx.responses)
+            chosen = experts.link(asker, cases, schema)
+            figures.update({f"linker_{what}_{asker.name}": value for what, value in asker.take_used().items()})
         figures.update({f"linker_{name}": value for name, value in experts.recall(chosen, gold).items()})
         if not training:
             return chosen

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.benchmarks.prompt_schema import LOCAL
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.files import read_json, write_json
 from pipelines.core.provenance import code_digest, facts, version
@@ -26,6 +27,7 @@ from pipelines.recipe.config import Recipe, Source
 from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.recipe.recipes import digest
 from pipelines.stages import keys as causes
+from pipelines.stages import prompt_fit
 from pipelines.stages.context import Context, Progress, base_of
 from pipelines.stages.keys import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
 
@@ -35,6 +37,7 @@ LEARNED = ("data.sft", "data.rl", "data.dev", "data.drop_empty", "data.cleaners"
 ASKED = tuple(f"benchmark.{name}" for name in Source.model_fields)  # what decides a benchmark's questions
 VERDICTS = ("evaluation", "benchmark.equality", "benchmark.equalities")
 CODE = "code.json"  # in a work folder's shards: the digest of the code that began it
+_COUNTED: set[tuple[str, ...]] = set()  # recipes, and folders of questions, whose prompts this process has counted
 BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads: another benchmark trains nothing again
 
 
@@ -264,6 +267,12 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
                 if not store.has(*base):
                     raise _gone(*base)
 
+    if stage.asks_policy or stage.name == "synthesize":
+        read = {other.name: other.folder for other in steps if other.kind in ("data", "test") and other.folder.is_dir()}
+        key = (recipe.model_dump_json(), *map(str, read.values()))
+        for line in () if key in _COUNTED else prompt_fit.check(recipe, read):
+            progress.say(f"note: {line}")
+        _COUNTED.add(key)
     if not (store.root / MARK).is_file() and store.made():
         progress.say(f"the store {store.root} is of an older version: its stages have other keys and are made again")
 
@@ -339,6 +348,8 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
     if f"policy {recipe.rollout.policy}" in code:
         about["policy"] = recipe.slice("rollout.policy", "rollout.options")
     data = recipe.data
+    if kind in ("data", "test") and data.linker == LOCAL:
+        about["recipe"] |= recipe.slice("data.linker_tokens", "protocol.prompt")
     if kind in ("data", "test"):  # all other stages read databases that these name, and have their keys in theirs
         sources = (data.sft, *data.rl, data.dev) if kind == "data" else data.test
         about["sources"] = fingerprint(sources, store.root)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks import base
-from pipelines.benchmarks.prompt_schema import GOLD
+from pipelines.benchmarks.prompt_schema import NO_ENDPOINT
 from pipelines.core.errors import DataError, RecipeError, ResourceError
 from pipelines.core.files import folders, read_json, sha256, write_atomic
 from pipelines.core.registry import PROTOCOLS
@@ -186,7 +186,7 @@ def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
     """The endpoints that a stage asks, by name; None for a teacher that is one and names none."""
     if stage in ("data", "test"):
         yield from recipe.data.cleaners if stage == "data" else ()
-        if recipe.data.linker not in (None, GOLD):
+        if recipe.data.linker not in NO_ENDPOINT:
             yield recipe.data.linker
     elif stage == "synthesize":
         yield from (teacher.endpoint for teacher in recipe.synthesis.teachers if teacher.kind == "endpoint")

@@ -26,7 +26,8 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         combinations.check(recipe)
     if recipe.protocol.schema_view == "filtered" and missing & {"data", "test"} and not recipe.data.linker:
         raise RecipeError(
-            "protocol.schema_view=filtered needs a linker", "Name its endpoint, data.linker=NAME, or data.linker=gold."
+            "protocol.schema_view=filtered needs a linker",
+            "Set data.linker=local, the schema filter, data.linker=gold, or an endpoint's name.",
         )
     # Each source of questions by its key, if the stage that reads it is still to be made.
     data = recipe.data

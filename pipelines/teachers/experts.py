@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipelines.benchmarks.prompt_schema import GOLD, Schemas, gold_linked
+from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, Schemas
 from pipelines.benchmarks.prompt_schema import link as link_shown
 from pipelines.core.types import Database, Example, ExecutionResult, Message, SchemaItems
 from pipelines.curation.gold_schema import Extractor
@@ -180,11 +180,9 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
     return linked
 
 
-def linking(name: str | None) -> Link:
-    """The linker of a question that a user asks: the recipe's, whose answers are not kept; without one, or for "gold",
-    the whole schema of a question without gold SQL.
-    """
-    return gold_linked if name in (None, GOLD) else functools.partial(link, Asker.named(name, None))
+def linking(name: str | None) -> Link | None:
+    """The link of a recipe's linker that is an endpoint, whose answers are not kept; None for any other."""
+    return None if name is None or name in NO_ENDPOINT else functools.partial(link, Asker.named(name, None))
 
 
 def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example:

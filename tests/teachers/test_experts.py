@@ -277,6 +277,24 @@ def test_the_linker_gold_shows_what_the_gold_sql_reads_and_asks_nobody(tmp_path:
     assert any(len(one.meta["linked_schema"]["tables"]) < len(schema(one.database).tables) for one in pool)
 
 
+def test_the_schema_filter_as_linker_keeps_gold_tables_of_training_questions_and_its_budget_is_in_the_key(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "store")
+    recipe, other = (
+        recipe_of(1, "data.linker=local", f"data.linker_tokens={tokens}", "protocol.schema_view=filtered")
+        for tokens in (12, 13)
+    )
+    folder, schema = make(recipe, store, "data"), schemas(recipe)
+    scope = gold_schema.static_extractors(schema)["scope"]
+    for one in examples(folder, "sft"):
+        gold = scope(one)
+        assert gold is not None
+        assert gold.tables <= set(one.meta["linked_schema"]["tables"])
+    assert 0 < read_json(folder / "metrics.json")["sft_linker_recall"] < 1  # before the gold is added
+    assert make(other, store, "data") != folder
+
+
 def test_a_linkers_recall_by_hand(music: Database) -> None:
     """Of two gold columns it kept one beside another: recall and precision are a half."""
     from pipelines.core.types import SchemaItems
