@@ -17,8 +17,12 @@ from pipelines.stages import graph
 
 ROOT = recipes.CONF.parent
 CODE = ("pipelines", "tasks", "flows")
-# Settings that are in no stage's key, because they do not decide a result.
-APART = ("reported", "plugins", "rollout.", "hardware.", "contracts.", "nightly.")
+# Settings that are in no stage's key, because they do not decide a result; of the linker's tokens, which do where it is
+# "local", tests/teachers/test_experts.py asks it.
+APART = (
+    *("reported", "plugins", "rollout.", "hardware.", "contracts.", "nightly."),
+    *("data.max_unfit_share", "data.linker_tokens"),
+)
 
 
 def section(annotation: Any) -> type[Section] | None:

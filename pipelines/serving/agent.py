@@ -131,7 +131,7 @@ class Agent:
     budget: QuestionBudget
     used: Counter[str] = field(default_factory=Counter)  # by endpoints so far (see `Policy.take_used`).
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    _linker: Callable[[str | None], Link] = field(default_factory=lambda: functools.cache(linking))
+    _linker: Callable[[str | None], Link | None] = field(default_factory=lambda: functools.cache(linking))
     _indices: dict[Database, ValueIndex] = field(default_factory=dict)
     _linker_lock: threading.Lock = field(default_factory=threading.Lock)  # its connections are of one event loop
 

@@ -193,6 +193,7 @@ def test_a_question_has_the_same_prompt_in_training_evaluation_the_environment_a
 ) -> None:
     words = ["data.values=6", "protocol.schema_values=3", "protocol.prompt=full", "data.dev.options.databases=2"]
     words += ["data.dev.options.questions=4", "protocol.max_turns=5", "protocol.max_turns_eval=5"]
+    words += ["evaluation.sampling.episode_tokens=8192"]  # a whole schema takes less than half of it
     recipe = recipes.load("miniature", [*words, *(f"data.{pool}.options.databases=1" for pool in ("sft", "rl.0"))])
     seen: list[Messages] = []
 
