@@ -252,7 +252,9 @@ class Environment(contextlib.ExitStack):
         self._begun += 1
         if example.meta.keys().isdisjoint(("values", "linked_schema")):
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
-                (example,) = with_prompt_facts([example], self.recipe, self.schema, sql, indices=self._indices, is_served=True)
+                (example,) = with_prompt_facts(
+                    [example], self.recipe, self.schema, sql, indices=self._indices, is_served=True
+                )
         prompt = self.rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self.rules, POLICY, f"session-{self._begun}", prompt, None))

@@ -196,4 +196,6 @@ class Agent:
         # In a thread, and so with a sandbox of its own: the other one is the event loop's.
         with self._linker_lock, self.openable.sql(recipe.execution) as sql:
             link = self._linker(recipe.data.linker)
-            return with_prompt_facts([example], recipe, lambda _: self.schema, sql, link, self._indices, is_served=True)[0]
+            return with_prompt_facts(
+                [example], recipe, lambda _: self.schema, sql, link, self._indices, is_served=True
+            )[0]
