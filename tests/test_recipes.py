@@ -143,10 +143,10 @@ def test_the_least_numbers_are_accepted(tmp_path: Path) -> None:
         ("variants: [a]\n", "variants must be a mapping"),
         ("variants: {wide: grpo.group=16}\n", "variant wide must be a list of texts"),
         ("variants: {wide: [5]}\n", "variant wide must be a list of texts"),
-        ("name: ../../evil\n", "'../../evil' is no name of a recipe.* set name=NAME"),
-        ("name: .hidden\n", "'.hidden' is no name"),
-        ("name: 5\n", "5 is no name"),
-        (f"name: {'x' * 61}\n", "'x{61}' is no name"),
+        ("name: ../../evil\n", "'../../evil' is not a valid recipe name.* set name=NAME"),
+        ("name: .hidden\n", "'.hidden' is not a valid recipe name"),
+        ("name: 5\n", "5 is not a valid recipe name"),
+        (f"name: {'x' * 61}\n", "'x{61}' is not a valid recipe name"),
     ],
 )
 def test_a_broken_file_says_which_and_where(tmp_path: Path, text: str, message: str) -> None:
@@ -165,10 +165,10 @@ def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
 def test_a_name_becomes_a_folders_name(tmp_path: Path) -> None:
     """The ledger and the tracker make places of it; the file's own name is as good as one in it."""
     assert recipes.load("miniature", ["name=Größe_2.b-c"]).name == "Größe_2.b-c"
-    with pytest.raises(RecipeError, match=r"'../../evil' is no name of a recipe"):
+    with pytest.raises(RecipeError, match=r"'../../evil' is not a valid recipe name"):
         recipes.load("miniature", ["name=../../evil"])
     path = write(tmp_path, "seed: 1\n", "my recipe.yaml")
-    with pytest.raises(RecipeError, match="'my recipe' is no name of a recipe"):
+    with pytest.raises(RecipeError, match="'my recipe' is not a valid recipe name"):
         recipes.load(path)
     assert recipes.load(path, ["name=mine"]).name == "mine"
 

@@ -39,14 +39,10 @@ def load_plugins(names: Sequence[str]) -> None:
             ) from error
 
 
-def _module_name(path: Path) -> str:
-    return f"{FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-
-
 def _import_file(path: Path) -> ModuleType:
     """A file as a module, imported once for each state of its text."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    name = _module_name(path)
+    name = f"{FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     module = sys.modules.get(name)
     if module is not None and getattr(module, "PLUGIN_DIGEST", None) == digest:
         return module
@@ -65,7 +61,6 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module is one of this project's."""
     return module.partition(".")[0] in OWN
 
 
@@ -84,9 +79,9 @@ def for_workers(engine: str) -> list[tuple[str, str]]:
 
 
 def import_in_worker(modules: Sequence[tuple[str, str]]) -> None:
-    """Import in a SQL worker what `for_workers` told its parent.
+    """Import in a SQL worker the modules of `for_workers`.
 
-    A part whose module is gone by now is missing in the worker: what needs it is then reported as broken.
+    A part whose module is gone by now is missing in the worker: a job that needs it is then reported as broken.
     """
     Registry.reads_installed = False
     for name, place in modules:
@@ -126,14 +121,14 @@ def plugin_code(values: Mapping[str, Any]) -> dict[str, str]:
 def dialect_code(plugins: Sequence[str]) -> dict[str, str]:
     """The digest of the code of each SQL dialect that these plug-ins or installed packages add.
 
-    Only a recipe's questions tell which engine they need, so all that it could use count.
+    Which engines are needed depends on the recipe's questions, so all that it could use count.
     """
-    named = {_module_name(Path(name).resolve()) for name in plugins if name.endswith(".py")}
+    files = {str(Path(name).resolve()) for name in plugins if name.endswith(".py")}
     modules = {name: DIALECTS.entry(name).module for name in sorted(DIALECTS)}
     return {
         f"{DIALECTS.noun} {name}": _code_digest(module)
         for name, module in modules.items()
-        if not is_ours(module) and (module in named or not module.startswith(FILE))
+        if not is_ours(module) and (not module.startswith(FILE) or sys.modules[module].__file__ in files)
     }
 
 

@@ -67,7 +67,6 @@ def _included(name: str) -> Path:
 
 
 def _texts(value: Any, what: str) -> list[str]:
-    """A list of texts, as `include` and each variant hold one."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise RecipeError(f"{what} must be a list of texts (it is {value!r})")
     return value
@@ -165,28 +164,6 @@ def _index(node: list[Any], part: str, key: str) -> int:
     )
 
 
-def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
-    """The first thing that is wrong, by its dotted key, with the nearest known key."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if where == "name":
-        hint = "It has up to 60 letters, digits, '_', '-' and '.', and begins with none of the last two: set name=NAME."
-        return RecipeError(f"recipe {name}: {first['input']!r} is no name of a recipe", hint)
-    if first["type"] in (UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION):
-        return RecipeError(f"recipe {name}: {where}: {first['msg']}")
-    if first["type"] != "extra_forbidden":
-        return RecipeError(f"recipe {name}: {where}: {first['msg']} (it is {first['input']!r})")
-    section: Any = Recipe
-    for part in first["loc"][:-1]:
-        field = getattr(section, "model_fields", {}).get(part)
-        section = field.annotation if field is not None else None
-    keys = list(getattr(section, "model_fields", {}))
-    close = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
-    nearest = ".".join([*map(str, first["loc"][:-1]), *close])
-    hint = f"Did you mean {nearest!r}?" if close else (f"Known keys there: {', '.join(keys)}." if keys else "")
-    return RecipeError(f"recipe {name}: unknown key {where!r}", hint)
-
-
 def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or path, with `variant=NAME`, `include=FILE` and `key=value` applied in the order given.
 
@@ -200,7 +177,25 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except pydantic.ValidationError as error:
-        raise _explain(_locate(name).stem, error) from None
+        first = error.errors()[0]
+    # The first mistake, by its dotted key, with the nearest known key.
+    title, place, reason = f"recipe {_locate(name).stem}", ".".join(map(str, first["loc"])), first["msg"]
+    if place == "name":
+        hint = "It has up to 60 letters, digits, '_', '-' and '.', and begins with none of the last two: set name=NAME."
+        raise RecipeError(f"{title}: {first['input']!r} is not a valid recipe name", hint)
+    if first["type"] in (UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION):
+        raise RecipeError(f"{title}: {place}: {reason}")
+    if first["type"] != "extra_forbidden":
+        raise RecipeError(f"{title}: {place}: {reason} (it is {first['input']!r})")
+    section: Any = Recipe
+    for part in first["loc"][:-1]:
+        field = getattr(section, "model_fields", {}).get(part)
+        section = field.annotation if field is not None else None
+    keys = list(getattr(section, "model_fields", {}))
+    close = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
+    nearest = ".".join([*map(str, first["loc"][:-1]), *close])
+    hint = f"Did you mean {nearest!r}?" if close else (f"Known keys there: {', '.join(keys)}." if keys else "")
+    raise RecipeError(f"{title}: unknown key {place!r}", hint)
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:

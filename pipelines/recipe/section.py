@@ -19,32 +19,26 @@ class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
-def _refused(reason: str) -> PydanticCustomError:
-    return PydanticCustomError(UNSUITED_NAME, "{said}", {"said": reason})
+def _refuse(flag: str, reason: str) -> pydantic.AfterValidator:
+    """A check of an equality's name: one with the flag is refused."""
+
+    def check(name: str) -> str:
+        if getattr(EQUALITIES[name], flag):
+            raise PydanticCustomError(UNSUITED_NAME, "{said}", {"said": f"{name} {reason}"})
+        return name
+
+    return pydantic.AfterValidator(check)
 
 
-def _decides(name: str) -> str:
-    """An equality that says yes or no."""
-    if EQUALITIES[name].graded:
-        raise _refused(f"{name} gives grades, and what decides must say yes or no")
-    return name
-
-
-def _is_untimed(name: str) -> str:
-    if EQUALITIES[name].timed:
-        raise _refused(f"{name} measures time, which differs with every run: set evaluation.r_ves=true")
-    return name
-
-
-def _compares_results(name: str) -> str:
-    if EQUALITIES[name].by_file:
-        raise _refused(f"{name} compares with result files, which training has none of")
-    return name
-
-
-EqualityName = Annotated[str, pydantic.AfterValidator(EQUALITIES.check), pydantic.AfterValidator(_is_untimed)]
-DecidingEquality = Annotated[EqualityName, pydantic.AfterValidator(_decides)]
-TrainingEquality = Annotated[DecidingEquality, pydantic.AfterValidator(_compares_results)]
+EqualityName = Annotated[
+    str,
+    pydantic.AfterValidator(EQUALITIES.check),
+    _refuse("timed", "measures time, which differs with every run: set evaluation.r_ves=true"),
+]
+DecidingEquality = Annotated[EqualityName, _refuse("graded", "gives grades, and what decides must say yes or no")]
+TrainingEquality = Annotated[
+    DecidingEquality, _refuse("by_file", "compares with result files, which training has none of")
+]
 FilterRule = Annotated[str, pydantic.AfterValidator(FILTER_RULES.check)]
 
 

@@ -1,6 +1,5 @@
 """YAML as this project reads it: no key twice, `1e-6` is a number, aliases have a bound, and errors are plain."""
 
-import contextlib
 import copy
 import functools
 import re
@@ -70,25 +69,17 @@ def yaml_text(value: Any, width: int = 120) -> str:
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width))
 
 
-def _is_shallow(text: str) -> bool:
-    """Whether a text surely nests less than `DEEPEST` levels: by its brackets, and a line's dashes and indentation."""
+def _parse(text: str) -> Any:
+    """The value of a YAML text."""
+    # A text surely nests less than `DEEPEST` levels by its brackets, and a line's dashes and indentation.
     brackets = text.count("[") + text.count("{")
     lines = (line.count("- ") + line.count("? ") + len(line) - len(line.lstrip()) for line in text.splitlines())
-    return brackets + max(lines, default=0) < DEEPEST
-
-
-def _loaded(text: str) -> Any:
-    """What a text says; its mistakes in PyYAML's own words."""
-    if _is_shallow(text):
-        with contextlib.suppress(yaml.YAMLError):
-            return yaml.load(text, Loader=_FastLoader)
-    return yaml.load(text, Loader=_Loader)
-
-
-def _parse(text: str) -> Any:
-    """A YAML value."""
+    is_shallow = brackets + max(lines, default=0) < DEEPEST
     try:
-        value = _loaded(text)
+        try:
+            value = yaml.load(text, Loader=_FastLoader if is_shallow else _Loader)
+        except yaml.YAMLError:  # in PyYAML's own words
+            value = yaml.load(text, Loader=_Loader)
         if _size(value, {}) > max(MOST_VALUES, len(text)):
             raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values with its aliases written out")
         return value
@@ -96,21 +87,11 @@ def _parse(text: str) -> Any:
         raise yaml.YAMLError("it nests too deep, or holds itself") from None
 
 
-@functools.lru_cache(maxsize=128)
-def _parsed(text: str) -> Any:
-    """The same for the text of a file, which the cells of a sweep share; the caller copies it."""
-    return _parse(text)
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except RecursionError:
-        raise yaml.YAMLError("it nests too deep") from None
+_parse_file = functools.lru_cache(maxsize=128)(_parse)  # cells of a sweep share the texts of files; callers copy it
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values there are when every alias is written out, each object counted once and looked up after that."""
+    """The number of values with every alias written out; each object is counted once and looked up after that."""
     if not isinstance(value, dict | list | set):
         return 1
     if id(value) not in known:
@@ -122,7 +103,7 @@ def _size(value: Any, known: dict[int, int]) -> int:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping."""
     try:
-        value = _copied(_parsed(path.read_text(encoding="utf-8")))
+        value = copy.deepcopy(_parse_file(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -131,6 +112,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{str(path)!r} is no file's name") from None
     except yaml.YAMLError as error:
         raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise RecipeError(f"{path} is not valid YAML: it nests too deep") from None
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -139,7 +122,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """The value of `key=TEXT`: YAML, or the text as it stands where it is not YAML; null for none."""
+    """The value of `key=TEXT`: YAML, or the text as it stands if it is not YAML; null for none."""
     try:
         return _parse(text) if text else None
     except yaml.YAMLError:

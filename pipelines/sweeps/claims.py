@@ -79,8 +79,6 @@ class Claim(Section):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContrastResult:
-    """The result of one contrast."""
-
     contrast: Contrast
     # in the direction of `row - over`, whatever the claim says; None where a row was not made.
     difference: Paired | None
@@ -92,7 +90,7 @@ class ContrastResult:
 
 
 def decide(low: float, high: float, margin: float | None = None, matters: float = 0.0) -> Verdict:
-    """The rule of this page for an interval in the direction that a claim says."""
+    """The verdict on an interval in the direction that a claim says, by the rule above."""
     if low > (0.0 if margin is None else -margin):
         return "holds"
     if high < (matters if margin is None else 0.0):
@@ -101,7 +99,6 @@ def decide(low: float, high: float, margin: float | None = None, matters: float 
 
 
 def overall_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on a claim of several contrasts."""
     if not verdicts or "not measured" in verdicts:
         return "not measured"
     if "does not hold" in verdicts:
@@ -129,38 +126,39 @@ def decide_contrasts(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[Co
     Args:
         wanted: the seeds of the sweep: a contrast that lacks one is not measured.
     """
-    return [_decided(contrast, runs, wanted) for contrast in claim.contrasts]
-
-
-def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> ContrastResult:
-    first, second = runs.get(contrast.row, {}), runs.get(contrast.over, {})
-    shared = [seed for seed in wanted if seed in first and seed in second]
-
-    def scores(name: str, evaluations: Mapping[str, FinishedEvaluation]) -> list[Scores]:
-        """The scores of each seed, less those of the measure beyond which the claim goes."""
-        by_seed = [measure(name).scores(evaluations[seed]) for seed in shared]
-        if contrast.beyond is None:
-            return by_seed
-        others = [measure(contrast.beyond).scores(evaluations[seed]) for seed in shared]
-        return [
-            {each: (place, value - less[each][1]) for each, (place, value) in more.items() if each in less}
-            for more, less in zip(by_seed, others, strict=True)
-        ]
-
-    difference = None
-    if shared and len(shared) == len(wanted):
-        after, before = scores(contrast.measure, first), scores(contrast.over_measure or contrast.measure, second)
-        difference = stats.difference(before, after, first[shared[0]].seed)
-    if difference is None:
-        return ContrastResult(contrast, None, (), 0, "not measured", None)
-    singles = [stats.difference([old], [new]) for old, new in zip(before, after, strict=True)]
-    low, high = (difference.low, difference.high) if not contrast.less else (-difference.high, -difference.low)
-    margin = None if contrast.margin is None else contrast.margin * contrast.unit
-    return ContrastResult(
-        contrast,
-        difference,
-        tuple(part.difference for part in singles if part is not None),
-        sum(part.n for part in singles if part is not None),
-        decide(low, high, margin, contrast.matters * contrast.unit),
-        detectable(difference, len(shared)),
-    )
+    results = []
+    for contrast in claim.contrasts:
+        first, second = runs.get(contrast.row, {}), runs.get(contrast.over, {})
+        shared = [seed for seed in wanted if seed in first and seed in second]
+        difference = None
+        if shared and len(shared) == len(wanted):
+            # The scores of each seed, less those of the measure beyond which the claim goes.
+            sides: list[list[Scores]] = []
+            for name, evaluations in ((contrast.over_measure or contrast.measure, second), (contrast.measure, first)):
+                scores = [measure(name).scores(evaluations[seed]) for seed in shared]
+                if contrast.beyond is not None:
+                    others = [measure(contrast.beyond).scores(evaluations[seed]) for seed in shared]
+                    scores = [
+                        {each: (place, value - less[each][1]) for each, (place, value) in more.items() if each in less}
+                        for more, less in zip(scores, others, strict=True)
+                    ]
+                sides.append(scores)
+            before, after = sides
+            difference = stats.difference(before, after, first[shared[0]].seed)
+        if difference is None:
+            results.append(ContrastResult(contrast, None, (), 0, "not measured", None))
+            continue
+        singles = [stats.difference([old], [new]) for old, new in zip(before, after, strict=True)]
+        low, high = (difference.low, difference.high) if not contrast.less else (-difference.high, -difference.low)
+        margin = None if contrast.margin is None else contrast.margin * contrast.unit
+        results.append(
+            ContrastResult(
+                contrast,
+                difference,
+                tuple(part.difference for part in singles if part is not None),
+                sum(part.n for part in singles if part is not None),
+                decide(low, high, margin, contrast.matters * contrast.unit),
+                detectable(difference, len(shared)),
+            )
+        )
+    return results

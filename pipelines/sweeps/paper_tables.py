@@ -50,9 +50,8 @@ class PaperTable(Form):
     against: Mapping[str, str] = {}  # row -> the row that this one is held against in the baseline's place
     measures: tuple[str, ...]  # its columns (`pipelines/evaluation/measures.py`); the difference is of the first
     curves: tuple[str, ...] = CURVES  # the first charts of the page
-    reported: Reported = pydantic.Field(
-        default_factory=dict
-    )  # row -> benchmark -> measure -> the paper's figure, in percent for shares
+    # row -> benchmark -> measure -> the paper's figure, in percent for shares
+    reported: Reported = pydantic.Field(default_factory=dict)
     absent: Mapping[str, str] = {}  # rows of the paper's that no cell fills, and why
     note: str = ""  # for a reader of both
     miniature: Miniature | None = None
@@ -62,14 +61,8 @@ class PaperTable(Form):
     def _consistent(self) -> PaperTable:
         """Every row that the file speaks of is one, also in miniature, and every measure is known."""
         small = self.miniature.rows if self.miniature is not None else {}
-        paired = (*self.against, *self.against.values())
-        for name in (
-            self.baseline,
-            *paired,
-            *self.reported,
-            *small,
-            *(self.claim.rows if self.claim is not None else ()),
-        ):
+        claimed = self.claim.rows if self.claim is not None else ()
+        for name in (self.baseline, *self.against, *self.against.values(), *self.reported, *small, *claimed):
             if name not in self.rows:
                 raise ValueError(f"there is no row {name!r}")
         if small and self.baseline not in small:
@@ -103,18 +96,12 @@ def claims() -> dict[str, PaperTable]:
     return dict(sorted(tables.items(), key=lambda item: item[1].claim.number if item[1].claim is not None else 0))
 
 
-def is_table(name: str) -> bool:
-    """Whether a name is one of a table and none of a recipe: "sql_trail/table6"."""
-    return "/" in name and not name.endswith((".yaml", ".yml"))
-
-
 def load(name: str) -> PaperTable:
     """A table by its name."""
     if name not in names():
         close = difflib.get_close_matches(name, names(), n=1)
-        raise RecipeError(
-            f"there is no table {name!r}", f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names())}."
-        )
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names())}."
+        raise RecipeError(f"there is no table {name!r}", hint)
     return read(FOLDER / f"{name}.yaml")
 
 

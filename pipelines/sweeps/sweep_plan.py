@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
 from pipelines.core.files import read_lines, write_atomic
@@ -156,49 +155,55 @@ def fill(planned: Sequence[SweepCell], store: Store, make: Make, say: Say) -> li
     """Make every cell. Whatever ends one is its error in the table, and a failed stage is not tried for another."""
     failed: dict[tuple[str, str], str] = {}
     keys: set[str] = set()
-    filled = []
+    filled: list[FinishedCell] = []
 
-    def once(cell: SweepCell) -> None:
+    def touched(stage: str, key: str) -> int:
+        work = store.work(stage, key)
+        return work.stat().st_mtime_ns if work.is_dir() else 0
+
+    def make_once(cell: SweepCell) -> None:
         if cell.key not in keys:
             make(cell)
         keys.add(cell.key)
 
     for number, cell in enumerate(planned, 1):
         say(f"cell {number} of {len(planned)}: {cell.name}")
-        filled.append(_filled(cell, store, once, failed))
-        if filled[-1].error:
-            say(f"cell {number} failed: {filled[-1].error}")
+        before: dict[tuple[str, str], int] = {}
+        try:
+            # When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails
+            # moves.
+            before = {(step.kind, step.key): touched(step.kind, step.key) for step in graph.plan(cell.recipe, store)}
+            error = next((failed[stage] for stage in before if stage in failed), None)
+            if error is None:
+                make_once(cell)
+                asked = asked_again(cell, store) if cell.asked else cell
+                make_once(asked)
+                checkpoint = _evaluated(cell, store)[1].name
+                # The episodes of the evaluation on the first benchmark, and the curves of the training before it.
+                evaluated, trained = _evaluated(asked, store)
+                settings, path = asked.recipe.evaluation, trained.folder / "curves.jsonl"
+                curves = tuple(row for _, row in read_lines(path)) if path.is_file() else ()
+                run = FinishedEvaluation(
+                    tuple(records(evaluated.folder, "greedy", "sampled")),
+                    tuple(records(evaluated.folder, SINGLE_TURN)),
+                    asked.recipe.headline,
+                    max((k for k in settings.ks if k <= settings.samples), default=1),
+                    Rule.of(settings),
+                    asked.recipe.seed,
+                    curves,
+                )
+                condition = condition_of(cell.recipe, checkpoint, asked.recipe)
+                filled.append(FinishedCell(cell.values, run, curves, condition=condition))
+        except StoppedError:
+            raise  # whoever asked the training to stop meant the sweep
+        except Exception as fault:  # a fault of ours or of a library, too, ends one cell and not the sweep
+            error = str(fault) if isinstance(fault, SqltrainError) else f"{type(fault).__name__}: {fault}"
+            moved = (stage for stage in before if not store.has(*stage) and touched(*stage) != before[stage])
+            failed |= dict.fromkeys(moved, error)
+        if error is not None:
+            filled.append(FinishedCell(cell.values, error=error))
+            say(f"cell {number} failed: {error}")
     return filled
-
-
-def _filled(cell: SweepCell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> FinishedCell:
-    def touched(stage: str, key: str) -> int:
-        work = store.work(stage, key)
-        return work.stat().st_mtime_ns if work.is_dir() else 0
-
-    try:
-        # When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves.
-        before = {(step.kind, step.key): touched(step.kind, step.key) for step in graph.plan(cell.recipe, store)}
-    except SqltrainError as error:
-        return FinishedCell(cell.values, error=str(error))
-    reasons = [failed[stage] for stage in before if stage in failed]
-    if reasons:
-        return FinishedCell(cell.values, error=reasons[0])
-    try:
-        make(cell)
-        asked = asked_again(cell, store) if cell.asked else cell
-        if cell.asked:
-            make(asked)
-        _, trained = _evaluated(cell, store)
-        condition = condition_of(cell.recipe, trained.name, asked.recipe)
-        return _result(asked, store, cell.values, condition)
-    except StoppedError:
-        raise  # whoever asked the training to stop meant the sweep
-    except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
-        reason = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
-    moved = (stage for stage in before if not store.has(*stage) and touched(*stage) != before[stage])
-    failed |= dict.fromkeys(moved, reason)
-    return FinishedCell(cell.values, error=reason)
 
 
 def asked_again(cell: SweepCell, store: Store) -> SweepCell:
@@ -208,23 +213,6 @@ def asked_again(cell: SweepCell, store: Store) -> SweepCell:
     source = [] if named else [f"model.source={trained.folder / 'model'}"]
     overrides = (*cell.overrides, *cell.asked, *source, f"stages={ASKING}")
     return SweepCell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
-
-
-def _result(cell: SweepCell, store: Store, values: Mapping[str, str], condition: str) -> FinishedCell:
-    """The episodes of a cell's evaluation on its first benchmark, and the curves of the training before it."""
-    evaluated, trained = _evaluated(cell, store)
-    settings, path = cell.recipe.evaluation, trained.folder / "curves.jsonl"
-    curves: tuple[Mapping[str, Any], ...] = tuple(row for _, row in read_lines(path)) if path.is_file() else ()
-    run = FinishedEvaluation(
-        tuple(records(evaluated.folder, "greedy", "sampled")),
-        tuple(records(evaluated.folder, SINGLE_TURN)),
-        cell.recipe.headline,
-        max((k for k in settings.ks if k <= settings.samples), default=1),
-        Rule.of(settings),
-        cell.recipe.seed,
-        curves,
-    )
-    return FinishedCell(values, run, curves, condition=condition)
 
 
 def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pipelines.evaluation import measures, stats
 from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, curve_points, moving_average
@@ -157,7 +157,19 @@ def table(sweep: Sweep) -> ReportTable:
             if measure.name in reported:
                 line.append(paper(row, sweep, measure))
             if not place:
-                line.append(_difference(row, rows, sweep, measure))
+                # From the row that differs in the baseline's axis alone, seed by seed; None for that one itself.
+                values = {**row.values, **sweep.baseline}
+                if ROW in sweep.baseline and row.values.get(ROW, "") in sweep.against:
+                    values[ROW] = sweep.against[row.values[ROW]]
+                first = next((other for other in rows if sweep.baseline and dict(other.values) == values), None)
+                difference: Paired | None = None
+                if first is not None and first is not row and measure.kind == "percent":
+                    before = {cell.values.get(SEED): cell.run for cell in first.cells}
+                    pairs = [(before.get(cell.values.get(SEED)), cell.run) for cell in row.cells]
+                    both = [(old, new) for old, new in pairs if old and new and old.equality == new.equality]
+                    olds, news = [measure.scores(old) for old, _ in both], [measure.scores(new) for _, new in both]
+                    difference = stats.difference(olds, news, row.seed)
+                line.append(difference)
             if not place and has_seeds:
                 line.append(stats.deviation(_folded(row, measure)))
         line += [float(len(row.runs))] if has_seeds else []
@@ -247,49 +259,33 @@ def paper(row: SweepRow, sweep: Sweep, of: Measure) -> float | None:
     return value / 100 if value is not None and of.kind == "percent" else value
 
 
-def _difference(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, of: Measure) -> Paired | None:
-    """From the row that differs in the baseline's axis alone, seed by seed; None for that one itself."""
-    values = {**row.values, **sweep.baseline}
-    if ROW in sweep.baseline and row.values.get(ROW, "") in sweep.against:
-        values[ROW] = sweep.against[row.values[ROW]]
-    first = next((other for other in rows if sweep.baseline and dict(other.values) == values), None)
-    if first is None or first is row or of.kind != "percent":
-        return None
-    before = {cell.values.get(SEED): cell.run for cell in first.cells if cell.run is not None}
-    pairs = [(before.get(cell.values.get(SEED)), cell.run) for cell in row.cells]
-    both = [(old, new) for old, new in pairs if old is not None and new is not None and old.equality == new.equality]
-    return stats.difference([of.scores(old) for old, _ in both], [of.scores(new) for _, new in both], row.seed)
-
-
 def curves(sweep: Sweep) -> dict[str, list[Line]]:
-    """Each number of training that a row logged at two steps or more, with a line a row; those named come first."""
-    rows = sweep.rows()
+    """Each number of training that a row logged at two steps or more, with a line a row; those named come first.
+
+    A line is the mean over seeds with the lowest and the highest seed, each smoothed; held-out accuracy's 95 % interval
+    over the questions widens its band.
+    """
     charts: dict[str, list[Line]] = {}
+    rows = sweep.rows()
     names = dict.fromkeys(name for row in rows for cell in row.cells for step in cell.curves for name in step)
     ordered = [name for name in sweep.curves if name in names] + [name for name in names if name not in sweep.curves]
     for name in ordered:
-        if name not in ("step", ASKED):
-            charts[name] = [line for row in rows if len((line := _line(row, name)).points) > 1]
-    return {name: lines for name, lines in charts.items() if lines}
-
-
-def _line(row: SweepRow, name: str) -> Line:
-    """A number's mean over seeds with the lowest and the highest seed, each smoothed; held-out accuracy's 95 % interval
-    over the questions widens its band.
-    """
-    at: dict[float, list[float]] = {}
-    asked: dict[float, int] = {}
-    for cell in row.cells:
-        for step, value in smoothed(curve_points(cell.curves, name)):
-            at.setdefault(step, []).append(value)
-        if name == HELD_OUT:
-            asked |= {step: int(n) for step, n in curve_points(cell.curves, ASKED)}
-    points = []
-    for step, values in sorted(at.items()):
-        mean = math.fsum(values) / len(values)
-        band = wilson(mean * asked[step], asked[step]) if asked.get(step) else ()
-        points.append((step, mean, min(*values, mean, *band), max(*values, mean, *band)))
-    return Line(row.name, tuple(points))
+        for row in rows if name not in ("step", ASKED) else ():
+            at: dict[float, list[float]] = {}
+            asked: dict[float, int] = {}
+            for cell in row.cells:
+                for step, value in smoothed(curve_points(cell.curves, name)):
+                    at.setdefault(step, []).append(value)
+                if name == HELD_OUT:
+                    asked |= {step: int(n) for step, n in curve_points(cell.curves, ASKED)}
+            points = []
+            for step, values in sorted(at.items()):
+                mean = math.fsum(values) / len(values)
+                band = wilson(mean * asked[step], asked[step]) if asked.get(step) else ()
+                points.append((step, mean, min(*values, mean, *band), max(*values, mean, *band)))
+            if len(points) > 1:
+                charts.setdefault(name, []).append(Line(row.name, tuple(points)))
+    return charts
 
 
 def smoothed(values: Points) -> Points:
