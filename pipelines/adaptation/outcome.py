@@ -27,8 +27,7 @@ def page(recipe: Recipe, test: Path, before: tuple[Path, str], after: tuple[Path
 
     Args:
         test: the finished `test` stage.
-        before, after: the folder of an evaluation each, and what was evaluated.
-        verdict: the decision in one line.
+        before, after: the folder of an evaluation each, and the name of the evaluated checkpoint.
     """
     systems = tuple(
         system

@@ -30,12 +30,7 @@ class AdaptationQuestions:
 
 
 def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQuestions:
-    """Read the files and part them.
-
-    Args:
-        own: JSON lines or CSV; `invented`: JSON lines. One of them at least.
-        address: the database that they ask.
-    """
+    """Read one's own questions (JSON lines or CSV), invented ones (JSON lines), or both, and part them."""
     files = [file for file in (own, invented) if file is not None]
     if not files:
         raise DataError("no questions are named", "Pass --questions FILE, or make some: sqltrain invent.")

@@ -47,7 +47,7 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
     Args:
         model: a folder or a hub name; None for the tiny model.
         recipe: a shipped one, by name; None for that of a checkpoint's card, else `RECIPE`.
-        schema_chars: how long the schema is in a prompt.
+        schema_chars: the length of the schema in a prompt.
     """
     about_adapters = f"by LoRA adapters of rank {LORA['rank']}"
 

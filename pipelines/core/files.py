@@ -20,11 +20,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "database or dis
 
 
 def lock(path: Path, waiting: Callable[[], None] = lambda: None) -> IO[str]:
-    """The file at a path, locked until it is closed; the kernel drops the lock of a killed process.
-
-    Args:
-        waiting: called once if another process holds the lock; an error that it raises ends the waiting.
-    """
+    """The file at a path, locked until it is closed; `waiting` is called once if another holds it, and may raise."""
     waited = False
     while True:
         with contextlib.ExitStack() as undo:
@@ -42,11 +38,7 @@ def lock(path: Path, waiting: Callable[[], None] = lambda: None) -> IO[str]:
 
 
 def try_lock(file: IO[Any], shared: bool = False) -> bool:
-    """Lock an open file until it is closed, without waiting; False if another process holds it.
-
-    Args:
-        shared: only look whether a writer holds it: two that look do not exclude each other.
-    """
+    """Lock an open file without waiting; False if another process holds it. Shared locks exclude writers alone."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -115,13 +107,10 @@ def write_lines(path: Path, rows: Iterable[Any]) -> None:
 
 
 def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple[int, Any]]:
-    """The JSON values of a JSONL file with the numbers of their lines, from 1; blank lines are passed over.
+    """The JSON values of a JSONL file with the numbers of their lines, from 1; blank lines are skipped.
 
-    Only a line feed ends a line: `str.splitlines` would also cut at a U+2028 inside a text.
-
-    Args:
-        hint: of the errors.
-        torn: a last line without its line feed, which a kill cut short, is passed over.
+    Only a line feed ends a line: `str.splitlines` would also cut at a U+2028 inside a text. If `torn`, a last line
+    without its line feed, which a kill cut short, is skipped, too.
     """
     try:
         with path.open("rb") as file:
@@ -142,10 +131,7 @@ def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple
 
 
 def append_durably(path: Path, line: str) -> None:
-    """Append a line that stands after a power cut, too; a last line that a kill cut short is removed first.
-
-    One process at a time appends: the caller holds a lock.
-    """
+    """Append a line that survives a power cut, under a lock of the caller; a torn last line is removed first."""
     with writing(path.parent), path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
@@ -196,11 +182,7 @@ def require_room(path: Path, megabytes: int) -> None:
 
 @contextlib.contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Report in one line that a disk is full or may not be written, whichever library noticed it first.
-
-    Args:
-        place: on the disk that is written to.
-    """
+    """Report in one line that the disk of a place is full or may not be written, whichever library noticed it first."""
     try:
         yield
     except Exception as error:
@@ -215,9 +197,6 @@ def disk_full(error: BaseException, place: Path) -> ResourceError | None:
     """The error of a full disk if an error, or one of its causes, reports one, each library in its own words.
 
     Any other error than the user's, such as the death of a worker, counts if the disk has less than `NO_ROOM` bytes.
-
-    Args:
-        place: on the disk that was written to.
     """
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:

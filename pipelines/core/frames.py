@@ -64,11 +64,7 @@ def _collect(path: Path, frame: pl.LazyFrame, streaming: bool = False) -> pl.Dat
 
 
 def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
-    """These rows of a Parquet file, in this order, for the memory of the row groups that they lie in.
-
-    Args:
-        rows: row numbers, 0-based; they may repeat.
-    """
+    """These rows of a Parquet file (0-based, they may repeat), in this order; only their row groups are read."""
     if not len(rows):
         return _collect(path, pl.scan_parquet(path, glob=False).head(0))
     first, last = min(rows), max(rows)
@@ -77,11 +73,7 @@ def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
 
 
 def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterator[pl.DataFrame]:
-    """Rows of a Parquet file, a row group at a time, so that a file of any size is read in little memory.
-
-    Args:
-        rows: rising row numbers; None for all.
-    """
+    """The rows of a Parquet file, or those of rising numbers, a row group at a time and so in little memory."""
     count = _collect(path, pl.scan_parquet(path, glob=False).select(pl.len())).item()
     wanted = np.arange(count) if rows is None else np.asarray(rows)
     cuts = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
@@ -113,11 +105,7 @@ class Writer:
 
 
 def keep(path: Path, rows: Sequence[int] | pl.Series) -> None:
-    """Write a Parquet file anew with these of its rows alone, a row group at a time.
-
-    Args:
-        rows: rising row numbers.
-    """
+    """Write a Parquet file anew with its rows of these rising numbers alone, a row group at a time."""
     beside = path.with_name(f"kept-{path.name}")
     writer = Writer(beside, path.parent)
     for frame in windows(path, rows):

@@ -22,11 +22,10 @@ number = 0  # of this process among those that share a stage's shards
 
 
 def die_with_parent(parent: int, sign: int = signal.SIGKILL) -> None:
-    """Ask the kernel to end this process when its parent goes, also by kill -9 (Linux).
+    """Ask the kernel to send this process a signal when its parent goes, also by kill -9 (Linux).
 
     Args:
-        parent: the parent's process id, read before the fork: it may have died in between.
-        sign: the signal that this process then gets.
+        parent: its process id, read before the fork: it may have died in between.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sign)
     if os.getppid() != parent:
@@ -59,7 +58,7 @@ def ending_with_me(whole_session: bool = False) -> list[str]:
 def on_sigterm(act: Callable[[], None], once: bool = False) -> Iterator[None]:
     """Call `act` at SIGTERM, which then does not end this process; if `once`, a second SIGTERM ends it.
 
-    In another thread than the main one nothing changes: Python lets no other thread set a handler.
+    Python lets the main thread alone set a handler: in another one nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -80,11 +80,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self, stage: str, key: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Be alone with a stage, finished or not; the kernel drops the lock with its holder.
-
-        Args:
-            waiting: called once when another live run has the lock; what it raises ends the waiting.
-        """
+        """Lock a stage, finished or not; `waiting` is called once if another live run has the lock."""
         work = self.work(stage, key)
         path = work.with_name(f"{work.name}.lock")
         with lock(path, waiting):
@@ -92,11 +88,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def set_aside(self, stage: str, key: str, whole: bool, say: Callable[[str], None]) -> None:
-        """Rename a damaged stage, so that it is made again, and report it in one line; any other stage stays.
-
-        Args:
-            whole: as `damage` takes it.
-        """
+        """Rename a damaged stage, so that it is made again, and report it in one line; any other stage stays."""
         if not self.has(stage, key) or not self.damage(stage, key, whole):
             return
         with self.locked(stage, key, lambda: None):
@@ -124,9 +116,8 @@ class Store:
             os.utime(self.folder(stage, key))
 
     def made(self) -> dict[tuple[str, str], float]:
-        """When each finished stage was sealed, in seconds since 1970, by (stage, key), in order.
-
-        One look at each manifest's entry and none into it: a store may hold 100,000 stages.
+        """The time of each finished stage in seconds since 1970, by (stage, key); no manifest is read: there may be
+        100,000.
         """
         sealed: dict[tuple[str, str], float] = {}
         for stage in folders(self.root):
@@ -169,10 +160,7 @@ class Store:
 
     @contextlib.contextmanager
     def making(self, stage: str, key: str, waiting: Callable[[], None]) -> Iterator[Path | None]:
-        """The work folder for the block to fill, with its manifest; None if the stage is cached.
-
-        At the end of the block the folder is renamed to the stage's own.
-        """
+        """The work folder, renamed to the stage's own at the end of the block; None if the stage is cached."""
         if self.has(stage, key):
             yield None
             return

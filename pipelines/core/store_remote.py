@@ -166,11 +166,7 @@ class Remote:
 
 
 def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) -> list[tuple[str, str]]:
-    """The wanted ones of some stages: "STAGE", or "STAGE/" and the beginning of a key; all if none is named.
-
-    Args:
-        where: the store or the address of the stages, for errors.
-    """
+    """The stages that are named "STAGE", or "STAGE/" and the beginning of a key; all if none is named."""
     if not names:
         raise DataError(f"{where} has no finished stage", "Look at the address.")
     stages = []

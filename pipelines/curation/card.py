@@ -25,7 +25,6 @@ def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
 
     Args:
         selected: the table of `filtering.select`.
-        distinct_2: of the kept trajectories, by `similarity.distinct_2`.
     """
     # Numbers of trajectories that were made, were right, and are kept.
     acceptance = {}
@@ -64,8 +63,7 @@ def write(
     """The card as Markdown; the same inputs give the same bytes.
 
     Args:
-        facts: of `quality`.
-        leakage: of `leakage.report`.
+        facts, leakage: of `quality` and of `leakage.report`.
         spent: answers, tokens and cost of each endpoint, as in `costs.json` of the synthesis.
     """
     source = recipe.data.sft

@@ -96,9 +96,8 @@ def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Dif
 
 
 def histogram(scored: Iterable[ScoredQuestion], group: int) -> list[int]:
-    """The numbers of questions with 0, 1, ..., G right; a group with broken rollouts counts at its share, rounded.
-
-    A share strictly between 0 and 1 never rounds to "none" or "all".
+    """The numbers of questions with 0, 1, ..., G right; a group with broken rollouts counts at its share, rounded, but
+    never as "none" or "all" if its share lies between.
     """
     bins = [0] * (group + 1)
     for question in scored:

@@ -1,7 +1,7 @@
 """Format and execution filtering of teacher trajectories, then SQL-Trail's selection of demonstrations (A.6).
 
-A trajectory is judged once, where it is read; selection then works on a table of what was found, some hundred bytes a
-row, so that millions of trajectories are selected from without being in memory.
+A trajectory is checked once, where it is read. Selection works on a table of these checks, some hundred bytes a row, so
+that millions of trajectories are selected from without being in memory.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class CheckedTrajectory:
 
     @classmethod
     def of(cls, outcome: Outcome, database: str, drop: Sequence[str] = ()) -> CheckedTrajectory:
-        """The facts of an outcome.
+        """Check an outcome.
 
         Args:
             database: the id of its question's database.
@@ -117,9 +117,8 @@ class CheckedTrajectory:
 def fault(outcome: Outcome) -> tuple[str, str] | None:
     """The reason for which a trajectory cannot be a demonstration, with its detail; None if it can be one.
 
-    It can when no boundary failed, every turn is well-formed, there is an answer, and the answer's result equals the
-    gold SQL's by the equality that the outcome names. The reason is a short stable word: "broken_<class>",
-    "format_<error>", "no_answer_<stop>", "sql_<status>" or "wrong_result".
+    The reason is a short stable word: "broken_<class>", "format_<error>", "no_answer_<stop>", "sql_<status>" or
+    "wrong_result", by the equality that the outcome names.
     """
     trajectory = outcome.trajectory
     if trajectory.stop is StopReason.BROKEN or outcome.broken:

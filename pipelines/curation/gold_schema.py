@@ -1,8 +1,8 @@
-"""The gold schema by consensus: the tables and columns that a gold SQL reads, where extractors agree.
+"""The gold schema by consensus: the tables and columns that a gold SQL reads, if extractors agree.
 
-sqlglot's qualified scope reads the text and knows the schema; SQLite's authorizer says what the prepared statement
-reads; LLM extractors can be added as callables. A schema is accepted when two extractors say exactly the same
-(TRUST-SQL accepts 2 of 3; of two, both must agree). What is not accepted is kept with each one's view.
+sqlglot's qualified scope reads the text and knows the schema; SQLite's authorizer reports what the prepared statement
+reads; LLM extractors can be added as callables. A schema is accepted if two extractors give exactly the same (TRUST-SQL
+accepts 2 of 3; of two, both must agree). One that is not accepted is kept with each extractor's view.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:
 def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Leak]:
     """Each training question with the first held-out one that it repeats, by the strictest kind that holds.
 
-    One on the same database, of whatever kind, goes before one on another database. SQL counts only where both ask the
-    same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
+    One on the same database, of whatever kind, goes before one on another database. SQL counts on the same database
+    alone: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
     name_of = database_names(held_out)
     asked = {name_of(example.database) for example in held_out}

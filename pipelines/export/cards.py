@@ -1,7 +1,7 @@
 """The cards of an export: a model, its prompt and protocol, its recipe, its figures; and its demonstrations.
 
-They hold settings, counts and figures. No question, query, value or name of a database's parts stands in them, and no
-path or address of the machine that trained it.
+They hold settings, counts and figures, but no question, query, value or name of a part of a database, and no path or
+address of the machine that trained it.
 """
 
 import contextlib
@@ -131,12 +131,7 @@ def base_name(lineage: Lineage) -> str | None:
 
 
 def model_card(lineage: Lineage, name: str, kind: str) -> str:
-    """The README of an export, with the metadata that hubs read.
-
-    Args:
-        name: of the model.
-        kind: "model" for whole weights, "adapter" for low-rank adapters alone.
-    """
+    """The README of an export of whole weights ("model") or of low-rank adapters ("adapter"), with hub metadata."""
     base = base_name(lineage)
     metadata: dict[str, Any] = {
         "license": "other",

@@ -32,11 +32,7 @@ MARK = "contentmarker"  # a plain word: no template alters it
 
 
 def modelfile(folder: Path, tokenizer: Any, card: CheckpointCard | None) -> str:
-    """The text of a `Modelfile` beside the weights.
-
-    Args:
-        card: how the model is asked; without one it has the template alone.
-    """
+    """The text of a `Modelfile` beside the weights; without a card it has the chat template alone."""
     protocol = None if card is None else build(card.protocol)
     chat_template = template(tokenizer, protocol.thought if protocol is not None else "think")
     lines = ["FROM .", f'TEMPLATE """{chat_template}"""']
@@ -51,11 +47,7 @@ def modelfile(folder: Path, tokenizer: Any, card: CheckpointCard | None) -> str:
 
 
 def template(tokenizer: Any, thought: str) -> str:
-    """The chat template as a template of Go.
-
-    Args:
-        thought: the tag of the agent's reasoning, which some templates leave out of earlier turns.
-    """
+    """The chat template as a template of Go; `thought` is the tag of reasoning, which some leave out of old turns."""
     if not tokenizer.chat_template:
         raise DataError("the model's tokenizer has no chat template", HINT)
     # The texts before and behind a message of each role, and the one that opens the agent's turn.

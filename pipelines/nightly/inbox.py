@@ -1,9 +1,8 @@
 """New questions from a folder of JSONL and CSV files or from a table: each row is taken once, and a night's new rows
 become one frozen batch.
 
-A batch is a folder that nobody edits: `questions.jsonl`, links to its databases, and the digests of its rows. A row
-that was edited is a new row; a batch whose folder is removed was never there, and its rows are new again. A batch that
-was refused is such a one.
+A batch is a folder that nobody edits: `questions.jsonl`, links to its databases, and the digests of its rows. An edited
+row is a new row. The rows of a batch whose folder was removed, as that of a refused one is, are new again.
 """
 
 import json
@@ -143,10 +142,7 @@ def _plain(value: Any) -> Any:
 def leave_out(batch: Path, repeats: Mapping[str, str]) -> bool:
     """Move rows that ask held-out questions from a batch into its `held_out.jsonl`; True if some went and some stay.
 
-    They count as taken: the same rows do not come again.
-
-    Args:
-        repeats: ids of rows, each with the held-out question that it asks.
+    They count as taken: the same rows do not come again. `repeats` gives the held-out question of each such row's id.
     """
     text = (batch / QUESTIONS).read_text(encoding="utf-8")
     lines = [f"{line}\n" for line in text.split("\n") if line]  # `splitlines` would cut at a U+2028

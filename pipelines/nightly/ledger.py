@@ -70,11 +70,7 @@ class Ledger:
         return lock(self.folder / ".lines.lock")
 
     def add(self, event: str, standing: str = "", **facts: Any) -> dict[str, Any]:
-        """Write one line and return it.
-
-        Args:
-            standing: key of the champion that the line is about; "" for a line that is about none.
-        """
+        """Write one line and return it; `Moved` is raised if `standing` is not the key of the champion any more."""
         row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **facts}
         with writing(self.folder), self.lines_locked():
             champion = self.champion() if standing else None
@@ -116,10 +112,10 @@ class Ledger:
         return [path for path in sorted(self.batches.glob("[0-9]*")) if path.name not in decided]
 
     def take_back(self, batch: Path, bad: Path | None) -> Path:
-        """Put a refused batch where it counts as never taken, with the rows that were bad; returns its new place.
+        """Move a refused batch to the place where it counts as never taken; returns that place.
 
         Args:
-            bad: a file of the rows that were set aside, with their reasons.
+            bad: a file of the rows that were set aside, with their reasons, which goes with it.
         """
         place = self.folder / REFUSED / batch.name
         shutil.rmtree(place, ignore_errors=True)  # the same rows were refused before

@@ -1,4 +1,4 @@
-"""A store's nights on object storage: the ledgers and the batches travel beside the stages, so a champion stays one.
+"""A store's nights on object storage: ledgers and batches travel beside the stages, and a champion stays champion.
 
 A ledger only grows: one that continues another takes its place, and two that have parted are never mixed.
 """

@@ -38,11 +38,7 @@ class NightContext:
     stages: list[graph.StageResult] = field(default_factory=list)
 
     def make(self, recipe: Recipe, steps: Sequence[graph.Step], role: str = "") -> dict[str, graph.StageResult]:
-        """Make steps, and remember their stages for the ledger.
-
-        Args:
-            role: "" for the challenger, whose figures are compared over the nights.
-        """
+        """Make steps and remember their stages; the role of the challenger, whose figures nights compare, is ""."""
         finished = self.walk(recipe, self.store, steps, role)
         self.stages.extend(finished)
         return {stage.name: stage for stage in finished}
@@ -74,11 +70,7 @@ def title(recipe: Recipe, store: Store) -> str:
 
 
 def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Recipe]:
-    """The recipe over the questions of each of its `nightly.guards`, which are not asked for their gold schemas.
-
-    Args:
-        name, overrides: the recipe as the user names it.
-    """
+    """The recipe, by its name and overrides, over the questions of each guard, without their gold schemas."""
     guards = {}
     for include in recipe.nightly.guards:
         guard = recipes.load(name, [*overrides, f"include={include}"])
@@ -97,8 +89,8 @@ def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Rec
 def run_night(context: NightContext) -> dict[str, Any]:
     """Run one night and return its line of the ledger.
 
-    Nothing is trained if the inbox holds nothing new. A batch that breaks a contract stops the night and is taken
-    back: its rows are new again, so the mended and the good ones come with the next night.
+    Nothing is trained if the inbox holds nothing new. A batch that breaks a contract stops the night and is taken back:
+    its rows are new again, so the mended and the good ones come with the next night.
     """
     recipe, store = context.recipe, context.store
     guards(context.name, context.overrides, recipe)  # evaluated last: a mistake should not cost a training
@@ -218,11 +210,7 @@ def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, fresh
 
 
 def _refuse(ledger: Ledger, batches: Sequence[Path], error: DataError, bad: Path | None = None) -> DataError:
-    """Take batches back and note it in the ledger; the error names the place of the bad rows.
-
-    Args:
-        bad: a file of the rows that the data stage set aside, with their reasons.
-    """
+    """Take batches back and note it in the ledger; the error names the file of the bad rows."""
     rows = sum(len(read_json(path / inbox.ROWS)) for path in batches)
     folders = [ledger.take_back(path, bad) for path in batches]
     ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=rows)

@@ -103,9 +103,8 @@ ENOUGH = 50  # fewer questions say nothing about a distribution
 
 
 def drift(learned: Sequence[Example], fresh: Sequence[Example]) -> dict[str, float]:
-    """Total variation distance, in [0, 1], of hardness and of the question's length in words (by the old quartiles).
-
-    {} if either side has fewer than `ENOUGH` questions.
+    """Total variation distance, in [0, 1], of hardness and of the question's length in words (by the old quartiles); {}
+    if either side has fewer than `ENOUGH` questions.
     """
     if min(len(learned), len(fresh)) < ENOUGH:
         return {}
@@ -129,12 +128,7 @@ Stage = tuple[str, str]  # its name and its key
 
 
 def trained_on(store: Store, checkpoint: Stage, other: Stage, test: Path) -> frozenset[str]:
-    """The ids of held-out questions that a checkpoint was trained on, and another one was not.
-
-    Args:
-        other: the other checkpoint; its training questions were compared with these before.
-        test: folder of the held-out questions.
-    """
+    """The ids of held-out questions (of the stage in `test`) that a checkpoint was trained on and the other was not."""
     # The data stages behind each checkpoint that the store still has.
     keys: list[set[str]] = []
     for stage in (checkpoint, other):

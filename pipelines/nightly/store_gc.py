@@ -39,9 +39,7 @@ class _AtWork(Exception):
 
 @contextlib.contextmanager
 def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
-    """Claim stages, made or not, for a run for the time of the block.
-
-    The kernel drops the lock on the file with its holder: what a killed run claimed is free.
+    """Claim stages, made or not, for a run for the time of the block; what a killed run claimed is free.
 
     Args:
         about: JSON values that `live` returns with the claim.
@@ -181,10 +179,8 @@ def _manifest(store: Store, name: Name, damaged: set[Name]) -> dict[str, Any]:
 def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda line: None) -> list[GcCandidate]:
     """Everything that is not needed and was not touched for so many days, finished stages and work folders alike.
 
-    The remains of a killed gc come first, whatever their age.
-
-    Args:
-        say: takes a line that names the damaged stages for which all finished ones stay.
+    The remains of a killed gc come first, whatever their age. Damaged stages, for which all finished ones stay, are
+    named by `say`.
     """
     before = time.time() - days * 86400
     sealed, damaged = store.made(), set[Name]()
@@ -266,10 +262,7 @@ def _clear(folder: Path) -> None:
 
 
 def usage(store: Store) -> dict[str, tuple[int, int]]:
-    """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one.
-
-    Each folder is opened once: a store may hold 100,000 stages.
-    """
+    """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one."""
     count: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for kind in folders(store.root):
@@ -294,10 +287,7 @@ def size_of(folder: str | Path) -> int:
 
 
 def _look(folder: str) -> tuple[dict[str, int], list[str]]:
-    """The bytes of each file in a folder, and the names of the folders in it; links are not followed.
-
-    Files are looked at from the folder that they are in: paths are slow to follow.
-    """
+    """The bytes of each file in a folder, and the names of the folders in it; links are not followed."""
     files: dict[str, int] = {}
     below: list[str] = []
     try:

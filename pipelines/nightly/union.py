@@ -1,7 +1,7 @@
 """The union of several batches' stages: the datasets that a challenger is trained on.
 
-Every batch is read, taught, filtered and given its gold schemas by itself, so its stages' keys know nothing of the
-others. A union only joins finished rows; its key is made of theirs.
+Every batch is read, taught, filtered and given its gold schemas by itself, so its stages' keys are independent of other
+batches. A union only joins finished rows; its key is made of theirs.
 """
 
 import json
@@ -38,10 +38,8 @@ class UnionPart:
 def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: int) -> dict[str, str]:
     """Make the union of each stage that the parts have, and return their keys by stage.
 
-    The first part gives the held-out questions; the others were checked against the same ones.
-
-    Args:
-        replay: old demonstrations for each fresh one; None takes all.
+    The first part gives the held-out questions; the others were checked against the same ones. `replay` is the number
+    of old demonstrations for each fresh one; None takes all.
     """
     united = {}
     for stage in (name for name in ("data", "filter", "gold_schema") if name in parts[0].keys):

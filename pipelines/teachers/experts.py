@@ -133,7 +133,7 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
 
 
 def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:
-    """The tables and columns that an answer names, lower-cased; None where it cannot be read.
+    """The tables and columns that an answer names, lower-cased; None if it cannot be read.
 
     Args:
         strict: a name that the schema does not have makes the whole answer unreadable; else it is left out.
@@ -196,10 +196,7 @@ def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example
 
 
 def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) -> dict[str, float]:
-    """Recall and precision of a linker against the gold schema: means over examples that have both.
-
-    Returns `strict_recall` (share of examples that lack nothing), `recall` and `precision` of columns.
-    """
+    """A linker's strict recall (share of examples that lack nothing), recall and precision of columns, as means."""
     rows = []
     for example in linked:
         items = gold.get(example.id)
@@ -238,7 +235,7 @@ def choose(
     equals. Those without a result lose to all that have one.
 
     Args:
-        cases: each question with its candidates, as SQL and what it returned.
+        cases: each question with its candidates, as SQL and its result.
         signature: equal for results that count as equal; None for none (`evaluation/voting.py`).
     """
     plans = [groups_of(candidates, signature) for _, candidates in cases]
@@ -319,12 +316,7 @@ def merge(
     signature: Callable[[ExecutionResult], str | None],
     execute: Execute,
 ) -> list[str]:
-    """The final SQL of each question, in order.
-
-    Args:
-        cases: each question with its candidates, as SQL and what it returned.
-        signature: equal for results that count as equal; None for none (`evaluation/voting.py`).
-    """
+    """The final SQL of each question, in order; `cases` and `signature` as in `choose`."""
     plans = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
     split = [number for number, groups in enumerate(plans) if len(groups) > 1]
     drafts_of = [{f"Draft {place}": group[0] for place, group in enumerate(plans[n][:2], 1)} for n in split]

@@ -1,8 +1,8 @@
-"""Questions for a user who has a database and no questions: SQL is proposed, run, asked in words, and answered back.
+"""Questions for a user who has a database and none (SynSQL's and OmniSQL's chain, filtered by an answer back).
 
 A teacher writes a query over the schema and its sampled values; the sandbox runs it; the teacher puts it as a question
-in one of several styles; another teacher, who sees only schema and question, answers it. What both queries agree on is
-kept, as many of each hardness level as can be had. (SynSQL's and OmniSQL's chain, with the answer back as the filter.)
+in one of several styles; another teacher, who sees only schema and question, answers it. Pairs on which both queries
+agree are kept, as many of each hardness level as can be had.
 """
 
 import collections
@@ -83,10 +83,7 @@ class Inventor:
     shapes: set[str] = dataclasses.field(default_factory=set)  # of the drafts so far.
 
     def make(self, count: int, on_kept: Callable[[int], None] | None = None) -> Invented:
-        """Up to `count` examples, a quarter of each hardness level if they can be had.
-
-        Fewer come back if `DRAFTS_PER_QUESTION` tries a question are not enough.
-        """
+        """Up to `count` examples, a quarter of each level if possible, from `DRAFTS_PER_QUESTION` tries each at most."""
         if not self.schema.tables:
             raise DataError(f"the database {self.database.id} has no tables")
         invented = Invented()

@@ -15,10 +15,10 @@ Grades = list[float | None]
 
 
 class GradeSource:
-    """Fills in the grades that a panel's judge term needs: nothing where no endpoint is named, or it weighs nothing.
+    """Fills in the grades that a panel's judge term needs; none if no endpoint is named, or if the term weighs nothing.
 
-    Each (question, gold SQL, answer) is asked once, also across runs: the prompt is a function of them and answers are
-    kept (`endpoints/log.py`).
+    Each (question, gold SQL, answer) is asked once, also across runs: answers are kept by their prompt
+    (`endpoints/log.py`).
     """
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
@@ -56,11 +56,11 @@ class GradeSource:
 def check(
     asker: Asker, outcomes: Sequence[Outcome], examples: Mapping[str, Example], scale: float = 2.0
 ) -> dict[str, float]:
-    """How far a judge agrees with execution, and whether place or length move it.
+    """Agreement of a judge with execution, and the effect of place and length on its grades.
 
     It is asked about right answers too, which rewards never do. Returns `answers`, `unread` (answers without a grade),
     `right_accepted` (share of right answers graded right), `wrong_accepted` (of wrong ones), `kappa` with execution,
-    `place_shift` (mean change of the grade when the prediction is shown first), and `length_shift` (when the prediction
+    `place_shift` (mean change of the grade if the prediction is shown first), and `length_shift` (if the prediction
     stands in brackets inside a longer query that gives the same rows).
     """
     cases = [outcome for outcome in outcomes if outcome.trajectory.final_sql and not outcome.broken]

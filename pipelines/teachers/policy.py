@@ -21,12 +21,11 @@ class OpenAIPolicy(Policy):
     """Asks a chat endpoint for each turn. It speaks text: trajectories carry no token ids.
 
     Args:
-        name: what errors call the endpoint, and recorded in each trajectory.
+        name: of the endpoint, in errors and in each trajectory.
         concurrency: episodes, and so requests, in flight at once.
         responses: the folder of the logs of answers (`endpoints/log.py`); None keeps none.
-        protocol: whose tags a thinking model's reasoning and a server's parsed tool calls are written back into.
-        first_sample: what counts as its sample 0: answers are kept by the number of their sample, and those under
-            another number are others.
+        protocol: its tags take a thinking model's reasoning and a server's parsed tool calls.
+        first_sample: the number of its sample 0: answers are kept by the number of their sample.
     """
 
     def __init__(
@@ -67,11 +66,7 @@ class OpenAIPolicy(Policy):
 
 
 def pick(shares: Sequence[float], name: str) -> int:
-    """An index with a chance proportional to its share, decided by the name alone.
-
-    Args:
-        shares: positive; they need not add up to 1.
-    """
+    """An index with a chance proportional to its share (positive; of any sum), decided by the name alone."""
     draw = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64 * sum(shares)
     for index, share in enumerate(shares):
         draw -= share
@@ -83,11 +78,7 @@ def pick(shares: Sequence[float], name: str) -> int:
 def teacher_policies(
     teachers: Sequence[Teacher], protocol: Protocol, responses: Path, schemas: Schemas, own: Callable[[], Policy]
 ) -> list[Policy]:
-    """The policies of a mix, in order; entries that name the same endpoint share its asker.
-
-    Args:
-        own: makes the recipe's own policy.
-    """
+    """The policies of a mix, in order, the recipe's own by `own`; entries of one endpoint share its asker."""
     policies: list[Policy] = []
     first: dict[str, OpenAIPolicy] = {}
     for teacher in teachers:
@@ -122,10 +113,7 @@ above, and give this query, or one that returns the same, as your answer. Never 
 
 
 class HintedPolicy(Policy):
-    """A teacher with the gold SQL in its prompt; the record of the episode keeps the prompt as it was.
-
-    The hint is put into the request alone, so a model trained on the trajectory never sees it.
-    """
+    """A teacher with the gold SQL in its request alone: the record, from which a model learns, lacks it."""
 
     def __init__(self, teacher: Policy) -> None:
         self._teacher = teacher
