@@ -110,11 +110,6 @@ class Store:
             raise ResourceError(f"cannot read {path}: {error.strerror}", READABLE) from None
         raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.")
 
-    def note_use(self, stage: str, key: str) -> None:
-        """Set a finished stage's time to now, by which `sqltrain store gc` goes, if the store can be written."""
-        with contextlib.suppress(OSError):
-            os.utime(self.folder(stage, key))
-
     def made(self) -> dict[tuple[str, str], float]:
         """The time of each finished stage in seconds since 1970, by (stage, key); no manifest is read: there may be
         100,000.

@@ -88,11 +88,11 @@ class Ledger:
 
     def champions(self) -> list[Champion]:
         """The champion, preceded by those that a rollback goes back to."""
-        lines = self.lines()
-        promoted, stack = champions(lines), list[Champion]()
-        for number, row in enumerate(lines):
-            if number in promoted:
-                stack.append(promoted[number])
+        stack: list[Champion] = []
+        for number, row in enumerate(self.lines()):
+            if row["event"] == "night" and row["decision"] == "promoted":
+                stage, key = row["challenger"]["stage"], row["challenger"]["key"]
+                stack.append(Champion(stage, key, tuple(row["learned"]), number))
             elif row["event"] == "rollback" and stack:
                 stack.pop()
         return stack
@@ -138,15 +138,6 @@ class Ledger:
             )
         self.add("rollback", standing=former.key, **{"from": former.key, "to": came.key})
         return former, came
-
-
-def champions(lines: Iterable[Mapping[str, Any]]) -> dict[int, Champion]:
-    """The promoted checkpoints of a ledger by the numbers of their lines; a rollback may have taken them back."""
-    return {
-        number: Champion(row["challenger"]["stage"], row["challenger"]["key"], tuple(row["learned"]), number)
-        for number, row in enumerate(lines)
-        if row["event"] == "night" and row["decision"] == "promoted"
-    }
 
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:

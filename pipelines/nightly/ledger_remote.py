@@ -13,7 +13,7 @@ from pipelines.core.files import read_json, write_atomic, write_json
 from pipelines.core.store import Store
 from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, inside, refused
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
-from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, NightInProgress, champions, decisions, ledgers
+from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, NightInProgress, decisions, ledgers
 
 FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # of a batch, in the order in which they travel
 
@@ -68,9 +68,11 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
             # The batches that it decided on; a last line that was cut short never happened.
             try:
                 rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
-                names = [part for champion in champions(rows).values() for part in (champion.stage, champion.key)]
+                promoted = [row for row in rows if row["event"] == "night" and row["decision"] == "promoted"]
+                names = [row["challenger"][part] for row in promoted for part in ("stage", "key")]
                 names += [row["from"] for row in rows if row["event"] == "rollback"]
-                is_ledger, decided = all(map(PLAIN_NAME.fullmatch, names)), decisions(rows)
+                is_ledger = all(isinstance(row["learned"], list) for row in promoted)
+                is_ledger, decided = is_ledger and all(map(PLAIN_NAME.fullmatch, names)), decisions(rows)
             except (ValueError, RecursionError, KeyError, TypeError):
                 is_ledger = False
             if not is_ledger:

@@ -208,7 +208,7 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
     entries = []
     for folder in (*sorted(unsealed), *old):
         with contextlib.suppress(FileNotFoundError):  # another gc was first
-            touched = folder.stat().st_mtime_ns  # of a finished stage: `Store.note_use`
+            touched = folder.stat().st_mtime_ns  # of a finished stage: its last use
             if folder.name.startswith(GONE) or touched < before * 1e9:
                 entries.append(GcCandidate(folder, size_of(folder), touched))
     return sorted(entries, key=lambda entry: not entry.folder.name.startswith(GONE))

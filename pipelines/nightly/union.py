@@ -24,7 +24,6 @@ from pipelines.stages.data import note_leakage
 VERSION = 2
 HELD_OUT, TRAINED = ("dev",), ("sft", "rl")
 PARTS = "parts"  # of a union: links to the folders that its databases are in
-Frames = list[pl.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
 def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
     """Questions of all parts; each part's databases stay where they are, behind a link."""
     (folder / PARTS).mkdir(exist_ok=True)
-    joined: Frames = []
+    joined: list[pl.DataFrame] = []
     sources = 0  # of the RL pool: each keeps a number of its own
     for index, (part, source) in enumerate(zip(parts, folders, strict=True)):
         link = folder / PARTS / str(index)
@@ -102,18 +101,13 @@ def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], r
     """All fresh demonstrations, and as many of the old ones as are replayed."""
     frames_of_parts = [frames.read(source / DATA) for source in folders]
     fresh = sum(frame.height for frame, part in zip(frames_of_parts, parts, strict=True) if part.fresh)
-    old = [
-        (index, row)
-        for index, part in enumerate(parts)
-        if not part.fresh
-        for row in range(frames_of_parts[index].height)
-    ]
-    wanted = len(old) if replay is None else min(len(old), round(replay * fresh))
-    taken = set(random.Random(f"{seed}/replay").sample(old, wanted))
-    selected: Frames = [
-        frame if parts[index].fresh else frame[[row for row in range(frame.height) if (index, row) in taken]]
-        for index, frame in enumerate(frames_of_parts)
-    ]
+    old = sum(frame.height for frame in frames_of_parts) - fresh
+    wanted = old if replay is None else min(old, round(replay * fresh))
+    taken = set(random.Random(f"{seed}/replay").sample(range(old), wanted))
+    selected, before = list[pl.DataFrame](), 0
+    for frame, part in zip(frames_of_parts, parts, strict=True):
+        selected.append(frame if part.fresh else frame[[row for row in range(frame.height) if before + row in taken]])
+        before += 0 if part.fresh else frame.height
     frame = pl.concat(selected, how="diagonal_relaxed")
     frames.write(folder / DATA, frame)
     rejected = _join_quarantines(folder, folders)

@@ -10,7 +10,9 @@ of another its name behind a dot (`evaluate_grpo.spider_dk`). They see a recipe 
 not depend on the place in the list: one more benchmark trains nothing again, and evaluates nothing again on the others.
 """
 
+import contextlib
 import importlib
+import os
 import shutil
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -249,7 +251,8 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     folders, keys = {other.kind: other.folder for other in needs}, {other.name: other.key for other in needs}
     store.set_aside(step.kind, step.key, False, progress.say)
     if store.has(step.kind, step.key):
-        store.note_use(step.kind, step.key)
+        with contextlib.suppress(OSError):  # a store that cannot be written
+            os.utime(step.folder)  # the time of its last use, by which gc goes
         return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
     stage = next(stage for stage in GRAPH if stage.name == step.kind)
     about = deciding(replace(stage, name=step.name), recipe, keys, store)

@@ -83,7 +83,7 @@ class Inventor:
     shapes: set[str] = dataclasses.field(default_factory=set)  # of the drafts so far.
 
     def make(self, count: int, on_kept: Callable[[int], None] | None = None) -> Invented:
-        """Up to `count` examples, a quarter of each level if possible, from `DRAFTS_PER_QUESTION` tries each at most."""
+        """Up to `count` examples, a quarter of each level if possible, from `DRAFTS_PER_QUESTION` tries each."""
         if not self.schema.tables:
             raise DataError(f"the database {self.database.id} has no tables")
         invented = Invented()
