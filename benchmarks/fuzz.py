@@ -28,7 +28,7 @@ from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import observations
 from pipelines.sql import analyst
-from pipelines.sql.dialects.base import Raw
+from pipelines.sql.dialects.base import RawResult
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.equalities.compare import Gold
 from pipelines.sql.schema import Schema, introspect
@@ -111,7 +111,7 @@ def pair_findings(rng: random.Random) -> Iterator[str]:
     left = rows(rng)
     right = near(rng, left) if rng.random() < 0.8 else rows(rng)
     width = len(left[0]) if left else len(right[0]) if right else 1
-    gold, predicted = (Raw("ok", ("c",) * (len(table[0]) if table else width), table) for table in (left, right))
+    gold, predicted = (RawResult("ok", ("c",) * (len(table[0]) if table else width), table) for table in (left, right))
     expected = {"strict": same_bag(left, right), "bird": set(left) == set(right)}
     for name, wanted in expected.items():
         for one, other in ((gold, predicted), (predicted, gold)):

@@ -15,7 +15,7 @@ from pipelines.core.files import read_json, write_json
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Recipe
-from pipelines.sql.dialects.dialect import of_file
+from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.stages.graph import StageResult
 
 CARD, REFERENCE = "README.md", "checkpoint.json"
@@ -75,7 +75,7 @@ class ServedAgent:
             if not path.is_file():
                 hint = "The column `database` holds paths of SQLite or DuckDB files."
                 raise DataError(f"no such database: {path}", hint)
-            database = Database(path.stem, of_file(path) or "sqlite", str(path))
+            database = Database(path.stem, engine_of_file(path) or "sqlite", str(path))
             questions.append(Example(str(number), str(row["question"]), database, ""))
         recipe = self.recipe
         sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})

@@ -24,7 +24,7 @@ from pipelines.report import writer
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import making
-from pipelines.sql.dialects.dialect import of_file
+from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect
 from pipelines.stages import graph
@@ -99,7 +99,7 @@ def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(fo
     assert [verdict.scores for verdict in verdicts] == [{"strict": 0.0, "cents": 1.0}, {"strict": 0.0, "cents": 0.0}]
     assert day.rows == ((1,),)
     assert kept.status is ExecutionStatus.REFUSED
-    assert of_file(folder / "shop.gpkg") == "geopackage"
+    assert engine_of_file(folder / "shop.gpkg") == "geopackage"
 
 
 def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folder: Path) -> None:

@@ -473,7 +473,7 @@ def score(
         located = dict.fromkeys(ids, named.find(databases).database)
     elif engine not in DIALECTS:
         raise UserError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
-    elif not DIALECTS[engine].is_server() and not Path(databases).is_dir():
+    elif not DIALECTS[engine].is_server and not Path(databases).is_dir():
         hint = "Pass the folder that holds ID/ID.sqlite for each database."
         raise UserError(f"{databases} is not a folder", hint)
     else:
@@ -583,7 +583,7 @@ def _report_score(
     _write(folder / RECORDS, "".join(lines))
     _write(folder / SUMMARY, json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
     try:
-        if not any(DIALECTS[database.engine].is_server() for database in databases.values()):  # an address is secret
+        if not any(DIALECTS[database.engine].is_server for database in databases.values()):  # an address is secret
             asking.keep(folder, tuple(data.examples.values()), system)
         writer.write_all(data, folder)
     except OSError as error:

@@ -147,7 +147,7 @@ def adapt(
         raise DataError(f"{database} is not connected", hint)
     database_card = card.read(card_file)
     dialect = DIALECTS[database_card.engine]
-    if dialect.is_server():  # the drivers of the stages find the password in the environment
+    if dialect.is_server:  # the drivers of the stages find the password in the environment
         password = named.password_of(database_card.engine, database_card.password_env)
         if password is not None:
             os.environ[dialect.password_variable] = password

@@ -49,7 +49,7 @@ from pipelines.serving.access import Access, read_keys
 from pipelines.serving.agent import Agent, QuestionBudget, why_unanswered
 from pipelines.serving.feedback import Feedback
 from pipelines.serving.models import CHAMPION, KINDS, CurrentModel, champion_of
-from pipelines.sql.dialects.dialect import of_address
+from pipelines.sql.dialects.dialect import engine_of_address
 from pipelines.stages import graph
 from pipelines.teachers.experts import linking
 
@@ -107,7 +107,7 @@ def connect(
     if old is None and first is not None:
         say(f"note: {card.path_of(first)} describes this database, too; what either hides is hidden")
     # An address that holds a password: the card names a variable for it.
-    is_address = of_address(database) is not None
+    is_address = engine_of_address(database) is not None
     has_password = is_address and named.split_password(database)[1] is not None
     variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
     with Bars(console) as bars:

@@ -153,7 +153,7 @@ def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
     """The same examples with absolute locations, ready to be executed; connection strings stay as they are."""
     return [
         example
-        if DIALECTS[example.database.engine].is_server()
+        if DIALECTS[example.database.engine].is_server
         else dataclasses.replace(
             example,
             database=dataclasses.replace(example.database, location=str(root / example.database.location)),

@@ -21,7 +21,7 @@ from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Source
 from pipelines.recipe.section import Section
-from pipelines.sql.dialects.dialect import of_address
+from pipelines.sql.dialects.dialect import engine_of_address
 
 EQUALITY = "bird"  # of the figures, where a recipe names none
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
@@ -72,7 +72,7 @@ def _layout(source: Source) -> tuple[Layout, Path]:
     def on_server(id: str) -> Database:  # a part of the one database that BIRD_dev.sql makes
         address = str(options.address)
         check_address(address)
-        engine = of_address(address)
+        engine = engine_of_address(address)
         if engine is None:
             raise BadRow("bad_address", f"no engine has addresses such as {address!r}")
         return Database(id, engine, address)

@@ -191,7 +191,7 @@ def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
     for example in loaded.examples:
         fields = (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
         content.update("\0".join(fields).encode())
-    here = [example.database for example in loaded.examples if not DIALECTS[example.database.engine].is_server()]
+    here = [example.database for example in loaded.examples if not DIALECTS[example.database.engine].is_server]
     files = sorted({(database.id, root / database.location) for database in here})
     whole = None
     if sum(path.stat().st_size for _, path in files) <= BYTES:

@@ -38,7 +38,7 @@ from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, is_plain_name, text_field
 from pipelines.recipe.config import Source
 from pipelines.recipe.section import Section
-from pipelines.sql.dialects.sqlite_stateful import SETUP
+from pipelines.sql.dialects.sqlite import SETUP_SUFFIX
 from pipelines.sql.equalities.official import IN_ORDER
 from pipelines.sql.lexical import writes
 
@@ -109,7 +109,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
             (root / own).parent.mkdir(exist_ok=True)
             (root / own).unlink(missing_ok=True)
             (root / own).symlink_to(path.resolve())
-            (root / f"{own}{SETUP}").write_text(setup, encoding="utf-8")
+            (root / f"{own}{SETUP_SUFFIX}").write_text(setup, encoding="utf-8")
             place = str(own)
         ambiguities = _ambiguities(row)
         hidden = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))

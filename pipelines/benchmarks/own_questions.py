@@ -33,7 +33,7 @@ from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, text_
 from pipelines.recipe.config import Source
 from pipelines.recipe.section import Section, Share
 from pipelines.sql.dialects.base import identity
-from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file
+from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, file_suffixes
 
 DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a number's digits
 HINT = "Its first line names the columns: question, sql and, where you have them, id, database and evidence."
@@ -216,7 +216,7 @@ def _database_name(row: Any, folder: Path, options: OwnOptions) -> str:
 
 def _database(name: str, folder: Path, options: OwnOptions, root: Path, source: Source) -> Database:
     check_address(name)
-    engine = of_address(name)
+    engine = engine_of_address(name)
     if engine is not None:
         return Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
     try:
@@ -229,7 +229,7 @@ def _database(name: str, folder: Path, options: OwnOptions, root: Path, source: 
         raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
     if not there:
         raise BadRow("missing_database", f"no such file: {path}")
-    engine = of_file(path) or "sqlite"
+    engine = engine_of_file(path) or "sqlite"
     if engine == "sqlite":
         check_file(path)
     return Database(id, engine, link(path, root, source, apart))

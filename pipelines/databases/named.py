@@ -17,7 +17,7 @@ from pipelines.core.types import Database, Example, ExecutionStatus
 from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
 from pipelines.sql.dialects.base import identity
-from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file, of_head
+from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, engine_of_head, file_suffixes
 
 if TYPE_CHECKING:
     from pipelines.recipe.config import Execution
@@ -156,7 +156,7 @@ class OpenableDatabase:
 
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> OpenableDatabase:
     """Find the database that a user names. If any card describes it, its hidden names hold, however it is named."""
-    engine = of_address(text)
+    engine = engine_of_address(text)
     if engine is not None:
         bare, password = split_password(text)
         location = driver_address(bare, engine, password or password_of(engine, None))
@@ -169,7 +169,7 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
             head = stream.read(32)
     except OSError:
         raise DataError(f"no such database: {text}", hint) from None
-    engine = of_head(head, file) or (None if head else of_file(file))
+    engine = engine_of_head(head, file) or (None if head else engine_of_file(file))
     if engine is None:
         raise DataError(f"{text} is no SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")
     path = str(file.resolve())
@@ -186,7 +186,7 @@ def of_card(name: str, known: DatabaseCard) -> OpenableDatabase:
     merged = card.by_database().get(identity(known.location))
     if merged is not None and merged.hidden is not None:
         known = known.also_hiding(merged.hidden)
-    if DIALECTS[known.engine].is_server():
+    if DIALECTS[known.engine].is_server:
         location = driver_address(known.location, known.engine, password_of(known.engine, known.password_env))
     else:
         path = Path(known.location).expanduser()

@@ -50,7 +50,7 @@ from pipelines.rollout.episode import (
 )
 from pipelines.rollout.policies.base import Completion
 from pipelines.rollout.user import reply, simulated_user
-from pipelines.sql.dialects.dialect import of_file
+from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Pair
 
 Messages = list[dict[str, str]]
@@ -310,7 +310,7 @@ def example_of(row: Mapping[str, Any]) -> Example:
             "A row has the texts question, sql and database (a file).",
         )
     path = texts["database"]
-    engine = texts["engine"] or of_file(Path(path)) or "sqlite"
+    engine = texts["engine"] or engine_of_file(Path(path)) or "sqlite"
     if engine not in DIALECTS:
         raise DataError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
     name = path.rsplit("/", 1)[-1].partition(".")[0]

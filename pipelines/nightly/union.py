@@ -16,9 +16,9 @@ import polars as pl
 from pipelines.core import frames
 from pipelines.core.files import write_json
 from pipelines.core.frames import DATA
+from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.recipe.recipes import digest
-from pipelines.sql.dialects.dialect import servers
 from pipelines.stages.data import note_leakage
 
 VERSION = 2
@@ -82,7 +82,7 @@ def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> 
         # Locations of files as seen from the union's folder; addresses of servers stay.
         database = pl.col("database")
         location = database.struct.field("location")
-        on_server = database.struct.field("engine").is_in([*servers()])
+        on_server = database.struct.field("engine").is_in([name for name in DIALECTS if DIALECTS[name].is_server])
         moved = pl.when(on_server).then(location).otherwise(pl.lit(f"{PARTS}/{index}/") + location)
         frame = frame.with_columns(database.struct.with_fields(location=moved))
         rl = frame.filter(pl.col("pool") == "rl")

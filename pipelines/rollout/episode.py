@@ -24,7 +24,8 @@ from pipelines.protocols.base import Protocol
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Request
-from pipelines.sql.dialects.base import BETWEEN
+from pipelines.sql.dialects.base import TURN_SEPARATOR
+from pipelines.sql.lexical import writes
 from pipelines.sql.schema import Schema
 
 PROMPTS_KEPT = 256  # of questions whose episodes run side by side
@@ -257,7 +258,7 @@ class Episode:
         elif self._forced or (len(self.turns) >= self._rules.max_turns and not self._rules.forced_final):
             self.stop = StopReason.TURN_LIMIT
         self._query = None if self.stop is not None else protocol.query(action)
-        return None if self._query is None else BETWEEN.join((*self._kept, self._query))
+        return None if self._query is None else TURN_SEPARATOR.join((*self._kept, self._query))
 
     def observe(self, result: ExecutionResult | None) -> None:
         """Take the result of the last turn's SQL, None if it has none, and show it to the agent."""
@@ -270,8 +271,8 @@ class Episode:
             if result.status is ExecutionStatus.UNAVAILABLE:
                 self.fail(result.error_class or "database_unavailable")
                 return
-            keeps = DIALECTS[self.example.database.engine].keeps
-            if result.ok and self._query is not None and keeps(self._query):
+            keeps_state = DIALECTS[self.example.database.engine].keeps_state
+            if result.ok and self._query is not None and keeps_state and writes(self._query):
                 self._kept.append(self._query)
         self._show(self._rules.protocol.observe(turn.action, result, self._rules.max_turns - len(self.turns)))
 

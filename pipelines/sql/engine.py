@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pipelines.core.errors import DatabaseError, DataError
 from pipelines.core.registry import DIALECTS, EQUALITIES
@@ -23,8 +23,7 @@ from pipelines.sql.audit import AuditEntry, AuditLog
 from pipelines.sql.dialects.base import OK, Bounds, HiddenNames, identity
 from pipelines.sql.equalities.spider_grammar import NamesOf
 from pipelines.sql.lexical import is_ordered
-from pipelines.sql.sandbox.pool import Pool
-from pipelines.sql.sandbox.process import Task, WorkerDeath
+from pipelines.sql.sandbox.pool import ANALYSIS, Pool, Task, WorkerDeath
 
 TICK = 0.02
 _STATUS = {status.value: status for status in ExecutionStatus}
@@ -32,7 +31,7 @@ _STATUS = {status.value: status for status in ExecutionStatus}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one statement may take."""
+    """The limits of one statement."""
 
     timeout_s: float = 30.0  # wall clock, in seconds.
     # max_rows, max_bytes: of one result; more is cut for `execute`, and is no result for a verdict. `max_bytes` also
@@ -57,7 +56,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a pair."""
+    """The scores of a pair, and how its queries ended."""
 
     scores: Mapping[str, float]  # by equality name, 1.0 or 0.0, or a grade in [0, 1]; all 0.0 when `broken`.
     # predicted, gold: how the executions ended; `predicted` is None when there is no prediction or gold gave nothing.
@@ -74,16 +73,18 @@ class Verdict:
         return self.gold is not ExecutionStatus.OK or self.predicted is ExecutionStatus.UNAVAILABLE
 
 
-class Statement:
+@dataclass(eq=False)
+class RunningStatement:
     """A statement on its way."""
 
-    def __init__(self, task: Task, reply: Awaitable[Any], read: Callable[[Any], ExecutionResult]) -> None:
-        self._task, self._reply, self._read = task, reply, read
-        self._done: ExecutionResult | None = None
-        self._most = 0
+    task: Task
+    reply: Awaitable[Any]
+    read: Callable[[Any], ExecutionResult]
+    _done: ExecutionResult | None = None
+    _most: int = 0
 
     async def result(self) -> ExecutionResult:
-        self._done = self._read(await self._reply)
+        self._done = self.read(await self.reply)
         return self._done
 
     def work(self) -> float:
@@ -94,18 +95,17 @@ class Statement:
         """
         if self._done is None:
             # What a worker shows falls to 0 when it has gone on to the next job before its answer is read.
-            self._most = max(self._most, self._task.work())
+            self._most = max(self._most, self.task.work())
             return self._most
         return math.inf if self._done.status is ExecutionStatus.TIMEOUT else self._done.work
 
 
-class SqlEngine:
-    """Owns the worker processes. A context manager; may be shared between threads and event loops.
+class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
+    """Owner of the worker processes, which may be shared between threads and event loops.
 
     Args:
-        limits: what each statement may take.
         workers: processes that run statements, at most, for each engine; up to three more while all are in long ones.
-        audit: a JSONL file that gets a line for every statement; None for none.
+        audit: a JSONL file that gets a line for every statement.
         tables: Spider's tables.json, by which `spider_exec` renames columns (see `sql/equalities/spider_grammar.py`).
         hidden: tables and columns that no statement may read, by a location of their database: it holds however a
             statement's own location of that database is written (see `identity`).
@@ -135,9 +135,6 @@ class SqlEngine:
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _close, self._selector, self._pools, self._owner)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -161,7 +158,7 @@ class SqlEngine:
         """Run one statement; calls of one event-loop tick share a batch."""
         return await self.begin(database, sql, max_rows).result()
 
-    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Statement:
+    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> RunningStatement:
         """Send a statement off, from a running event loop; its result is to be awaited."""
         job = self._execution(database, sql, max_rows)
         task, reply = self._ask(database.engine, job)
@@ -171,11 +168,11 @@ class SqlEngine:
             self._log([(database, job, reply)])
             return _result(reply)
 
-        return Statement(task, reply, read)
+        return RunningStatement(task, reply, read)
 
     def analyse_many(self, requests: Sequence[tuple[Any, ...]]) -> list[ExecutionResult]:
-        """Have SQL text read without running it: see `pipelines/sql/analyst.py`, which asks this. Blocks."""
-        return [_result(reply) for reply in self._run([("analysis", ("execute", ("",), job, 1)) for job in requests])]
+        """Read SQL text without running it, for `pipelines/sql/analyst.py`. Blocks."""
+        return [_result(reply) for reply in self._run([(ANALYSIS, ("execute", ("",), job, 1)) for job in requests])]
 
     def verdicts(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Decide on pairs under each equality and return the verdicts in the same order. Blocks.
@@ -213,7 +210,7 @@ class SqlEngine:
         if verdict.gold is not ExecutionStatus.TIMEOUT and verdict.error_class != "memory_limit":
             return False
         key = pair.database.location, pair.gold_sql, verdict.predicted is None
-        return self._golds.get(key, bool(DIALECTS[pair.database.engine].is_server()))
+        return self._golds.get(key, bool(DIALECTS[pair.database.engine].is_server))
 
     def _settled(self, pair: Pair, verdict: Verdict) -> Verdict:
         """The verdict of a pair that was asked again. A gold query that ran before and reaches its limit twice counts
@@ -275,27 +272,23 @@ class SqlEngine:
 
     def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Hand jobs over and drive the workers until all are answered."""
-        replies: list[Any] = [None] * len(jobs)
-        remaining = len(jobs)
-
-        def deliver(index: int, reply: Any) -> None:
-            nonlocal remaining
-            replies[index] = self._as_reply(jobs[index][1], reply)
-            remaining -= 1
-
-        self._submit([(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)])
-        while remaining:
+        replies: dict[int, Any] = {}  # by the jobs' places
+        self._submit([(engine, Task(job, replies.__setitem__, index)) for index, (engine, job) in enumerate(jobs)])
+        while len(replies) < len(jobs):
             self._pump(self._selector.select(TICK))
-        return replies
+        return [self._as_reply(job, replies[index]) for index, (_, job) in enumerate(jobs)]
 
     def _ask(self, engine: str, job: tuple[Any, ...]) -> tuple[Task, Awaitable[Any]]:
         """A job on its way, and its reply, which is to be awaited once; the event loop drives the workers meanwhile."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
-        def flush() -> None:
-            tasks, self._gathered = self._gathered, []
-            self._submit(tasks)
+        def deliver(tag: object, reply: Any) -> None:  # in whatever thread drives the workers
+            if asyncio._get_running_loop() is not loop:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it any more
+                    loop.call_soon_threadsafe(deliver, tag, reply)
+            elif not future.done():
+                future.set_result(reply)
 
         def beat() -> None:
             if loop in self._waiting and self._closer.alive:
@@ -319,8 +312,8 @@ class SqlEngine:
                         loop.remove_reader(self._selector.fileno())
 
         if not self._gathered:
-            loop.call_soon(flush)
-        task = Task(job, _deliver, (loop, future))
+            loop.call_soon(self._submit)
+        task = Task(job, deliver, None)
         self._gathered.append((engine, task))
         self._waiting[loop] = self._waiting.get(loop, 0) + 1
         if self._waiting[loop] == 1:
@@ -328,7 +321,10 @@ class SqlEngine:
             loop.call_later(TICK, beat)
         return task, reply()
 
-    def _submit(self, tasks: Sequence[tuple[str, Task]]) -> None:
+    def _submit(self, tasks: Sequence[tuple[str, Task]] | None = None) -> None:
+        """Hand tasks to the pools of their engines; by default those that were gathered in this event-loop tick."""
+        if tasks is None:
+            tasks, self._gathered = self._gathered, []
         with self._lock:
             if not self._closer.alive or os.getpid() != self._owner:
                 raise DatabaseError("the SQL engine is closed, or belongs to the process that this one was forked from")
@@ -385,22 +381,7 @@ def _suite_files(folder: str, changed_ns: int) -> tuple[str, ...]:
 def _gold_facts(gold_sql: str) -> tuple[bool, bool]:
     """The fields of `compare.Gold` that the text of the gold query decides."""
     lowered = gold_sql.lower()
-    return ("order" in lowered and is_ordered(gold_sql), "order by" in lowered)
-
-
-def _deliver(waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]], reply: Any) -> None:
-    """Give a reply to whoever awaits it, from whatever thread."""
-    loop, future = waiting
-
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(reply)
-
-    if asyncio._get_running_loop() is loop:
-        resolve()
-    else:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it any more
-            loop.call_soon_threadsafe(resolve)
+    return "order" in lowered and is_ordered(gold_sql), "order by" in lowered
 
 
 def _close(selector: selectors.BaseSelector, pools: dict[str, Pool], owner: int) -> None:

@@ -1,5 +1,6 @@
 """Schemas: read from a database of any engine, and rendered for a prompt."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,7 +9,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, EngineName, Scalar, SchemaItems, text_of
 from pipelines.sql.dialects.base import plain, quoted
-from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog
+from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, ViewLimitExceeded
 
 Style = Literal["ddl", "compact", "names"]
 VALUE_CHARS = 40
@@ -72,7 +73,24 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
     if style == "names":
         return " , ".join(name(table.name) for table in tables)
     if style == "ddl":
-        return "\n".join(_ddl(table, name) for table in tables)
+        statements = []
+        for table in tables:
+            primary = [column.name for column in table.columns if column.primary_key]
+            lines = []
+            for column in table.columns:
+                constraint = "PRIMARY KEY" if primary == [column.name] else ""
+                example = f"e.g. {', '.join(map(_short, column.values))}" if column.values else ""
+                text = " ".join(filter(None, [name(column.name), _one_line(column.type), constraint]))
+                lines.append((text, _note(column.description, example)))
+            if len(primary) > 1:
+                lines.append((f"PRIMARY KEY ({', '.join(map(name, primary))})", ""))
+            for key in table.foreign_keys:
+                target = f"{name(key.to_table)}({name(key.to_column)})"
+                lines.append((f"FOREIGN KEY ({name(key.column)}) REFERENCES {target}", ""))
+            last = len(lines) - 1
+            body = [f"    {text}{'' if n == last else ','}{note}" for n, (text, note) in enumerate(lines)]
+            statements += [f"CREATE TABLE {name(table.name)} ({_note(table.description)}", *body, ");"]
+        return "\n".join(statements)
     parts = []
     for table in tables:
         shown = [
@@ -90,24 +108,6 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
 def written(engine: EngineName) -> Callable[[str], str]:
     """A function that writes a name on one line as a statement of the engine does."""
     return lambda name: DIALECTS[engine].identifier(_one_line(name))
-
-
-def _ddl(table: Table, name: Callable[[str], str]) -> str:
-    primary = [column.name for column in table.columns if column.primary_key]
-    lines = []
-    for column in table.columns:
-        key = "PRIMARY KEY" if primary == [column.name] else ""
-        example = f"e.g. {', '.join(map(_short, column.values))}" if column.values else ""
-        text = " ".join(filter(None, [name(column.name), _one_line(column.type), key]))
-        lines.append((text, _note(column.description, example)))
-    if len(primary) > 1:
-        lines.append((f"PRIMARY KEY ({', '.join(map(name, primary))})", ""))
-    for foreign in table.foreign_keys:
-        target = f"{name(foreign.to_table)}({name(foreign.to_column)})"
-        lines.append((f"FOREIGN KEY ({name(foreign.column)}) REFERENCES {target}", ""))
-    last = len(lines) - 1
-    body = [f"    {text}{'' if n == last else ','}{note}" for n, (text, note) in enumerate(lines)]
-    return "\n".join([f"CREATE TABLE {name(table.name)} ({_note(table.description)}", *body, ");"])
 
 
 def _one_line(text: str) -> str:
@@ -159,7 +159,7 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
 def introspect(database: Database, values: int = 0) -> Schema:
     """Read the schema of a database, with up to `values` example values a column."""
     dialect = DIALECTS[database.engine]
-    where = "" if dialect.is_server() else f" at {database.location}"  # an address may hold a password
+    where = "" if dialect.is_server else f" at {database.location}"  # an address may hold a password
     try:
         with dialect.catalog(dialect.locate(database.location), VIEW_SECONDS) as opened:
             return (
@@ -225,6 +225,8 @@ def _with_values(
     ask = opened.view if view else opened.query
     try:
         for place, (name, _, _) in enumerate(columns if count else ()):
+            if view and time.monotonic() >= opened.views_until:
+                raise ViewLimitExceeded
             rows = ask(f"SELECT {quoted(name)} FROM {quoted(table)} LIMIT {SAMPLED_ROWS}")
             values[place] = tuple(dict.fromkeys(plain(row[0]) for row in rows if row[0] is not None))[:count]
     except Exception:  # each driver has an error tree of its own

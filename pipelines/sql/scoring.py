@@ -213,9 +213,9 @@ def locate(db_id: str, databases: str, engine: EngineName) -> Database:
         databases: the folder; for a server its address, whose database has a schema for each id.
     """
     dialect = DIALECTS[engine]
-    if dialect.is_server():
+    if dialect.is_server:
         try:
-            return Database(db_id, engine, dialect.within(databases, db_id))
+            return Database(db_id, engine, dialect.database_address(databases, db_id))
         except ValueError:
             example = f"As in {dialect.schemes[0]}USER@HOST/DATABASE."
             raise UserError("--database is no connection string", example) from None

@@ -105,7 +105,7 @@ class Answers:
             return None
         facts, path = to_dict(question), Path(question.database.location)
         # All of a question counts, its database by the bytes of its file instead of by its place.
-        if not DIALECTS[question.database.engine].is_server() and path.is_file():
+        if not DIALECTS[question.database.engine].is_server and path.is_file():
             stat = path.stat()
             facts["database"]["location"] = _file_digest(path, stat.st_size, stat.st_mtime_ns)
         return self._folder / f"{digest(facts)}.json"

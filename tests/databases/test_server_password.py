@@ -23,15 +23,15 @@ from pipelines.sql.schema import introspect
 def test_only_an_address_without_a_password_gets_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     bare, whole = "postgresql://me@host/shop", "postgresql://me:own@host/shop"
     monkeypatch.delenv("PGPASSWORD", raising=False)
-    assert DIALECTS["postgres"].with_environment(bare) == bare
+    assert DIALECTS["postgres"].locate(bare) == bare
     monkeypatch.setenv("PGPASSWORD", "p@ ss")
     monkeypatch.setenv("MYSQL_PWD", "p@ss")
-    found = DIALECTS["postgres"].with_environment(bare)
+    found = DIALECTS["postgres"].locate(bare)
     assert "password='p@ ss'" in found
     assert identity(found) == identity(bare)  # what is hidden of it stays hidden
-    assert DIALECTS["postgres"].with_environment(whole) == whole
-    assert DIALECTS["mysql"].with_environment("mysql://me@host/shop") == "mysql://me:p%40ss@host/shop"
-    assert DIALECTS["postgres"].with_environment("no address") == "no address"
+    assert DIALECTS["postgres"].locate(whole) == whole
+    assert DIALECTS["mysql"].locate("mysql://me@host/shop") == "mysql://me:p%40ss@host/shop"
+    assert DIALECTS["postgres"].locate("no address") == "no address"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pipelines.recipe.section import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.policies.base import Policy
-from pipelines.sql.engine import Limits, SqlEngine, Statement
+from pipelines.sql.engine import Limits, RunningStatement, SqlEngine
 from pipelines.sql.schema import introspect
 
 TEXT = "how many singers are there in paris select name from singer where city is count of the answer left now"
@@ -37,7 +37,7 @@ class Talk(React):
 
 
 class Held:
-    def __init__(self, query: Statement, wait: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, query: RunningStatement, wait: Callable[[], Awaitable[object]]) -> None:
         self.work, self._query, self._wait = query.work, query, wait
 
     async def result(self) -> ExecutionResult:

@@ -18,7 +18,7 @@ from pipelines.sql.similarity import sql_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 PARSER = "pipelines/sql/analysis/"
-PROCESS = "pipelines/sql/sandbox/process.py"  # it tells a worker the name of the session, which the worker imports
+PROCESS = "pipelines/sql/sandbox/pool.py"  # it tells a worker the name of the session, which the worker imports
 JOINS = "SELECT 1 FROM customer" + " JOIN purchase" * 24  # its parser's work doubles with each JOIN
 DATES = f"SELECT {'DATE(' * 40}1{')' * 40} FROM customer"
 WIDE = f"SELECT {', '.join('name' for _ in range(3000))} FROM customer"

@@ -17,7 +17,7 @@ from pipelines.recipe.config import Source
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.dialects.base import REFUSED
-from pipelines.sql.dialects.dialect import Role, of_head
+from pipelines.sql.dialects.dialect import Role, engine_of_head
 from pipelines.sql.dialects.guard import check
 from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
 from pipelines.sql.schema import introspect
@@ -185,7 +185,7 @@ def test_the_allow_list_finds_a_call_however_it_is_written(sql: str, said: str) 
 
 def test_an_engine_is_told_by_a_files_first_bytes_then_by_its_suffix() -> None:
     heads = {"sqlite": b"SQLite format 3\0", "duckdb": b"checksumDUCK", None: b"%PDF-1.4"}
-    assert {of_head(head, Path("shop.dat")): head for head in heads.values()} == heads
+    assert {engine_of_head(head, Path("shop.dat")): head for head in heads.values()} == heads
 
 
 def test_each_server_tells_how_its_address_takes_a_password_and_who_makes_a_reader() -> None:

@@ -133,7 +133,8 @@ async def kill_the_busy(engine: SqlEngine, phase: int = 0) -> None:
         await asyncio.sleep(0.01)
         workers = [worker for worker in engine._pools["sqlite"]._workers if worker is not None]
         alive = [worker for worker in workers if worker._process.poll() is None]
-        busy = [worker for worker in alive if worker.work() > 2_000 and worker.pulse()[1] == phase]
+        at = {worker: worker.page.current() for worker in alive}
+        busy = [worker for worker in alive if worker.page.work_of(at[worker][0]) > 2_000 and at[worker][1] == phase]
         if busy:
             os.kill(busy[0]._process.pid, signal.SIGKILL)
             os.waitid(os.P_PID, busy[0]._process.pid, os.WEXITED | os.WNOWAIT)

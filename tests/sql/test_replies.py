@@ -7,8 +7,8 @@ import pytest
 
 from pipelines.core.types import Database, ExecutionStatus
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.sandbox import process
-from pipelines.sql.sandbox.process import MalformedReply, check
+from pipelines.sql.sandbox import pool
+from pipelines.sql.sandbox.pool import MalformedReply, check
 
 EXECUTE = ("execute", ("db",), "SELECT 1", 10)
 VERDICT_JOB = ("verdict", ("db",), "SELECT 1", "SELECT 1", ("strict",), (False, False), None)
@@ -66,7 +66,7 @@ def test_a_worker_that_answers_nonsense_is_a_dead_worker(
     shop: Database, monkeypatch: pytest.MonkeyPatch, lie: Any
 ) -> None:
     """Every reply is replaced on its way in: nothing raises, nothing hangs, nothing is scored."""
-    monkeypatch.setattr(process, "unpack_replies", lambda body: iter([pickle.loads(pickle.dumps(lie))]))
+    monkeypatch.setattr(pool, "unpack_replies", lambda body: iter([pickle.loads(pickle.dumps(lie))]))
     with SqlEngine(Limits(timeout_s=5)) as engine:
         (result,) = engine.execute_many([(shop, "SELECT 1")])
         assert not result.ok

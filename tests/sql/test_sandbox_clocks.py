@@ -52,13 +52,12 @@ def test_a_second_run_has_what_the_first_one_left(tmp_path: Path, monkeypatch: p
     build_database(path, "CREATE TABLE t AS SELECT CAST(x'ff' AS TEXT) AS s")
     clock, deadlines = Recorder(), []
     session = SqliteSession(str(path), BOUNDS, clock)
-    real = session._rows
 
-    def rows(sql: str, max_rows: int) -> Any:
+    def executed(connection: Any, sql: str) -> Any:
         deadlines.append(session.deadline)
-        return real(sql, max_rows)
+        return connection.execute(sql)
 
-    monkeypatch.setattr(session, "_rows", rows)
+    monkeypatch.setattr("pipelines.sql.dialects.sqlite.executed", executed)
     assert session.run("SELECT s FROM t", 10).rows == [("\ufffd",)]
     session.close()
     assert len(deadlines) == 2

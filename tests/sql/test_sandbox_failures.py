@@ -17,7 +17,7 @@ from pipelines.core.types import Database, ExecutionStatus
 from pipelines.sql.dialects import duckdb as duck_dialect
 from pipelines.sql.dialects import postgres as postgres_dialect
 from pipelines.sql.dialects import sqlite as sqlite_dialect
-from pipelines.sql.dialects.base import Bounds, DatabaseSession, Raw
+from pipelines.sql.dialects.base import Bounds, DatabaseSession, RawResult
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from tests.sql.test_sandbox_state import NoClock
 
@@ -107,10 +107,10 @@ def coded(name: str, message: str) -> sqlite3.Error:
     return error
 
 
-def failed(session: Any, error: Exception) -> Raw:
+def failed(session: Any, error: Exception) -> RawResult:
     real = session._connection
     session._connection = Fails(real, error)
-    raw: Raw = session.run("SELECT count(*) FROM customer", 10)
+    raw: RawResult = session.run("SELECT count(*) FROM customer", 10)
     session._connection = real
     return raw
 

@@ -17,7 +17,7 @@ from shops import build_shop, contents
 from test_sandbox_state import BOUNDS, NoClock, session_of_duckdb, session_of_postgres, session_of_sqlite
 
 from pipelines.core.types import Database
-from pipelines.sql.dialects import trees
+from pipelines.sql.dialects import parse_trees
 from pipelines.sql.dialects.base import DatabaseSession
 from pipelines.sql.dialects.duckdb import DuckdbSession
 from pipelines.sql.dialects.guard import FUNCTIONS, KEYWORDS
@@ -162,7 +162,7 @@ def _rows(cursor: Any, sql: str) -> Iterator[Any]:
 
 def test_both_fences_of_duckdb_agree_on_the_words_that_are_functions_too() -> None:
     known = {row[0] for row in duckdb.sql("SELECT function_name FROM duckdb_functions()").fetchall()}
-    assert sorted((KEYWORDS & known) - FUNCTIONS["duckdb"] - trees._DUCKDB_FORMS) == []
+    assert sorted((KEYWORDS & known) - FUNCTIONS["duckdb"] - parse_trees._DUCKDB_FORMS) == []
 
 
 # What the second fence lets through: files behind quotes, words and signs that the first one refuses in any place.
@@ -186,7 +186,9 @@ def test_a_forbidden_name_is_found_by_the_engines_own_parser(engine: str) -> Non
     for outcome, sql in hostile(engine):
         if outcome in ("refused", "error") and not FIRST_FENCE_ALONE[engine].search(sql):
             is_duckdb = engine == "duckdb"
-            refused = trees.refused_by_duckdb(sql, serialize) if is_duckdb else trees.refused_by_postgres(sql, None, {})
+            refused = (
+                parse_trees.duckdb_refusal(sql, serialize) if is_duckdb else parse_trees.postgres_refusal(sql, None, {})
+            )
             assert refused is not None, sql
             assert refused.status in ("refused", "error"), sql
     connection.close()
@@ -194,6 +196,6 @@ def test_a_forbidden_name_is_found_by_the_engines_own_parser(engine: str) -> Non
 
 @pytest.mark.parametrize("sql", ["SELECT 10::regrole", "SELECT CAST(1 AS pg_catalog.regclass)", "SELECT regproc '1'"])
 def test_a_cast_does_not_look_names_up_in_the_catalog(sql: str) -> None:
-    refused = trees.refused_by_postgres(sql, None, {})
+    refused = parse_trees.postgres_refusal(sql, None, {})
     assert refused is not None
     assert refused.status == "refused"

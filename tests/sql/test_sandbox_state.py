@@ -58,7 +58,7 @@ LEFT_BY_DUCKDB = (
 
 
 def session_of_duckdb(session: Any) -> list[Any]:
-    with session._opened().cursor() as cursor:
+    with session._cursor() as cursor:
         asked = (
             "SELECT table_name FROM duckdb_tables() WHERE temporary ORDER BY 1",
             "SELECT view_name FROM duckdb_views() WHERE temporary AND NOT internal ORDER BY 1",
@@ -94,7 +94,7 @@ def test_duckdb_would_forget_a_statement_that_the_fences_let_through(
 ) -> None:
     before = session_of_duckdb(duck)
     monkeypatch.setattr("pipelines.sql.dialects.duckdb.check", lambda sql, engine: None)
-    monkeypatch.setattr("pipelines.sql.dialects.duckdb.refused_by_duckdb", lambda *_: None)
+    monkeypatch.setattr("pipelines.sql.dialects.duckdb.duckdb_refusal", lambda *_: None)
     done = [sql for sql in LEFT_BY_DUCKDB if duck.run(sql, 10).status == "ok"]
     assert len(done) > 8
     assert session_of_duckdb(duck) == before
@@ -201,7 +201,7 @@ def test_postgres_forgets_a_statement(server: Server, monkeypatch: pytest.Monkey
         assert session_of_postgres(session) == before, sql
     allow: Callable[..., None] = lambda *_: None  # noqa: E731
     monkeypatch.setattr("pipelines.sql.dialects.postgres.check", allow)
-    monkeypatch.setattr("pipelines.sql.dialects.postgres.refused_by_postgres", allow)
+    monkeypatch.setattr("pipelines.sql.dialects.postgres.postgres_refusal", allow)
     for sql in LEFT_BY_POSTGRES:
         session.run(sql, 10)
         assert session_of_postgres(session) == before, sql

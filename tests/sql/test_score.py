@@ -26,7 +26,7 @@ from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.sql.equalities import official
-from pipelines.sql.sandbox.verdicts import OpenDatabases, opener
+from pipelines.sql.sandbox.worker import OpenDatabases
 from pipelines.stages.evaluations import load
 from tests.fakes import build_database
 
@@ -442,14 +442,9 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
     class Still:
         def arm(self, seconds: float) -> None: ...
         def worked(self, units: int) -> None: ...
+        def set_opening(self, is_opening: bool) -> None: ...
 
-    databases = OpenDatabases(
-        opener("pipelines.sql.dialects.sqlite:SqliteSession"),
-        Bounds(5.0, 1000, 10**6, 256),
-        Still(),
-        lambda: None,
-        lambda: None,
-    )
+    databases = OpenDatabases(sqlite.SqliteSession, Bounds(5.0, 1000, 10**6, 256), Still(), Still())
     times = [databases.cold_ms(shop, "SELECT value FROM json_each('[1]'), customer") for _ in range(3)]
     assert all(ms is not None and ms > 0 for ms in times)
     large = "WITH t(x) AS (VALUES (1) UNION ALL SELECT x + 1 FROM t WHERE x < 60000) SELECT hex(randomblob(24)) FROM t"

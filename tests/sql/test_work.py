@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from pipelines.core.types import Database, ExecutionStatus
-from pipelines.sql.engine import Limits, SqlEngine, Statement
-from pipelines.sql.sandbox.process import Task
+from pipelines.sql.engine import Limits, RunningStatement, SqlEngine
+from pipelines.sql.sandbox.pool import Task
 
 COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT count(*) FROM n"
 LONG, ENDLESS = COUNT.format(3_000_000), COUNT.format(10**12)
@@ -54,7 +54,7 @@ def test_the_work_of_a_statement_never_decreases() -> None:
 
     async def look() -> list[float]:
         future = asyncio.get_running_loop().create_future()
-        query = Statement(task, future, lambda reply: reply)
+        query = RunningStatement(task, future, lambda reply: reply)
         return [query.work() for _ in range(4)]
 
     assert asyncio.run(look()) == [3, 6, 6, 6]

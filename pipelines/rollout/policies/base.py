@@ -71,8 +71,8 @@ class Policy(abc.ABC):
         """The episode waits for SQL; `generate` or `release` follows when it is back.
 
         Args:
-            work: the cost of the statement so far, never too high (`pipelines.sql.engine.Statement.work`); None when it
-                is not a statement that is waited for.
+            work: the cost of the statement so far, never too high (`pipelines.sql.engine.RunningStatement.work`);
+                None if what is waited for is not a statement.
         """
 
     def release(self, session: str) -> None:

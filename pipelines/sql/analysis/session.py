@@ -21,7 +21,7 @@ from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.analysis.names import first_row, first_table, lookups, naming
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.diagnoses import Diagnosis, Failure
-from pipelines.sql.dialects.base import ERROR, OK, Bounds, Clock, DatabaseSession, Raw, failure
+from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, guard, open_readonly
 
 # What SQLite itself says a query reads: its authorizer is asked about every table and column of a prepared statement.
@@ -153,25 +153,18 @@ REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for fu
 class AnalysisSession(DatabaseSession):
     """Answers requests about SQL text. It is no database, and is kept as one."""
 
-    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        super().__init__(bounds, clock)
-
-    def answer(self, sql: Any, max_rows: int) -> Raw:
+    def answer(self, sql: Any, max_rows: int) -> RawResult:
         """Answer the request (name, *arguments): in JSON a set is a sorted list, and a dataclass an object."""
         name, *arguments = sql
         text = json.dumps(
             REQUESTS[name](*arguments),
             default=lambda value: sorted(value) if isinstance(value, frozenset) else dataclasses.asdict(value),
         )
-        return Raw(OK, ("answer",), [(text,)])
+        return RawResult(OK, ("answer",), [(text,)])
 
-    def explain(self, error: Exception) -> Raw:
+    def explain(self, error: Exception) -> tuple[str, str, str]:
         """The text cannot be read: sqlglot raises freely on trees that parse but make no sense."""
-        return failure(ERROR, "unreadable", type(error).__name__)
+        return ERROR, "unreadable", type(error).__name__
 
-    def is_healthy(self) -> bool:
-        """Always: there is no database."""
-        return True
-
-    def close(self) -> None:
-        """Nothing is held."""
+    def probe(self) -> None:
+        """There is no database."""

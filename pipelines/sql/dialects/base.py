@@ -15,19 +15,23 @@ import marshal
 import math
 import os
 import re
+import signal
 import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "timeout", "limit", "unavailable"
 # Classes of failures that no statement can bring about: others hold the database, or took it away.
-FAULTS_OF_OTHERS = frozenset(("database_locked", "database_recovering", "database_missing"))
+EXTERNAL_FAULTS = frozenset(("database_locked", "database_recovering", "database_missing"))
 FIRST_FETCH = 64
 MESSAGE_CHARS = 500
-BETWEEN = "\0"  # stands between the turns of an episode's script (`Dialect.keeps`): no statement may hold it
+TURN_SEPARATOR = "\0"  # stands between the turns of an episode's script (`Dialect.keeps`): no statement may hold it
+TIMER_GRACE, TIMER_SLACK = 1.05, 0.05  # of the limit: the dialect's own clock has its chance before the hard timer
 CATALOGUE_S = 1.0  # a catalogue of a server is asked again after so long (`DatabaseSession.renewed_s`)
+
+Row = tuple[Any, ...]
 
 
 class Bounds(NamedTuple):
@@ -39,17 +43,26 @@ class Bounds(NamedTuple):
     memory_mb: int
 
 
-class Clock(Protocol):
-    """The clock of a session's statements, in the worker that ends if one outlasts its limit."""
+class StatementTimer:
+    """Ends this process, also inside a native function that never returns, if a statement is past its limit.
+
+    A system call for each statement would cost some 1 % of Spider's queries, so a timer that was set a moment ago is
+    left to serve the next statement: it fires at 1.05 to 1.1 times the limit.
+    """
+
+    def __init__(self, worked: Callable[[int], None]) -> None:
+        self.worked = worked  # called now and then with the work of the running statement (see `RawResult.work`)
+        self._set_at = self._seconds = 0.0
 
     def arm(self, seconds: float) -> None:
-        """A statement starts that may take this long: the timer that ends the whole worker is set."""
+        """A statement starts that may take this long; 0 disarms the timer."""
+        now = perf_counter()
+        if seconds != self._seconds or now - self._set_at > seconds * TIMER_SLACK:
+            signal.setitimer(signal.ITIMER_REAL, seconds * (TIMER_GRACE + TIMER_SLACK))
+            self._set_at, self._seconds = now, seconds
 
-    def worked(self, units: int) -> None:
-        """The statement has done so much work (see `Raw.work`) and goes on."""
 
-
-class Raw(NamedTuple):
+class RawResult(NamedTuple):
     """The result of a statement in a worker: `ExecutionResult` without its imports."""
 
     status: str
@@ -65,36 +78,39 @@ class Raw(NamedTuple):
 
 
 class OpenFailure(Exception):
-    """A database cannot be opened; the error class is a short stable word, the message names no path and no host."""
-
-    def __init__(self, error_class: str, message: str) -> None:
-        super().__init__(message)
-        self.error_class = error_class
-        self.message = message
+    """A database cannot be opened. Its arguments are the error class, a short stable word, and the message, which names
+    no path and no host.
+    """
 
 
 class DatabaseSession(abc.ABC):
-    """An open database, as a worker keeps it.
+    """An open database in a worker.
 
-    A dialect says how it answers a statement, what its driver's exceptions mean, and whether the database still works.
-    What follows from that is decided here, once for all of them: one clock runs from the first look at the text to the
-    last row, and nothing that a driver raises gets past `run`.
+    A dialect defines how it answers a statement, what its driver's exceptions mean, and whether the database still
+    works. What follows from that is decided here, once for all dialects: one clock runs from the first look at the text
+    to the last row, and nothing that a driver raises gets past `run`.
     """
 
-    counts_work = False  # whether its results say what they cost (see `Raw.work`).
-    hidden: Hidden | None = None  # what no statement may read; None where nothing is hidden.
-    # seconds after which the catalogue is asked again what depends on it: somebody may make a view while the session is
-    # open. None for a file, which is opened again when it changes.
+    counts_work = False  # whether its results carry their cost (see `RawResult.work`).
+    has_plain_values = False  # whether its driver gives none but the values that all dialects give (see `plain`).
+    hidden: Hidden | None = None  # what no statement may read; None if nothing is hidden.
+    # Seconds after which the closure of what is hidden is computed again, for somebody may make a view while the
+    # session is open. None for a file, which is opened again when it changes.
     renewed_s: float | None = None
     _asked: tuple[Hidden, float] | None = None  # what to hide, and when the catalogue was last asked
+    _connection: Any = None  # of the driver; None if the next statement opens one
 
-    def __init__(self, bounds: Bounds, clock: Clock) -> None:
-        self.bounds = bounds
-        self.clock = clock
+    def __init__(self, location: str, bounds: Bounds, clock: StatementTimer) -> None:
+        self._location, self.bounds, self.clock = location, bounds, clock
         self.deadline = 0.0  # when the running statement must have ended, as `time.perf_counter` counts.
+        self._connection = self._connect()
 
-    def run(self, sql: str, max_rows: int) -> Raw:
-        """Run one statement; every failure is a `Raw` with its status and class, and names nothing hidden."""
+    def _connect(self) -> Any:
+        """Open the database; OpenFailure if it cannot be opened."""
+        return None
+
+    def run(self, sql: str, max_rows: int) -> RawResult:
+        """Run one statement; every failure is a `RawResult` with its status and class, and names nothing hidden."""
         if self._asked is not None and self.renewed_s is not None:
             hidden, asked_at = self._asked
             if perf_counter() - asked_at > self.renewed_s:
@@ -102,82 +118,87 @@ class DatabaseSession(abc.ABC):
                 try:
                     self.hide(hidden)
                 except OpenFailure as error:
-                    return failure(UNAVAILABLE, error.error_class, error.message)
+                    return failure(UNAVAILABLE, *error.args)
         start = perf_counter()
         self.deadline = start + self.bounds.timeout_s
         self.clock.arm(self.bounds.timeout_s)
         try:
             raw = self.answer(sql, max_rows)
         except OpenFailure as error:
-            raw = failure(UNAVAILABLE, error.error_class, error.message)
+            raw = failure(UNAVAILABLE, *error.args)
         except MemoryError:
             raw = failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
         except Exception as error:  # each driver has an error tree of its own, and raises from outside it too
             internal = f"the query could not be run ({type(error).__name__})"
-            raw = self.explain(error) or failure(UNAVAILABLE, "internal", internal)
-            # A failure of the engine is the statement's own where the database still works: else a statement that makes
+            raw = failure(*(self.explain(error) or (UNAVAILABLE, "internal", internal)))
+            if raw.status == TIMEOUT:
+                raw = failure(TIMEOUT, "timeout", f"the query ran longer than {self.bounds.timeout_s:g} s")
+            # A failure of the engine is the statement's own if the database still works: else a statement that makes
             # its engine fail would get out of being scored.
-            if raw.status == UNAVAILABLE and raw.error_class not in FAULTS_OF_OTHERS:
+            if raw.status == UNAVAILABLE and raw.error_class not in EXTERNAL_FAULTS:
                 self.clock.arm(self.bounds.timeout_s)
-                with contextlib.suppress(Exception):  # whatever the driver raises: it does not work
-                    if self.is_healthy():
-                        raw = failure(ERROR, "engine_failure", "the database engine failed at this query")
+                with contextlib.suppress(Exception):  # whatever the driver raises: the database does not work
+                    self.probe()
+                    raw = failure(ERROR, "engine_failure", "the database engine failed at this query")
         if raw.status == OK:
-            raw = Raw(OK, raw.columns, raw.rows, raw.truncated, None, None, (perf_counter() - start) * 1000)
+            raw = RawResult(OK, raw.columns, raw.rows, raw.truncated, None, None, (perf_counter() - start) * 1000)
         return raw if self.hidden is None else self.hidden.cleaned(raw)
 
-    def timed_out(self) -> Raw:
-        """The failure of a statement that reached its time limit."""
-        return failure(TIMEOUT, "timeout", f"the query ran longer than {self.bounds.timeout_s:g} s")
+    def result(
+        self, cursor: Any, max_rows: int, fetchmany: Callable[[int], Sequence[Sequence[Any]]] | None = None
+    ) -> RawResult:
+        """The columns and rows of a cursor that has run a query, within the limits of a result."""
+        rows, truncated = fetch(fetchmany or cursor.fetchmany, max_rows, self.bounds.max_bytes, self.has_plain_values)
+        return RawResult(OK, tuple([item[0] for item in cursor.description or ()]), rows, truncated)
 
     @abc.abstractmethod
-    def answer(self, sql: str, max_rows: int) -> Raw:
+    def answer(self, sql: str, max_rows: int) -> RawResult:
         """Run one statement. What it changes in the session must be undone before this returns or raises."""
 
     @abc.abstractmethod
-    def explain(self, error: Exception) -> Raw | None:
-        """The failure that an exception stands for, by its type and result code; None for an exception that is not the
+    def explain(self, error: Exception) -> tuple[str, str, str] | None:
+        """The status, error class and message of an exception, by its type and result code; None if it is not the
         driver's. Its text, of which a statement can choose parts, may only pick a name among the errors of a statement.
         """
 
     @abc.abstractmethod
-    def is_healthy(self) -> bool:
-        """Whether a trivial query on the database works now, if need be on a new connection."""
+    def probe(self) -> None:
+        """Run a trivial query, if need be on a new connection; raises if the database does not work now."""
 
     def hide(self, hidden: Hidden) -> None:
         """From here on no statement reads these tables and columns, nor what the engine derives from them."""
         try:
-            self.hidden = self.closed(hidden)
+            self.hidden = self.closure(hidden)
         except OpenFailure:
             raise
         except Exception as error:  # each driver has an error tree of its own
             raise OpenFailure("database_unreadable", f"its views cannot be read ({type(error).__name__})") from None
         self._asked = hidden, perf_counter()
 
-    def closed(self, hidden: Hidden) -> Hidden:
-        """The hidden names, and with them the views that read them and whatever else holds the same values."""
+    def closure(self, hidden: Hidden) -> Hidden:
+        """The hidden names with the views that read them and whatever else holds the same values."""
         raise OpenFailure("cannot_hide", "nothing can be hidden from statements of this engine")
 
-    def hold(self) -> None:  # noqa: B027  a dialect may have nothing to do here
-        """Several statements follow: whatever is worth doing once for all of them."""
-
-    def release(self) -> None:  # noqa: B027
-        """The statements of `hold` are done."""
+    def hold(self, on: bool) -> None:  # noqa: B027  a dialect may have nothing to do here
+        """Several statements follow, or are done: whatever is worth doing once for all of them."""
 
     def cold_ms(self, sql: str, max_rows: int, timeout_s: float) -> float | None:
         """The milliseconds of a statement, all rows fetched, on a connection that has run nothing; None if it fails.
 
-        By default on this connection: where opening one takes longer than most queries, it would time the opening.
+        By default on this connection: if opening one takes longer than most queries, it would time the opening.
         """
         raw = self.run(sql, max_rows)
         return raw.ms if raw.status == OK else None
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Let go of the database."""
+        if self._connection is not None:
+            with contextlib.suppress(Exception):  # it may be shut already
+                self._connection.close()
+            self._connection = None
 
 
-class _Watch:
+class _Watchdog:
     """One thread of this process, which interrupts the running statement at its limit."""
 
     def __init__(self) -> None:
@@ -197,7 +218,7 @@ class _Watch:
                 self.changed.wait(remaining_s)
 
 
-_watch = functools.cache(_Watch)
+_watchdog = functools.cache(_Watchdog)
 
 
 @contextlib.contextmanager
@@ -205,7 +226,7 @@ def interrupted_at(deadline: float, interrupt: Callable[[], object]) -> Iterator
     """Call `interrupt` from another thread if the block runs past the deadline; the yielded function returns whether
     it was called. It never runs after the block.
     """
-    watch = _watch()
+    watch = _watchdog()
     with watch.changed:
         watch.running = running = deadline, interrupt
         watch.changed.notify()
@@ -216,20 +237,31 @@ def interrupted_at(deadline: float, interrupt: Callable[[], object]) -> Iterator
             watch.running = None
 
 
-def failure(status: str, error_class: str, message: str) -> Raw:
-    return Raw(status, error=message[:MESSAGE_CHARS], error_class=error_class)
+def failure(status: str, error_class: str, message: str) -> RawResult:
+    return RawResult(status, error=message[:MESSAGE_CHARS], error_class=error_class)
 
 
-def fetch(fetchmany: Callable[[int], list[tuple[Any, ...]]], max_rows: int, max_bytes: int) -> tuple[list[Any], bool]:
-    """At most `max_rows` rows and about `max_bytes` bytes, and whether more were left.
+def whole(raw: RawResult) -> RawResult:
+    """The same result, or a failure if it was cut: a verdict needs all rows."""
+    if raw.truncated:
+        return failure(LIMIT, "result_limit", "the result is larger than a verdict may read")
+    return raw
+
+
+def fetch(
+    fetchmany: Callable[[int], Sequence[Sequence[Any]]], max_rows: int, max_bytes: int, is_plain: bool = False
+) -> tuple[list[Row], bool]:
+    """At most `max_rows` rows and about `max_bytes` bytes of plain values, and whether more were left.
 
     Rows come in growing chunks; the size of a chunk is that of its marshalled form, the cheapest true measure there is
     (some 15 ns a cell, where asking each cell its length would cost as much as fetching it).
     """
-    rows: list[Any] = []
+    rows: list[Row] = []
     size, step = 0, FIRST_FETCH
     while True:
-        chunk = fetchmany(min(step, max_rows + 1 - len(rows)))
+        chunk: Any = fetchmany(min(step, max_rows + 1 - len(rows)))
+        if not is_plain:
+            chunk = [row if PLAIN.issuperset(map(type, row)) else tuple(map(plain, row)) for row in map(tuple, chunk)]
         if not chunk:
             return rows, False
         size += len(marshal.dumps(chunk, 2))
@@ -257,17 +289,12 @@ def quoted(name: str) -> str:
 
 # Values of engines with rich types, as the plain ones that all dialects give: int, float, text, bytes, NULL.
 
-Row = tuple[Any, ...]
 PLAIN = frozenset((str, bytes, type(None)))
 # An integer beyond this is text: Python refuses to write one of more than 4,300 digits, and no engine computes with it
 # faster than with text. DuckDB's largest, UHUGEINT, is still a number.
 LARGEST = 1 << 128
 MAX_DEPTH = 100  # of lists in lists
 FLOAT_DIGITS = 308  # a number with more digits before its point is no float
-
-
-def plain_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
-    return [row if PLAIN.issuperset(map(type, row)) else tuple(map(plain, row)) for row in map(tuple, rows)]
 
 
 def plain(value: Any) -> Any:
@@ -285,7 +312,7 @@ def plain(value: Any) -> Any:
     if kind is bool:
         return int(value)
     if kind is decimal.Decimal:
-        return number(value)
+        return plain_number(value)
     if isinstance(value, datetime.datetime):
         return value.isoformat(sep=" ")
     if isinstance(value, (datetime.date, datetime.time)):
@@ -297,7 +324,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def number(value: decimal.Decimal) -> int | float | str:
+def plain_number(value: decimal.Decimal) -> int | float | str:
     """A whole number as an int when it is declared whole, else a float: what SQLite computes with. Text when it is
     beyond both.
     """
@@ -328,7 +355,7 @@ def _nested(value: Any, depth: int) -> Any:
 
 # What a person has hidden of a database: tables and columns that no statement may read and no message may name.
 
-REFUSAL = "the query reads what is not shown here: name tables and columns of the schema, without a star"
+HIDDEN_REFUSAL = "the query reads what is not shown here: name tables and columns of the schema, without a star"
 LOCAL = ("", "127.0.0.1", "::1", "localhost")
 PORTS = ("5432", "3306")  # that the servers of our engines have by default
 KEYWORD = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']*)")
@@ -411,20 +438,18 @@ class Hidden(NamedTuple):
         name = fold(table)
         return name in self.tables or fold(column) in self.columns.get(name, frozenset())
 
-    def with_tables(self, tables: Iterable[str]) -> Hidden:
-        return self._replace(tables=self.tables | frozenset(map(fold, tables)))
-
-    def with_functions(self, functions: Iterable[str]) -> Hidden:
-        """The same and functions of the database's own, which no statement may call."""
-        return self._replace(functions=self.functions | frozenset(map(fold, functions)))
-
-    def with_computed(self, computed: Iterable[tuple[str, str]]) -> Hidden:
-        """The same and columns that are computed from others of their row, as (table, column), beside hidden ones."""
+    def extended(
+        self, tables: Iterable[str] = (), computed: Iterable[Sequence[str]] = (), functions: Iterable[str] = ()
+    ) -> Hidden:
+        """The same with more tables, with the columns computed from others of their row, as (table, column), in tables
+        with hidden columns, and with functions of the database's own, which no statement may call.
+        """
         columns = dict(self.columns)
-        for table, column in ((fold(table), fold(column)) for table, column in computed):
+        for table, column in (map(fold, pair) for pair in computed):
             if table in columns:
                 columns[table] |= {column}
-        return self._replace(columns=columns)
+        names, calls = frozenset(map(fold, tables)), frozenset(map(fold, functions))
+        return self._replace(tables=self.tables | names, columns=columns, functions=self.functions | calls)
 
     def is_read_by(self, named: StatementNames) -> bool:
         """Whether a statement reads something hidden, or could."""
@@ -453,21 +478,21 @@ class Hidden(NamedTuple):
         than once. A view is hidden too where `reader` cannot say what its query names.
         """
         bodies = [(name, reader(query)) for name, query in views]
-        known = self.with_tables(name for name, body in bodies if body is None)
+        known = self.extended(name for name, body in bodies if body is None)
         while True:
             more = [name for name, body in bodies if body and known.is_read_by(body)]
             if known.tables.issuperset(map(fold, more)):
                 return known
-            known = known.with_tables(more)
+            known = known.extended(more)
 
-    def refused(self, named: StatementNames) -> Raw | None:
-        return failure(REFUSED, "hidden", REFUSAL) if self.is_read_by(named) else None
+    def refusal(self, named: StatementNames) -> RawResult | None:
+        return failure(REFUSED, "hidden", HIDDEN_REFUSAL) if self.is_read_by(named) else None
 
-    def cleaned(self, raw: Raw) -> Raw:
+    def cleaned(self, raw: RawResult) -> RawResult:
         """The same failure without hidden names: engines help with names that are like the wrong one."""
         names = "|".join(map(re.escape, self.tables.union(*self.columns.values())))
         if raw.status == OK or raw.error is None or not re.search(rf"(?<!\w)(?:{names})(?!\w)", fold(raw.error)):
             return raw
         if raw.status in (REFUSED, ERROR) and raw.error_class == "not_authorized":
-            return failure(REFUSED, "hidden", REFUSAL)
+            return failure(REFUSED, "hidden", HIDDEN_REFUSAL)
         return raw._replace(error=str(raw.error_class).replace("_", " "))

@@ -7,12 +7,12 @@ are imported to list their names.
 
 import abc
 import contextlib
+import math
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from pipelines.core.registry import DIALECTS
@@ -32,34 +32,16 @@ RESERVED = """
 Query = Callable[[str], Iterable[Sequence[Any]]]
 
 
-class Unread(Exception):
-    """A view does not run within its limits."""
-
-
-def left(until: float) -> float:
-    """Seconds that are left for views, of those that end at this `time.monotonic`; raises Unread if there are none."""
-    seconds = until - time.monotonic()
-    if seconds <= 0.0:
-        raise Unread
-    return seconds
+class ViewLimitExceeded(Exception):
+    """A view did not run within its limits."""
 
 
 class Catalog(NamedTuple):
-    """An open database: what asks its catalog and tables, and what asks its views, within limits."""
+    """An open database."""
 
-    query: Query
-    view: Query
-
-    @classmethod
-    def of_server(cls, query: Query, view_seconds: float) -> Self:
-        """A catalog of a server that ends each statement of a view by itself; their time in all is counted here."""
-        until = time.monotonic() + view_seconds
-
-        def view(sql: str) -> Iterable[Sequence[Any]]:
-            left(until)
-            return query(sql)
-
-        return cls(query, view)
+    query: Query  # its catalog and tables
+    view: Query  # its views, within limits
+    views_until: float = math.inf  # when, as `time.monotonic` counts, no further view is read
 
 
 class Role(NamedTuple):
@@ -82,8 +64,8 @@ class Dialect(abc.ABC):
     folds_names: ClassVar[bool] = False  # whether a name without quotes is looked up in lower case.
     # of its files, the commonest first; none where a server holds the databases.
     suffixes: ClassVar[tuple[str, ...]] = ()
-    # how the addresses of its servers start ("postgresql://"); none where files do.
-    schemes: ClassVar[tuple[str, ...]] = ()
+    is_server: ClassVar[bool] = False  # whether a location is the address of a server and not a file.
+    schemes: ClassVar[tuple[str, ...]] = ()  # how the addresses of its servers start ("postgresql://").
     # what an agent asks to see the names of the tables.
     tables_query: ClassVar[str] = "SELECT table_name FROM information_schema.tables"
     # table, column and type of every column, in order.
@@ -107,7 +89,8 @@ class Dialect(abc.ABC):
     # the environment variable that the engine's own client reads a password from.
     password_variable: ClassVar[str] = ""
     needs_packages: ClassVar[bool] = True  # whether its session needs more than Python's standard library.
-    # whether an episode works on a copy of its own, which its statements may change.
+    # whether an episode works on a copy of its own, which its statements may change. One that may have done so is sent
+    # again before each later one, with `TURN_SEPARATOR` behind it, for that must meet its changes.
     keeps_state: ClassVar[bool] = False
 
     @classmethod
@@ -117,11 +100,6 @@ class Dialect(abc.ABC):
         if is_word and name.lower() not in cls.reserved and not (cls.folds_names and name != name.lower()):
             return name
         return cls.quote + name.replace(cls.quote, cls.quote * 2) + cls.quote
-
-    @classmethod
-    def is_server(cls) -> bool:
-        """Whether a location is the address of a server and not a file."""
-        return not cls.suffixes
 
     @staticmethod
     @abc.abstractmethod
@@ -146,28 +124,17 @@ class Dialect(abc.ABC):
 
     @classmethod
     def locate(cls, location: str) -> str:
-        """The location for a worker: an absolute path, or an address with the password of the environment."""
-        if cls.is_server():
-            return cls.with_environment(location)
-        return location if location.startswith("/") else os.path.abspath(location)
-
-    @classmethod
-    def with_environment(cls, address: str) -> str:
-        """The address with the password of `password_variable`, where it holds none: a worker has no environment."""
-        password = os.environ.get(cls.password_variable) if cls.password_variable else None
-        if password is None or has_password(address):
-            return address
-        try:
-            return cls.with_password(address, password)
-        except ValueError:  # whoever connects says what is wrong with it
-            return address
-
-    @staticmethod
-    def keeps(sql: str) -> bool:
-        """Whether the later statements of an episode must meet what this one did: it is then sent again before each of
-        them, with `BETWEEN` behind it.
+        """The location for a worker, which has no environment: an absolute path, or an address with the password of
+        `password_variable` if it holds none.
         """
-        return False
+        if not cls.is_server:
+            return location if location.startswith("/") else os.path.abspath(location)
+        password = os.environ.get(cls.password_variable) if cls.password_variable else None
+        if password is None or has_password(location):
+            return location
+        with contextlib.suppress(ValueError):  # the connection will fail, with the reason
+            return cls.with_password(location, password)
+        return location
 
     @staticmethod
     def role(query: Query) -> Role:
@@ -180,24 +147,24 @@ class Dialect(abc.ABC):
         return []
 
     @staticmethod
-    def within(address: str, name: str) -> str:
+    def database_address(address: str, name: str) -> str:
         """The location of one of a benchmark's databases on a server; ValueError for no address of such a server."""
         raise ValueError(f"{address} is not the address of a server that holds {name}")
 
 
-def of_file(path: Path) -> str | None:
+def engine_of_file(path: Path) -> str | None:
     """The engine that a file's suffix names; None if there is none."""
     return next((name for name in DIALECTS if path.suffix in DIALECTS[name].suffixes), None)
 
 
-def of_head(head: bytes, path: Path) -> str | None:
+def engine_of_head(head: bytes, path: Path) -> str | None:
     """The engine that a file's first bytes tell, and its suffix where several engines read such files."""
     magics = {name: DIALECTS[name].magic for name in DIALECTS}
     names = [name for name, magic in magics.items() if magic and head[magic[0] :].startswith(magic[1])]
     return next((name for name in names if path.suffix in DIALECTS[name].suffixes), next(iter(names), None))
 
 
-def of_address(address: str) -> str | None:
+def engine_of_address(address: str) -> str | None:
     """The engine whose server has such an address; None for what is no address."""
     return next((name for name in DIALECTS if address.startswith(DIALECTS[name].schemes or ("\0",))), None)
 
@@ -205,11 +172,6 @@ def of_address(address: str) -> str | None:
 def file_suffixes() -> tuple[str, ...]:
     """The suffixes of all engines' files."""
     return tuple(dict.fromkeys(suffix for name in DIALECTS for suffix in DIALECTS[name].suffixes))
-
-
-def servers() -> Iterator[str]:
-    """The engines whose locations are addresses."""
-    return (name for name in DIALECTS if DIALECTS[name].is_server())
 
 
 def has_password(address: str) -> bool:

@@ -19,29 +19,28 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects.base import (
     ERROR,
     LIMIT,
-    OK,
     REFUSED,
+    TIMEOUT,
     UNAVAILABLE,
     Bounds,
-    Clock,
     DatabaseSession,
     Hidden,
     OpenFailure,
-    Raw,
-    failure,
+    RawResult,
+    StatementTimer,
     fetch,
     interrupted_at,
-    plain_rows,
 )
-from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, left
+from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect
 from pipelines.sql.dialects.guard import body, check, lexed
-from pipelines.sql.dialects.trees import named_by_duckdb, refused_by_duckdb
+from pipelines.sql.dialects.parse_trees import duckdb_names, duckdb_refusal
 
 if TYPE_CHECKING:
     import duckdb
 
 # By the name of the exception's type, or of one that it is derived from.
 _TYPES = {
+    "InterruptException": (TIMEOUT, "timeout"),
     "OutOfMemoryException": (LIMIT, "memory_limit"),
     "PermissionException": (REFUSED, "not_authorized"),
     "IOException": (UNAVAILABLE, "disk"),
@@ -120,33 +119,30 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
             until = time.monotonic() + view_seconds
 
             def view(sql: str) -> Iterable[Sequence[Any]]:
-                timer = threading.Timer(left(until), connection.interrupt)
+                timer = threading.Timer(max(0.0, until - time.monotonic()), connection.interrupt)
                 timer.start()
                 try:
                     cursor = connection.execute(sql)
-                    return fetch(lambda count: plain_rows(cursor.fetchmany(count)), SAMPLED_ROWS, bounds.max_bytes)[0]
+                    return fetch(cursor.fetchmany, SAMPLED_ROWS, bounds.max_bytes)[0]
                 finally:
                     timer.cancel()
                     timer.join()  # an interrupt that came late would end the next statement
 
-            yield Catalog(lambda sql: connection.execute(sql).fetchall(), view)
+            yield Catalog(lambda sql: connection.execute(sql).fetchall(), view, until)
 
 
 class DuckdbSession(DatabaseSession):
     """One open DuckDB file."""
 
-    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        super().__init__(bounds, clock)
-        self._location = location
-        self._connection: duckdb.DuckDBPyConnection | None = None
-        self._opened()
-        self._checked = functools.lru_cache(_KEPT_CHECKS)(self._refused)
+    _connection: duckdb.DuckDBPyConnection | None
 
-    def _opened(self) -> duckdb.DuckDBPyConnection:
+    def __init__(self, location: str, bounds: Bounds, clock: StatementTimer) -> None:
+        super().__init__(location, bounds, clock)
+        self._checked = functools.lru_cache(_KEPT_CHECKS)(self._refusal)
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
         import duckdb
 
-        if self._connection is not None:
-            return self._connection
         if not os.path.isfile(self._location):
             raise OpenFailure("database_missing", "the database cannot be opened: no such file")
         try:
@@ -154,22 +150,38 @@ class DuckdbSession(DatabaseSession):
             connection.execute("SET lock_configuration = true")
         except duckdb.Error as error:
             # DuckDB opens the file or fails, with one type of exception; no statement has been read here.
-            locked = "lock" in str(error).lower()
-            reason = "database_locked" if locked else "database_corrupt"
+            reason = "database_locked" if "lock" in str(error).lower() else "database_corrupt"
             message = "the database cannot be opened: it is no DuckDB file, or somebody writes to it"
             raise OpenFailure(reason, message) from None
-        self._connection = connection
         return connection
 
-    def answer(self, sql: str, max_rows: int) -> Raw:
-        refused = self._checked(sql) if len(sql) <= _KEPT_CHARS else self._refused(sql)
+    def _cursor(self) -> contextlib.closing[duckdb.DuckDBPyConnection]:
+        """A cursor, which is a connection with a state of its own."""
+        self._connection = self._connection or self._connect()
+        return contextlib.closing(self._connection.cursor())
+
+    def answer(self, sql: str, max_rows: int) -> RawResult:
+        refused = self._checked(sql) if len(sql) <= _KEPT_CHARS else self._refusal(sql)
         if refused is not None:
             return refused
-        cursor = self._opened().cursor()  # DuckDB has no timeout of its own
-        with contextlib.closing(cursor), interrupted_at(self.deadline, cursor.interrupt):
-            return self._rows(cursor, sql, max_rows)
+        with self._cursor() as cursor, interrupted_at(self.deadline, cursor.interrupt):  # it has no timeout of its own
+            description = cursor.execute(sql).description or []
+            columns = tuple([item[0] for item in description])
+            types = [str(item[1]) for item in description]
+            as_text = {place for place, kind in enumerate(types) if any(mark in kind for mark in _INEXACT)}
+            while True:
+                if as_text:
+                    shown = ", ".join(f"#{n + 1}::VARCHAR" if n in as_text else f"#{n + 1}" for n in range(len(types)))
+                    cursor.execute(f"SELECT {shown} FROM ({body(sql)}\n) AS answer")
+                raw = self.result(cursor, max_rows)
+                # The driver reads an infinite date as Python's first or last one.
+                dates = [n for n, kind in enumerate(types) if kind.startswith(("DATE", "TIMESTAMP"))]
+                infinite = {n for n in dates if any(str(row[n]).startswith(_ENDS) for row in raw.rows)} - as_text
+                if not infinite:
+                    return raw._replace(columns=columns)
+                as_text |= infinite
 
-    def _refused(self, sql: str) -> Raw | None:
+    def _refusal(self, sql: str) -> RawResult | None:
         """Both fences. EXPLAIN is allowed before what is a query by itself, so never with options, nor with ANALYZE."""
         refused = check(sql, "duckdb")
         if refused is not None:
@@ -177,39 +189,22 @@ class DuckdbSession(DatabaseSession):
         stripped = sql.lstrip(" \t\n")
         if stripped[:7].lower() == "explain":
             stripped = stripped[7:]
-        with contextlib.closing(self._opened().cursor()) as cursor:
-            return refused_by_duckdb(stripped, functools.partial(_serialized, cursor), self.hidden)
+        with self._cursor() as cursor:
+            return duckdb_refusal(stripped, functools.partial(_serialized, cursor), self.hidden)
 
-    def closed(self, hidden: Hidden) -> Hidden:
+    def closure(self, hidden: Hidden) -> Hidden:
         """The hidden names, and what reads them; a view is known by the statement that made it."""
         self._checked.cache_clear()
-        with contextlib.closing(self._opened().cursor()) as cursor:
+        with self._cursor() as cursor:
             rows = cursor.execute("SELECT view_name, sql FROM duckdb_views() WHERE NOT internal").fetchall()
             views = [(str(name), str(sql).partition(" AS ")[2].rstrip("; \n")) for name, sql in rows]
             tables = cursor.execute("SELECT table_name, sql FROM duckdb_tables()").fetchall()
             macros = cursor.execute("SELECT function_name FROM duckdb_functions() WHERE NOT internal").fetchall()
-            hidden = hidden.with_computed((table, name) for table, sql in tables for name in computed(sql))
-            hidden = hidden.with_functions(str(row[0]) for row in macros)
-            return hidden.with_views(views, lambda sql: named_by_duckdb(sql, functools.partial(_serialized, cursor)))
+            generated = [(table, name) for table, sql in tables for name in computed(sql)]
+            hidden = hidden.extended(computed=generated, functions=[str(row[0]) for row in macros])
+            return hidden.with_views(views, lambda sql: duckdb_names(sql, functools.partial(_serialized, cursor)))
 
-    def _rows(self, cursor: duckdb.DuckDBPyConnection, sql: str, max_rows: int) -> Raw:
-        description = cursor.execute(sql).description or []
-        columns = tuple([item[0] for item in description])
-        types = [str(item[1]) for item in description]
-        as_text = {place for place, kind in enumerate(types) if any(mark in kind for mark in _INEXACT)}
-        while True:
-            if as_text:
-                shown = ", ".join(f"#{n + 1}::VARCHAR" if n in as_text else f"#{n + 1}" for n in range(len(types)))
-                cursor.execute(f"SELECT {shown} FROM ({body(sql)}\n) AS answer")
-            rows, truncated = fetch(lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes)
-            # The driver reads an infinite date as Python's first or last one.
-            dated = [n for n, kind in enumerate(types) if kind.startswith(("DATE", "TIMESTAMP")) and n not in as_text]
-            infinite = {n for n in dated if any(str(row[n]).startswith(_ENDS) for row in rows)}
-            if not infinite:
-                return Raw(OK, columns, rows, truncated)
-            as_text |= infinite
-
-    def explain(self, error: Exception) -> Raw | None:
+    def explain(self, error: Exception) -> tuple[str, str, str] | None:
         """By the type of the exception, and by DuckDB's account of the error: a JSON object behind the type's name."""
         import duckdb
 
@@ -224,37 +219,27 @@ class DuckdbSession(DatabaseSession):
             facts = {"exception_message": text or name}
         message = str(facts.get("exception_message", "")).replace(self._location, "the database")
         message = message.replace(os.path.dirname(self._location) + os.sep, "")
-        if isinstance(error, duckdb.InterruptException):
-            return self.timed_out()
         types = (_TYPES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TYPES)
         status, error_class = next(types, (ERROR, "runtime"))
-        if status != ERROR:
-            return failure(status, error_class, message)
-        if str(facts.get("type", "")).endswith("Function"):
-            return failure(ERROR, "no_such_function", message)
-        mistakes = (kind for field, start, kind in _MISTAKES if str(facts.get(field, "")).startswith(start))
-        return failure(ERROR, next(mistakes, error_class), message)
+        if status == ERROR:
+            mistakes = (kind for field, start, kind in _MISTAKES if str(facts.get(field, "")).startswith(start))
+            is_function = str(facts.get("type", "")).endswith("Function")
+            error_class = "no_such_function" if is_function else next(mistakes, error_class)
+        return status, error_class, message
 
-    def is_healthy(self) -> bool:
-        """Whether the catalog can be read; a database that a fatal error has shut is opened again for that."""
+    def probe(self) -> None:
+        """Read the catalog; a database that a fatal error has shut is opened again for that."""
         import duckdb
 
         for is_last in (False, True):
             try:
-                with contextlib.closing(self._opened().cursor()) as cursor:
+                with self._cursor() as cursor:
                     cursor.execute("SELECT count(*) FROM duckdb_tables()").fetchall()
                 break
             except duckdb.Error:
                 if is_last:
                     raise
                 self.close()
-        return True
-
-    def close(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(Exception):  # it may be shut already
-                self._connection.close()
-            self._connection = None
 
 
 def _serialized(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:

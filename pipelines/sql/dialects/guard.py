@@ -1,15 +1,15 @@
-"""What a statement may call, for engines that have no authorizer: an allow-list of functions, checked on the tokens.
+"""Allow-lists of functions and first words, checked on a statement's tokens, for engines that have no authorizer.
 
 The lexer knows the plain part of SQL and refuses the rest (dollar quotes, U& and E'' strings, nested comments), because
 whatever two lexers could read differently is where a call would be hidden. It is the second fence: the first is the
-engine's own parse (`trees`), and behind both are the read-only transaction, the role and the settings of the engine.
+engine's own parse (`parse_trees`), and behind both are the read-only transaction, the role and the engine's settings.
 """
 
 import math
 import re
 from collections.abc import Sequence
 
-from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, Raw, failure
+from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, RawResult, failure
 
 MAX_SQL = 100_000  # characters; their tokens are looked at in a quarter of a second
 MAX_DEPTH = 200  # of brackets: the parsers of these engines take time and memory that grow fast with it
@@ -131,8 +131,8 @@ STARTS = {
 }
 
 
-def check(sql: str, engine: str) -> Raw | None:
-    """Why a statement may not run; None if it may."""
+def check(sql: str, engine: str) -> RawResult | None:
+    """The refusal of a statement; None if it may run."""
     if len(sql) > MAX_SQL:
         return failure(LIMIT, "sql_too_long", f"the query is longer than {MAX_SQL:,} characters")
     try:
@@ -163,7 +163,7 @@ def check(sql: str, engine: str) -> Raw | None:
         return failure(ERROR, "too_complex", f"brackets nest more than {MAX_DEPTH} deep")
     for index, (kind, word) in enumerate(tokens):
         if kind in ("word", "name"):
-            reason = _refused(tokens, index, word, engine)
+            reason = _word_refusal(tokens, index, word, engine)
             if reason:
                 return failure(REFUSED, "not_authorized", reason)
     if engine != "duckdb" and _width(tokens, engine) > _WIDEST:
@@ -224,8 +224,8 @@ def lexed(sql: str) -> tuple[list[tuple[str, str]], str]:
     return tokens, ""
 
 
-def _refused(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:
-    """Why a word may not stand where it stands; "" if it may."""
+def _word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:
+    """The reason to refuse a word where it stands; "" if there is none."""
     before = tokens[index - 1][1] if index else ""
     called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")
     in_catalogue = engine in _CATALOGUED and HIDDEN.match(word) is not None

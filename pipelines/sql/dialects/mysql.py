@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -19,20 +20,16 @@ from pipelines.sql.dialects.base import (
     CATALOGUE_S,
     ERROR,
     LIMIT,
-    OK,
     REFUSED,
+    TIMEOUT,
     UNAVAILABLE,
-    Bounds,
-    Clock,
     DatabaseSession,
     Hidden,
     OpenFailure,
-    Raw,
+    RawResult,
     StatementNames,
     failure,
-    fetch,
     interrupted_at,
-    plain_rows,
     quoted,
 )
 from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role
@@ -53,11 +50,11 @@ _NUMBERS = {
     1370: (REFUSED, "not_authorized"), 1792: (REFUSED, "not_authorized"),
     1037: (LIMIT, "memory_limit"), 1038: (LIMIT, "memory_limit"), 1041: (LIMIT, "memory_limit"),
     1114: (LIMIT, "memory_limit"), 1301: (LIMIT, "cell_limit"),
+    1317: (TIMEOUT, "timeout"), 1969: (TIMEOUT, "timeout"), 3024: (TIMEOUT, "timeout"),
     1205: (UNAVAILABLE, "database_locked"), 1053: (UNAVAILABLE, "database_missing"),
     1030: (UNAVAILABLE, "disk"), 1034: (UNAVAILABLE, "database_corrupt"), 1815: (UNAVAILABLE, "internal"),
     2006: (UNAVAILABLE, "connection"), 2013: (UNAVAILABLE, "connection"), 2014: (UNAVAILABLE, "connection"),
 }  # fmt: skip
-_TIMEOUTS = (1969, 3024, 1317)
 _RESERVED = """
     accessible add alter asensitive before between bigint blob call cascade change char character condition continue
     convert cube cume_dist cursor database databases day_hour day_microsecond day_minute day_second dec decimal declare
@@ -110,6 +107,7 @@ class Mysql(Dialect):
     text_type = "CHAR"
     quote = "`"  # a user's own client reads "name" as a text
     reserved = frozenset((RESERVED + _RESERVED).split())
+    is_server = True
     schemes = ("mysql://", "mariadb://")
     password_variable = "MYSQL_PWD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = database()"
@@ -166,13 +164,13 @@ class Mysql(Dialect):
                     # A key has a row for each column here, and one row with lists of columns in other engines.
                     return [(table, kind, [name], of, [to]) for table, kind, name, of, to in rows]
 
-            yield Catalog.of_server(query, view_seconds)
+            yield Catalog(query, query, time.monotonic() + view_seconds)
 
     @staticmethod
-    def within(address: str, name: str) -> str:
+    def database_address(address: str, name: str) -> str:
         parts = urlsplit(address)
         if parts.scheme not in ("mysql", "mariadb") or not parts.hostname:
-            raise ValueError("this is no address of a MySQL server")
+            raise ValueError("this is not the address of a MySQL server")
         return parts._replace(path=f"/{name.lower()}").geturl()
 
 
@@ -191,8 +189,8 @@ def _in_double_quotes(sql: str) -> str:
     return "".join(parts)
 
 
-def _read_otherwise(sql: str) -> Raw | None:
-    """Why a statement that passed `guard.check` may not run: the engine reads it otherwise, or it shows the server."""
+def _server_refusal(sql: str) -> RawResult | None:
+    """The refusal of a statement that passed `guard.check`: the engine reads it otherwise, or it shows the server."""
     for match in TOKEN.finditer(sql):
         text, after = match[0], sql[match.end() : match.end() + 1]
         if match.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
@@ -221,7 +219,7 @@ def _read_otherwise(sql: str) -> Raw | None:
     return None
 
 
-def _named(sql: str) -> StatementNames:
+def _statement_names(sql: str) -> StatementNames:
     """The names of a statement, by its tokens: each may be that of a table and of a column."""
     tokens, rest = lexed(sql)
     names = frozenset(word for kind, word in tokens if kind in ("word", "name"))
@@ -309,17 +307,12 @@ class MysqlSession(DatabaseSession):
 
     renewed_s = CATALOGUE_S
 
-    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        super().__init__(bounds, clock)
-        self._location = location
-        self._connection: pymysql.Connection[Any] | None = self._connect(is_first=True)
-
-    def _connect(self, is_first: bool = False) -> pymysql.Connection[Any]:
+    def _connect(self, checks_grants: bool = True) -> Any:
         import pymysql
 
         try:
             connection = connect(self._location, self.bounds.timeout_s, unbuffered=True)
-            if not is_first:
+            if not checks_grants:
                 return connection
             with connection.cursor() as cursor:
                 cursor.execute("SHOW GRANTS")
@@ -331,15 +324,15 @@ class MysqlSession(DatabaseSession):
             raise OpenFailure("too_privileged", "the user of this connection may do more than read; use a plain one")
         return connection
 
-    def answer(self, sql: str, max_rows: int) -> Raw:
+    def answer(self, sql: str, max_rows: int) -> RawResult:
         """Run one statement in a read-only transaction, on a connection that has run nothing else of a caller's."""
         sql = _in_double_quotes(sql) if "`" in sql else sql
-        refused = check(sql, "mysql") or _read_otherwise(sql)
+        refused = check(sql, "mysql") or _server_refusal(sql)
         if refused is None and self.hidden is not None:
-            refused = self.hidden.refused(_named(sql))
+            refused = self.hidden.refusal(_statement_names(sql))
         if refused is not None:
             return refused
-        connection = self._connection or self._connect()
+        connection = self._connection or self._connect(checks_grants=False)
         self._connection = None  # variables, temporary tables, locks: with it goes all that a statement could leave
         cursor = connection.cursor()
 
@@ -352,16 +345,12 @@ class MysqlSession(DatabaseSession):
                 cursor.execute(f"SET SESSION sql_select_limit = {max_rows + 1}")
                 cursor.execute("START TRANSACTION READ ONLY")
                 cursor.execute(body(sql))
-                columns = tuple([item[0] for item in cursor.description or ()])
-                rows, truncated = fetch(
-                    lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes
-                )
-                return Raw(OK, columns, rows, truncated)
+                return self.result(cursor, max_rows)
         finally:
             cursor.connection = None  # it would fetch all rows that are left
             connection._force_close()
 
-    def closed(self, hidden: Hidden) -> Hidden:
+    def closure(self, hidden: Hidden) -> Hidden:
         """The hidden names, what is computed from them, and the views of all databases that read them."""
 
         def named(query: str) -> StatementNames | None:
@@ -372,31 +361,22 @@ class MysqlSession(DatabaseSession):
             text = _in_double_quotes(_ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query))
             tokens, rest = lexed(text)
             calls = any(kind == "name" and after == "(" for (kind, _), (_, after) in itertools.pairwise(tokens))
-            return _named(text) if tokens and not rest and not calls else None
+            return _statement_names(text) if tokens and not rest and not calls else None
 
-        self._connection = self._connection or self._connect()
+        self._connection = self._connection or self._connect(checks_grants=False)
         with self._connection.cursor() as cursor:
             cursor.execute(_COMPUTED)
-            hidden = hidden.with_computed([(str(table), str(column)) for table, column in cursor.fetchall()])
+            hidden = hidden.extended(computed=[(str(table), str(column)) for table, column in cursor.fetchall()])
             cursor.execute(_VIEWS)
             return hidden.with_views([(str(name), str(sql or "")) for name, sql in cursor.fetchall()], named)
 
-    def explain(self, error: Exception) -> Raw | None:
+    def explain(self, error: Exception) -> tuple[str, str, str] | None:
         import pymysql
 
         if not isinstance(error, pymysql.Error) or not error.args or not isinstance(error.args[0], int):
             return None
-        number, message = error.args[0], str(error.args[-1])
-        if number in _TIMEOUTS:
-            return self.timed_out()
-        status, error_class = _NUMBERS.get(number, (ERROR, "runtime"))
-        return failure(status, error_class, message if status != UNAVAILABLE else "the server gave no answer")
+        status, error_class = _NUMBERS.get(error.args[0], (ERROR, "runtime"))
+        return status, error_class, "the server gave no answer" if status == UNAVAILABLE else str(error.args[-1])
 
-    def is_healthy(self) -> bool:
-        self._connection = self._connect(is_first=True)
-        return True
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection._force_close()
-            self._connection = None
+    def probe(self) -> None:
+        self._connection = self._connect()

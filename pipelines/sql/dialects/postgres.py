@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import decimal
-import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -17,34 +17,29 @@ from pipelines.sql.dialects.base import (
     CATALOGUE_S,
     ERROR,
     LIMIT,
-    OK,
     REFUSED,
+    TIMEOUT,
     UNAVAILABLE,
-    Bounds,
-    Clock,
     DatabaseSession,
     Hidden,
     OpenFailure,
-    Raw,
-    failure,
-    fetch,
+    RawResult,
     fold,
     interrupted_at,
-    number,
-    plain_rows,
+    plain_number,
 )
 from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role
 from pipelines.sql.dialects.guard import body, check
-from pipelines.sql.dialects.trees import named_by_postgres, refused_by_postgres
+from pipelines.sql.dialects.parse_trees import postgres_names, postgres_refusal
 
 if TYPE_CHECKING:
     import psycopg
-    import psycopg.abc
 
 Answer = TypeVar("Answer")
-_TIMEOUTS = ("57014", "25P03")
 # By the class of the SQLSTATE (its first two characters), or by all of it.
 _STATES = {
+    "57014": (TIMEOUT, "timeout"),
+    "25P03": (TIMEOUT, "timeout"),
     "55P03": (UNAVAILABLE, "database_locked"),
     "42P01": (ERROR, "no_such_table"),
     "42703": (ERROR, "no_such_column"),
@@ -127,6 +122,7 @@ class Postgres(Dialect):
     session = "pipelines.sql.dialects.postgres:PostgresSession"
     sqlglot = "postgres"
     folds_names = True
+    is_server = True
     schemes = ("postgresql://", "postgres://")
     schema_query = "SELECT current_schema()"
     password_variable = "PGPASSWORD"
@@ -204,10 +200,11 @@ WHERE n.nspname = current_schema()
         own_options = conninfo_to_dict(location).get("options") or ""
         ours = f"{own_options} -c default_transaction_read_only=on -c statement_timeout={int(view_seconds * 1000)}"
         with psycopg.connect(location, options=ours, autocommit=True, connect_timeout=10) as connection:
-            yield Catalog.of_server(lambda sql: connection.execute(sql.encode()).fetchall(), view_seconds)
+            query: Query = lambda sql: connection.execute(sql.encode()).fetchall()  # noqa: E731
+            yield Catalog(query, query, time.monotonic() + view_seconds)
 
     @staticmethod
-    def within(address: str, name: str) -> str:
+    def database_address(address: str, name: str) -> str:
         """The address with the schema of that name, in lower case, as its search path."""
         schema = f'"{name.lower()}"'.replace(" ", "\\ ")
         return _conninfo(address, options=f"-csearch_path={schema}")
@@ -220,27 +217,7 @@ def _conninfo(address: str, **changes: str) -> str:
     try:
         return make_conninfo(address, **changes)
     except ProgrammingError:  # its message may quote a password
-        raise ValueError("this is no address of a PostgreSQL server") from None
-
-
-@functools.cache
-def _loaders() -> dict[str, type[psycopg.abc.Loader]]:
-    """How values of each type are read that psycopg would make more of than text."""
-    from psycopg.adapt import Loader
-
-    class Text(Loader):
-        """A value as the server writes it."""
-
-        def load(self, data: Any) -> str:
-            return bytes(data).decode("utf-8", "replace")
-
-    class Number(Loader):
-        """A numeric, which may have 131,072 digits."""
-
-        def load(self, data: Any) -> Any:
-            return number(decimal.Decimal(bytes(data).decode("ascii")))
-
-    return {**dict.fromkeys(_AS_TEXT.split(), Text), "numeric": Number}
+        raise ValueError("this is not the address of a PostgreSQL server") from None
 
 
 class PostgresSession(DatabaseSession):
@@ -250,15 +227,12 @@ class PostgresSession(DatabaseSession):
     """
 
     renewed_s = CATALOGUE_S
-
-    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        super().__init__(bounds, clock)
-        self._location = location
-        self._connection = self._connect()
+    _connection: psycopg.Connection[Any]
 
     def _connect(self) -> psycopg.Connection[Any]:
         import psycopg
         import psycopg.conninfo
+        from psycopg.adapt import Loader
 
         milliseconds = max(1, int(self.bounds.timeout_s * 1000))
         ours = (
@@ -284,17 +258,28 @@ class PostgresSession(DatabaseSession):
         if row is None or row[0]:
             connection.close()
             raise OpenFailure("too_privileged", "the role of this connection may do more than read; use a plain one")
-        for name, loader in _loaders().items():
-            connection.adapters.register_loader(name, loader)
+
+        # Values are read as text that psycopg would make more of.
+        class TextLoader(Loader):
+            def load(self, data: Any) -> str:
+                return bytes(data).decode("utf-8", "replace")
+
+        class NumericLoader(Loader):
+            """A numeric may have 131,072 digits."""
+
+            def load(self, data: Any) -> Any:
+                return plain_number(decimal.Decimal(bytes(data).decode("ascii")))
+
+        for name in _AS_TEXT.split():
+            connection.adapters.register_loader(name, TextLoader)
+        connection.adapters.register_loader("numeric", NumericLoader)
         return connection
 
-    def answer(self, sql: str, max_rows: int) -> Raw:
-        refused = check(sql, "postgres") or refused_by_postgres(sql, self.hidden, self._calls)
-        if refused is not None:
-            return refused
-        return self._reconnecting(lambda: self._rows(sql, max_rows))
+    def answer(self, sql: str, max_rows: int) -> RawResult:
+        refused = check(sql, "postgres") or postgres_refusal(sql, self.hidden, self._calls)
+        return refused or self._reconnecting(lambda: self._rows(sql, max_rows))
 
-    def closed(self, hidden: Hidden) -> Hidden:
+    def closure(self, hidden: Hidden) -> Hidden:
         """The hidden names, what is computed from them, and the views that read them. Partitions of a table hold its
         rows under names of their own, and it shows theirs.
         """
@@ -302,17 +287,26 @@ class PostgresSession(DatabaseSession):
         def read() -> Hidden:
             ask = self._connection.execute
             steps = [(fold(parent), fold(part)) for parent, part in ask(_PARTS).fetchall()]
-            below, above = _along(hidden, steps), _along(hidden, [(part, parent) for parent, part in steps])
-            columns = dict(below.columns)
-            for table, names in above.columns.items():
-                columns[table] = columns.get(table, frozenset()) | names
+            tables, columns = set(hidden.tables), dict(hidden.columns)
+            # Down from a table to its partitions, and up from a partition, each as far as that goes.
+            for way in (steps, [(part, parent) for parent, part in steps]):
+                reached, carried = set(hidden.tables), dict(hidden.columns)
+                for _ in way:  # as deep as they can nest
+                    for start, end in way:
+                        if start in reached:
+                            reached.add(end)
+                        if start in carried:
+                            carried[end] = carried.get(end, frozenset()) | carried[start]
+                tables |= reached
+                for table, names in carried.items():
+                    columns[table] = columns.get(table, frozenset()) | names
             attributes: dict[str, frozenset[str]] = {}
             for table, names in ask(_ATTRIBUTES).fetchall():
                 attributes[fold(table)] = attributes.get(fold(table), frozenset(names)) & frozenset(names)
-            found = Hidden(below.tables | above.tables, columns, attributes=attributes)
-            found = found.with_computed(ask(_COMPUTED).fetchall())
-            found = found.with_functions(str(row[0]) for row in ask(_FUNCTIONS).fetchall())
-            return found.with_views([(str(name), str(sql)) for name, sql in ask(_VIEWS).fetchall()], named_by_postgres)
+            found = Hidden(frozenset(tables), columns, attributes=attributes)
+            functions = (str(row[0]) for row in ask(_FUNCTIONS).fetchall())
+            found = found.extended(computed=ask(_COMPUTED).fetchall(), functions=functions)
+            return found.with_views([(str(name), str(sql)) for name, sql in ask(_VIEWS).fetchall()], postgres_names)
 
         return self._reconnecting(read)
 
@@ -330,7 +324,7 @@ class PostgresSession(DatabaseSession):
         self._connection = self._connect()
         return step()
 
-    def _rows(self, sql: str, max_rows: int) -> Raw:
+    def _rows(self, sql: str, max_rows: int) -> RawResult:
         """Columns and rows, by a cursor of the server.
 
         It is declared for the statement, which the server allows for queries only, and with the extended protocol,
@@ -344,12 +338,8 @@ class PostgresSession(DatabaseSession):
             cursor.execute(b"BEGIN READ ONLY" + (leave if connection.info.server_version >= 140000 else b""))
             try:
                 cursor.execute(b"DECLARE answer NO SCROLL CURSOR FOR " + body(sql).encode(), binary=True)
-
-                def more(count: int) -> list[Any]:
-                    return plain_rows(cursor.execute(b"FETCH FORWARD %d FROM answer" % count).fetchall())
-
-                rows, truncated = fetch(more, max_rows, self.bounds.max_bytes)
-                return Raw(OK, tuple([column.name for column in cursor.description or ()]), rows, truncated)
+                forward = b"FETCH FORWARD %d FROM answer"
+                return self.result(cursor, max_rows, lambda count: cursor.execute(forward % count).fetchall())
             finally:
                 if is_cancelled():
                     connection.close()  # a late signal would end the next statement
@@ -357,7 +347,7 @@ class PostgresSession(DatabaseSession):
                     cursor.execute(b"ROLLBACK")
                     cursor.execute(b"DISCARD ALL")  # settings, advisory locks, temporary tables, prepared statements
 
-    def explain(self, error: Exception) -> Raw | None:
+    def explain(self, error: Exception) -> tuple[str, str, str] | None:
         """By the SQLSTATE. Without one the server gave no answer, or the driver could not read it."""
         import psycopg
 
@@ -366,30 +356,11 @@ class PostgresSession(DatabaseSession):
         state = error.sqlstate or ""
         message = error.diag.message_primary or "the server gave no answer"
         if not state:
-            broke = isinstance(error, psycopg.OperationalError)
-            return failure(UNAVAILABLE if broke else ERROR, "connection" if broke else "conversion", message)
-        if state in _TIMEOUTS:
-            return self.timed_out()
-        status, error_class = _STATES.get(state) or _STATES.get(state[:2]) or (ERROR, "runtime")
-        return failure(status, error_class, message)
+            is_broken = isinstance(error, psycopg.OperationalError)
+            return (UNAVAILABLE, "connection", message) if is_broken else (ERROR, "conversion", message)
+        return *(_STATES.get(state) or _STATES.get(state[:2]) or (ERROR, "runtime")), message
 
-    def is_healthy(self) -> bool:
+    def probe(self) -> None:
         if self._connection.closed:
             self._connection = self._connect()
         self._connection.execute("SELECT count(*) FROM pg_catalog.pg_class")
-        return True
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-def _along(hidden: Hidden, steps: Sequence[tuple[str, str]]) -> Hidden:
-    """What is hidden, carried from the first to the second table of each step, as far as that goes."""
-    tables, columns = set(hidden.tables), dict(hidden.columns)
-    for _ in steps:  # as deep as they can nest
-        for start, end in steps:
-            if start in tables:
-                tables.add(end)
-            if start in columns:
-                columns[end] = columns.get(end, frozenset()) | columns[start]
-    return Hidden(frozenset(tables), columns)

@@ -3,14 +3,22 @@
 A read-only connection alone is not a sandbox: ATTACH and VACUUM INTO still write files, PRAGMA database_list still
 tells paths, load_extension still runs code. So every action that SQLite reports at prepare time is refused unless
 listed here.
+
+Statements that change data run on a private copy in memory, which ends with the script (`StatefulSession`): the
+read-only connection reads the file into it, and runs nothing else. So a statement may write as it likes: it has no
+connection to the file, the worker may make no file larger, and its changes are gone with its answer. An episode's later
+statements must meet those of its earlier ones, so the script of a later turn begins with the texts of the earlier turns
+that may have written; a turn that failed is not among them and has left nothing behind.
 """
 
 import contextlib
-import functools
+import hashlib
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 from urllib.parse import quote
@@ -18,25 +26,26 @@ from urllib.parse import quote
 from pipelines.core.registry import dialect
 from pipelines.sql.dialects.base import (
     ERROR,
+    HIDDEN_REFUSAL,
     LIMIT,
     OK,
-    REFUSAL,
     REFUSED,
     TIMEOUT,
+    TURN_SEPARATOR,
     UNAVAILABLE,
     Bounds,
-    Clock,
     DatabaseSession,
     Hidden,
     OpenFailure,
-    Raw,
+    RawResult,
+    StatementTimer,
     failure,
-    fetch,
     fold,
     quoted,
+    whole,
 )
-from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, Unread
-from pipelines.sql.lexical import MOST_STATEMENTS, statements
+from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
+from pipelines.sql.lexical import MOST_STATEMENTS, ORDERED, OUTCOME, statements
 
 # What SQLite's authorizer lets a statement do, and what SQLite's errors mean.
 
@@ -140,7 +149,7 @@ def classify(error: Exception) -> tuple[str, str]:
     return ERROR, next((kind for mark, kind in _MISTAKES if mark in message), "runtime")
 
 
-def unreadable(sql: str) -> Raw | None:
+def unreadable(sql: str) -> RawResult | None:
     """What Python's module would refuse before SQLite sees it, with an exception that has no code."""
     if "\x00" in sql:
         return failure(ERROR, "syntax", "the query contains a null character")
@@ -224,26 +233,32 @@ class Sqlite(Dialect):
         from pipelines.core.types import Database
         from pipelines.sql.engine import Limits, SqlEngine
 
-        with contextlib.ExitStack() as stack:
-            connection = stack.enter_context(contextlib.closing(open_readonly(location)))
+        work_left = VIEW_WORK
+
+        def view(sql: str) -> Iterable[Sequence[Any]]:
+            nonlocal work_left
+            if work_left < 0:
+                raise ViewLimitExceeded
+            (result,) = sandbox.execute_many([(Database("", "sqlite", location), sql)], SAMPLED_ROWS)
+            work_left = -1 if result.status.value == TIMEOUT else work_left - result.work
+            if work_left < 0 or not result.ok:
+                raise ViewLimitExceeded
+            return result.rows
+
+        with (
+            contextlib.closing(open_readonly(location)) as connection,
+            SqlEngine(Limits(timeout_s=view_seconds)) as sandbox,
+        ):
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
-            left = VIEW_WORK
-
-            @functools.cache
-            def sandbox() -> SqlEngine:
-                return stack.enter_context(SqlEngine(Limits(timeout_s=view_seconds)))
-
-            def view(sql: str) -> Iterable[Sequence[Any]]:
-                nonlocal left
-                if left < 0:
-                    raise Unread
-                (result,) = sandbox().execute_many([(Database("", "sqlite", location), sql)], SAMPLED_ROWS)
-                left = -1 if result.status.value == TIMEOUT else left - result.work
-                if left < 0 or not result.ok:
-                    raise Unread
-                return result.rows
-
             yield Catalog(lambda sql: connection.execute(sql).fetchall(), view)
+
+
+@dialect("sqlite_stateful")
+class StatefulSqlite(Sqlite):
+    """SQLite for questions that change data: an episode has a private copy of the database."""
+
+    session = "pipelines.sql.dialects.sqlite:StatefulSession"
+    keeps_state = True
 
 
 class SqliteSession(DatabaseSession):
@@ -254,26 +269,27 @@ class SqliteSession(DatabaseSession):
     """
 
     counts_work = True
+    has_plain_values = True
+    _connection: sqlite3.Connection
+    _guard: Callable[..., int] = staticmethod(guard)
+    _ticks = 0  # of the running statement's progress clock
+    _sql = ""  # the running statement
+    _holder: sqlite3.Cursor | None = None  # of the read lock
 
-    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        super().__init__(bounds, clock)
-        self._ticks = 0  # of the running statement's progress clock
-        self._sql = ""  # the running statement
-        self._holder: sqlite3.Cursor | None = None
-        self._guard = guard
-        self._location = location
+    def _connect(self) -> sqlite3.Connection:
         try:
-            self._connection = open_readonly(location)
-            self._confine()
+            connection = open_readonly(self._location)
+            self._confine(connection)
         except OSError as error:
             reason = "database_missing" if isinstance(error, FileNotFoundError) else "database_unreadable"
             raise OpenFailure(reason, f"the database cannot be opened: {error.strerror}") from None
         except sqlite3.Error as error:
-            message = str(error).replace(location, "the database")
+            message = str(error).replace(self._location, "the database")
             raise OpenFailure(classify(error)[1], f"the database cannot be opened: {message}") from None
+        return connection
 
-    def _confine(self) -> None:
-        connection, bounds = self._connection, self.bounds
+    def _confine(self, connection: sqlite3.Connection) -> None:
+        bounds = self.bounds
         connection.execute(f"PRAGMA busy_timeout={int(bounds.timeout_s * 900)}")  # ms; before the hard timer
         connection.execute(f"PRAGMA cache_size=-{max(2000, bounds.memory_mb * 4)}")  # KiB; sorts fit in it if they can
         connection.execute("PRAGMA trusted_schema=0")
@@ -295,27 +311,10 @@ class SqliteSession(DatabaseSession):
         connection.set_progress_handler(is_late, PROGRESS_OPS)
         connection.set_authorizer(self._guard)
 
-    def hide(self, hidden: Hidden) -> None:
-        """From here on the authorizer denies what is hidden, also through views."""
-        super().hide(hidden)
-
-        def hiding_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
-            assert self.hidden is not None
-            if action == PRAGMA and first != "data_version":  # a text index asks for it by itself
-                return DENY
-            if action == READ and first is not None:  # the engine's own tables name and sample what is hidden
-                own = first.lower().startswith(("sqlite_", "pragma_"))
-                if own or self.hidden.hides(first, second or ""):
-                    return DENY
-            return guard(action, first, second, *rest)
-
-        self._guard = hiding_guard
-        self._connection.set_authorizer(self._guard)
-
-    def closed(self, hidden: Hidden) -> Hidden:
+    def closure(self, hidden: Hidden) -> Hidden:
         """The hidden names; a virtual table with its shadow tables, also one that is made over a hidden table or
         column (a text index holds their words); generated columns beside a hidden one, which SQLite computes without
-        asking the authorizer.
+        asking the authorizer. From here on the authorizer denies what is hidden, also through views.
         """
         connection = self._connection
         connection.set_authorizer(None)
@@ -335,16 +334,28 @@ class SqliteSession(DatabaseSession):
         shadows = [name for name, kind in kinds.items() if kind == "shadow" and fold(name).startswith(starts)]
         generated = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
         computed = [(table, row[0]) for table in hidden.columns for row in connection.execute(generated, (table,))]
-        connection.set_authorizer(self._guard)
-        return hidden.with_computed(computed).with_tables([*virtual, *shadows])
+        closure = hidden.extended([*virtual, *shadows], computed)
 
-    def run(self, sql: str, max_rows: int) -> Raw:
+        def hiding_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+            if action == PRAGMA and first != "data_version":  # a text index asks for it by itself
+                return DENY
+            if action == READ and first is not None:  # the engine's own tables name and sample what is hidden
+                own = first.lower().startswith(("sqlite_", "pragma_"))
+                if own or closure.hides(first, second or ""):
+                    return DENY
+            return guard(action, first, second, *rest)
+
+        self._guard = hiding_guard
+        connection.set_authorizer(hiding_guard)
+        return closure
+
+    def run(self, sql: str, max_rows: int) -> RawResult:
         """Run one statement within the limits. Text that is not UTF-8 has U+FFFD in place of its bad bytes."""
         self._ticks, self._sql = 0, sql
         raw = super().run(sql, max_rows)
         return raw._replace(work=self._ticks * TICK_WORK) if self._ticks else raw
 
-    def answer(self, sql: str, max_rows: int) -> Raw:
+    def answer(self, sql: str, max_rows: int) -> RawResult:
         """Run a statement; again, within the same time, when it failed for a setting of ours that can be changed."""
         refused = unreadable(sql)
         if refused is not None:
@@ -355,7 +366,12 @@ class SqliteSession(DatabaseSession):
         try:
             while True:
                 try:
-                    return self._rows(sql, max_rows)
+                    with contextlib.closing(executed(self._connection, sql)) as cursor:
+                        if cursor.description is None:
+                            return failure(ERROR, "empty", "there is no query to run")
+                        if self.hidden is not None and tuple([item[0] for item in cursor.description]) in _PLANS:
+                            return failure(REFUSED, "hidden", HIDDEN_REFUSAL)
+                        return self.result(cursor, max_rows)
                 except sqlite3.Error as error:
                     # Only the decoding of a cell fails without a code of SQLite's.
                     is_text = not general_code(error) and isinstance(error, sqlite3.OperationalError)
@@ -375,31 +391,16 @@ class SqliteSession(DatabaseSession):
                 self._connection.text_factory = str
                 self._sort_in("DEFAULT")
 
-    def _rows(self, sql: str, max_rows: int) -> Raw:
-        cursor = executed(self._connection, sql)
-        try:
-            if cursor.description is None:
-                return failure(ERROR, "empty", "there is no query to run")
-            columns = tuple([item[0] for item in cursor.description])
-            if self.hidden is not None and columns in _PLANS:
-                return failure(REFUSED, "hidden", REFUSAL)
-            rows, truncated = fetch(cursor.fetchmany, max_rows, self.bounds.max_bytes)
-            return Raw(OK, columns, rows, truncated)
-        finally:
-            cursor.close()
-
     def _sort_in(self, store: str) -> None:
         """Change where our own connection sorts; the authorizer would not let a query do it."""
-        self.release()
+        self.hold(False)
         self._connection.set_authorizer(None)
         self._connection.execute(f"PRAGMA temp_store={store}")
         self._connection.set_authorizer(self._guard)
 
-    def explain(self, error: Exception) -> Raw:
+    def explain(self, error: Exception) -> tuple[str, str, str]:
         """See `classify`; what the authorizer denied is refused, however SQLite says so."""
         status, error_class = classify(error)
-        if status == TIMEOUT:
-            return self.timed_out()
         if status == ERROR:
             # The statement is prepared once more, for what the authorizer denies in it: to note that in every statement
             # would cost each of them some 5 %.
@@ -411,28 +412,23 @@ class SqliteSession(DatabaseSession):
 
             explained = self._sql if self._sql.lstrip()[:7].lower() == "explain" else f"EXPLAIN {self._sql}"
             self._connection.set_authorizer(watch)
-            try:
+            with contextlib.suppress(sqlite3.Error, sqlite3.Warning):
                 self._connection.execute(explained).close()
-            except (sqlite3.Error, sqlite3.Warning):
-                pass
-            finally:
-                self._connection.set_authorizer(self._guard)
+            self._connection.set_authorizer(self._guard)
             if DENY in answers:
                 status, error_class = REFUSED, "not_authorized"
-        return failure(status, error_class, str(error).replace(self._location, "the database"))
+        return status, error_class, str(error).replace(self._location, "the database")
 
-    def is_healthy(self) -> bool:
+    def probe(self) -> None:
         with contextlib.closing(open_readonly(self._location)) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-        return True
 
-    def hold(self) -> None:
-        """Keep the read lock from here to `release`; without it every statement takes its own."""
-        with contextlib.suppress(sqlite3.Error):
-            self._holder = self._connection.execute(HOLD)
-
-    def release(self) -> None:
-        if self._holder is not None:
+    def hold(self, on: bool) -> None:
+        """Keep the read lock, or let it go; without it every statement takes its own."""
+        if on:
+            with contextlib.suppress(sqlite3.Error):
+                self._holder = self._connection.execute(HOLD)
+        elif self._holder is not None:
             self._holder.close()
             self._holder = None
 
@@ -457,5 +453,180 @@ class SqliteSession(DatabaseSession):
                 return None
             return (perf_counter() - start) * 1000
 
-    def close(self) -> None:
-        self._connection.close()
+
+# Scripts that change data: each runs on a private copy, and its outcome is one row.
+
+OUTCOME_COLUMNS = ("query", "rows", "as_set", "in_order", "ordered", "changed", "state")
+OUTCOME_PLACES = 2  # decimal places that count (`preprocess_results` of LiveSQLBench's evaluator)
+CHANGED = ("rows changed",)  # the column of a statement that returns no rows
+SETUP_SUFFIX = ".setup.sql"  # of the script beside a database that prepares each copy
+COPY_SHARE = 4  # the part of the worker's memory that a copy may have
+
+# Action codes of sqlite3_set_authorizer that change data or schema, and nothing beyond the connection's own databases.
+# Not among them: ATTACH, which VACUUM and VACUUM INTO are too, DETACH and virtual tables.
+_WRITES = frozenset((*range(1, 19), 22, 23, 26, 27, 28, 32))
+_COPY_PRAGMAS = ("foreign_keys", "quick_check")  # the second is what ADD COLUMN asks
+_OWN_FUNCTIONS = ("sqlite_rename_", "sqlite_drop_column")  # of ALTER TABLE; a statement cannot call them
+
+
+def copy_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+    """SQLite's authorizer callback for a private copy: what `guard` allows, and whatever changes the copy alone."""
+    is_own = (
+        action in _WRITES
+        or (action == PRAGMA and first is not None and first.lower() in _COPY_PRAGMAS)
+        or (action == FUNCTION and second is not None and second.lower().startswith(_OWN_FUNCTIONS))
+    )
+    return ALLOW if is_own else guard(action, first, second, *rest)
+
+
+def database_digest(connection: sqlite3.Connection) -> str:
+    """A digest that two databases share whose tables and views have the same names, columns and rows (as bags, numbers
+    to `OUTCOME_PLACES`), the same indices (by table, columns and whether unique) and as many triggers on each table.
+
+    A text that begins with the current day is the same as any other: two runs write different times.
+    """
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    objects: list[Any] = []
+    query = "SELECT type, name, tbl_name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+    for kind, name, table in connection.execute(query).fetchall():
+        if kind in ("table", "view"):
+            cursor = connection.execute(f"SELECT * FROM {quoted(name)}")
+            columns = [item[0].lower() for item in cursor.description]
+            # The number of rows, and the sum of their digests, which no order changes and no row is kept for.
+            count = total = 0
+            for row in map(rounded_cells, cursor):
+                cells = ["now" if isinstance(cell, str) and cell.startswith(today) else cell for cell in row]
+                total = (total + int(texts_digest([repr(cells)]), 16)) % (1 << 128)
+                count += 1
+            objects.append([kind, name.lower(), columns, count, total])
+        elif kind == "index":
+            indices = connection.execute(f"PRAGMA index_list({quoted(table)})").fetchall()
+            columns = [row[2] for row in connection.execute(f"PRAGMA index_info({quoted(name)})")]
+            objects.append([kind, table.lower(), [row[2] for row in indices if row[1] == name], columns])
+        else:
+            objects.append([kind, table.lower()])
+    return texts_digest(sorted(map(repr, objects)))
+
+
+def rounded_cells(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row's cells, numbers to `OUTCOME_PLACES`; a whole number is the same whatever its type."""
+    cells = [round(cell, OUTCOME_PLACES) if isinstance(cell, float) else cell for cell in row]
+    return tuple([int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells])
+
+
+def texts_digest(texts: Iterable[str]) -> str:
+    """32 hex digits of texts in order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
+
+
+class StatefulSession(SqliteSession):
+    """One SQLite file, and for each script a copy of it, which may take a part of the worker's memory (`COPY_SHARE`).
+
+    Beside the file may lie the script that prepares each copy (`SETUP_SUFFIX`).
+    """
+
+    def __init__(self, location: str, bounds: Bounds, clock: StatementTimer) -> None:
+        super().__init__(location, bounds, clock)
+        self._most_bytes = (bounds.memory_mb << 20) // COPY_SHARE
+        self._source, self._guard = self._connection, copy_guard
+        self._source.set_authorizer(None)  # no statement of anybody else runs on it
+        setup = Path(location + SETUP_SUFFIX)
+        try:
+            self._setup = statements(setup.read_text(encoding="utf-8")) if setup.is_file() else []
+        except (OSError, ValueError):
+            raise OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
+
+    def run(self, sql: str, max_rows: int) -> RawResult:
+        try:
+            return super().run(sql, max_rows)
+        finally:
+            if self._connection is not self._source:
+                self._connection.close()
+                self._connection = self._source
+
+    def answer(self, sql: str, max_rows: int) -> RawResult:
+        """Run a script on a copy of its own: the turns before the last one, then that one, whose last result it is."""
+        refused = unreadable(sql.replace(TURN_SEPARATOR, "\n"))
+        if refused is not None:
+            return refused
+        # The copy is in memory, and cannot grow beyond its part of it.
+        source = self._source
+        try:
+            source.execute("BEGIN")
+            source.execute("SELECT 1 FROM sqlite_master").fetchall()  # takes the read lock, within the time for it
+            (pages,), (size,) = (source.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+            if pages * size > self._most_bytes:
+                raise OpenFailure("database_too_large", f"the database is larger than {self._most_bytes >> 20} MiB")
+            copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=0)
+            source.backup(copy)
+            copy.execute(f"PRAGMA max_page_count={self._most_bytes // size}")
+            copy.execute("PRAGMA temp_store=MEMORY")
+        except sqlite3.Error as error:
+            message = str(error).replace(self._location, "the database")
+            raise OpenFailure(classify(error)[1], f"the database cannot be copied: {message}") from None
+        finally:
+            source.rollback()
+        copy.text_factory = lambda data: data.decode("utf-8", "replace")
+        self._connection = copy
+        self._confine(copy)
+        try:
+            for statement in self._setup:
+                copy.execute(statement).close()
+            copy.commit()
+        except sqlite3.Error as error:
+            raise OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
+        before = self._changes()
+        *earlier, last = sql.split(TURN_SEPARATOR)
+        asks_outcome = bool(earlier) and last in (OUTCOME, ORDERED)
+        is_ordered = last == ORDERED
+        if asks_outcome:
+            last = earlier.pop()
+        for turn in earlier:
+            self._turn(turn, 1)
+        raw = self._turn(last, max_rows)
+        if asks_outcome:
+            raw = whole(raw)
+        if not asks_outcome or raw.status != OK:
+            return raw
+        # One row: digests of the last statement's rows, as a set and in order, and of the database if it was changed.
+        texts = [repr(rounded_cells(row)) for row in raw.rows]
+        digests = texts_digest(sorted(set(texts))), texts_digest(texts)
+        is_changed = self._changes() != before
+        now = database_digest(copy) if is_changed else ""
+        is_query = raw.columns != CHANGED
+        row = int(is_query), len(texts), *digests, int(is_ordered), int(is_changed), now
+        return RawResult(OK, OUTCOME_COLUMNS, [row])
+
+    def _changes(self) -> tuple[list[tuple[str, ...]], int]:
+        """The objects of the copy and the number of rows changed so far."""
+        objects = self._connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2").fetchall()
+        return objects, self._connection.total_changes
+
+    def _turn(self, script: str, max_rows: int) -> RawResult:
+        raw = failure(ERROR, "empty", "there is no statement to run")
+        try:
+            parts = statements(script)
+        except ValueError as error:
+            return failure(LIMIT, "too_many_statements", str(error))
+        for statement in parts:
+            self._sql = statement
+            cursor = self._connection.execute(statement)
+            if cursor.description is None:
+                raw = RawResult(OK, CHANGED, [(max(0, cursor.rowcount),)])
+            else:
+                raw = self.result(cursor, max_rows)
+            cursor.close()
+        return raw
+
+    def explain(self, error: Exception) -> tuple[str, str, str]:
+        """See `SqliteSession.explain`; a copy that may not grow is the statement's own fault."""
+        if general_code(error) == "SQLITE_FULL":
+            return LIMIT, "size_limit", f"the database may not grow beyond {self._most_bytes >> 20} MiB"
+        return super().explain(error)
+
+    # Nothing can be hidden, for a statement that writes could carry it elsewhere; no script touches the file, so none
+    # locks it; a script is timed on its copy.
+    closure, hold, cold_ms = DatabaseSession.closure, DatabaseSession.hold, DatabaseSession.cold_ms

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from pipelines.sql.dialects.base import BETWEEN
-from pipelines.sql.dialects.sqlite_stateful import COLUMNS
+from pipelines.sql.dialects.base import TURN_SEPARATOR
+from pipelines.sql.dialects.sqlite import OUTCOME_COLUMNS
 from pipelines.sql.lexical import ORDERED, OUTCOME, without_comments, writes
 
 ABSTAINED = "null"  # the prediction of a system that does not answer
@@ -90,7 +90,7 @@ def prepared(sql: str) -> str:
     asks for its outcome.
     """
     text = sql if writes(sql) else cleaned(sql)
-    return f"{text}{BETWEEN}{ORDERED if sql.startswith(IN_ORDER) else OUTCOME}"
+    return f"{text}{TURN_SEPARATOR}{ORDERED if sql.startswith(IN_ORDER) else OUTCOME}"
 
 
 def cleaned(sql: str) -> str:
@@ -129,7 +129,7 @@ def same_outcome(gold: Sequence[tuple[Any, ...]], predicted: Sequence[tuple[Any,
 
     A gold script that changes nothing and is no query is never met: a wrong answer could not be told from a right one.
     """
-    right, answer = (dict(zip(COLUMNS, rows[0], strict=True)) for rows in (gold, predicted))
+    right, answer = (dict(zip(OUTCOME_COLUMNS, rows[0], strict=True)) for rows in (gold, predicted))
     if right["changed"]:
         return bool(answer["state"] == right["state"])
     if not right["query"] or not right["rows"] or not answer["query"]:
@@ -140,7 +140,7 @@ def same_outcome(gold: Sequence[tuple[Any, ...]], predicted: Sequence[tuple[Any,
 
 def vote(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
     """An outcome without what tells two answers apart that are the same: the order of their rows."""
-    order = COLUMNS.index("in_order")
+    order = OUTCOME_COLUMNS.index("in_order")
     return tuple((*row[:order], *row[order + 1 :]) for row in rows)
 
 

@@ -4,14 +4,289 @@ No thread is used: whoever waits (a blocking caller, or an event loop) drives th
 behind and a parent that has PyTorch loaded may fork.
 """
 
+import contextlib
+import fcntl
+import functools
+import json
+import os
 import selectors
+import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from pipelines.sql.dialects.base import Bounds, HiddenNames
-from pipelines.sql.sandbox.process import IN_FLIGHT, Task, Worker, WorkerDeath
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import ExecutionStatus
+from pipelines.recipe.plugins import for_workers
+from pipelines.sql.dialects.base import OK, Bounds, HiddenNames
+from pipelines.sql.sandbox.wire import HEADER, OPENING, PAGE_BYTES, RETIRED, StatusPage, pack, unpack_replies
+
+# One worker process as its parent sees it: jobs sent, replies received and checked, and how it ended.
+
+ROOT = Path(__file__).resolve().parents[3]
+ANALYSIS = "analysis"  # no database engine: what reads SQL text in a worker
+IN_FLIGHT = 2  # batches handed to a worker ahead of its replies, so that it never waits for us
+MAX_FRAME = 1 << 31
+PIPE_BYTES = 1 << 20  # a large result then takes few turns between worker and parent
+START = """
+import sys
+sys.path.append({root!r})
+from pipelines.sql.sandbox.worker import main
+main({session!r}, {fd}, {bounds!r}, {plugins!r})
+"""
+STATUSES = frozenset(status.value for status in ExecutionStatus)
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One job and where its reply goes."""
+
+    job: tuple[Any, ...]  # what the worker gets (see `pipelines.sql.sandbox.worker`).
+    deliver: Callable[[Any, Any], None]  # called once, with `tag` and the reply or a `WorkerDeath`.
+    tag: Any
+    done: bool = False
+    deaths: int = 0  # workers that died before they came to it.
+    killed: int = 0  # workers that it ended, not by a timer.
+    urgent: bool = False  # an event loop waits for it, and others may wait for that one.
+    work: Callable[[], int] = int  # the work of its statement so far, from when a worker has it.
+
+    def finish(self, reply: Any) -> None:
+        """Deliver, unless another worker was faster or nobody waits."""
+        if not self.done:
+            self.done = True
+            self.deliver(self.tag, reply)
+
+
+@dataclass(slots=True)
+class WorkerDeath:
+    """The worker ended at this job."""
+
+    timeout: bool  # it was a timer.
+    phase: int  # 0 at the gold (or only) statement, 1 at the prediction.
+    opening: bool = True  # it was opening the database, or had not begun at all: no statement is to blame.
+    proven: bool = False  # a second worker died of the same statement, so the statement is to blame, not the machine.
+
+
+class MalformedReply(Exception):
+    """A worker's bytes are not a reply to the job."""
+
+
+def check(job: Sequence[Any], reply: Any) -> None:
+    """Raise MalformedReply for a reply that has not the shape that its job asks for: a worker has run hostile SQL, and
+    one with such a reply counts as lost. Cells are not looked at: whoever shows one takes any.
+    """
+    is_good = type(reply) is tuple and len(reply) == (3 if job[0] == "verdict" else 8)
+    if (
+        is_good and job[0] == "verdict"
+    ):  # (scores by equality, facts of the gold query, facts of the prediction or None)
+        scores, gold, predicted = reply
+        is_good = (
+            isinstance(scores, Mapping)
+            and set(scores) in (set(), set(job[4]))
+            and all(map(_is_number, scores.values()))
+        )
+        for facts in (gold,) if predicted is None else (gold, predicted):
+            is_tuple = type(facts) is tuple and len(facts) == 4
+            status, error_class, rows, ms = facts if is_tuple else (None,) * 4
+            is_good = (
+                is_good
+                and status in STATUSES
+                and isinstance(error_class, (str, type(None)))
+                and isinstance(rows, int)
+                and rows >= 0
+                and (ms is None or _is_number(ms))
+            )
+    elif is_good:
+        status, columns, rows, truncated, error, error_class, ms, work = reply
+        is_good = (
+            status in STATUSES
+            and isinstance(columns, (list, tuple))
+            and isinstance(rows, (list, tuple))
+            and all(isinstance(name, str) for name in columns)
+            and set(map(type, rows)) <= {tuple}
+            and set(map(len, rows)) <= {len(columns)}
+            and isinstance(truncated, (bool, int))
+            and (error_class is None) == (status == OK)
+            and isinstance(error, (str, type(None)))
+            and isinstance(error_class, (str, type(None)))
+            and _is_number(ms)
+            and isinstance(work, int)
+        )
+    if not is_good:
+        raise MalformedReply
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < 2**63
+
+
+class Worker:
+    """One child process and the jobs that it holds; `hidden` is fixed for its life."""
+
+    def __init__(self, engine: str, bounds: Bounds, hidden: Mapping[str, HiddenNames]) -> None:
+        fd = os.memfd_create("sqltrain-status", os.MFD_CLOEXEC)  # of one page; the worker inherits it
+        try:
+            os.ftruncate(fd, PAGE_BYTES)
+            self.page = StatusPage(fd)
+            session, needs_packages, environment = "pipelines.sql.analysis.session:AnalysisSession", True, {}
+            if engine != ANALYSIS:
+                dialect = DIALECTS[engine]
+                session, needs_packages = dialect.session, dialect.needs_packages
+                environment = dialect.worker_environment()
+            plugins = for_workers(engine)
+            code = START.format(root=str(ROOT), session=session, fd=fd, bounds=json.dumps(bounds), plugins=plugins)
+            flags = ["-I"] if needs_packages or plugins else ["-I", "-S"]
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env={"PYTHONDONTWRITEBYTECODE": "1", **environment},
+                cwd="/",
+                pass_fds=[fd],
+            )
+        finally:
+            os.close(fd)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.into, self.out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        with contextlib.suppress(OSError):  # a user may have used up what the system grants
+            fcntl.fcntl(self.out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        os.set_blocking(self.into, False)
+        os.set_blocking(self.out, False)
+        self.held: deque[tuple[int, Task]] = deque()  # sent, not answered, in order
+        self.batches: deque[int] = deque()  # last job number of each batch sent
+        # Not on its command line, which every user of the machine may read: a location may hold a password.
+        self.unsent = bytearray(pack(dict(hidden)))
+        self._received = bytearray()
+        self._next = 1
+        self._recalled = 0
+        self._taken: set[int] = set()  # numbers of jobs that it is to skip
+        self._has_answered = False
+        self._garbled: Task | None = None  # the job whose reply is malformed
+        self.answered_at = time.monotonic()
+
+    def send(self, tasks: Sequence[Task]) -> None:
+        if not self.held:
+            self.answered_at = time.monotonic()
+        first = self._next
+        self._next += len(tasks)
+        for number, task in enumerate(tasks, first):
+            task.work = functools.partial(self.page.work_of, number)
+        self.held.extend(enumerate(tasks, first))
+        self.batches.append(self._next - 1)
+        self.unsent += pack((first, [task.job for task in tasks]))
+        self.write()
+
+    def write(self) -> None:
+        while self.unsent:
+            try:
+                del self.unsent[: os.write(self.into, self.unsent)]
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                self.unsent.clear()
+
+    def read(self) -> bool:
+        """Deliver the replies that came; False if the worker is gone or its replies are malformed."""
+        while True:
+            try:
+                data = os.read(self.out, 1 << 20)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._received += data
+            while len(self._received) >= HEADER.size:
+                (size,) = HEADER.unpack_from(self._received)
+                if size > MAX_FRAME:
+                    return False
+                if len(self._received) < HEADER.size + size:
+                    break
+                body = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size])
+                del self._received[: HEADER.size + size]
+                try:
+                    for reply in unpack_replies(body):
+                        # It answers the first of the jobs held; None for a job that it skipped.
+                        number, task = self.held[0]
+                        self._garbled = task
+                        if reply is not None:
+                            check(task.job, reply)
+                        elif number not in self._taken:  # nobody took that job from it
+                            return False
+                        self._taken.discard(number)
+                        self._garbled = None
+                        self.held.popleft()
+                        if number >= self.batches[0]:
+                            self.batches.popleft()
+                        self.answered_at = time.monotonic()
+                        self._has_answered = True
+                        if reply is not None:
+                            task.finish(reply)
+                except Exception:  # forged bytes can raise anything: such a worker is as good as dead
+                    return False
+
+    def take_back(self) -> list[Task]:
+        """The jobs behind the one that runs now, each at most once; the worker will skip them."""
+        at, _, _ = self.page.current()
+        if not self.held or at < self.held[0][0]:
+            return []
+        waiting = {number: task for number, task in self.held if number > max(at, self._recalled)}
+        self._taken |= waiting.keys()
+        self._recalled = self.held[-1][0]
+        self.page.recall(self._recalled + 1)
+        return [task for task in waiting.values() if not task.done]
+
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits any more for the statement that it is at."""
+        at = self.page.current()[0]
+        return any(task.done for number, task in self.held if number == at)
+
+    def is_slow(self, now: float) -> bool:
+        """Whether its statement holds up the jobs behind it, by the clock or by its work."""
+        if not self.held:
+            return False
+        at = self.page.current()[0]
+        is_long = at >= self.held[0][0] and self.page.work_of(at) > STUCK_WORK
+        return is_long or now - self.answered_at > STUCK_SECONDS
+
+    def has_begun(self) -> bool:
+        """Whether it works, and is not still starting."""
+        return self._has_answered or (bool(self.held) and self.page.current()[0] >= self.held[0][0])
+
+    def end(self) -> tuple[WorkerDeath, bool, Task | None, list[Task]]:
+        """End the process: its death, whether it retired, the job that it died of, and the others that it held."""
+        try:
+            code = self._process.wait(0.05)  # its own exit code: its stream ends before its exit is seen
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        at, phase, _ = self.page.current()
+        self.close()
+        retired = code == RETIRED
+        culprit = None if retired else next((task for number, task in self.held if number == at), None)
+        culprit = self._garbled or culprit
+        others = [task for _, task in self.held if task is not culprit and not task.done]
+        timeout = code == -signal.SIGALRM and not phase & OPENING
+        return WorkerDeath(timeout, phase & 1, bool(phase & OPENING)), retired, culprit, others
+
+    def close(self) -> None:
+        """End the process and let go of all that belongs to it."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self.page.close()
+
 
 BATCH = 32
 STUCK_SECONDS = 0.1  # a statement that runs this long no longer holds up the jobs behind it
@@ -72,7 +347,8 @@ class Pool:
         for slot in range(len(self._homes)):
             self._feed(slot, now)
         for slot in range(len(self._homes), len(self._workers)):
-            if not self._waiting() or not all(self._stuck(worker, now) for worker in self._workers[:slot]):
+            stuck = (worker and worker.has_begun() and worker.is_slow(now) for worker in self._workers[:slot])
+            if not any(self._homes) or not all(stuck):
                 return
             if slot == len(self._homes) or any(task.urgent for home in self._homes for task in home):
                 self._feed(slot, now)
@@ -80,7 +356,7 @@ class Pool:
     def _feed(self, slot: int, now: float) -> None:
         """Send jobs to a slot's worker while it has room, and start one if there is none."""
         worker = self._workers[slot]
-        while waiting := self._waiting():
+        while waiting := sum(map(len, self._homes)):
             source: deque[Task] = deque()
             if slot < len(self._homes) and self._homes[slot]:
                 source = self._homes[slot]
@@ -88,7 +364,10 @@ class Pool:
                 fullest = max(self._homes, key=len)
                 if slot >= len(self._homes) or self._workers[self._homes.index(fullest)] is not None:
                     source = fullest
-            if not source or (worker is not None and (len(worker.batches) >= IN_FLIGHT or self._stuck(worker, now))):
+            if not source:
+                return
+            is_stuck = worker is not None and worker.has_begun() and worker.is_slow(now)
+            if worker is not None and (len(worker.batches) >= IN_FLIGHT or is_stuck):
                 return
             if worker is None:
                 try:
@@ -111,14 +390,6 @@ class Pool:
         elif is_registered and not worker.unsent:
             self._selector.unregister(worker.into)
 
-    def _waiting(self) -> int:
-        return sum(map(len, self._homes))
-
-    def _stuck(self, worker: Worker | None, now: float) -> bool:
-        if worker is None or not worker.has_begun():
-            return False
-        return worker.stuck_for(now) > STUCK_SECONDS or worker.work() > STUCK_WORK
-
     def ready(self, slot: int, events: int) -> None:
         """A pipe of this slot's worker can be read or written."""
         worker = self._workers[slot]
@@ -137,7 +408,7 @@ class Pool:
         for slot, worker in enumerate(self._workers):
             if worker is None:
                 continue
-            if worker.stuck_for(now) < STUCK_SECONDS and worker.work() < STUCK_WORK:
+            if not worker.is_slow(now):
                 self._pulses.pop(worker, None)  # what it was once slow at says nothing of what it is at now
                 continue
             if worker.is_abandoned():
@@ -146,11 +417,12 @@ class Pool:
             for task in reversed(worker.take_back()):
                 self._home(task).appendleft(task)
             pulse, since = self._pulses.get(worker, (None, now))
-            running = worker.in_statement()
-            if pulse != worker.pulse():
-                self._pulses[worker] = worker.pulse(), now
-            elif now - since > (self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN if running else START_SECONDS):
-                self._replace_worker(slot, worker, hung=running)
+            at = worker.page.current()
+            is_running = worker.has_begun() and not at[1] & OPENING  # and not still starting or opening a database
+            if pulse != at:
+                self._pulses[worker] = at, now
+            elif now - since > (self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN if is_running else START_SECONDS):
+                self._replace_worker(slot, worker, hung=is_running)
         self._dispatch(now)
 
     def _replace_worker(self, slot: int, worker: Worker, hung: bool = False) -> None:

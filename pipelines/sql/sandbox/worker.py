@@ -14,170 +14,337 @@ users less, or run the whole project in a container.
 
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import json
+import marshal
 import os
 import pickle
 import resource
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+from pipelines.core.registry import EQUALITIES
 from pipelines.recipe.plugins import import_in_worker
-from pipelines.sql.dialects.base import LIMIT, UNAVAILABLE, Bounds, failure
-from pipelines.sql.sandbox.verdicts import OpenDatabases, Verdicts, opener
-from pipelines.sql.sandbox.wire import HEADER, RETIRED, Board, read_exactly, write_all
+from pipelines.sql.dialects.base import (
+    ERROR,
+    LIMIT,
+    OK,
+    TIMEOUT,
+    UNAVAILABLE,
+    Bounds,
+    DatabaseSession,
+    Hidden,
+    HiddenNames,
+    OpenFailure,
+    RawResult,
+    StatementTimer,
+    failure,
+    identity,
+    whole,
+)
+from pipelines.sql.equalities import official
+from pipelines.sql.equalities.compare import Gold
+from pipelines.sql.equalities.spider_grammar import value_units
+from pipelines.sql.sandbox.wire import HEADER, RETIRED, StatusPage
 
+OPEN_DATABASES = 128
 OPEN_SECONDS = 20.0
 FLUSH_CELLS = 20_000
 FLUSH_SECONDS = 0.02
 LONG_WORK = 100  # units of work after which a statement no longer holds back the answers before it: some 2 ms
 ORPHAN_POLL_MS = 5_000
-GRACE, SLACK = 1.05, 0.05  # of the limit: the dialect's own clock has its chance before the hard timer
+
+Opener = Callable[[str, Bounds, StatementTimer], DatabaseSession]
 
 
-class Timer:
-    """Ends this process, from inside a native function too, when a statement is past its limit.
+class OpenDatabases:
+    """Open sessions and kept gold results; both are dropped when the file changes."""
 
-    A system call for each statement would cost some 1 % of Spider's queries, so a timer that was set a moment ago is
-    left to serve the next statement: it fires at 1.05 to 1.1 times the limit.
+    def __init__(self, open_session: Opener, bounds: Bounds, timer: StatementTimer, page: StatusPage) -> None:
+        self._open, self._bounds, self._timer, self._page = open_session, bounds, timer, page
+        self._sessions: OrderedDict[str, DatabaseSession] = OrderedDict()
+        self._stamps: dict[str, Any] = {}
+        self._gold: OrderedDict[tuple[str, str], tuple[RawResult, int]] = OrderedDict()
+        self._kept = 0
+        self.hidden: Mapping[str, HiddenNames] = {}  # what no statement may read, by the `identity` of its database.
+        self._keep = bounds.memory_mb << 20 >> 5  # bytes, marshalled; Python's objects take some 4 times as many
 
-    Args:
-        worked: called with the running statement's work, now and then.
+    def refresh(self, locations: set[str]) -> None:
+        """Forget what is known of databases whose file changed since it was last looked at."""
+        for location in locations:
+            stamp: Any = None
+            with contextlib.suppress(OSError):  # a connection string, or a file that is not there
+                info = os.stat(location)
+                stamp = info.st_mtime_ns, info.st_size, info.st_ino
+                log = os.stat(location + "-wal")  # of SQLite: it is written before the file itself changes
+                if log.st_size:
+                    stamp = *stamp, log.st_mtime_ns, log.st_size
+            if self._stamps.setdefault(location, stamp) == stamp:
+                continue
+            self._stamps[location] = stamp
+            if location in self._sessions:
+                self._sessions.pop(location).close()
+            for key in [key for key in self._gold if key[0] == location]:
+                self._kept -= self._gold.pop(key)[1]
+
+    def run(self, location: str, sql: str, max_rows: int) -> RawResult:
+        try:
+            session = self._session(location)
+        except OpenFailure as error:
+            return failure(UNAVAILABLE, *error.args)
+        return session.run(sql, max_rows)
+
+    def cold_ms(self, location: str, sql: str) -> float | None:
+        """The milliseconds of a statement that has run well before, as `DatabaseSession.cold_ms` takes them."""
+        session = self._session(location)
+        self._timer.arm(self._bounds.timeout_s)
+        return session.cold_ms(sql, self._bounds.max_rows, self._bounds.timeout_s)
+
+    def _session(self, location: str) -> DatabaseSession:
+        session = self._sessions.get(location)
+        if session is not None:
+            self._sessions.move_to_end(location)
+            return session
+        self._timer.arm(OPEN_SECONDS)  # a slow server or disk is not the query's fault, nor its time
+        self._page.set_opening(True)
+        try:
+            session = self._open(location, self._bounds, self._timer)
+            hidden = self.hidden.get(identity(location)) if self.hidden else None
+            if hidden is not None:
+                session.hide(Hidden.of(hidden))
+        finally:
+            self._page.set_opening(False)
+        self._sessions[location] = session
+        if len(self._sessions) > OPEN_DATABASES:
+            self._sessions.popitem(last=False)[1].close()
+        return session
+
+    def hold(self, location: str, on: bool) -> None:
+        """Several statements on this database follow, or are done."""
+        with contextlib.suppress(OpenFailure):
+            if on or location in self._sessions:
+                self._session(location).hold(on)
+
+    def gold(self, location: str, sql: str) -> tuple[RawResult, bool]:
+        """The result of a gold query, and whether it was kept from the last time."""
+        key = (location, sql)
+        entry = self._gold.get(key)
+        if entry is not None:
+            self._gold.move_to_end(key)
+            return entry[0], True
+        raw = whole(self.run(location, sql, self._bounds.max_rows))
+        if raw.status == OK:
+            size = len(marshal.dumps(list(raw.rows), 2)) + 200
+            self._gold[key] = raw, size
+            self._kept += size
+            while self._kept > self._keep and len(self._gold) > 1:
+                self._kept -= self._gold.popitem(last=False)[1][1]
+        return raw, False
+
+
+class Verdicts:
+    """Executes the two queries of a pair and compares their results where they are, equality by equality.
+
+    `job` is ("verdict", locations, gold SQL, predicted SQL or None, equality names, the first fields of `Gold`, the
+    names of the database if an equality compares by value units).
     """
 
-    def __init__(self, worked: Callable[[int], None]) -> None:
-        self._set_at = self._seconds = 0.0
-        self.worked = worked
+    def __init__(self, databases: OpenDatabases, bounds: Bounds, page: StatusPage) -> None:
+        self._databases, self._bounds, self._page = databases, bounds, page
+        self._number = 0
+        self._predictions: dict[tuple[str, str], RawResult] = {}
 
-    def arm(self, seconds: float) -> None:
-        now = perf_counter()
-        if seconds != self._seconds or now - self._set_at > seconds * SLACK:
-            signal.setitimer(signal.ITIMER_REAL, seconds * (GRACE + SLACK))
-            self._set_at, self._seconds = now, seconds
+    def __call__(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
+        """(scores, gold facts, predicted facts); scores are {} when a gold query gave nothing to compare with."""
+        _, locations, gold_sql, predicted_sql, equalities, gold_facts, names = job
+        self._number = number
+        self._predictions.clear()
+        self._page.begin(number, 0)
+        gold, is_cached = self._databases.gold(locations[0], gold_sql)
+        if gold.status != OK or predicted_sql is None:
+            return {}, _facts(gold, is_cached), None
+        predicted = self._predicted(locations[0], predicted_sql, gold_sql)
+        if predicted.status == TIMEOUT:  # wrong by all: no gold query is asked while a server may still be at it
+            return dict.fromkeys(equalities, 0.0), _facts(gold, is_cached), _facts(predicted)
+        facts = Gold(*gold_facts)
+        if names is not None:
+            facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
+        scores: dict[str, float] = {}
+        for name in equalities:
+            equality = EQUALITIES[name]
+            gold_text, predicted_text = gold_sql, predicted_sql
+            if equality.rewrite is not None:
+                gold_text, predicted_text = equality.rewrite(gold_sql), equality.rewrite(predicted_sql)
+            scores[name] = 1.0  # the lowest score over the databases
+            for location in locations if equality.suite else locations[:1]:
+                self._page.begin(number, 0)
+                expected, _ = self._databases.gold(location, gold_text)
+                if expected.status != OK:
+                    return {}, _facts(expected), _facts(predicted)
+                given = self._predicted(location, predicted_text, gold_text)
+                score = equality.compare(expected, given, facts) if given.status == OK else 0.0
+                scores[name] = min(scores[name], score)
+                if not scores[name]:
+                    break
+            if scores[name] and equality.timed:  # the R-VES reward of a right prediction
+                scores[name] = official.timed(
+                    functools.partial(self._cold_ms, 1, locations[0], predicted_text),
+                    functools.partial(self._cold_ms, 0, locations[0], gold_text),
+                    self._bounds.timeout_s,
+                )
+        return scores, _facts(gold, is_cached), _facts(predicted, predicted is gold)
 
-    def disarm(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self._seconds = 0.0
+    def _cold_ms(self, phase: int, location: str, sql: str) -> float | None:
+        self._page.begin(self._number, phase)
+        return self._databases.cold_ms(location, sql)
+
+    def _predicted(self, location: str, sql: str, gold_sql: str) -> RawResult:
+        self._page.begin(self._number, 1)
+        if sql == gold_sql:
+            return self._databases.gold(location, sql)[0]
+        key = (location, sql)
+        if key in self._predictions:
+            return self._predictions[key]
+        # That the database is not available is believed only if gold cannot run either: else a prediction that makes
+        # its engine fail would get out of being scored. It runs twice: if it was others, that may have passed.
+        for _ in range(2):
+            raw = whole(self._databases.run(location, sql, self._bounds.max_rows))
+            if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
+                break
+        else:
+            raw = raw._replace(status=ERROR)
+        self._predictions[key] = raw
+        return raw
 
 
-class Server:
+def _facts(raw: RawResult, is_kept: bool = False) -> tuple[str, str | None, int, float | None]:
+    """(status, error class, rows, ms); ms is None when nothing was run."""
+    return raw.status, raw.error_class, len(raw.rows), None if is_kept else raw.ms
+
+
+class JobServer:
     """Reads batches of jobs from standard input and writes batches of replies to standard output."""
 
-    def __init__(self, session: str, bounds: Bounds, board: Board) -> None:
-        self._board = board
-
-        def worked(units: int) -> None:
-            """A statement goes on: its work is noted, and the answers before it go out if it is a long one."""
-            board.worked(units)
-            if units > LONG_WORK:
-                self._send()
-
-        def begin_opening() -> None:
-            """A slow server or disk is not the query's fault, nor its time."""
-            self._timer.arm(OPEN_SECONDS)
-            board.opening(True)
-
-        self._timer = Timer(worked)
-        open_session = opener(session)
-        end_opening = functools.partial(board.opening, False)
-        self._databases = OpenDatabases(open_session, bounds, self._timer, begin_opening, end_opening)
-        self._verdicts = Verdicts(self._databases, bounds, board)
+    def __init__(self, open_session: Opener, bounds: Bounds, page: StatusPage) -> None:
+        self._page = page
+        self._timer = StatementTimer(self._note_work)
+        self._databases = OpenDatabases(open_session, bounds, self._timer, page)
+        self._verdicts = Verdicts(self._databases, bounds, page)
         self._parent = os.getppid()
-        self._must_retire = False
         # Each reply is pickled at once, so that its rows' memory serves the next query while it is warm.
         self._replies = io.BytesIO()
         self._pickler = pickle.Pickler(self._replies, 5)
         self._pickler.fast = True  # no memo: it shares equal cells, and costs more than that saves
-        self._counts = getattr(open_session, "counts_work", False)
+        self._counts_work = getattr(open_session, "counts_work", False)
         self._cells, self._flushed = 0, 0.0
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
 
+    def _note_work(self, units: int) -> None:
+        """A statement goes on: its work is noted, and the answers before it go out if it is a long one."""
+        self._page.set_work(units)
+        if units > LONG_WORK:
+            self._send()
+
     def serve(self) -> None:
-        """Answer until the parent closes the stream or is gone. The first frame says what is hidden."""
-        first = self._frame()
-        if first is None:
+        """Answer until the parent closes the stream or is gone. The first frame holds what is hidden, each other one
+        a batch of jobs and the number of its first. Replies go out in order, early if the batch is slow.
+        """
+        hidden = self._frame()
+        if hidden is None:
             return
-        self._databases.hidden = pickle.loads(first)
+        self._databases.hidden = pickle.loads(hidden)
         while (body := self._frame()) is not None:
             self._flushed = perf_counter()
-            self._answer(*pickle.loads(body))
+            first, jobs = pickle.loads(body)
+            self._databases.refresh({location for job in jobs for location in job[1]})
+            for location, numbered in itertools.groupby(enumerate(jobs, first), lambda item: item[1][1][0]):
+                group = list(numbered)
+                if len(group) > 1:
+                    self._databases.hold(location, True)
+                for number, job in group:
+                    if number < self._page.recalled():
+                        self._pickler.dump(None)
+                        continue
+                    if not self._counts_work:
+                        self._flush()  # nothing would tell that a long statement holds back the answers before it
+                    self._page.begin(number, 0)
+                    reply = self._reply(number, job)
+                    self._pickler.dump(reply)
+                    if job[0] == "verdict":
+                        causes = [facts[1] for facts in reply[1:] if facts is not None]
+                    else:
+                        causes = [reply[5]]
+                        self._cells += len(reply[2]) * len(reply[1])
+                    if "memory_limit" in causes:
+                        self._flush()
+                        sys.exit(RETIRED)
+                    if self._cells > FLUSH_CELLS or perf_counter() - self._flushed > FLUSH_SECONDS:
+                        self._flush()
+                self._databases.hold(location, False)
+            self._flush()
 
     def _frame(self) -> bytes | None:
-        """The parent's next frame; None when there is none to come."""
-        while not self._poll.poll(ORPHAN_POLL_MS):
-            if os.getppid() != self._parent:
+        """The parent's next frame; None if none comes any more."""
+        frame, size = bytearray(), HEADER.size
+        while len(frame) < size:
+            while not self._poll.poll(ORPHAN_POLL_MS):
+                if os.getppid() != self._parent:
+                    return None
+            part = os.read(0, min(size - len(frame), 1 << 20))
+            if not part:
                 return None
-        header = read_exactly(0, HEADER.size)
-        return (header and read_exactly(0, HEADER.unpack(header)[0])) or None
+            frame += part
+            if len(frame) == HEADER.size:
+                size += HEADER.unpack(frame)[0]
+        return bytes(memoryview(frame)[HEADER.size :])
 
-    def _answer(self, first: int, jobs: Sequence[Sequence[Any]]) -> None:
-        """Run a batch whose jobs are numbered from `first`; replies go out in order, early when the batch is slow."""
-        self._databases.refresh({location for job in jobs for location in job[1]})
-        for location, numbered in itertools.groupby(enumerate(jobs, first), lambda item: item[1][1][0]):
-            group = list(numbered)
-            if len(group) > 1:
-                self._databases.hold(location)
-            for number, job in group:
-                if number < self._board.recalled():
-                    self._pickler.dump(None)
-                    continue
-                if not self._counts:
-                    self._flush()  # nothing would tell that a long statement holds back the answers before it
-                self._board.note(number, 0)
-                reply = self._run(number, job)
-                self._pickler.dump(reply)
-                if job[0] == "execute":
-                    self._cells += len(reply[2]) * len(reply[1])
-                if self._must_retire:
-                    self._flush()
-                    sys.exit(RETIRED)
-                if self._cells > FLUSH_CELLS or perf_counter() - self._flushed > FLUSH_SECONDS:
-                    self._flush()
-            self._databases.release(location)
-        self._flush()
-
-    def _run(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
-        reply: tuple[Any, ...]
+    def _reply(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
         try:
             if job[0] == "verdict":
-                reply = self._verdicts(number, job)
-                self._must_retire = "memory_limit" in (reply[1][1], reply[2] and reply[2][1])
-            else:
-                _, (location,), sql, max_rows = job
-                reply = self._databases.run(location, sql, max_rows)
-                self._must_retire = reply.error_class == "memory_limit"
-            return tuple(reply)
+                return self._verdicts(number, job)
+            _, (location,), sql, max_rows = job
+            return tuple(self._databases.run(location, sql, max_rows))
         except MemoryError:
-            self._must_retire = True
             raw = failure(LIMIT, "memory_limit", "the result needs more memory than it may have")
         except Exception as error:  # a driver's own defect must not cost the worker and the jobs behind
             raw = failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
-        return self._verdicts.broken(raw) if job[0] == "verdict" else tuple(raw)
+        if job[0] != "verdict":
+            return tuple(raw)
+        if self._page.current()[1] == 0:
+            return {}, _facts(raw), None
+        # Beside a gold query that ran the failure is the prediction's own.
+        raw = raw._replace(status=ERROR) if raw.status == UNAVAILABLE else raw
+        return {}, (OK, None, 0, None), _facts(raw)
 
     def _send(self) -> None:
         """Write all replies as a frame, then start anew."""
         body = self._replies.getvalue()
         self._replies.seek(0)
         self._replies.truncate()
-        if body:
-            write_all(1, HEADER.pack(len(body)) + body)
+        unsent = memoryview(HEADER.pack(len(body)) + body) if body else memoryview(b"")
+        while unsent:
+            unsent = unsent[os.write(1, unsent) :]
 
     def _flush(self) -> None:
-        self._timer.disarm()  # waiting for the parent to read is not the query's time
+        self._timer.arm(0.0)  # waiting for the parent to read is not the query's time
         self._send()
         self._flushed, self._cells = perf_counter(), 0
 
 
-def main(session: str, board_fd: int, bounds: str, plugins: Sequence[tuple[str, str]]) -> None:
+def main(session: str, page_fd: int, bounds: str, plugins: Sequence[tuple[str, str]]) -> None:
+    """Serve jobs; `session` is the class that opens databases, as "module:class": a worker loads one driver only."""
     import_in_worker(plugins)
     limits = Bounds(*json.loads(bounds))
-    server = Server(session, limits, Board(board_fd))
+    module, _, name = session.partition(":")
+    server = JobServer(getattr(importlib.import_module(module), name), limits, StatusPage(page_fd))
     # From here on this process lacks what no query needs.
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[5])

@@ -1,4 +1,4 @@
-"""What a statement is made of, by the engine's own parser: the first fence around engines that have no authorizer.
+"""Parse trees of statements by the engine's own parser: the first fence around engines that have no authorizer.
 
 Both parsers give a tree as JSON, with every name as the engine will look it up: unescaped, unquoted, and in the place
 where it is a function or a relation. The kinds of nodes are allow-listed too, so that a part of SQL that is new to us
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.sql.dialects.base import ERROR, REFUSED, Hidden, Raw, StatementNames, failure
+from pipelines.sql.dialects.base import ERROR, REFUSED, Hidden, RawResult, StatementNames, failure
 from pipelines.sql.dialects.guard import FUNCTIONS, HIDDEN
 
 Node = Mapping[str, Any]
@@ -20,7 +20,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_DUCKDB_PARTS = _words(
+_DUCKDB_NODES = _words(
     """
     select_node set_operation_node recursive_cte_node cte_node
     base_table subquery join table_function expression_list empty pivot show_ref
@@ -46,7 +46,7 @@ _DUCKDB_NAMELESS = _words(
     """
 )
 _SHOWN = frozenset(('"tables"',))  # of what SHOW can show: the names of the tables
-_POSTGRES_PARTS = _words(
+_POSTGRES_NODES = _words(
     """
     SelectStmt ResTarget ColumnRef A_Star A_Const A_Expr A_ArrayExpr A_Indices A_Indirection BoolExpr BooleanTest
     CaseExpr CaseWhen CoalesceExpr CollateClause CommonTableExpr CTESearchClause CTECycleClause ColumnDef FuncCall
@@ -79,25 +79,25 @@ _DIRECTIONS = frozenset(("ASCENDING", "DESCENDING", "ORDER_DEFAULT"))
 _SYSTEM = frozenset(("pg_catalog", "pg_toast", "system", "temp", "pg_temp"))
 
 
-def refused_by_duckdb(sql: str, serialize: Callable[[str], str], hidden: Hidden | None = None) -> Raw | None:
-    """Why DuckDB may not run a statement, by its own json_serialize_sql, which takes queries only; None if it may."""
+def duckdb_refusal(sql: str, serialize: Callable[[str], str], hidden: Hidden | None = None) -> RawResult | None:
+    """The refusal of a statement by DuckDB's own json_serialize_sql, which takes queries only; None if it may run."""
     parsed = json.loads(serialize(sql))
     if parsed["error"]:
         if parsed.get("error_type") == "parser":
-            return _mistake(parsed["error_message"])
+            return _syntax_error(parsed["error_message"])
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    return _refused(parsed["statements"], _refused_in_duckdb, hidden, _named_in_duckdb)
+    return _tree_refusal(parsed["statements"], _duckdb_node_refusal, hidden, _duckdb_tree_names)
 
 
-def named_by_duckdb(sql: str, serialize: Callable[[str], str]) -> StatementNames | None:
+def duckdb_names(sql: str, serialize: Callable[[str], str]) -> StatementNames | None:
     """The names in a query; None for what DuckDB's parser does not read as one."""
     parsed = json.loads(serialize(sql))
-    return None if parsed["error"] else _named_in_duckdb(parsed["statements"])
+    return None if parsed["error"] else _duckdb_tree_names(parsed["statements"])
 
 
-def refused_by_postgres(sql: str, hidden: Hidden | None, calls: Mapping[str, bool]) -> Raw | None:
-    """Why PostgreSQL may not run a statement; None if it may. `calls` has the server's functions that (value).name
-    calls, each with whether table.name calls it too, with a row.
+def postgres_refusal(sql: str, hidden: Hidden | None, calls: Mapping[str, bool]) -> RawResult | None:
+    """The refusal of a statement for PostgreSQL; None if it may run. `calls` has the server's functions that
+    (value).name calls, each with whether table.name calls it too, with a row.
     """
     from pglast import Error
     from pglast.parser import parse_sql_json
@@ -105,38 +105,38 @@ def refused_by_postgres(sql: str, hidden: Hidden | None, calls: Mapping[str, boo
     try:
         statements = json.loads(parse_sql_json(sql)).get("stmts", [])
     except Error as error:
-        return _mistake(str(error.args[0]))
+        return _syntax_error(str(error.args[0]))
     if not statements:
         return failure(ERROR, "empty", "there is no query to run")
     if "SelectStmt" not in statements[0]["stmt"]:
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    return _refused(statements, functools.partial(_refused_in_postgres, calls), hidden, _named_in_postgres)
+    return _tree_refusal(statements, functools.partial(_postgres_node_refusal, calls), hidden, _postgres_tree_names)
 
 
-def named_by_postgres(sql: str) -> StatementNames | None:
+def postgres_names(sql: str) -> StatementNames | None:
     """The names in a query; None for what PostgreSQL's parser cannot read."""
     from pglast import Error
     from pglast.parser import parse_sql_json
 
     try:
-        return _named_in_postgres(json.loads(parse_sql_json(sql)).get("stmts", []))
+        return _postgres_tree_names(json.loads(parse_sql_json(sql)).get("stmts", []))
     except Error:
         return None
 
 
-def _mistake(message: str) -> Raw:
+def _syntax_error(message: str) -> RawResult:
     """What the parser cannot read is never run: another version of it might."""
     return failure(ERROR, "too_complex" if "depth" in message else "syntax", message)
 
 
-def _refused(
+def _tree_refusal(
     statements: list[Any], refused: Callable[[Node], str], hidden: Hidden | None, named: Callable[[Any], StatementNames]
-) -> Raw | None:
+) -> RawResult | None:
     if len(statements) > 1:
         return failure(REFUSED, "several_statements", "only one statement may be run at a time")
     if reason := next(filter(None, map(refused, _nodes(statements))), None):
         return failure(REFUSED, "not_authorized", reason)
-    return None if hidden is None else hidden.refused(named(statements))
+    return None if hidden is None else hidden.refusal(named(statements))
 
 
 def _nodes(tree: Any) -> Iterator[Node]:
@@ -151,17 +151,17 @@ def _nodes(tree: Any) -> Iterator[Node]:
             waiting += item
 
 
-def _refused_in_duckdb(node: Node) -> str:
-    """Why an object of DuckDB's tree may not be there; "" if it may."""
+def _duckdb_node_refusal(node: Node) -> str:
+    """The reason to refuse an object of DuckDB's tree; "" if there is none."""
     kind = node.get("class") or node.get("type")
-    if "function_name" in node and (reason := _called("duckdb", node["function_name"], _DUCKDB_FORMS)):
+    if "function_name" in node and (reason := _function_refusal("duckdb", node["function_name"], _DUCKDB_FORMS)):
         return reason
     if not isinstance(kind, str) or kind.endswith("_TYPE_INFO") or kind in _DIRECTIONS:
         return ""  # no part of a query: the description of a type, the direction of a sort
-    if kind.lower() not in _DUCKDB_PARTS:
+    if kind.lower() not in _DUCKDB_NODES:
         return f"this part of SQL is not allowed here: {kind}"
     if kind == "BASE_TABLE":
-        return _read(node["qualified_name"]["path"])
+        return _relation_refusal(node["qualified_name"]["path"])
     if kind == "TABLE_FUNCTION" and node["function"]["function_name"].lower() not in _DUCKDB_TABLE_FUNCTIONS:
         return f"not authorized to use table function: {node['function']['function_name']}"
     if kind == "SHOW_REF" and not node.get("query") and node.get("table_name") not in _SHOWN:
@@ -169,14 +169,14 @@ def _refused_in_duckdb(node: Node) -> str:
     return ""
 
 
-def _refused_in_postgres(calls: Mapping[str, bool], node: Node) -> str:
-    """Why an object of PostgreSQL's tree may not be there; "" if it may.
+def _postgres_node_refusal(calls: Mapping[str, bool], node: Node) -> str:
+    """The reason to refuse an object of PostgreSQL's tree; "" if there is none.
 
     A node that may be of several kinds is an object with its kind as the only key; one that can be of one kind only
     comes without it, so that its fields tell what it is.
     """
     kind = next(iter(node), "")
-    if kind[:1].isupper() and kind not in _POSTGRES_PARTS:
+    if kind[:1].isupper() and kind not in _POSTGRES_NODES:
         return f"this part of SQL is not allowed here: {kind}"
     if "intoClause" in node or "lockingClause" in node:
         return "not authorized: only a query that reads"
@@ -187,21 +187,21 @@ def _refused_in_postgres(calls: Mapping[str, bool], node: Node) -> str:
             constant = trimmed.get("A_Const", {}).get("sval")
             if constant is None or len(constant.get("sval", "")) >= _MOST_TRIMMED:
                 return f"{name} takes a constant of fewer than {_MOST_TRIMMED} characters to trim"
-        return _called("postgres", name, _POSTGRES_FORMS)
-    dotted = [*filter(calls.get, _texts(node.get("fields", ()))[1:])]
-    if dotted or (dotted := [name for name in _texts(node.get("indirection", ())) if name in calls]):
-        return max(_called("postgres", name, _POSTGRES_FORMS) for name in dotted)
-    if "names" in node and (name := _texts(node["names"])[-1].lower()) in _LOOKED_UP:
+        return _function_refusal("postgres", name, _POSTGRES_FORMS)
+    dotted = [*filter(calls.get, _string_values(node.get("fields", ()))[1:])]
+    if dotted or (dotted := [name for name in _string_values(node.get("indirection", ())) if name in calls]):
+        return max(_function_refusal("postgres", name, _POSTGRES_FORMS) for name in dotted)
+    if "names" in node and (name := _string_values(node["names"])[-1].lower()) in _LOOKED_UP:
         return f"not authorized to use type: {name}"
     if "relname" in node:
-        return _read([node[part] for part in ("catalogname", "schemaname", "relname") if part in node])
+        return _relation_refusal([node[part] for part in ("catalogname", "schemaname", "relname") if part in node])
     if str(node.get("op", "")).startswith("SVFOP_") and not node["op"].startswith(_DATES):
         return "not authorized to ask who is connected"
     return ""
 
 
-def _called(engine: str, function: str, forms: frozenset[str]) -> str:
-    """Why a function may not be called; "" if it may. An operator's name has no letters."""
+def _function_refusal(engine: str, function: str, forms: frozenset[str]) -> str:
+    """The reason to refuse a call; "" if there is none. An operator's name has no letters."""
     name = function.lower()
     is_operator = not any(character.isalnum() or character == "_" for character in name)
     if is_operator or name in FUNCTIONS[engine] or name in forms:
@@ -209,8 +209,8 @@ def _called(engine: str, function: str, forms: frozenset[str]) -> str:
     return f"not authorized to use function: {name}"
 
 
-def _read(path: list[str]) -> str:
-    """Why a relation may not be read; "" if it may."""
+def _relation_refusal(path: list[str]) -> str:
+    """The reason to refuse reading a relation; "" if there is none."""
     *schemas, name = [part.lower() for part in path]
     if HIDDEN.match(name) or _SYSTEM.intersection(schemas):
         return f"not authorized to use {name}"
@@ -219,7 +219,7 @@ def _read(path: list[str]) -> str:
     return ""
 
 
-def _named_in_duckdb(tree: Any) -> StatementNames:
+def _duckdb_tree_names(tree: Any) -> StatementNames:
     """The names in a statement, by DuckDB's tree. A star, `#1`, SHOW and renamed columns read without naming."""
     nodes = list(_nodes(tree))
     tables = [(node, node["qualified_name"]["path"]) for node in nodes if node.get("type") == "BASE_TABLE"]
@@ -246,7 +246,7 @@ def _named_in_duckdb(tree: Any) -> StatementNames:
     )
 
 
-def _named_in_postgres(tree: Any) -> StatementNames:
+def _postgres_tree_names(tree: Any) -> StatementNames:
     """The names in a statement, by PostgreSQL's tree. A star, a natural join, renamed columns and a row of several
     tables read without naming.
     """
@@ -255,7 +255,7 @@ def _named_in_postgres(tree: Any) -> StatementNames:
     aliases = [node["alias"] for node in nodes if isinstance(node.get("alias"), dict)]
     uses: set[tuple[str, ...]] = set()
     for key, value in (item for node in nodes for item in node.items() if item[0] not in _POSTGRES_NAMELESS):
-        if isinstance(value, list) and (texts := _texts(value)):
+        if isinstance(value, list) and (texts := _string_values(value)):
             uses |= {tuple(texts)} if key == "fields" else {("", text)[key != "indirection" :] for text in texts}
     return StatementNames(
         relations=frozenset(name for _, name in tables),
@@ -266,12 +266,12 @@ def _named_in_postgres(tree: Any) -> StatementNames:
         unnamed=any("A_Star" in node or "isNatural" in node or {"jointype", "alias"} <= node.keys() for node in nodes)
         or any(alias.get("colnames") for alias in aliases),
         catalogue=any(_is_described([str(node.get("schemaname", "")), name]) for node, name in tables),
-        types=frozenset(_texts(node["names"])[-1] for node in nodes if "names" in node),
-        functions=frozenset(_texts(node["funcname"])[-1] for node in nodes if "funcname" in node),
+        types=frozenset(_string_values(node["names"])[-1] for node in nodes if "names" in node),
+        functions=frozenset(_string_values(node["funcname"])[-1] for node in nodes if "funcname" in node),
     )
 
 
-def _texts(nodes: Iterable[Any]) -> list[str]:
+def _string_values(nodes: Iterable[Any]) -> list[str]:
     return [str(node["String"]["sval"]) for node in nodes if "String" in node]
 
 
