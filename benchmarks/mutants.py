@@ -78,7 +78,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("& inside[1:] & inside[:-1]", "& inside[1:]"),
         ('whole = set(kinds) == {"full_attention"}', 'whole = "full_attention" in set(kinds)'),
     ],
-    "leakage filtering difficulty duplicates": [
+    "leakage filtering difficulty": [
         ('if others and kind != "sql":', "if others:"),
         ('if kind == "sql" and database not in asked:', 'if kind == "sql":'),
         ('rows = rows.sort("sample", "row").filter(', "rows = rows.filter("),

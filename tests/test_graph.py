@@ -1,13 +1,23 @@
-"""The stage graph: what a change touches, and what it leaves alone."""
+"""The stage graph: what a change touches, and the stages that each of several benchmarks has of its own."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from flows import terminal
+from flows.commands import evaluate as evaluating
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
+from pipelines.nightly import night
 from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
+from pipelines.stages.context import Silent
+from pipelines.stages.evaluate import RECORDS
+from tasks.events import accuracy_markdown
 
 
 def keys(folder: Path, *overrides: str, name: str = "miniature") -> dict[str, str]:
@@ -44,3 +54,170 @@ def test_until_names_a_stage_or_says_which_there_are(tmp_path: Path) -> None:
     ]
     with pytest.raises(RecipeError, match=r"no stage .filtre.. Its stages: data, test, leakage, synthesize"):
         graph.plan(recipe, Store(tmp_path), until="filtre")
+
+
+OWN = {"test", "leakage", "test_schema", "evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
+POOL = "{name: NAME, kind: miniature, split: SPLIT, options: {databases: 1, questions: 2}}"
+FAR = POOL.replace("NAME", "far").replace("SPLIT", "test")
+NEAR = POOL.replace("NAME", "near").replace("SPLIT", "dev")
+QUICK = (
+    *(f"data.{pool}.options={{databases: 1, questions: 2}}" for pool in ("sft", "rl.0", "dev")),
+    "stages=[data, gold_schema, evaluate, report]",
+    "model.tiny={width: 16, layers: 1, heads: 1, ffn: 16, vocabulary: 300, context: 1024}",
+    "evaluation.sampling.turn_tokens=4",
+    "protocol.max_turns_eval=1",
+    "contracts.max_leaked=1",
+)
+
+
+def test_one_more_benchmark_adds_its_own_stages_and_changes_no_other(tmp_path: Path) -> None:
+    one, two = keys(tmp_path, f"data.test=[{FAR}]"), keys(tmp_path, f"data.test=[{FAR}, {NEAR}]")
+    assert {name: two[name] for name in one} == one
+    assert set(two) - set(one) == {f"{name}.near" for name in OWN}
+    assert all(two[f"{name}.near"] != two[name] for name in OWN)
+
+
+def test_a_key_does_not_depend_on_the_place_in_the_list(tmp_path: Path) -> None:
+    far_first, near_first = (keys(tmp_path, f"data.test=[{pair}]") for pair in (f"{FAR}, {NEAR}", f"{NEAR}, {FAR}"))
+    for name in OWN:
+        assert near_first[name] == far_first[f"{name}.near"]
+        assert near_first[f"{name}.far"] == far_first[name]
+
+
+def test_a_file_that_is_included_and_one_that_is_listed_have_the_same_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a sweep evaluates, a benchmark a cell, is there for a run with a list of them."""
+    monkeypatch.setattr(recipes, "LOCAL", tmp_path / "local")
+    (tmp_path / "local").mkdir()
+    for name, source in (("far", FAR), ("near", NEAR)):
+        (tmp_path / "local" / f"{name}.yaml").write_text(f"data: {{test: [{source}]}}\n")
+    cells = {name: keys(tmp_path, f"include=local/{name}") for name in ("far", "near")}
+    listed = keys(tmp_path, "data.test=[local/far, local/near]")
+    assert {name: listed[name] for name in OWN} == {name: cells["far"][name] for name in OWN}
+    assert {name: listed[f"{name}.near"] for name in OWN} == {name: cells["near"][name] for name in OWN}
+
+
+def test_a_benchmarks_equality_changes_its_evaluations_alone(tmp_path: Path) -> None:
+    both = f"data.test=[{FAR}, {NEAR}]"
+    before, after = keys(tmp_path, both), keys(tmp_path, both, "data.test.1.equality=bird")
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {f"{name}.near" for name in ("evaluate_model", "evaluate_sft", "evaluate_grpo", "report")}
+
+
+def test_a_new_name_makes_the_report_anew_and_nothing_else(tmp_path: Path) -> None:
+    before, after = keys(tmp_path, f"data.test=[{FAR}]"), keys(tmp_path, f"data.test=[{FAR.replace('far', 'away')}]")
+    assert {name for name in before if before[name] != after[name]} == {"report"}
+
+
+def test_each_benchmark_is_judged_by_its_own_equality() -> None:
+    recipe = recipes.load("sql_trail", ["data.test=[data/spider_dk, data/bird_dev, data/spider2_lite]"])
+    alone = {name: recipe.on(name) for name in ("spider_dk", "bird_dev", "spider2_lite")}
+    assert {name: one.headline for name, one in alone.items()} == {
+        "spider_dk": recipe.execution.equality,
+        "bird_dev": "bird",
+        "spider2_lite": "spider2",
+    }
+    assert alone["spider2_lite"].equalities == ("spider2",)
+    assert (recipe.headline, recipe.benchmark.name) == (alone["spider_dk"].headline, "spider_dk")
+
+
+def test_a_benchmark_without_a_name_is_called_by_what_it_is() -> None:
+    sources = "data.test=[{kind: spider, split: dev}, {kind: spider, split: dev, options: {variant: dk}}, {kind: bird}]"
+    assert [one.name for one in recipes.load("sql_trail", [sources]).data.test] == [
+        "spider_dev",
+        "spider_dk_dev",
+        "bird_test",
+    ]
+    bird = recipes.load("sql_trail", ["include=data/spider_dk", "data.test.0.kind=bird"]).benchmark
+    assert (bird.name, bird.equality, bird.options) == ("bird_dev", "bird", {})
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.test=[data/spider_dk, data/spider_dk]", "two benchmarks are called 'spider_dk'"),
+        ("data.test=[]", "data.test"),
+        ("data.test={kind: spider}", r"data.test is a list of benchmarks .*data.test.0.KEY=VALUE"),
+        ("data.test=data/spider_dk", "data.test is a list of benchmarks"),
+        ("data.test.path=/data", "no item 'path'"),
+        ("data.test=[data/synsql]", "data/synsql has no benchmarks"),
+        ("data.test=[spider_dk]", "'spider_dk' is no file of conf/"),
+        ("data.test=[../../tmp/evil]", "'../../tmp/evil' is no file of conf/"),
+        ("data.test=[/tmp/evil]", "'/tmp/evil' is no file of conf/"),
+        ("data.test=[data/none]", "cannot read"),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_told(override: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        recipes.load("sql_trail", [override])
+
+
+def test_a_run_ends_after_the_last_benchmark_of_a_stage(tmp_path: Path) -> None:
+    recipe, store = recipes.load("miniature", [f"data.test=[{FAR}, {NEAR}]"]), Store(tmp_path)
+    for until, last in (
+        ("evaluate", "evaluate_grpo.near"),
+        ("evaluate_sft", "evaluate_sft.near"),
+        ("test", "test.near"),
+    ):
+        assert graph.plan(recipe, store, until)[-1].name == last
+    assert graph.plan(recipe, store, "evaluate_sft.near")[-1].name == "evaluate_sft.near"
+    assert not [step.name for step in graph.plan(recipe, store, "grpo") if step.kind == "test"]
+
+
+def made(store: Store, *overrides: str) -> tuple[Recipe, list[graph.StageResult]]:
+    recipe = recipes.load("miniature", [*QUICK, *overrides])
+    steps = graph.plan(recipe, store)
+    return recipe, [graph.execute(step, recipe, store, Silent(), steps) for step in steps]
+
+
+@pytest.mark.slow
+def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path)
+    monkeypatch.setattr(terminal, "console", Console(width=200))
+    _, first = made(store, f"data.test=[{FAR}]")
+    recipe, both = made(store, f"data.test=[{NEAR}, {FAR}]")
+    assert {one.name for one in both if not one.cached} == {"test", "test_schema", "evaluate_model", "report"}
+    assert {one.key for one in first} <= {one.key for one in both}
+    terminal.conclude(recipe, store, both, as_json=False)
+    shown = capsys.readouterr().out
+    assert shown.index("accuracy on near, equality strict") < shown.index("accuracy on far, equality strict")
+    for line in ("report      ", "report.far  "):
+        page = Path(next(each for each in shown.splitlines() if each.startswith(line)).split()[1])
+        assert (line.strip() == "report.far") == ("far" in page.read_text(encoding="utf-8").partition("</dl>")[0])
+    table = accuracy_markdown(both, recipe).splitlines()
+    assert [line.split(" | ")[:2] for line in table[2:]] == [["| model", "near"], ["| model", "far"]]
+
+
+def test_a_ready_policy_is_evaluated_on_every_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "console", Console(width=200))
+    store = Store(tmp_path)
+    for sources in (FAR, f"{FAR}, {NEAR}"):
+        few = ("evaluation.samples=0", "evaluation.forced_single_turn=false", f"data.test=[{sources}]")
+        evaluating.evaluate_named(recipes.load("miniature", [*QUICK, *few]), store, "oracle", True)
+    shown = capsys.readouterr().out
+    assert "accuracy on near, equality strict" in shown
+    last = [line for line in shown.splitlines() if line.startswith("{")][-1]
+    assert {"evaluate oracle", "evaluate oracle on near"} == set(json.loads(last)["stages"])
+    assert len(list(tmp_path.glob("evaluations/*/manifest.json"))) == 2
+
+
+def test_a_night_decides_by_the_first_benchmark_alone(tmp_path: Path) -> None:
+    """The second one's files need not even be there."""
+    gone = f"{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}"
+    recipe, walked = recipes.load("miniature", [f"data.test=[{FAR}, {gone}]"]), list[str]()
+
+    def walk(recipe: Recipe, store: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
+        walked.extend(step.name for step in steps)
+        steps[-1].folder.mkdir(parents=True)
+        (steps[-1].folder / RECORDS).write_text("")
+        return [graph.StageResult(step.name, step.key, step.folder, {}, True) for step in steps]
+
+    site = night.NightContext("miniature", (), recipe, Store(tmp_path / "store"), walk, walk)
+    evaluated = night.evaluated(site, recipe, night.UntrainedModel("sft", "some_key"), "champion")
+    assert walked == ["test", "test_schema", "sft", "evaluate_sft"]
+    assert evaluated.name == "evaluate_sft"

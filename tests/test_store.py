@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core import provenance
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import require_room
 from pipelines.core.store import DAMAGED, MANIFEST, Store
@@ -192,3 +193,37 @@ def test_who_may_read_a_stage_may_read_what_a_library_wrote_for_its_user_alone(t
 
     folder = Store(tmp_path).make("sft", "k", build, {}, lambda: None)
     assert (folder / "weights").stat().st_mode & 0o777 == 0o600 | (folder.stat().st_mode & 0o444)
+
+
+INTEL = """processor\t: 0
+model name\t: Intel(R) Xeon(R) Platinum 8488C
+flags\t\t: fpu sse2 avx avx2 avx512f avx512_bf16 amx_bf16 amx_tile
+
+processor\t: 1
+model name\t: Intel(R) Xeon(R) Platinum 8488C
+"""
+AMD = "model name : AMD EPYC\nflags : fpu avx avx2 fma\n"
+ARM = "processor : 0\nFeatures : fp asimd sve\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "processor"),
+    [
+        (INTEL, "Intel(R) Xeon(R) Platinum 8488C, amx_bf16"),
+        (AMD, "AMD EPYC, avx2"),
+        (ARM, "sve"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_the_kind_of_processor_is_told(
+    told: str | None, processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if told is not None:
+        (tmp_path / "cpuinfo").write_text(told)
+    monkeypatch.setattr(provenance, "PROCESSOR", tmp_path / "cpuinfo")
+    provenance.facts.cache_clear()
+    facts = provenance.facts()
+    provenance.facts.cache_clear()
+    assert facts["machine"]["processor"] == processor
+    assert provenance.as_tags(facts)["machine"].endswith(f" ({processor})" if processor else " processors")

@@ -162,3 +162,14 @@ def test_no_wrong_answer_is_paid_more_than_a_right_one_where_the_papers_say_so()
 def test_a_case_table_has_its_own_order() -> None:
     assert panel({"term": "skyrl"}).margin() is None
     assert panel({"term": "exec"}, {"term": "trust_schema", "track": "schema"}).margin() == 1.0
+
+
+def test_mtir_sqls_printed_table_pays_failing_more_than_wrong_and_the_repaired_variant_less(outcome: Make) -> None:
+    wrong = outcome(correct=False)
+    failing = outcome(correct=False, status=ExecutionStatus.ERROR)
+    malformed = outcome(correct=False, malformed=True)
+    printed, repaired = (Rubric(recipes.load("mtir_sql", steps).rewards) for steps in ([], ["variant=repaired"]))
+    paid = [round(printed.score(one).total, 9) for one in (wrong, failing, malformed)]
+    assert paid == [-0.8, 0.0, -0.1]  # equations 5 to 7
+    paid = [round(repaired.score(one).total, 9) for one in (wrong, failing, malformed)]
+    assert paid == [-0.8, -1.0, -1.1]

@@ -13,7 +13,7 @@ from pipelines.core.errors import BoundaryError, EndpointError, ResourceError
 from pipelines.core.types import Database, Example, ExecutionStatus, StopReason, Trajectory
 from pipelines.protocols.base import Protocol, build
 from pipelines.recipe import config
-from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.engine import EpisodeQueue, RolloutEngine
 from pipelines.rollout.episode import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.policies.base import Completion, Policy, Request, ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy
@@ -25,6 +25,11 @@ ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solut
 Make = Callable[..., RolloutEngine]
 
 
+@pytest.fixture
+def react(engine: Make, protocol: Callable[..., Protocol]) -> Make:
+    return lambda policy: engine(policy, protocol())
+
+
 def probe_then_answer(request: Request) -> str:
     return ANSWER if request.turn else PROBE.format("SELECT name FROM singer WHERE city = 'paris'")
 
@@ -33,11 +38,9 @@ def requests(examples: list[Example], samples: int = 1) -> list[EpisodeRequest]:
     return [EpisodeRequest(example, sample, seed=sample) for example in examples for sample in range(samples)]
 
 
-def test_episodes_run_real_sql_and_come_back_in_order(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
+def test_episodes_run_real_sql_and_come_back_in_order(react: Make, examples: list[Example]) -> None:
     seen: list[Trajectory] = []
-    made = engine(ScriptedPolicy(probe_then_answer), protocol()).run(requests(examples, 2), seen.append)
+    made = react(ScriptedPolicy(probe_then_answer)).run(requests(examples, 2), seen.append)
     assert [(one.example_id, one.sample) for one in made] == [(e.id, s) for e in examples for s in range(2)]
     assert {one.final_sql for one in made} == {"SELECT count(*) FROM singer"}
     assert {(one.turns[0].status, one.turns[0].n_rows) for one in made} == {(ExecutionStatus.OK, 2)}
@@ -45,10 +48,8 @@ def test_episodes_run_real_sql_and_come_back_in_order(
     assert sorted(seen, key=made.index) == made
 
 
-def test_the_same_run_gives_the_same_records(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
-    runs = [engine(ScriptedPolicy(probe_then_answer), protocol()).run(requests(examples)) for _ in range(2)]
+def test_the_same_run_gives_the_same_records(react: Make, examples: list[Example]) -> None:
+    runs = [react(ScriptedPolicy(probe_then_answer)).run(requests(examples)) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
@@ -56,18 +57,16 @@ def test_a_questions_prompt_is_rendered_once(
     engine: Make, protocol: Callable[..., Protocol], examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoken, asked = protocol(), list[str]()
+    runner = engine(ScriptedPolicy(probe_then_answer), spoken)
     real = spoken.prompt
     monkeypatch.setattr(spoken, "prompt", lambda example, *more: asked.append(example.id) or real(example, *more))
     other = dataclasses.replace(examples[0], evidence="ann is a singer")  # the same id, and another text
-    runner = engine(ScriptedPolicy(probe_then_answer), spoken)
     made = runner.run(requests(examples, 4)) + runner.run(requests([other]))
     assert sorted(asked) == sorted([other.id, *(example.id for example in examples)])
     assert len({one.prompt for one in made}) == len(examples) + 1
 
 
-def test_no_more_in_flight_than_the_policy_wants(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
+def test_no_more_in_flight_than_the_policy_wants(react: Make, examples: list[Example]) -> None:
     class Counting(ScriptedPolicy):
         live, now, most = 3, 0, 0
 
@@ -79,13 +78,11 @@ def test_no_more_in_flight_than_the_policy_wants(
             self.now -= 1
 
     policy = Counting(probe_then_answer)
-    engine(policy, protocol()).run(requests(examples))
+    react(policy).run(requests(examples))
     assert (policy.most, policy.now) == (3, 0)
 
 
-def test_an_episode_that_breaks_does_not_touch_the_others(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
+def test_an_episode_that_breaks_does_not_touch_the_others(react: Make, examples: list[Example]) -> None:
     asked: list[int] = []
 
     def fail_once_in_q1_always_in_q2(request: Request) -> str:
@@ -95,51 +92,43 @@ def test_an_episode_that_breaks_does_not_touch_the_others(
                 raise ValueError("no idea")
         return probe_then_answer(request)
 
-    made = engine(ScriptedPolicy(fail_once_in_q1_always_in_q2), protocol()).run(requests(examples[:4]))
+    made = react(ScriptedPolicy(fail_once_in_q1_always_in_q2)).run(requests(examples[:4]))
     assert [one.stop for one in made] == [StopReason.SOLUTION] * 2 + [StopReason.BROKEN] + [StopReason.SOLUTION]
     assert (made[2].failure, made[2].turns, asked.count(2)) == ("ValueError", (), 3)
 
 
-def test_an_endpoint_that_failed_for_good_is_not_asked_again(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
+def test_an_endpoint_that_failed_for_good_is_not_asked_again(react: Make, examples: list[Example]) -> None:
     asked = []
 
     def down(request: Request) -> str:
         asked.append(request)
         raise EndpointError("down")
 
-    made = engine(ScriptedPolicy(down), protocol()).run(requests(examples[:2]))
+    made = react(ScriptedPolicy(down)).run(requests(examples[:2]))
     assert [(one.stop, one.failure) for one in made] == [(StopReason.BROKEN, "EndpointError")] * 2
     assert len(asked) == 2
 
 
-def test_what_the_user_must_mend_ends_the_run(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
+def test_what_the_user_must_mend_ends_the_run(react: Make, examples: list[Example]) -> None:
     def refused(request: Request) -> str:
         raise ResourceError("wrong key")
 
     with pytest.raises(ResourceError, match="wrong key"):
-        engine(ScriptedPolicy(refused), protocol()).run(requests(examples))
+        react(ScriptedPolicy(refused)).run(requests(examples))
 
 
-def test_a_run_in_which_nothing_works_stops(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
+def test_a_run_in_which_nothing_works_stops(react: Make, examples: list[Example]) -> None:
     def down(request: Request) -> str:
         raise EndpointError("down")
 
     with pytest.raises(BoundaryError, match="first 32 episodes all broke: EndpointError"):
-        engine(ScriptedPolicy(down), protocol()).run(requests(examples, 2))
+        react(ScriptedPolicy(down)).run(requests(examples, 2))
 
 
-def test_a_database_that_vanishes_breaks_its_episodes_only(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], sql: Any
-) -> None:
+def test_a_database_that_vanishes_breaks_its_episodes_only(react: Make, examples: list[Example], sql: Any) -> None:
     gone = dataclasses.replace(examples[1], database=Database("gone", "sqlite", "/nowhere/gone.sqlite"))
-    schema = engine(ScriptedPolicy(probe_then_answer), protocol())._schemas(examples[0].database)
-    runner = engine(ScriptedPolicy(probe_then_answer), protocol())
+    schema = react(ScriptedPolicy(probe_then_answer))._schemas(examples[0].database)
+    runner = react(ScriptedPolicy(probe_then_answer))
     runner._schemas = lambda database: schema
     made = runner.run(requests([examples[0], gone]))
     assert [one.stop for one in made] == [StopReason.SOLUTION, StopReason.BROKEN]
@@ -147,53 +136,45 @@ def test_a_database_that_vanishes_breaks_its_episodes_only(
     assert made[1].final_sql is None
 
 
-def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
+def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(react: Make, examples: list[Example]) -> None:
     gone = dataclasses.replace(examples[1], database=Database("gone", "sqlite", "/nowhere/gone.sqlite"))
-    made = engine(ScriptedPolicy(probe_then_answer), protocol()).run(requests([examples[0], gone]))
+    made = react(ScriptedPolicy(probe_then_answer)).run(requests([examples[0], gone]))
     assert [one.stop for one in made] == [StopReason.SOLUTION, StopReason.BROKEN]
     assert (made[1].failure, made[1].turns) == ("database_unavailable", ())
 
 
 @pytest.mark.timeout(30)  # an engine that waits for it waits for ever
-def test_slow_sql_does_not_delay_other_episodes(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], sql: SqlEngine
-) -> None:
+def test_slow_sql_does_not_delay_other_episodes(react: Make, examples: list[Example], sql: SqlEngine) -> None:
     finished: list[str] = []
 
     def on_done(one: Trajectory) -> None:
         stuck.on_done(one)
         finished.append(one.example_id)
 
-    runner = engine(ScriptedPolicy(probe_then_answer), protocol())
+    runner = react(ScriptedPolicy(probe_then_answer))
     runner._sql = stuck = Stuck(sql, others=39)  # type: ignore[assignment]
     made = runner.run(requests(examples), on_done)
     assert finished[-1] == "q0"
     assert made[0].turns[0].status is ExecutionStatus.OK
 
 
-def test_the_events_of_an_episode(engine: Make, protocol: Callable[..., Protocol], examples: list[Example]) -> None:
-    runner, seen = engine(ScriptedPolicy(probe_then_answer), protocol()), list[EpisodeEvent]()
+def test_the_events_of_an_episode(react: Make, examples: list[Example]) -> None:
+    runner, seen = react(ScriptedPolicy(probe_then_answer)), list[EpisodeEvent]()
     made = runner.run(requests(examples[:1]), on_event=seen.append)
     first, last = made[0].turns
     before = dataclasses.replace(first, status=None, n_rows=0, observation=None)
     assert seen == [TurnEvent(before), ResultEvent(first), TurnEvent(last), ResultEvent(last), EndEvent(made[0])]
 
 
-def test_episodes_run_inside_a_running_event_loop(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
-    runner = engine(ScriptedPolicy(probe_then_answer), protocol())
+def test_episodes_run_inside_a_running_event_loop(react: Make, examples: list[Example]) -> None:
+    runner = react(ScriptedPolicy(probe_then_answer))
     made = asyncio.run(runner.run_async(requests(examples[:3])))
     assert [one.final_sql is not None for one in made] == [True] * 3
     assert runner.timing.queries == 3
 
 
-def test_a_scripted_policy_can_speak_tokens(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], codec: Any
-) -> None:
-    made = engine(ScriptedPolicy(probe_then_answer, codec=codec), protocol()).run(requests(examples[:2]))
+def test_a_scripted_policy_can_speak_tokens(react: Make, examples: list[Example], codec: Any) -> None:
+    made = react(ScriptedPolicy(probe_then_answer, codec=codec)).run(requests(examples[:2]))
     for one in made:
         spoken = [t for t, mine in zip(one.token_ids, one.agent_mask, strict=True) if mine]
         assert codec.decode(spoken) == "".join(turn.text for turn in one.turns)
@@ -229,20 +210,18 @@ def test_masks_token_by_token_in_every_protocol(engine: Make, database: Database
     assert (made.well_formed, len(made.turns) > 1) == (True, name != "single_turn")
 
 
-def test_the_policys_context_bounds_an_episode(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], codec: Any
-) -> None:
+def test_the_policys_context_bounds_an_episode(react: Make, examples: list[Example], codec: Any) -> None:
     policy = ScriptedPolicy(probe_then_answer, codec=codec)
     policy.context = 60
-    made = engine(policy, protocol()).run(requests(examples[:1]))
+    made = react(policy).run(requests(examples[:1]))
     assert made[0].stop is StopReason.TOKEN_LIMIT
     assert len(made[0].token_ids) <= 60
 
 
-def test_many_episodes_cost_little(engine: Make, protocol: Callable[..., Protocol], examples: list[Example]) -> None:
+def test_many_episodes_cost_little(react: Make, examples: list[Example]) -> None:
     """1,000 episodes of two turns with real SQL: 14,000 in 20 s on one core is the goal; a busy machine gets more."""
     started = time.process_time()
-    engine(ScriptedPolicy(probe_then_answer), protocol()).run(requests(examples, 25))
+    react(ScriptedPolicy(probe_then_answer)).run(requests(examples, 25))
     assert time.process_time() - started < 5
 
 
@@ -254,11 +233,9 @@ class Silent(Policy):
         raise AssertionError
 
 
-def test_a_cancelled_run_leaves_nothing_behind(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
-) -> None:
+def test_a_cancelled_run_leaves_nothing_behind(react: Make, examples: list[Example]) -> None:
     async def cancelled() -> int:
-        task = asyncio.create_task(engine(Silent(), protocol()).run_async(requests(examples)))
+        task = asyncio.create_task(react(Silent()).run_async(requests(examples)))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -307,3 +284,40 @@ def test_a_stop_string_inside_an_open_thinking_block_ends_nothing(
         assert made.token_ids[-made.n_agent_tokens :] == (*first, *then)
         assert policy.asked == [200, 200 - len(first)]
         assert sum(made.logprobs) == -0.5 * made.n_agent_tokens
+
+
+def order(questions, lengths, live, longest_first=True):
+    """The order in which episodes begin, when one token of each of `live` is decoded at a time."""
+    queue, left, begun = EpisodeQueue(questions, longest_first), {}, []
+    while True:
+        while len(left) < live and (index := queue.next()) is not None:
+            begun.append(index)
+            left[index] = lengths[index]
+        if not left:
+            return begun
+        step = min(left.values())
+        for index in list(left):
+            left[index] -= step
+            if not left[index]:
+                del left[index]
+                queue.over(index, lengths[index])
+
+
+def test_the_first_of_each_question_begins_and_then_those_of_the_longest():
+    questions, lengths = ["a"] * 3 + ["b"] * 3 + ["c"] * 3, [2, 2, 2, 5, 5, 5, 3, 3, 3]
+    # 0 and 3 run; 0 ends, 6 begins; at token 5 both 3 and 6 are over: b's mean of 5 leads, then c's 3, then a's 2.
+    assert order(questions, lengths, live=2) == [0, 3, 6, 4, 5, 7, 8, 1, 2]
+
+
+def test_a_question_whose_first_episode_is_not_over_counts_as_the_longest():
+    questions, lengths = ["a", "a", "b", "b"], [1, 1, 9, 9]
+    assert order(questions, lengths, live=2) == [0, 2, 3, 1]
+
+
+def test_a_policy_that_decodes_in_this_process_keeps_the_order_of_its_requests():
+    questions = ["a", "a", "b", "b"]
+    assert order(questions, [1, 1, 9, 9], live=1, longest_first=False) == [0, 1, 2, 3]
+
+
+def test_fewer_episodes_than_are_decoded_together_all_begin_at_once():
+    assert sorted(order(["a", "a", "b"], [1, 2, 3], live=8)) == [0, 1, 2]

@@ -171,6 +171,30 @@ def test_sets_bags_and_grades_are_their_exact_definitions(
         assert found is slow_suite(gold, predicted, ordered)
 
 
+FEW = st.sampled_from([0, 1, 10, 1.0, 10.0, "a", "b", "1", None])
+
+
+@st.composite
+def two_tables(draw: st.DrawFn) -> tuple[Rows, Rows]:
+    """A table, and a shuffled, permuted and perhaps altered copy of it."""
+    width = draw(st.integers(1, 4))
+    gold = draw(st.lists(st.tuples(*[FEW] * width), max_size=6))
+    order = draw(st.permutations(range(width)))
+    predicted = [tuple(row[i] for i in order) for row in draw(st.permutations(gold))]
+    if predicted and draw(st.booleans()):
+        predicted[0] = draw(st.tuples(*[FEW] * width))
+    return gold, predicted
+
+
+@settings(deadline=None)
+@given(two_tables(), st.booleans())
+def test_test_suite_is_its_exact_definition_over_permuted_columns(tables: tuple[Rows, Rows], ordered: bool) -> None:
+    gold, predicted = tables
+    width = len(gold[0]) if gold else 1
+    ours = score("test_suite", gold, predicted, (width, width), Gold(mentions_order=ordered))
+    assert bool(ours) is slow_suite(gold, predicted, ordered)
+
+
 @settings(deadline=None)
 @given(two_results(), st.data())
 def test_spider_exec_is_its_exact_definition(results: tuple[Rows, Rows, tuple[int, int]], data: st.DataObject) -> None:

@@ -1,4 +1,4 @@
-"""Nothing that a statement does outlives it: each statement meets the session that the first one met."""
+"""Each statement meets the session that the first one met, and one clock holds for all that it takes."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -11,11 +11,13 @@ from servers import Server
 from shops import build_shop
 
 from pipelines.core.types import Database
+from pipelines.sql.dialects import guard as fence
 from pipelines.sql.dialects.base import Bounds, DatabaseSession
 from pipelines.sql.dialects.duckdb import DuckdbSession
 from pipelines.sql.dialects.postgres import PostgresSession
 from pipelines.sql.dialects.sqlite import SqliteSession, guard
 from pipelines.sql.engine import Limits, Pair, SqlEngine
+from tests.fakes import build_database
 
 BOUNDS = Bounds(timeout_s=5.0, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
 
@@ -227,3 +229,51 @@ def test_sqlite_gives_one_verdict_whatever_ran_before(tmp_path: Path, first: str
     assert alone.ok, alone
     assert [row[1] for row in alone.rows] == ["\ufffdA"] * 3
     assert (after.status, after.rows, after.work) == (alone.status, alone.rows, alone.work)
+
+
+class Recorder(NoClock):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def arm(self, seconds: float) -> None:
+        self.events.append(f"armed {seconds:g}")
+
+
+def test_the_text_is_looked_at_within_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Recorder()
+    database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
+    session = DuckdbSession(database.location, BOUNDS, clock)
+
+    def check(sql: str, engine: str) -> Any:
+        clock.events.append("looked")
+        return fence.check(sql, engine)
+
+    monkeypatch.setattr("pipelines.sql.dialects.duckdb.check", check)
+    session.run("SELECT 1", 10)
+    session.close()
+    assert clock.events == ["armed 5", "looked"]
+
+
+def test_a_text_that_takes_long_to_look_at_is_not_looked_at() -> None:
+    for engine in ("duckdb", "postgres"):
+        refused = fence.check("SELECT " + "1," * fence.MAX_SQL + "1", engine)
+        assert refused is not None
+        assert (refused.status, refused.error_class) == ("limit", "sql_too_long")
+
+
+def test_a_second_run_has_what_the_first_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bad.sqlite"
+    build_database(path, "CREATE TABLE t AS SELECT CAST(x'ff' AS TEXT) AS s")
+    clock, deadlines = Recorder(), []
+    session = SqliteSession(str(path), BOUNDS, clock)
+
+    def executed(connection: Any, sql: str) -> Any:
+        deadlines.append(session.deadline)
+        return connection.execute(sql)
+
+    monkeypatch.setattr("pipelines.sql.dialects.sqlite.executed", executed)
+    assert session.run("SELECT s FROM t", 10).rows == [("\ufffd",)]
+    session.close()
+    assert len(deadlines) == 2
+    assert deadlines[0] == deadlines[1]
+    assert clock.events == ["armed 5"]
