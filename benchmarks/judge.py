@@ -20,7 +20,7 @@ from flows.terminal import Bars, open_recipe
 from pipelines.core.errors import DataError, SqltrainError
 from pipelines.core.store import Store
 from pipelines.core.types import Example, Outcome, Trajectory
-from pipelines.curation.filtering import shuffled
+from pipelines.curation.filtering import seeded_rank
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.log import RESPONSES
@@ -104,7 +104,7 @@ def _choose(
     """At most so many right and wrong answers, drawn by the seed."""
     answers = [trajectory for trajectory in trajectories_made if trajectory.final_sql is not None]
     answers.sort(
-        key=lambda trajectory: (shuffled(trajectory.example_id, trajectory.sample, recipe.seed), trajectory.policy)
+        key=lambda trajectory: (seeded_rank(trajectory.example_id, trajectory.sample, recipe.seed), trajectory.policy)
     )
     chosen: dict[bool, list[Outcome]] = {True: [], False: []}
     with sql_engine(recipe) as sql, Bars(terminal.console) as bars:

@@ -113,14 +113,14 @@ def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store: Store) -> None
     run = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stdout=subprocess.PIPE)
     assert run.stdout is not None
     run.stdout.readline()
-    (claim,) = store_gc.live(store)
+    (claim,) = store_gc.live_runs(store)
     assert (claim["recipe"], claim["pid"]) == ("farms", run.pid)
     assert gone(store) == {"report/r1"}
     run.send_signal(signal.SIGKILL)
     run.wait()
     run.stdout.close()
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
-    assert store_gc.live(store) == []
+    assert store_gc.live_runs(store) == []
 
 
 def test_looking_while_a_run_begins_does_not_take_its_claim(store: Store) -> None:
@@ -128,14 +128,14 @@ def test_looking_while_a_run_begins_does_not_take_its_claim(store: Store) -> Non
 
     def look() -> None:
         while not done.is_set():
-            store_gc.live(store)
+            store_gc.live_runs(store)
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
         for _ in range(200):
             with store_gc.claimed(store, [("sft", "s1")], {}):
-                assert len(store_gc.live(store)) == 1
+                assert len(store_gc.live_runs(store)) == 1
     finally:
         done.set()
         looking.join()
@@ -221,7 +221,7 @@ def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(
     lines = capsys.readouterr().out.splitlines()
     why = f"no finished stage goes: what {name} needs cannot be read. Remove that folder, or make it again"
     assert lines == [why, "removed sft/.work-new  0 B", "1 folders, 0 B"]
-    assert f"perhaps needed by what is damaged: {name}" in store_gc.needed(store).values()
+    assert f"perhaps needed by what is damaged: {name}" in store_gc.reasons_to_keep(store).values()
     assert len(list(store.made())) == 6
     store_gc.remove(store.root / name)
     assert "report/r1" in gone(store) or name == "report/r2"
@@ -255,7 +255,7 @@ def test_the_leakage_stages_of_newest_reports_stay(store: Store) -> None:
     for number in ("1", "2"):
         make(store, "leakage", f"l{number}", {"data": f"d{number}", "test": "t2"})
     assert gone(store) == {"data/d1", "sft/s1", "report/r1", "report/r2", "leakage/l1"}
-    assert store_gc.needed(store)["leakage", "l2"].startswith("newest report of farms")
+    assert store_gc.reasons_to_keep(store)["leakage", "l2"].startswith("newest report of farms")
 
 
 def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_path: Path) -> None:

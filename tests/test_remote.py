@@ -14,7 +14,7 @@ import pytest
 from flows.commands import operate
 from pipelines.core.errors import DataError, ResourceError, SqltrainError
 from pipelines.core.store import Store
-from pipelines.core.store_remote import Remote, chosen
+from pipelines.core.store_remote import Remote, select_stages
 
 
 def filled(root: Path) -> Store:
@@ -216,13 +216,13 @@ def test_a_damaged_stage_is_set_aside_and_pulled(tmp_path: Path) -> None:
 
 def test_names_choose_stages() -> None:
     names = [("data", "d1"), ("data", "d2"), ("sft", "s1")]
-    assert chosen(names, [], "here") == names
-    assert chosen(names, ["data"], "here") == names[:2]
-    assert chosen(names, ["sft/s", "data/d2"], "here") == [("data", "d2"), ("sft", "s1")]
+    assert select_stages(names, [], "here") == names
+    assert select_stages(names, ["data"], "here") == names[:2]
+    assert select_stages(names, ["sft/s", "data/d2"], "here") == [("data", "d2"), ("sft", "s1")]
     with pytest.raises(DataError, match=r"here has no stage 'grpo'\. It has: data, sft\."):
-        chosen(names, ["grpo"], "here")
+        select_stages(names, ["grpo"], "here")
     with pytest.raises(DataError, match="there has no finished stage"):
-        chosen([], [], "there")
+        select_stages([], [], "there")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_json, write_atomic
 from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.store import Store
-from pipelines.core.types import Database, escaped, from_dict, to_dict
+from pipelines.core.types import Database, escape_surrogates, from_dict, to_dict
 from pipelines.databases import card, named
 from pipelines.endpoints.client import Endpoint, endpoint
 from pipelines.evaluation.evaluate import of_prediction
@@ -569,12 +569,12 @@ def _report_score(
     for record in data.systems[0].records:
         diagnosis = record.diagnosis
         if diagnosis is not None:
-            hints = tuple(Hint(hint.kind, escaped(hint.detail)) for hint in diagnosis.hints)
-            diagnosis = Diagnosis(diagnosis.error, escaped(diagnosis.evidence), hints)
-        final = None if record.final_sql is None else escaped(record.final_sql)
+            hints = tuple(Hint(hint.kind, escape_surrogates(hint.detail)) for hint in diagnosis.hints)
+            diagnosis = Diagnosis(diagnosis.error, escape_surrogates(diagnosis.evidence), hints)
+        final = None if record.final_sql is None else escape_surrogates(record.final_sql)
         records.append(dataclasses.replace(record, final_sql=final, diagnosis=diagnosis))
     answers = [
-        of_prediction(one.example_id, None if one.final_sql is None else escaped(one.final_sql), one.policy)
+        of_prediction(one.example_id, None if one.final_sql is None else escape_surrogates(one.final_sql), one.policy)
         for one in data.systems[0].trajectories
     ]
     system = dataclasses.replace(data.systems[0], records=tuple(records), trajectories=tuple(answers))

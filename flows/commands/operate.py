@@ -12,7 +12,7 @@ from flows import terminal
 from flows.terminal import AsJson, Bars, Overrides, RecipeName, Where, emit, open_recipe, split, with_store
 from pipelines.core.errors import DataError, SqltrainError, UserError
 from pipelines.core.store import MANIFEST, Store
-from pipelines.core.store_remote import Remote, chosen
+from pipelines.core.store_remote import Remote, select_stages
 from pipelines.nightly import ledger_remote, store_gc
 from pipelines.nightly.ledger import Ledger, ledgers
 from pipelines.nightly.night import NightContext, run_night, title
@@ -170,7 +170,9 @@ def status(store: Stores = None, as_json: AsJson = False) -> None:
 def state_of(store: Store) -> dict[str, Any]:
     """The state of a store as JSON values; no server is asked."""
     # A run claims the stages that it makes and, for as long as it is recorded, itself: with stages it is shown once.
-    runs = {(row["host"], row["pid"]): row for row in sorted(store_gc.live(store), key=lambda row: bool(row["stages"]))}
+    runs = {
+        (row["host"], row["pid"]): row for row in sorted(store_gc.live_runs(store), key=lambda row: bool(row["stages"]))
+    }
     running = []
     for row in runs.values():
         waiting = [stage for stage, key in row["stages"] if not store.has(stage, key)]
@@ -248,7 +250,7 @@ def store_ls(
     kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage(there).items()}
     stages: list[dict[str, Any]] = []
     if every:
-        why = store_gc.needed(there)
+        why = store_gc.reasons_to_keep(there)
         for name in there.made():
             n_bytes = store_gc.size_of(there.folder(*name))
             stages.append({"name": "/".join(name), "bytes": n_bytes, "needed": why.get(name, "")})
@@ -349,7 +351,7 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
     remote = Remote(url)
     there = set(remote.names())
     pushed = damaged = 0
-    for name in chosen(list(store.made()), names, str(store.root)):
+    for name in select_stages(list(store.made()), names, str(store.root)):
         manifest = None
         if name in there:
             with contextlib.suppress(DataError):  # a stage that is not whole there is pushed again
@@ -385,7 +387,7 @@ def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
     remote = Remote(url)
     failures: list[DataError] = []
     count = 0
-    for name in chosen(remote.names(), names, url):
+    for name in select_stages(remote.names(), names, url):
         if store.has(*name):
             store.set_aside(*name, whole=True, say=say)
             if store.has(*name):

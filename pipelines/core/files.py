@@ -148,13 +148,13 @@ def append_durably(path: Path, line: str) -> None:
             raise
 
 
-def unused(place: Path) -> Path:
+def unused_path(place: Path) -> Path:
     """The first of the paths PLACE-0, PLACE-1, ... that does not exist."""
     paths = (place.with_name(f"{place.name}-{number}") for number in itertools.count())
     return next(path for path in paths if not os.path.lexists(path))
 
 
-def folders(place: Path) -> list[str]:
+def folder_names(place: Path) -> list[str]:
     """The names of the folders in a folder, sorted, except those that begin with a dot; [] if it does not exist."""
     try:
         with os.scandir(place) as entries:

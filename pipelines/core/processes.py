@@ -1,6 +1,6 @@
 """A process among others: its number in a stage, signals, ports, and commands that end with their parent.
 
-`python -m pipelines.core.processes PARENT exec|session COMMAND...` runs such a command (see `ending_with_me`).
+`python -m pipelines.core.processes PARENT exec|session COMMAND...` runs such a command (see `parent_bound_prefix`).
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def _target(parent: int, module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def ending_with_me(whole_session: bool = False) -> list[str]:
+def parent_bound_prefix(whole_session: bool = False) -> list[str]:
     """The prefix of a command that must not outlive this process: launchers and servers do not watch their parent.
 
     Args:

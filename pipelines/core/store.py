@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.files import folders, lock, require_room, sha256, unused, write_atomic, write_json, writing
+from pipelines.core.files import (
+    folder_names,
+    lock,
+    require_room,
+    sha256,
+    unused_path,
+    write_atomic,
+    write_json,
+    writing,
+)
 
 MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
@@ -94,7 +103,7 @@ class Store:
         with self.locked(stage, key, lambda: None):
             wrong = self.damage(stage, key, whole) if self.has(stage, key) else []
             if wrong:  # no other run has set it aside meanwhile
-                aside = self.folder(stage, key).rename(unused(self.root / stage / f"{DAMAGED}{key}"))
+                aside = self.folder(stage, key).rename(unused_path(self.root / stage / f"{DAMAGED}{key}"))
                 say(f"{stage}/{key} is damaged ({wrong[0]}): set aside as {aside.name}")
 
     def manifest(self, stage: str, key: str) -> dict[str, Any]:
@@ -115,8 +124,8 @@ class Store:
         100,000.
         """
         sealed: dict[tuple[str, str], float] = {}
-        for stage in folders(self.root):
-            for key in folders(self.root / stage):
+        for stage in folder_names(self.root):
+            for key in folder_names(self.root / stage):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     facts = os.stat(f"{self.root}/{stage}/{key}/{MANIFEST}")
                     if stat.S_ISREG(facts.st_mode):
@@ -172,7 +181,7 @@ class Store:
                 work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
                 # An interrupted `rm -r` or a half copied store leaves a folder without a manifest in its place.
                 if os.path.lexists(final) and not (final / MANIFEST).is_file():
-                    final.rename(unused(self.root / stage / f"{DAMAGED}{key}"))
+                    final.rename(unused_path(self.root / stage / f"{DAMAGED}{key}"))
                 yield work
                 try:
                     work.rename(final)

@@ -66,7 +66,7 @@ class Remote:
         """
         name_there = f"{stage}/{key}"
         content, claims, sizes = self.listed(stage, key)
-        links = parsed(self.read(f"{name_there}/{LINKS}", sizes[LINKS]), f"{name_there}/{LINKS}")
+        links = parse_json(self.read(f"{name_there}/{LINKS}", sizes[LINKS]), f"{name_there}/{LINKS}")
         # A link leads to a database anywhere, or to a part of a union in the same store.
         if not isinstance(links, dict):
             raise refused(name_there, "its links are no mapping")
@@ -97,15 +97,15 @@ class Remote:
             except ResourceError as error:
                 raise DataError(f"{name_there}: {error.message}", error.hint) from None
             for name in sorted({*claims, *side}):
-                self.get(f"{name_there}/{name}", inside(work, name))
+                self.get(f"{name_there}/{name}", path_inside(work, name))
             for name, claim in claims.items():
-                path = inside(work, name)
+                path = path_inside(work, name)
                 if path.stat().st_size != claim["bytes"] or sha256(path) != claim["sha256"]:
                     raise DataError(
                         f"{name} of {name_there} is damaged in {self.url}", "Remove it there and push it again."
                     )
             for name, target in links.items():
-                path = inside(work, name)
+                path = path_inside(work, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(target)
             (work / MANIFEST).write_bytes(content)
@@ -117,7 +117,7 @@ class Remote:
         for name in sorted({MANIFEST, LINKS} - set(sizes)):
             raise refused(f"{name_there}/{name}", "it is missing")
         content = self.read(f"{name_there}/{MANIFEST}", sizes[MANIFEST])
-        manifest = parsed(content, f"{name_there}/{MANIFEST}")
+        manifest = parse_json(content, f"{name_there}/{MANIFEST}")
         if not isinstance(manifest, dict) or (manifest.get("stage"), manifest.get("key")) != (stage, key):
             raise refused(name_there, "its manifest is another stage's")
         claims = manifest.get("files")
@@ -165,7 +165,7 @@ class Remote:
             ) from None
 
 
-def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) -> list[tuple[str, str]]:
+def select_stages(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) -> list[tuple[str, str]]:
     """The stages that are named "STAGE", or "STAGE/" and the beginning of a key; all if none is named."""
     if not names:
         raise DataError(f"{where} has no finished stage", "Look at the address.")
@@ -185,14 +185,14 @@ def refused(what: str, why: str) -> DataError:
     return DataError(f"{what} is refused: {why}", "It was changed, or no store: push it again from where it is whole.")
 
 
-def parsed(content: bytes, what: str) -> Any:
+def parse_json(content: bytes, what: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
         raise refused(what, "it is not JSON") from None
 
 
-def inside(work: Path, name: str) -> Path:
+def path_inside(work: Path, name: str) -> Path:
     """A file's path in a work folder, refused if it leads out of it, links on the way followed."""
     try:
         path = work / name

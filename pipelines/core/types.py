@@ -242,7 +242,7 @@ def read_jsonl(path: Path, kind: type[Record]) -> Iterator[Record]:
         yield from_dict(kind, value)
 
 
-def is_sayable(text: str) -> bool:
+def is_valid_unicode(text: str) -> bool:
     """Whether a file or a database takes it: JSON's and YAML's escapes and a command line may hold half characters."""
     return text.isascii() or not _HALF.search(text)
 
@@ -260,7 +260,7 @@ def text_of(value: object) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
-def escaped(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     r"""The text with half characters as their escapes (`\ud800`), so that a file takes it."""
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -294,7 +294,7 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
         name, value = next(iter(values.items()))
         raise BadRow("wrong_type", f"{name} is a {type(value).__name__}, not text")
     text: str = next(filter(None, texts), "")
-    if not is_sayable(text):
+    if not is_valid_unicode(text):
         raise BadRow("invalid_unicode", f"{names[0]} holds half a character, which no file or database takes")
     if required and not text:
         raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.core.types import Outcome
-from pipelines.curation.filtering import shuffled
+from pipelines.curation.filtering import seeded_rank
 from pipelines.evaluation.metrics import pass_at_k
 from pipelines.recipe.config_training import Difficulty
 
@@ -61,7 +61,7 @@ def score(outcomes: Iterable[Outcome]) -> list[ScoredQuestion]:
 def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
     """The table by ascending S(q), its column `score`, hardest solvable first; the seed decides among equals."""
     scores = np.fromiter((ScoredQuestion(*row).score for row in scored.iter_rows()), np.float64, scored.height)
-    tickets = np.fromiter((shuffled(id, 0, seed) for id in scored["example_id"]), np.uint64, scored.height)
+    tickets = np.fromiter((seeded_rank(id, 0, seed) for id in scored["example_id"]), np.uint64, scored.height)
     ranked = scored.with_columns(score=pl.Series(scores), ticket=pl.Series(tickets)).sort("score", "ticket")
     return ranked.drop("ticket")
 

@@ -153,7 +153,7 @@ def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
     reasons["over_per_example"] = rows["row"]
     if settings.keep is not None and len(rows) > settings.keep:
         ranks = np.fromiter(
-            (shuffled(id, sample, seed) for id, sample in zip(rows["example_id"], rows["sample"], strict=True)),
+            (seeded_rank(id, sample, seed) for id, sample in zip(rows["example_id"], rows["sample"], strict=True)),
             np.uint64,
             len(rows),
         )
@@ -177,6 +177,6 @@ def detail(reason: str, observed: str, settings: Filter) -> str:
     return limits.get(reason, observed)
 
 
-def shuffled(example_id: str, sample: int, seed: int) -> int:
+def seeded_rank(example_id: str, sample: int, seed: int) -> int:
     """A sort key that puts trajectories into an order that only the seed and their names decide."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{example_id}/{sample}".encode()).digest()[:8], "big")

@@ -16,7 +16,7 @@ from pipelines.core.types import (
     StopReason,
     Trajectory,
     Turn,
-    escaped,
+    escape_surrogates,
     text_of,
 )
 from pipelines.evaluation import result_files
@@ -150,7 +150,7 @@ def accepted(example: Example) -> Preview | None:
 def _cell(value: Scalar) -> str:
     if value is None:
         return "NULL"
-    text = escaped(value.hex() if isinstance(value, bytes) else text_of(value))
+    text = escape_surrogates(value.hex() if isinstance(value, bytes) else text_of(value))
     return text if len(text) <= CELL_CHARS else text[: CELL_CHARS - 1] + "…"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.core import provenance
 from pipelines.core.errors import DataError
-from pipelines.core.files import folders, read_json
+from pipelines.core.files import folder_names, read_json
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, from_dict
 from pipelines.curation.card import LICENCES, UNKNOWN
@@ -76,7 +76,7 @@ def lineage_of(folder: Path) -> Lineage:
     places = {kind: store.folder(kind, input_key) for kind, input_key in keys.items()}
     # The evaluations of this checkpoint; one that is not finished, or damaged, is skipped.
     evaluations, of_stage = [], f"evaluate_{stage}"
-    for evaluation in folders(store.root / of_stage):
+    for evaluation in folder_names(store.root / of_stage):
         with contextlib.suppress(DataError):
             inputs = store.manifest(of_stage, evaluation).get("inputs", {})
             if inputs.get(stage) == key:

@@ -26,7 +26,7 @@ class NightInProgress(ResourceError):
     """A night of that recipe is at work already."""
 
 
-class Moved(ResourceError):
+class ChampionChanged(ResourceError):
     """The champion that a line is about has left its place."""
 
 
@@ -75,7 +75,7 @@ class Ledger:
         with writing(self.folder), self.lines_locked():
             champion = self.champion() if standing else None
             if standing and (champion is None or champion.key != standing):
-                raise Moved(f"another champion of {self.folder.name} stands by now", "Run again.")
+                raise ChampionChanged(f"another champion of {self.folder.name} stands by now", "Run again.")
             if not self.lines():
                 row["series"] = secrets.token_hex(4)
             append_durably(self.folder / LINES, json.dumps(row, sort_keys=True, ensure_ascii=False))

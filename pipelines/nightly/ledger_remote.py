@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json
 from pipelines.core.store import Store
-from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, inside, refused
+from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, path_inside, refused
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
 from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, NightInProgress, decisions, ledgers
 
@@ -104,7 +104,7 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                     if parts[0] in FILES or any(part.startswith(".") for part in parts):
                         raise refused(f"{batch}/{LINKS}", f"the link {link!r} stands where a file is to lie")
                 for link, target in links.items():
-                    spot = inside(path.parent, link)
+                    spot = path_inside(path.parent, link)
                     spot.parent.mkdir(parents=True, exist_ok=True)
                     if not os.path.lexists(spot):
                         spot.symlink_to(target)

@@ -10,8 +10,8 @@ from pipelines.core.errors import BoundaryError, DataError, RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.nightly import inbox, store_gc
-from pipelines.nightly.ledger import Champion, Ledger, Moved
-from pipelines.nightly.promotion import Held, PromotionDecision, decide, drift, trained_on
+from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger
+from pipelines.nightly.promotion import HeldOutRecords, PromotionDecision, decide, drift, trained_on
 from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
@@ -150,7 +150,7 @@ def conclude(
         champion = ledger.champion()
         withdrawn = {row["from"] for row in ledger.lines() if row["event"] == "rollback"}
         verdict = compare_with_champion(context, challenger, champion, withdrawn)
-        with contextlib.suppress(Moved):
+        with contextlib.suppress(ChampionChanged):
             return ledger.add(
                 "night",
                 standing=champion.key if champion else "",
@@ -226,7 +226,7 @@ def compare_with_champion(
     # Without a champion the base model is the opponent: a challenger must beat something.
     opponent = champion or UntrainedModel("model", challenger.base)
 
-    def held(guard: Recipe, role: str) -> tuple[Held, int]:
+    def held(guard: Recipe, role: str) -> tuple[HeldOutRecords, int]:
         """The records of both on questions that the champion was not trained on, and the number of the others."""
         after = evaluated(context, guard, challenger, role)
         both = (evaluated(context, guard, opponent, f"champion {role}".strip()), after)
@@ -235,7 +235,7 @@ def compare_with_champion(
             test = store.folder("test", store.manifest(after.name, after.key)["inputs"]["test"])
             seen = trained_on(store, (champion.stage, champion.key), (challenger.stage, challenger.key), test)
         old, new = ([row for row in records(side.folder, "greedy") if row.example_id not in seen] for side in both)
-        return Held(old, new, guard.headline), len(seen)
+        return HeldOutRecords(old, new, guard.headline), len(seen)
 
     test, seen = held(recipe, "")
     by_guard = guards(context.name, context.overrides, recipe)

@@ -24,7 +24,7 @@ ALPHA = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class HeldOutRecords:
     """One held-out set: the champion's and the challenger's greedy records, and the equality that decides."""
 
     before: Sequence[EpisodeRecord]
@@ -43,10 +43,12 @@ class PromotionDecision:
     numbers: dict[str, float]
 
 
-def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int) -> PromotionDecision:
+def decide(
+    test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], settings: Nightly, seed: int
+) -> PromotionDecision:
     """Compare a challenger with the champion."""
 
-    def compared(pairs: Held, level: str | None = None) -> Comparison | None:
+    def compared(pairs: HeldOutRecords, level: str | None = None) -> Comparison | None:
         """None if no question of the set (of that hardness level) was answered on both sides."""
         both = (pairs.before, pairs.after)
         before, after = ([row for row in side if level in (None, row.hardness)] for side in both)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.files import folders, locked_file, read_json, require_room, try_lock, unused, write_json
+from pipelines.core.files import folder_names, locked_file, read_json, require_room, try_lock, unused_path, write_json
 from pipelines.core.store import DAMAGED, MANIFEST, MIN_FREE_MB, WORK, Store
 from pipelines.nightly.ledger import ledgers
 from pipelines.stages.context import base_of
@@ -42,7 +42,7 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
     """Claim stages, made or not, for a run for the time of the block; what a killed run claimed is free.
 
     Args:
-        about: JSON values that `live` returns with the claim.
+        about: JSON values that `live_runs` returns with the claim.
     """
     folder = store.root / RUNS
     try:
@@ -56,7 +56,7 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
         yield
 
 
-def live(store: Store) -> list[dict[str, Any]]:
+def live_runs(store: Store) -> list[dict[str, Any]]:
     """The claims of runs that are at work, the oldest first; those of runs that have ended are removed."""
     claims = []
     for path in sorted((store.root / RUNS).glob("*.json")):
@@ -87,7 +87,7 @@ def pin(store: Store, name: str, keep: bool) -> Name:
     return matches[0]
 
 
-def needed(
+def reasons_to_keep(
     store: Store, sealed: Mapping[Name, float] | None = None, damaged: set[Name] | None = None
 ) -> dict[Name, str]:
     """Every stage that must stay, with the first reason for it.
@@ -102,7 +102,7 @@ def needed(
     sealed = store.made() if sealed is None else sealed
     damaged = set() if damaged is None else damaged
     roots: list[tuple[str, list[Name]]] = []
-    for run in live(store):
+    for run in live_runs(store):
         names = [(stage, key) for stage, key in run["stages"]]
         roots.append((f"run of {run.get('recipe', '?')} (process {run['pid']})", names))
     roots.append(("pinned", pins(store)))
@@ -184,12 +184,12 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
     """
     before = time.time() - days * 86400
     sealed, damaged = store.made(), set[Name]()
-    needed_stages = needed(store, sealed, damaged)
+    needed_stages = reasons_to_keep(store, sealed, damaged)
     if damaged:
         names = ", ".join("/".join(name) for name in sorted(damaged))
         say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
     old = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
-    claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
+    claims = {(stage, key) for run in live_runs(store) for stage, key in run["stages"]}
     unsealed = []  # work folders without a process, folders that were set aside, and the remains of a killed gc
     for kind in (entry for entry in os.scandir(store.root) if entry.is_dir(follow_symlinks=False)):
         for entry in os.scandir(kind.path):
@@ -227,7 +227,7 @@ def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCa
     roots: frozenset[Name] | None = None
     kept, damaged = set[Name](), set[Name]()
     for entry in entries:
-        now = frozenset([*((stage, key) for run in live(store) for stage, key in run["stages"]), *pins(store)])
+        now = frozenset([*((stage, key) for run in live_runs(store) for stage, key in run["stages"]), *pins(store)])
         if now != roots:
             roots, kept = now, {*now, *_closure(store, sealed, now, damaged)}
             kept |= set(sealed) if damaged else set()
@@ -252,7 +252,7 @@ def remove(folder: Path) -> None:
 
 def _put_away(folder: Path) -> Path:
     """Rename to an unused name: a gc that was killed may have left an older making of the same stage."""
-    return folder.rename(unused(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
+    return folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
 
 
 def _clear(folder: Path) -> None:
@@ -265,7 +265,7 @@ def usage(store: Store) -> dict[str, tuple[int, int]]:
     """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one."""
     count: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for kind in folders(store.root):
+    for kind in folder_names(store.root):
         own, below = _look(f"{store.root}/{kind}")
         total[kind] = sum(own.values())
         for name in below:

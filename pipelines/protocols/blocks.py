@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.core.types import is_sayable
+from pipelines.core.types import is_valid_unicode
 
 THINK = "think"  # the block that thinking models write by themselves: the tags in it are text
 
@@ -58,7 +58,7 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
         text = stripped[:last]
     if not text.strip():
         return Scan((), error="empty_turn")
-    if not is_sayable(text):
+    if not is_valid_unicode(text):
         return Scan((), error="invalid_unicode")
     blocks: list[Block] = []
     stray, end, opened, start = False, 0, "", 0

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.core.types import ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_sayable
+from pipelines.core.types import ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_valid_unicode
 from pipelines.protocols import tools
 from pipelines.protocols.observations import json_text
 from pipelines.sql import analyst
@@ -110,7 +110,7 @@ def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
     if not isinstance(joins, list) or not (value["tables"] or columns):
         return "", "bad_schema"
     content = proposal(value["tables"], columns, joins)
-    return (content, None) if is_sayable(content) else ("", "invalid_unicode")
+    return (content, None) if is_valid_unicode(content) else ("", "invalid_unicode")
 
 
 def write_schema(content: str, brief: bool) -> str:

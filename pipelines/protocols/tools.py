@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.core.types import is_sayable
+from pipelines.core.types import is_valid_unicode
 from pipelines.protocols.observations import json_text
 
 TOOL = "execute_sql_query"
@@ -62,7 +62,7 @@ def read_call(text: str) -> tuple[str, str | None]:
         return "", "bad_arguments"
     if not sql.strip():
         return "", "empty_action"
-    return (sql.strip(), None) if is_sayable(sql) else ("", "invalid_unicode")
+    return (sql.strip(), None) if is_valid_unicode(sql) else ("", "invalid_unicode")
 
 
 def write_call(sql: str) -> str:

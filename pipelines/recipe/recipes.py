@@ -17,7 +17,7 @@ import pydantic
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION
-from pipelines.core.types import is_sayable
+from pipelines.core.types import is_valid_unicode
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import parse_value, read_yaml
 
@@ -124,7 +124,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"{override!r} is not an override", "Write key=value, such as grpo.steps=50.")
-    if not is_sayable(override):
+    if not is_valid_unicode(override):
         raise RecipeError(f"{override!r} is not UTF-8")
     value = parse_value(text)
     *parents, last = key.split(".")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pipelines.core.errors import RecipeError
-from pipelines.core.types import is_sayable
+from pipelines.core.types import is_valid_unicode
 
 MOST_VALUES = 100_000  # where the text has no more signs; ten aliases of ten, nine levels deep, stand for a billion
 DEEPEST = 500  # that a text may nest for libyaml, which is eight times as fast, and dies of some ten thousand
@@ -39,7 +39,7 @@ class _Strict:
         except (ValueError, IndexError, KeyError, AttributeError, TypeError):
             reason = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from None
-        if isinstance(value, str) and not is_sayable(value):
+        if isinstance(value, str) and not is_valid_unicode(value):
             raise yaml.constructor.ConstructorError(None, None, "half a character", node.start_mark)
         return value
 

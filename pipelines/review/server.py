@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.types import is_sayable
+from pipelines.core.types import is_valid_unicode
 from pipelines.review.decisions import Choice, Decision, Review
 from pipelines.review.items import SHOWN_FIELDS
 from pipelines.serving.access import Access, Denied
@@ -103,7 +103,7 @@ class ReviewApp:
         if body.get("choice") not in get_args(Choice):
             raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
         for name, text in texts.items():
-            if not isinstance(text, str) or not is_sayable(text) or len(text) > TEXT_CHARS:
+            if not isinstance(text, str) or not is_valid_unicode(text) or len(text) > TEXT_CHARS:
                 raise DataError(f"{name} is no text, or too long")
         texts = {name: text.strip() for name, text in texts.items()}
         choice: Choice = body["choice"]

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipelines.core.types import is_sayable
+from pipelines.core.types import is_valid_unicode
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import QUESTION_CHARS, Agent, AnsweringModel, Event
@@ -200,7 +200,7 @@ class Service:
         content = of_user[-1].get("content") if of_user else None
         if isinstance(content, list):
             content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-        if not isinstance(content, str) or not content.strip() or not is_sayable(content):
+        if not isinstance(content, str) or not content.strip() or not is_valid_unicode(content):
             raise Denied(400, "messages must end with a question of the user")
         if len(content) > QUESTION_CHARS:
             raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters")
@@ -223,7 +223,7 @@ class Service:
 
     async def _sql(self, request: Request, user: str) -> Response:
         sql = (await body_of(request)).get("sql")
-        if not isinstance(sql, str) or not sql.strip() or not is_sayable(sql):
+        if not isinstance(sql, str) or not sql.strip() or not is_valid_unicode(sql):
             raise Denied(400, "sql must be a query")
         with self.access.question(user):
             event = await while_connected(request, self.agent.run(sql))
@@ -242,7 +242,7 @@ class Service:
         id, good, sql = body.get("id"), body.get("good"), body.get("sql")
         if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
             raise Denied(400, "a verdict has an id, good (true or false), and the right sql where it is known")
-        if not is_sayable(id + (sql or "")):
+        if not is_valid_unicode(id + (sql or "")):
             raise Denied(400, "id and sql must be text")
         if sql is not None:
             with self.access.question(user):

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import Database, is_sayable
+from pipelines.core.types import Database, is_valid_unicode
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.protocols import observations, tools
@@ -117,7 +117,7 @@ class SqlTool:
         """The tool's JSON; it has an `error` if the call failed."""
         if name not in self._databases:
             return {"error": f"{DATABASE} must be one of: {', '.join(self._databases)}"}
-        if not isinstance(text, str) or not text.strip() or not is_sayable(text):
+        if not isinstance(text, str) or not text.strip() or not is_valid_unicode(text):
             return {"error": "question must be a text" if is_question else "sql must be a query"}
         if not is_question:
             result = await self._sql.execute(self._databases[name], text, self._rows)

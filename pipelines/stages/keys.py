@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.benchmarks import base
 from pipelines.benchmarks.prompt_schema import NO_ENDPOINT
 from pipelines.core.errors import DataError, RecipeError, ResourceError
-from pipelines.core.files import folders, read_json, sha256, write_atomic
+from pipelines.core.files import folder_names, read_json, sha256, write_atomic
 from pipelines.core.registry import PROTOCOLS
 from pipelines.core.store import MANIFEST, Store
 from pipelines.databases import card, named
@@ -241,7 +241,7 @@ def nearest(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
         folder: of that kind of stage in the store.
         about: all that decides the stage's result.
     """
-    places = [folder / name for name in folders(folder)]
+    places = [folder / name for name in folder_names(folder)]
     candidates = []
     for place in sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)[:LOOKED_AT]:
         with contextlib.suppress(OSError, ValueError):  # a damaged manifest: another check reports it

@@ -12,7 +12,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_lines, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.types import Example, write_jsonl
-from pipelines.curation.filtering import shuffled
+from pipelines.curation.filtering import seeded_rank
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build as build_protocol
@@ -84,7 +84,7 @@ def grpo(ctx: Context) -> None:
     data, held_out = ctx.folder / "input.jsonl", ctx.folder / "held_out.jsonl"
     write_jsonl(data, _questions(ctx))
     dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
-    dev.sort(key=lambda example: shuffled(example.id, 0, ctx.recipe.seed))
+    dev.sort(key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
     write_jsonl(held_out, dev[: ctx.recipe.grpo.held_out])
     plan = Plan(
         kind="grpo",

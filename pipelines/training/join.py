@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from pipelines.core.errors import UserError
-from pipelines.core.processes import ending_with_me, on_sigterm
+from pipelines.core.processes import on_sigterm, parent_bound_prefix
 from pipelines.training import launch
 from pipelines.training.plan import PLAN, STOP, Plan
 
@@ -53,7 +53,7 @@ def follow(path: Path, words: list[str]) -> bool:
     stop = path.parent / STOP
     launcher = launch.launcher(plan.recipe.hardware.model_copy(update={"launch": tuple(words), "processes": 1}))
     with on_sigterm(stop.touch, once=True):
-        command = [*ending_with_me(), *launcher, "-m", launch.CHILD, str(path)]
+        command = [*parent_bound_prefix(), *launcher, "-m", launch.CHILD, str(path)]
         code = subprocess.run(command, env=launch.environment(plan), check=False).returncode
         print(f"{path.parent.parent.name}: the launcher left with exit code {code}", flush=True)
         return stop.exists()

@@ -18,7 +18,7 @@ from typing import IO, Any
 from pipelines.core import errors
 from pipelines.core.errors import ResourceError, TrainingError
 from pipelines.core.files import write_atomic
-from pipelines.core.processes import ending_with_me, on_sigterm
+from pipelines.core.processes import on_sigterm, parent_bound_prefix
 from pipelines.recipe.config import Hardware
 from pipelines.training.child import LATE, PARENT, lost_process
 from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP, Plan
@@ -61,7 +61,7 @@ def train(
     if devices is not None:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     child = subprocess.Popen(
-        [*ending_with_me(), *launcher(plan.recipe.hardware), "-m", CHILD, str(path)],
+        [*parent_bound_prefix(), *launcher(plan.recipe.hardware), "-m", CHILD, str(path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -296,7 +296,7 @@ def test_gc_takes_nothing_from_under_an_evaluation(tmp_path: Path, monkeypatch: 
     store, claimed = Store(tmp_path), list[str]()
 
     def stop(*_: object) -> None:
-        claimed.extend(stage for run in store_gc.live(store) for stage, _ in run["stages"])
+        claimed.extend(stage for run in store_gc.live_runs(store) for stage, _ in run["stages"])
         raise InterruptedError
 
     monkeypatch.setattr(evaluating.graph, "execute", stop)
@@ -304,4 +304,4 @@ def test_gc_takes_nothing_from_under_an_evaluation(tmp_path: Path, monkeypatch: 
     with pytest.raises(InterruptedError):
         evaluating.evaluated(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
     assert claimed == ["test", "test_schema"]
-    assert store_gc.live(store) == []
+    assert store_gc.live_runs(store) == []

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
-from pipelines.nightly.ledger import Ledger, Moved, NightInProgress, ledgers
+from pipelines.nightly.ledger import ChampionChanged, Ledger, NightInProgress, ledgers
 
 
 def ledger(folder: Path) -> Ledger:
@@ -96,7 +96,7 @@ def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path: Path) ->
         night(book, "promoted", key)
     with book.locked():  # a night is at work
         ledger(tmp_path).rollback()
-    with pytest.raises(Moved, match="another champion of farms stands by now"):
+    with pytest.raises(ChampionChanged, match="another champion of farms stands by now"):
         book.add("night", standing="k2", decision="kept")
     assert [row["event"] for row in book.lines()] == ["night", "night", "rollback"]
 

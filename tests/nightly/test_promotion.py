@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.core.types import HARDNESS_LEVELS, Database, Example
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.nightly.promotion import Held, decide, distance, drift
+from pipelines.nightly.promotion import HeldOutRecords, decide, distance, drift
 from pipelines.recipe.config import Nightly
 from tests.evaluation.evaluation_world import RECORD
 
@@ -26,8 +26,8 @@ def records(right: Sequence[bool]) -> list[EpisodeRecord]:
     ]
 
 
-def held(before: Sequence[bool], after: Sequence[bool]) -> Held:
-    return Held(records(before), records(after), "strict")
+def held(before: Sequence[bool], after: Sequence[bool]) -> HeldOutRecords:
+    return HeldOutRecords(records(before), records(after), "strict")
 
 
 NONE, ALL = [False] * 48, [True] * 48
@@ -58,7 +58,7 @@ def test_a_few_questions_more_are_no_proof() -> None:
 def test_a_guard_that_compares_nothing_lets_nobody_be_promoted() -> None:
     """Every answer of the challenger broke there, or the champion was trained on all of its questions."""
     broken = [dataclasses.replace(record, broken=True) for record in records(ALL)]
-    for guard in (Held(records(HALF), broken, "strict"), Held([], [], "strict")):
+    for guard in (HeldOutRecords(records(HALF), broken, "strict"), HeldOutRecords([], [], "strict")):
         verdict = decide(held(HALF, ALL), {"farms": held(HALF, ALL), "ports": guard}, Nightly(), 0)
         assert verdict.decision == "kept"
         assert verdict.reason.startswith("whether it loses on ports cannot be told")
@@ -79,7 +79,7 @@ def test_a_level_of_which_nothing_was_answered_decides_nothing() -> None:
     """The only question of a level broke on one side: the night still decides by the others."""
     pairs = held(NONE, ALL)
     broken = [dataclasses.replace(one, broken=True) if one.hardness == "extra" else one for one in pairs.after]
-    verdict = decide(Held(pairs.before, broken, "strict"), {}, Nightly(), 0)
+    verdict = decide(HeldOutRecords(pairs.before, broken, "strict"), {}, Nightly(), 0)
     assert verdict.decision == "promoted"
     assert "level/extra" not in verdict.numbers
 

@@ -133,6 +133,6 @@ def test_nothing_is_decided_by_an_evaluation_that_a_boundary_broke(
     assert store.has("evaluate_sft", "e") is not stops
 
 
-def say(test: night.Held) -> str:
+def say(test: night.HeldOutRecords) -> str:
     before, after = (sum(item.scores["strict"] for item in side) for side in (test.before, test.after))
     return f"better: {100 * before:.1f} to {100 * after:.1f} % of {len(test.before)} questions"

@@ -20,7 +20,7 @@ from pipelines.core.types import (
     StopReason,
     Trajectory,
     Turn,
-    escaped,
+    escape_surrogates,
     text_of,
     to_dict,
 )
@@ -65,7 +65,9 @@ FORGED = [[HUGE], {"a": HUGE}, NESTED, {1, 2}, (1, (2,)), bytearray(b"x")]
 
 def use(value: Any, folder: Path) -> str:
     """A value on every way that a result can take; all that the agent reads of it."""
-    result = ExecutionResult(ExecutionStatus.OK, ("a", escaped(text_of(value))[:50]), ((value, 1), (value, 2)))
+    result = ExecutionResult(
+        ExecutionStatus.OK, ("a", escape_surrogates(text_of(value))[:50]), ((value, 1), (value, 2))
+    )
     shown = observations.table(result, 10, 200, 8000)
     brief = observations.table(result, 10, 24, 400, brief=True)
     told = observations.json_text(observations.records(result, 10, 200, 8000))

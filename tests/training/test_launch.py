@@ -192,8 +192,8 @@ def test_a_command_ends_with_its_parent_and_so_does_what_its_session_started(tmp
     server = [sys.executable, "-c", f"import subprocess, time; subprocess.Popen({engine!r}); time.sleep(60)"]
     starts = f"""
 import subprocess, time
-from pipelines.core.processes import ending_with_me
-subprocess.Popen([*ending_with_me({whole_session}), *{server if whole_session else engine!r}])
+from pipelines.core.processes import parent_bound_prefix
+subprocess.Popen([*parent_bound_prefix({whole_session}), *{server if whole_session else engine!r}])
 time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", starts], env={**os.environ, "PYTHONPATH": str(launch.ROOT)})

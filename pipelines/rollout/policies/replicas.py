@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.core.errors import ResourceError
-from pipelines.core.processes import ending_with_me, free_port
+from pipelines.core.processes import free_port, parent_bound_prefix
 from pipelines.core.registry import Serving
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import CONF
@@ -137,7 +137,7 @@ class Replica:
             path.insert(0, str(INFRA))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*ending_with_me(whole_session=True), *command, *self.recipe.rollout.arguments],
+                [*parent_bound_prefix(whole_session=True), *command, *self.recipe.rollout.arguments],
                 env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
