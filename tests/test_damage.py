@@ -91,9 +91,7 @@ def test_every_cut_file_of_every_stage_is_made_again(finished: Path, tmp_path: P
         assert store.damage(stage, key, whole=True) == []
 
 
-def test_flipped_bits_in_weights_are_noticed_before_they_are_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flipped_bits_in_weights_are_noticed_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
 
     def fake(ctx: Context) -> None:

@@ -46,9 +46,7 @@ WRITERS: list[Callable[[], None]] = [write_text, write_parquet, write_database, 
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_a_stage_that_finds_the_disk_full_says_so_and_is_made_by_the_next_run(
-    tmp_path: Path, write: Callable[[], None]
-) -> None:
+def test_a_stage_on_a_full_disk_is_made_by_the_next_run(tmp_path: Path, write: Callable[[], None]) -> None:
     store = Store(tmp_path)
 
     def fails(folder: Path) -> None:
@@ -99,9 +97,7 @@ def test_a_file_beside_the_stages_is_whole_or_as_it_was(tmp_path: Path, monkeypa
     assert [each.name for each in tmp_path.iterdir()] == ["pins.json"]
 
 
-def test_a_night_that_cannot_be_written_leaves_the_ledger_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_on_a_full_disk_leaves_the_ledger_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(Store(tmp_path / "store"), "farms")
     first = ledger.add("night", decision="nothing", reason="no new questions", new=[])
     with monkeypatch.context() as patch:

@@ -178,9 +178,7 @@ def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder: Path, ov
         ("my_protocol.py", {"synthesize", "filter", "model", *ASKING}),
     ],
 )
-def test_a_change_of_a_plugins_code_changes_what_decides_the_stages_that_use_it(
-    folder: Path, name: str, expected: set[str]
-) -> None:
+def test_a_plugins_code_decides_the_stages_that_use_it(folder: Path, name: str, expected: set[str]) -> None:
     """What a stage's key is made of, without the keys of the stages before it."""
 
     def facts() -> dict[str, str]:

@@ -84,9 +84,7 @@ def test_a_key_does_not_depend_on_the_place_in_the_list(tmp_path: Path) -> None:
         assert near_first[f"{name}.far"] == far_first[name]
 
 
-def test_a_file_that_is_included_and_one_that_is_listed_have_the_same_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_included_and_listed_files_have_the_same_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a sweep evaluates, a benchmark a cell, is there for a run with a list of them."""
     monkeypatch.setattr(recipes, "LOCAL", tmp_path / "local")
     (tmp_path / "local").mkdir()
@@ -191,7 +189,7 @@ def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_th
     assert [line.split(" | ")[:2] for line in table[2:]] == [["| model", "near"], ["| model", "far"]]
 
 
-def test_a_ready_policy_is_evaluated_on_every_benchmark(
+def test_a_ready_policy_is_evaluated_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(terminal, "console", Console(width=200))

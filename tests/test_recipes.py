@@ -31,9 +31,7 @@ def test_a_small_learning_rate_is_a_number(tmp_path: Path) -> None:
     assert recipes.load(path, ["sft.optimizer.lr=2e-5"]).sft.optimizer.lr == 0.00002
 
 
-def test_a_long_file_is_read_and_a_short_one_whose_aliases_make_it_long_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_file_is_read_and_long_aliases_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_files, "MOST_VALUES", 100)
     (tmp_path / "long.yaml").write_text("tables:\n" + "".join(f"  t{n}: {n}\n" for n in range(500)))
     assert yaml_files.read_yaml(tmp_path / "long.yaml")["tables"]["t499"] == 499

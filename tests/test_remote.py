@@ -59,9 +59,7 @@ def test_a_stage_pushed_to_a_folder_is_pulled_with_the_same_files_and_links(tmp_
     assert pulled.damage("sft", "s1", whole=True) == []
 
 
-def test_a_contract_that_changes_leaves_a_pulled_stage_sound_and_nothing_to_push(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_contract_leaves_a_pulled_stage_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two machines: the verdict is written after a stage is sealed, travels with it, and other thresholds change it."""
     here, other, url = filled(tmp_path / "here"), Store(tmp_path / "other"), f"file://{tmp_path}/there"
     (here.folder("data", "d1") / "contract.json").write_text('{"terms": 1}')

@@ -216,7 +216,7 @@ ARM = "processor : 0\nFeatures : fp asimd sve\n"
         (None, ""),
     ],
 )
-def test_the_kind_of_processor_is_told(
+def test_the_processor_is_told(
     told: str | None, processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if told is not None:

@@ -60,9 +60,7 @@ def test_two_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest
     assert frame["pool"].to_list() == ["sft"] * 10 + ["rl"] * 10 + ["dev"] * 10
 
 
-def test_progress_is_shown_within_a_pool_and_a_killed_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_and_shows_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty gold queries in five shards of six; the run dies in the fourth."""
     monkeypatch.setattr(checking, "BATCH", 6)
     recipe, check, asked = recipe_of(tmp_path, 10, "rollout.processes=1"), base.check_gold, []
@@ -104,9 +102,7 @@ def synsql(folder: Path, golds: list[str]) -> str:
     return f"{{kind: synsql, path: {folder / 'synsql'}}}"
 
 
-def test_a_source_is_never_whole_in_memory_and_a_pool_says_how_far_it_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_is_read_in_windows_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "WINDOW", 4)
     given, written = [], []
     load, to_frame = base.load, frames.to_frame
@@ -136,9 +132,7 @@ def test_a_source_is_never_whole_in_memory_and_a_pool_says_how_far_it_was_read(
     assert frames.read(folder / "data.parquet")["id"].to_list() == [f"synsql_{n}" for n in range(10)] * 2
 
 
-def test_a_sources_levels_and_count_choose_what_they_choose_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_levels_and_count_choose_as_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "WINDOW", 4)
     shapes = ["SELECT a FROM t", "SELECT a, count(*) FROM t WHERE a > 1 GROUP BY a ORDER BY a LIMIT 1"]
     place = synsql(tmp_path, [shapes[n % 3 > 1] for n in range(30)])

@@ -151,9 +151,7 @@ def test_a_public_file_alone_has_no_gold_and_two_gold_files_are_one_too_many(fol
     assert (loaded.examples, {bad.reason for bad in loaded.quarantine}) == ([], {"missing_gold"})
 
 
-def test_episodes_that_change_data_are_decided_and_leave_the_download_as_it_was(
-    folder: Path, tmp_path: Path, sql: SqlEngine
-) -> None:
+def test_episodes_that_change_data_leave_the_download_as_it_was(folder: Path, tmp_path: Path, sql: SqlEngine) -> None:
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
     loaded = read(folder, tmp_path / "stage")
     assert base.check_gold(loaded.examples, sql, tmp_path)[1] == []
@@ -205,9 +203,7 @@ def vague(folder: Path) -> Path:
     return folder
 
 
-def test_a_vague_question_is_asked_about_and_its_questions_are_counted(
-    vague: Path, tmp_path: Path, sql: SqlEngine
-) -> None:
+def test_questions_about_a_vague_question_are_counted(vague: Path, tmp_path: Path, sql: SqlEngine) -> None:
     loaded = read(vague, tmp_path / "stage", "mini_interact")
     (example,) = loaded.examples
     assert "Loud signal" not in example.evidence

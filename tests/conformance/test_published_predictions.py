@@ -98,7 +98,7 @@ def test_the_tables_in_the_documentation_are_these(data: ReportData) -> None:
         assert formats.markdown(table).strip() in page
 
 
-def test_the_page_without_texts_holds_no_text_of_the_benchmark(
+def test_the_page_holds_no_text_of_the_benchmark(
     data: ReportData, rows: list[Mapping[str, Any]], tmp_path: Path
 ) -> None:
     writer.write(build_published.without_texts(data), tmp_path / "page.html")

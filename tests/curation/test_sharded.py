@@ -93,9 +93,7 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.services
-def test_a_scheduler_s_address_writes_the_same(
-    taught: Path, one_process: dict[str, Any], scheduler: str, tmp_path: Path
-) -> None:
+def test_a_scheduler_writes_the_same(taught: Path, one_process: dict[str, Any], scheduler: str, tmp_path: Path) -> None:
     assert curated(taught, tmp_path / "far", f"rollout.dask={scheduler}") == one_process
 
 

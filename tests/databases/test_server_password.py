@@ -72,9 +72,7 @@ def test_an_option_that_would_do_nothing_is_refused(options: str, message: str) 
 
 @pytest.mark.services
 @pytest.mark.timeout(120)
-def test_a_server_that_wants_a_password_gets_it_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_server_gets_its_password_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     programs = binaries()
     if programs is None:

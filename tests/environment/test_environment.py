@@ -66,9 +66,7 @@ def played(recipe: Recipe, questions: list[Example], error_rate: float) -> tuple
 
 @pytest.mark.parametrize("error_rate", [0.0, 1.0])
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_same_turns_get_the_same_observations_and_rewards_as_in_our_own_rollouts(
-    questions: list[Example], name: str, error_rate: float
-) -> None:
+def test_turns_are_paid_as_in_our_rollouts(questions: list[Example], name: str, error_rate: float) -> None:
     recipe = recipes.load(name)
     trajectories, rewards = played(recipe, questions, error_rate)
     with Environment(recipe) as environment:
@@ -134,9 +132,7 @@ def test_a_row_without_its_fields_is_the_users_mistake() -> None:
         example_of({"question": "how many", "database": "shop.sqlite", "sql": 3})
 
 
-def test_skyrl_gym_runs_an_episode_and_pays_the_same_reward(
-    questions: list[Example], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skyrl_gym_pays_the_same_reward(questions: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
     skyrl_gym = pytest.importorskip("skyrl_gym")
     monkeypatch.syspath_prepend(recipes.CONF.parent / "examples" / "skyrl")
     skyrl_gym.register(id="sqltrain", entry_point="sqltrain_env:SqltrainEnv")
@@ -190,9 +186,7 @@ def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_do
     assert any("e.g." in text for text in given)
 
 
-def test_a_question_has_the_same_prompt_in_training_evaluation_the_environment_and_where_it_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_has_the_same_prompt_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["data.values=6", "protocol.schema_values=3", "protocol.prompt=full", "data.dev.options.databases=2"]
     words += ["data.dev.options.questions=4", "protocol.max_turns=5", "protocol.max_turns_eval=5"]
     words += ["evaluation.sampling.episode_tokens=8192"]  # a whole schema takes less than half of it
@@ -230,9 +224,7 @@ async def all_of(events: AsyncGenerator[Event]) -> list[Event]:
     return [event async for event in events]
 
 
-def test_a_linked_recipe_is_served_with_what_its_linker_chooses_or_else_the_whole_schema(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_linked_recipe_is_served_with_its_linkers_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shop, prompts = tmp_path / "shop.sqlite", list[str]()
     build_database(shop, "CREATE TABLE item (price REAL, maker TEXT); CREATE TABLE staff (name TEXT);")
 
@@ -287,7 +279,7 @@ def test_a_question_is_asked_by_its_pool_and_index(environment: Environment) -> 
             asked_question(wrong, environment.questions, None)
 
 
-def test_a_clients_row_names_only_files_of_the_folder(
+def test_a_clients_row_names_files_of_the_folder(
     environment: Environment, questions: list[Example], tmp_path: Path
 ) -> None:
     folder = tmp_path / "databases"

@@ -280,9 +280,7 @@ def test_what_answers_the_question_is_not_a_probe(sql: str) -> None:
         ("PRAGMA table_info(singer)", False),
     ],
 )
-def test_all_columns_of_all_tables_at_once_is_the_hack_and_names_or_one_table_are_not(
-    sql: str, everything: bool
-) -> None:
+def test_all_columns_of_all_tables_at_once_is_the_hack(sql: str, everything: bool) -> None:
     assert lists_everything(sql) is everything
 
 

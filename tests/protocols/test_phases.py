@@ -130,9 +130,7 @@ def test_the_schema_is_hidden(phases: Make, example: Example, schema: Schema) ->
     assert "at most 30 records" in rules
 
 
-def test_prefilled_the_whole_schema_comes_as_one_synthetic_exploring_turn(
-    phases: Make, example: Example, schema: Schema
-) -> None:
+def test_prefill_gives_the_schema_as_one_exploring_turn(phases: Make, example: Example, schema: Schema) -> None:
     prefilled = phases(schema_view="prefill")
     messages = prefilled.prompt(example, schema, 10)
     assert [role for role, _ in messages] == ["system", "user", "assistant", "user"]
@@ -141,9 +139,7 @@ def test_prefilled_the_whole_schema_comes_as_one_synthetic_exploring_turn(
     assert "CREATE TABLE" not in messages[1][1]
 
 
-def test_prefilled_the_schema_comes_with_the_stored_values_of_the_question(
-    phases: Make, example: Example, schema: Schema
-) -> None:
+def test_prefill_shows_the_values_of_the_question(phases: Make, example: Example, schema: Schema) -> None:
     asked = dataclasses.replace(example, meta={"values": [["singer", "name", "Bob"]]})
     assert "-- e.g. 'Bob'" in phases(schema_view="prefill").prompt(asked, schema, 10)[3][1]
 

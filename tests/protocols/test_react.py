@@ -50,9 +50,7 @@ def test_a_turn_is_reasoning_and_one_action(protocol: Make) -> None:
         ("<think>r</think><sql>S</sql>", ActionKind.SQL, "missing_reasoning"),
     ],
 )
-def test_a_fault_is_named_and_a_clear_action_still_runs(
-    protocol: Make, text: str, kind: ActionKind, error: str
-) -> None:
+def test_a_clear_action_with_a_fault_runs(protocol: Make, text: str, kind: ActionKind, error: str) -> None:
     action = protocol().parse(text)
     assert (action.kind, action.format_error) == (kind, error)
     assert (action.content == "S") == (kind is not ActionKind.INVALID)

@@ -61,7 +61,7 @@ def test_only_wrong_answers_are_asked_and_each_once(outcome: Make) -> None:
     assert [one.broken for one in graded] == [False, False, False, False, False, True, False]
 
 
-def test_a_text_that_makes_the_judge_fail_is_asked_without_its_tail_and_then_gets_the_lowest_grade(
+def test_a_text_that_makes_the_judge_fail_gets_the_lowest_grade_without_its_tail(
     outcome: Make,
 ) -> None:
     wrong = [outcome(correct=False, final=f"SELECT '{word}', '{'b' * 40} end'") for word in ("bad", "odd")]

@@ -93,9 +93,7 @@ def test_the_consensus_gold_schema_wins_over_the_gold_sqls_own(example: Example,
     assert (given.gold_schema, withheld.gold_schema) == (agreed, None)
 
 
-def test_a_gold_query_is_analysed_once_and_only_for_terms_that_read_it(
-    example: Example, engine: SqlEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gold_query_is_analysed_once(example: Example, engine: SqlEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
     for name in ("schema_items", "hardness"):
         real = getattr(analyst, name)

@@ -176,9 +176,7 @@ def test_no_text_around_an_answer_is_paid_more_than_the_answer(
         assert panel.score(dataclasses.replace(outcome)).total <= due + 1e-9, way
 
 
-def test_a_right_answer_is_right_after_all_cheating_attempts(
-    judged: CheckedTrajectory, example: Example, engine: SqlEngine
-) -> None:
+def test_an_honest_answer_is_right_afterwards(judged: CheckedTrajectory, example: Example, engine: SqlEngine) -> None:
     """Nothing that a policy ran has changed what the next one is judged by."""
     (right,) = make_outcomes([episode(GOLD)], {"e1": example}, engine, functools.cache(introspect), "strict", 10)
     assert right.correct

@@ -52,9 +52,7 @@ def test_tracks_are_summed_apart_equation_4(outcome: Make, items: Callable[..., 
     assert paid.total == paid.by_track["full"]
 
 
-def test_a_judge_that_weighs_nothing_is_a_program_that_nobody_waits_for(
-    outcome: Make, items: Callable[..., SchemaItems]
-) -> None:
+def test_a_judge_of_weight_0_is_the_program(outcome: Make, items: Callable[..., SchemaItems]) -> None:
     """A wrong answer that runs, without a grade: (1 + 1/3 + 2/4) / 3 by the program; weight 1 has to be graded."""
     wrong = outcome(
         correct=False,

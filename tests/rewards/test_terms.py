@@ -188,7 +188,7 @@ def test_r_fmt_can_ask_for_verified_knowledge(outcome: Make) -> None:
         (("t", "t.d"), "dense", 0.0),  # something is missing: nothing
     ],
 )
-def test_r_schema_equation_3_and_section_5_2(
+def test_r_schema_equation_3_and_5_2(
     outcome: Make, items: Items, gold: tuple[str, ...], match: str, reward: float
 ) -> None:
     found = outcome(trace=(EXPLORE, GUESS, GENERATE, CONFIRM), gold_schema=items(*gold))

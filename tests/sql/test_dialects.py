@@ -78,9 +78,7 @@ def copied(world: Sequence[Example], copy: Callable[[Database], Database]) -> di
     return {database.id: copy(database) for database in dict.fromkeys(one.database for one in world)}
 
 
-def test_duckdb_gives_the_verdicts_of_sqlite_on_the_miniature_world(
-    engine: SqlEngine, world: list[Example], tmp_path: Path
-) -> None:
+def test_duckdb_gives_the_verdicts_of_sqlite(engine: SqlEngine, world: list[Example], tmp_path: Path) -> None:
     copies = copied(world, lambda database: to_duckdb(database, tmp_path / f"{database.id}.duckdb"))
     ours, theirs = verdicts(engine, world, copies)
     check_right_and_wrong(world, ours)
@@ -88,9 +86,7 @@ def test_duckdb_gives_the_verdicts_of_sqlite_on_the_miniature_world(
 
 
 @pytest.mark.services
-def test_postgres_gives_the_verdicts_of_sqlite_on_the_miniature_world(
-    engine: SqlEngine, world: list[Example], server: Server
-) -> None:
+def test_postgres_gives_the_verdicts_of_sqlite(engine: SqlEngine, world: list[Example], server: Server) -> None:
     copies = copied(world, lambda database: to_postgres(database, server.admin, server.reader))
     ours, theirs = verdicts(engine, world, copies)
     check_right_and_wrong(world, ours)
@@ -104,9 +100,7 @@ def test_postgres_gives_the_verdicts_of_sqlite_on_the_miniature_world(
 
 
 @pytest.mark.services
-def test_mysql_gives_the_verdicts_of_sqlite_on_the_miniature_world(
-    engine: SqlEngine, world: list[Example], mysql_port: int
-) -> None:
+def test_mysql_gives_the_verdicts_of_sqlite(engine: SqlEngine, world: list[Example], mysql_port: int) -> None:
     copies = copied(world, lambda database: to_mysql(database, mysql_port, "reader"))
     ours, theirs = verdicts(engine, world, copies)
     check_right_and_wrong(world, ours)

@@ -241,9 +241,7 @@ def test_the_schema_can_be_asked_for_in_sql(engine: SqlEngine, database: Databas
 
 
 @pytest.mark.parametrize("engine_name", ["duckdb", pytest.param("mysql", marks=pytest.mark.services)])
-def test_a_table_and_a_column_may_be_called_user(
-    request: pytest.FixtureRequest, tmp_path: Path, engine_name: str
-) -> None:
+def test_a_table_may_be_called_user(request: pytest.FixtureRequest, tmp_path: Path, engine_name: str) -> None:
     """An unquoted `user` is the table's own, if there is one; elsewhere it is a constant of the engine."""
     source = build_users(tmp_path / "users.sqlite")
     with SqlEngine(Limits(timeout_s=20)) as engine:  # a busy machine opens a file slowly

@@ -159,9 +159,7 @@ def test_strict_is_its_exact_definition(results: tuple[Rows, Rows, tuple[int, in
 
 @settings(deadline=None)
 @given(two_results(), st.booleans())
-def test_sets_bags_and_grades_are_their_exact_definitions(
-    results: tuple[Rows, Rows, tuple[int, int]], ordered: bool
-) -> None:
+def test_sets_bags_and_grades_are_exact(results: tuple[Rows, Rows, tuple[int, int]], ordered: bool) -> None:
     gold, predicted, widths = results
     for name in ("bird", "skyrl", "r_ves"):
         assert bool(score(name, gold, predicted, widths)) is (set(gold) == set(predicted))
@@ -254,9 +252,7 @@ def one_exact_value_apart(draw: st.DrawFn) -> tuple[Rows, Rows, Rows]:
 
 @settings(deadline=None)
 @given(one_exact_value_apart(), st.booleans())
-def test_strict_is_never_true_for_results_that_differ_in_an_exact_value(
-    results: tuple[Rows, Rows, Rows], ordered: bool
-) -> None:
+def test_strict_sees_a_changed_exact_value(results: tuple[Rows, Rows, Rows], ordered: bool) -> None:
     gold, same, changed = results
     widths = (len(gold[0]), len(gold[0]))
     assert score("strict", gold, same, widths) == 1.0

@@ -89,9 +89,7 @@ def test_jobs_behind_a_long_statement_do_not_wait(shop: Database) -> None:
         asyncio.run(main())
 
 
-def test_one_engine_serves_one_event_loop_after_the_other_and_blocking_callers(
-    engine: SqlEngine, shop: Database
-) -> None:
+def test_one_engine_serves_event_loops_and_blocking_callers(engine: SqlEngine, shop: Database) -> None:
     for n in range(3):
         assert asyncio.run(engine.execute(shop, f"SELECT {n}")).rows == ((n,),)
         assert engine.execute_many([(shop, f"SELECT {n}")])[0].rows == ((n,),)

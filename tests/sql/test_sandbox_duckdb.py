@@ -21,9 +21,7 @@ def engine() -> Iterator[SqlEngine]:
         yield engine
 
 
-def test_a_file_that_another_process_writes_is_told_as_locked(
-    engine: SqlEngine, duckdb_shop: Database, tmp_path: Path
-) -> None:
+def test_a_file_open_for_writing_is_locked(engine: SqlEngine, duckdb_shop: Database, tmp_path: Path) -> None:
     database = Database("held", "duckdb", str(shutil.copy(duckdb_shop.location, tmp_path / "held.duckdb")))
     hold = f"import duckdb; c = duckdb.connect({database.location!r}); print('held', flush=True); input()"
     with subprocess.Popen(
@@ -37,9 +35,7 @@ def test_a_file_that_another_process_writes_is_told_as_locked(
     assert run(engine, database, "SELECT count(*) FROM customer").rows == ((4,),)
 
 
-def test_an_infinite_date_differs_from_the_last_day_of_pythons_calendar(
-    engine: SqlEngine, duckdb_shop: Database
-) -> None:
+def test_an_infinite_date_is_not_the_last_day_of_9999(engine: SqlEngine, duckdb_shop: Database) -> None:
     pair = Pair(duckdb_shop, "SELECT 'infinity'::DATE", "SELECT DATE '9999-12-31'")
     (verdict,) = engine.verdicts([pair], ["strict"])
     assert (verdict.scores, verdict.broken) == ({"strict": 0.0}, False)

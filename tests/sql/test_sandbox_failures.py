@@ -53,9 +53,7 @@ def assert_the_statements_own(engine: SqlEngine, database: Database, statements:
         assert not verdict.broken, sql
 
 
-def test_what_a_statement_says_is_never_read_as_a_fault_of_the_database(
-    engine: SqlEngine, shop: Database, duck: Database
-) -> None:
+def test_a_statements_words_are_no_database_fault(engine: SqlEngine, shop: Database, duck: Database) -> None:
     collations = [f'SELECT 1 ORDER BY 1 COLLATE "{text}"' for text in SAID]
     columns = [f'SELECT customer."{text}" FROM customer' for text in SAID]
     numbers = [f"SELECT CAST('{text}' AS INTEGER)" for text in SAID]

@@ -38,9 +38,7 @@ def test_names_in_backticks_are_names(engine: SqlEngine, mysql_shop: Database) -
     assert run(engine, mysql_shop, sql).columns[0] == "its name"
 
 
-def test_a_statement_is_killed_where_the_servers_own_clock_does_not_end_it(
-    mysql_shop: Database, mysql_port: int
-) -> None:
+def test_a_statement_without_the_servers_clock_is_killed(mysql_shop: Database, mysql_port: int) -> None:
     session = MysqlSession(mysql_shop.location, Bounds(1.0, 1000, 1_000_000, 256), NoClock())
     assert session._connection is not None
     with session._connection.cursor() as cursor:
@@ -88,9 +86,7 @@ def test_a_mysql_server_that_cannot_encrypt_is_refused_where_the_address_wants_i
         connect(f"{address}?ssl-mode=REQUIRED", 5.0)
 
 
-def test_mini_dev_in_mysql_is_read_asked_and_evaluated(
-    mysql_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mini_dev_in_mysql_to_the_end(mysql_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = dataclasses.replace(build_shop(tmp_path / "shop.sqlite"), id="bird")
     to_mysql(source, mysql_port, "teller")
     monkeypatch.setenv("MYSQL_PWD", "secret")

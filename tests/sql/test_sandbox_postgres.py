@@ -65,9 +65,7 @@ def test_a_statement_ends_when_its_worker_is_gone(postgres_shop: Database, serve
         assert running(server, 5.0) == 0
 
 
-def test_a_lock_is_told_in_time_and_is_not_the_querys_fault(
-    engine: SqlEngine, postgres_shop: Database, server: Server
-) -> None:
+def test_a_locked_table_is_unavailable_in_time(engine: SqlEngine, postgres_shop: Database, server: Server) -> None:
     with psycopg.connect(server.admin) as holder:
         holder.execute("LOCK TABLE shop.customer IN ACCESS EXCLUSIVE MODE")
         result, took = timed(engine, postgres_shop, "SELECT count(*) FROM customer", 1.2)

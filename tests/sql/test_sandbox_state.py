@@ -91,9 +91,7 @@ def test_duckdb_forgets_a_statement(duck: DatabaseSession) -> None:
     assert session_of_duckdb(duck) == before
 
 
-def test_duckdb_would_forget_a_statement_that_the_fences_let_through(
-    duck: DatabaseSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_duckdb_forgets_without_fences(duck: DatabaseSession, monkeypatch: pytest.MonkeyPatch) -> None:
     before = session_of_duckdb(duck)
     monkeypatch.setattr("pipelines.sql.dialects.duckdb.check", lambda sql, engine: None)
     monkeypatch.setattr("pipelines.sql.dialects.duckdb.duckdb_refusal", lambda *_: None)

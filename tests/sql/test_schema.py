@@ -263,9 +263,7 @@ def test_sqlite_views_are_read_in_the_sandbox(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_sqlite_views_share_a_budget_of_work_that_no_clock_has_a_say_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sqlite_views_share_a_budget_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "v.sqlite"
     build_database(
         path,

@@ -91,9 +91,7 @@ ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
         ("SELECT 1", items()),
     ],
 )
-def test_two_ways_to_find_what_a_query_reads_agree(
-    shop: Database, schema: Schema, sql: str, expected: SchemaItems
-) -> None:
+def test_two_readers_of_a_query_agree(shop: Database, schema: Schema, sql: str, expected: SchemaItems) -> None:
     assert schema_items(sql, schema) == expected
     assert read_items(shop, sql) == expected
 

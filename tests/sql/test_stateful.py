@@ -54,9 +54,7 @@ def beside(path: str) -> dict[str, tuple[str, int]]:
 
 
 @pytest.mark.parametrize("journal", ["DELETE", "WAL"])
-def test_a_hundred_writes_leave_the_file_and_its_folder_as_they_were(
-    engine: SqlEngine, shop: Database, journal: str
-) -> None:
+def test_a_hundred_writes_leave_the_file_as_it_was(engine: SqlEngine, shop: Database, journal: str) -> None:
     build_database(shop.location, f"PRAGMA journal_mode={journal}")
     before = beside(shop.location)
     kinds = (

@@ -84,9 +84,7 @@ def test_no_prediction_is_wrong_and_not_broken(engine: SqlEngine, shop: Database
     assert verdict.scores == {"strict": 0.0}
 
 
-def test_a_gold_query_runs_once_and_a_prediction_once_a_group(
-    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gold_query_runs_once(shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a machine that stands still for a moment, a spare worker would take over, which has no gold results.
     monkeypatch.setattr(pool, "STUCK_SECONDS", float("inf"))
     monkeypatch.setattr(pool, "STUCK_WORK", float("inf"))
