@@ -26,37 +26,29 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_checkpoint_is_asked_with_its_own_protocol_whatever_the_recipe(checkpoint: Path) -> None:
+def test_a_checkpoint_is_asked_by_its_card_unless_overridden(checkpoint: Path) -> None:
     taught = recipes.load("mini_trust_sql")
     recipe, _ = open_for("miniature", [], checkpoint)
     assert recipe.protocol == taught.protocol
     assert recipe.protocol.name == "phases"
     assert recipe.evaluation.sampling == taught.evaluation.sampling
     assert recipe.data == recipes.load("miniature").data
-
-
-def test_an_override_wins_over_the_card(checkpoint: Path) -> None:
     recipe, store = open_for("miniature", ["protocol.max_turns_eval=2", f"store={checkpoint}"], checkpoint)
     assert recipe.protocol.name == "phases"
     assert recipe.protocol.max_turns_eval == 2
     assert store.root == checkpoint
 
 
-def test_a_checkpoint_without_a_card_is_asked_as_the_recipe_says(checkpoint: Path) -> None:
-    (checkpoint / CARD).unlink()
-    assert open_for("miniature", [], checkpoint)[0] == recipes.load("miniature")
-
-
 def test_the_card_says_what_the_model_was_made_from(checkpoint: Path) -> None:
+    assert folder_of(checkpoint.parent) == folder_of(checkpoint) == checkpoint
+    assert folder_of(checkpoint / "none") == checkpoint / "none"
+    require_sound(checkpoint)
     card = read_card(checkpoint)
     assert card is not None
     assert (card.recipe, card.stage, card.inputs) == ("mini_trust_sql", "grpo", {"sft": "abc"})
     assert [word for word in card.overrides() if word.startswith("data.")] == ["data.linker=null", "data.values=0"]
-
-
-def test_the_folder_of_a_stage_stands_for_the_model_in_it(checkpoint: Path) -> None:
-    assert folder_of(checkpoint.parent) == folder_of(checkpoint) == checkpoint
-    assert folder_of(checkpoint / "none") == checkpoint / "none"
+    (checkpoint / CARD).unlink()
+    assert open_for("miniature", [], checkpoint)[0] == recipes.load("miniature")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"recipe": 1}', "\udcff"])
@@ -104,7 +96,3 @@ def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_p
         use.ask_model(*named, print)
     with pytest.raises(DataError, match="is damaged"):
         models.open_model(str(folder), "miniature", [], store)
-
-
-def test_a_checkpoint_from_elsewhere_has_no_digests(checkpoint: Path) -> None:
-    require_sound(checkpoint)

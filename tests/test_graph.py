@@ -96,14 +96,11 @@ def test_included_and_listed_files_have_the_same_keys(tmp_path: Path, monkeypatc
     assert {name: listed[f"{name}.near"] for name in OWN} == {name: cells["near"][name] for name in OWN}
 
 
-def test_a_benchmarks_equality_changes_its_evaluations_alone(tmp_path: Path) -> None:
+def test_a_benchmarks_equality_or_name_changes_its_own_stages_alone(tmp_path: Path) -> None:
     both = f"data.test=[{FAR}, {NEAR}]"
     before, after = keys(tmp_path, both), keys(tmp_path, both, "data.test.1.equality=bird")
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {f"{name}.near" for name in ("evaluate_model", "evaluate_sft", "evaluate_grpo", "report")}
-
-
-def test_a_new_name_makes_the_report_anew_and_nothing_else(tmp_path: Path) -> None:
     before, after = keys(tmp_path, f"data.test=[{FAR}]"), keys(tmp_path, f"data.test=[{FAR.replace('far', 'away')}]")
     assert {name for name in before if before[name] != after[name]} == {"report"}
 

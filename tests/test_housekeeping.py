@@ -46,12 +46,12 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def test_the_newest_report_of_a_recipe_keeps_its_chain(store: Store) -> None:
+def test_the_newest_report_and_recent_stages_are_kept(store: Store) -> None:
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
-
-
-def test_gc_keeps_recent_stages(store: Store) -> None:
     assert gone(store, days=1) == {"report/r1"}
+    found = store_gc.usage(store)
+    assert {name: count for name, (count, _) in found.items()} == {"report": 2, "sft": 2, "data": 2}
+    assert all(size > 2000 for _, size in found.values())
 
 
 def test_a_pinned_report_keeps_its_chain_until_it_is_unpinned(store: Store) -> None:
@@ -188,12 +188,6 @@ def test_gc_leaves_what_is_needed_since_it_looked(store: Store) -> None:
         assert {entry.folder.name for entry, went in collecting if went} == {"r1", "made"}
     assert {"data/d1", "sft/s1", "data/used"} <= {"/".join(name) for name in store.made()}
     assert store.work("sft", "s3").is_dir()
-
-
-def test_usage_counts_all_bytes_by_kind(store: Store) -> None:
-    found = store_gc.usage(store)
-    assert {name: count for name, (count, _) in found.items()} == {"report": 2, "sft": 2, "data": 2}
-    assert all(size > 2000 for _, size in found.values())
 
 
 def test_a_large_store_is_collected_with_few_manifests_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

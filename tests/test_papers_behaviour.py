@@ -67,11 +67,13 @@ def test_one_turn_is_a_prompt_of_the_same_protocol(name: str, variant: str, exam
     assert f"<{build(one.protocol).thought}>" in text
 
 
-def test_mtir_sqls_single_turn_baseline_is_plain_grpo_on_execution() -> None:
-    """Section 4.1: "execution accuracy as the reward signal": no filter, no format terms."""
+def test_reasoning_sql_reports_nothing_of_its_pipeline_and_mtir_sqls_baseline_is_plain_grpo() -> None:
+    # Section 4.1: "execution accuracy as the reward signal": no filter, no format terms
     recipe = load("mtir_sql", "variant=single_turn")
     assert [(term.term, term.weight) for term in recipe.rewards] == [("exec", 1)]
     assert recipe.grpo.drop == ()
+    # Reasoning-SQL's pipeline figures need its query fixing and its selector
+    assert not [key for key in load("reasoning_sql").reported if "pipeline" in key]
 
 
 @pytest.mark.parametrize("name", ["sql_trail", "skyrl_sql", "sqltrain"])
@@ -277,8 +279,3 @@ def test_the_command_of_a_7b_run_names_what_it_runs_on(name: str) -> None:
     for word in ("hardware.device=cuda", "hardware.processes=", "rollout.policy=vllm", "rollout.servers="):
         assert word in command
     assert load(name).hardware.device == "auto"
-
-
-def test_what_cannot_be_made_is_not_reported() -> None:
-    """Reasoning-SQL's pipeline figures need its query fixing and its selector."""
-    assert not [key for key in load("reasoning_sql").reported if "pipeline" in key]

@@ -194,13 +194,10 @@ def test_mtir_sqls_direct_answer_is_not_thought_of(tmp_path: Path) -> None:
     assert speaking("mtir_sql", "variant=direct").parse(answer).format_error is None
 
 
-def test_the_judge_grades_by_the_papers_rules() -> None:
-    """Reasoning-SQL, A.3: two of its twelve rules were in no line of the prompt."""
+def test_revisql_and_the_judge_have_what_their_authors_tell() -> None:
+    # Reasoning-SQL, A.3: two of its twelve rules were in no line of the prompt
     for rule in ("first be grouped", "INNER JOIN", "STRFTIME"):
         assert rule in RUBRIC
-
-
-def test_revisql_has_what_its_authors_tell() -> None:
     one = load("revisql")
     assert one.model.lora is not None
     assert (one.model.lora.rank, one.grpo.group, one.grpo.questions_per_step) == (32, 16, 64)

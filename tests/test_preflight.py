@@ -90,7 +90,13 @@ def test_a_missing_vllm_is_reported_before_the_first_stage(tmp_path: Path) -> No
         look(tmp_path, *missing)
 
 
-def test_an_endpoint_whose_key_is_not_set_is_refused(tmp_path: Path) -> None:
+def test_an_endpoint_of_a_stage_that_is_not_asked_need_not_exist(tmp_path: Path) -> None:
+    look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")
+    with pytest.raises(RecipeError, match="no endpoint 'gone'"):
+        look(tmp_path, "gold_schema.extractors=[gone]", until="gold_schema")
+    look(tmp_path, "evaluation.selector=gone", until="grpo")
+    with pytest.raises(RecipeError, match="no endpoint 'gone'"):
+        look(tmp_path, "evaluation.selector=gone")
     with pytest.raises(ResourceError, match="'locked' has no key"):
         look(tmp_path, "gold_schema.extractors=[locked]")
 
@@ -101,12 +107,6 @@ def test_an_endpoint_of_a_cached_stage_need_not_exist(tmp_path: Path) -> None:
     preflight.check(recipe, [dataclasses.replace(step, cached=step.name in ("data", "test")) for step in steps])
     with pytest.raises(RecipeError, match="no endpoint 'gone'"):
         preflight.check(recipe, [dataclasses.replace(step, cached=step.name == "data") for step in steps])
-
-
-def test_an_endpoint_of_a_stage_after_the_last_one_asked_for_need_not_exist(tmp_path: Path) -> None:
-    look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")
-    with pytest.raises(RecipeError, match="no endpoint 'gone'"):
-        look(tmp_path, "gold_schema.extractors=[gone]", until="gold_schema")
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,6 @@ def test_a_name_that_exists_is_accepted_and_a_near_one_refused(tmp_path: Path, a
     look(tmp_path, "protocol.schema_view=filtered", "data.linker=gold", accepted)
     with pytest.raises(RecipeError, match="no endpoint"):
         look(tmp_path, "protocol.schema_view=filtered", "data.linker=gold", refused)
-
-
-def test_a_selector_is_asked_by_an_evaluation_alone(tmp_path: Path) -> None:
-    look(tmp_path, "evaluation.selector=gone", until="grpo")
-    with pytest.raises(RecipeError, match="no endpoint 'gone'"):
-        look(tmp_path, "evaluation.selector=gone")
 
 
 def test_a_reward_that_nothing_can_earn_is_refused_before_training(tmp_path: Path) -> None:

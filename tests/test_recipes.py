@@ -15,17 +15,11 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
     return str(path)
 
 
-def test_a_file_needs_only_what_it_changes(tmp_path: Path) -> None:
+def test_a_file_needs_only_what_it_changes_and_the_last_override_wins(tmp_path: Path) -> None:
     recipe = recipes.load(write(tmp_path, "grpo: {group: 8}\n"))
     assert (recipe.name, recipe.grpo.group, recipe.grpo.clip_low) == ("mine", 8, 0.2)
-
-
-def test_overrides_win_over_the_file_and_the_last_one_over_the_first(tmp_path: Path) -> None:
     path = write(tmp_path, "grpo: {steps: 5}\n")
     assert recipes.load(path, ["grpo.steps=6", "grpo.steps=7"]).grpo.steps == 7
-
-
-def test_a_small_learning_rate_is_a_number(tmp_path: Path) -> None:
     path = write(tmp_path, "sft: {optimizer: {lr: 1e-6}}\n")
     assert recipes.load(path).sft.optimizer.lr == 0.000001
     assert recipes.load(path, ["sft.optimizer.lr=2e-5"]).sft.optimizer.lr == 0.00002
@@ -58,14 +52,11 @@ def test_a_variant_is_a_named_list_of_overrides(tmp_path: Path) -> None:
         recipes.load(path, ["variant=tall"])
 
 
-def test_an_include_lays_one_more_file_over_the_recipe() -> None:
+def test_what_another_file_lays_over_a_recipe() -> None:
     recipe = recipes.load("sql_trail", ["include=scales/tiny", "grpo.steps=3"])
     assert (recipe.model.source, recipe.protocol.prompt, recipe.grpo.steps) == ("tiny", "brief", 3)
     assert [term.term for term in recipe.rewards][:2] == ["exec", "turns"]  # the paper's own panel
-
-
-def test_another_reader_takes_nothing_over_from_the_one_that_it_replaces() -> None:
-    """TRUST-SQL draws 9,217 of SynSQL's levels; the generated world knows neither the count nor the levels."""
+    # TRUST-SQL draws 9,217 of SynSQL's levels; the generated world knows neither the count nor the levels
     source = recipes.load("mini_trust_sql").data.sft
     assert (source.kind, source.count, set(source.options)) == ("miniature", None, {"databases", "questions"})
 
@@ -191,9 +182,6 @@ def test_an_unknown_recipe_suggests_the_nearest() -> None:
 def test_digest_depends_on_values_and_not_on_order() -> None:
     assert recipes.digest({"a": 1, "b": [2]}) == recipes.digest({"b": [2], "a": 1})
     assert recipes.digest({"a": 1}) != recipes.digest({"a": 2})
-
-
-def test_digest_takes_half_a_character() -> None:
     halves = {recipes.digest({"question": text}) for text in ("a \ud83d", "a \ude00", "a \\ud83d", "a ?")}
     assert len(halves) == 4
 
@@ -223,8 +211,5 @@ def test_a_number_of_steps_ends_a_number_of_epochs_and_the_last_one_wins(tmp_pat
     ):
         grpo = recipes.load(place, words).grpo
         assert (grpo.epochs, grpo.steps) == outcome, words
-
-
-def test_a_file_that_sets_the_steps_ends_the_epochs_of_what_it_includes(tmp_path: Path) -> None:
     grpo = recipes.load(write(tmp_path, "include: [recipes/trust_sql]\ngrpo: {steps: 50}\n")).grpo
     assert (grpo.epochs, grpo.steps) == (None, 50)

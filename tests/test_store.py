@@ -34,10 +34,15 @@ def await_file(path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_stage_is_made_once(tmp_path: Path) -> None:
+def test_a_stage_is_made_once_and_equal_content_has_an_equal_manifest(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert make(store, text="first") == make(store, text="second")
     assert (store.folder("data", "k1") / "data.txt").read_text() == "first"
+    make(Store(tmp_path / "a"))
+    make(Store(tmp_path / "b"))
+    assert json.loads((tmp_path / "a/data/k1" / MANIFEST).read_text()) == json.loads(
+        (tmp_path / "b/data/k1" / MANIFEST).read_text()
+    )
 
 
 def test_the_manifest_lists_every_file_with_its_digest(tmp_path: Path) -> None:
@@ -159,14 +164,6 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     (store.folder("data", "k1") / MANIFEST).write_text("{")
     with pytest.raises(DataError, match=r"manifest.json is missing or damaged"):
         store.manifest("data", "k1")
-
-
-def test_manifests_of_equal_content_are_equal(tmp_path: Path) -> None:
-    make(Store(tmp_path / "a"))
-    make(Store(tmp_path / "b"))
-    assert json.loads((tmp_path / "a/data/k1" / MANIFEST).read_text()) == json.loads(
-        (tmp_path / "b/data/k1" / MANIFEST).read_text()
-    )
 
 
 def test_too_small_a_disk_is_said_before_work(tmp_path: Path) -> None:

@@ -58,13 +58,10 @@ def test_records_are_read_back_equal_from_jsonl_and_parquet(tmp_path: Path, reco
     assert frames.from_frame(frame, kind) == [record]
 
 
-def test_equal_records_give_equal_bytes(tmp_path: Path) -> None:
+def test_equal_records_give_equal_bytes_and_a_trajectory_its_figures(tmp_path: Path) -> None:
     for name in ("a", "b"):
         frames.write(tmp_path / name, frames.to_frame([TRAJECTORY] * 50))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_facts_of_a_trajectory() -> None:
     assert TRAJECTORY.n_agent_tokens == 2
     assert not TRAJECTORY.well_formed  # its first turn is malformed
 

@@ -66,13 +66,10 @@ def test_spider_syn_has_a_train_part_and_its_own_question(spider, tmp_path):
         read("spider", tmp_path / "none", tmp_path / "stage", options={"variant": "syn"})
 
 
-def test_spider_realistic_keeps_its_name_as_the_source(spider, tmp_path):
+def test_spider_realistic_keeps_its_name_and_a_missing_file_is_named(spider, tmp_path):
     write(spider / "spider-realistic.json", json.dumps([spider_row()]))
     (example,) = read("spider", spider, tmp_path / "stage", options={"variant": "realistic"}).examples
     assert example.source == "spider_realistic"
-
-
-def test_a_variant_without_its_file_says_which_one_is_missing(spider, tmp_path):
     with pytest.raises(DataError, match=r"Spider-DK\.json"):
         read("spider", spider, tmp_path / "stage", options={"variant": "dk"})
 

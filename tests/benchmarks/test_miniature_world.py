@@ -39,13 +39,10 @@ def test_a_database_does_not_depend_on_how_many_are_drawn(load, tmp_path):
     assert many[4 * 8 :] == later
 
 
-def test_there_are_enough_domains_and_every_split_meets_each(databases):
+def test_databases_are_small_and_whole_and_every_split_meets_each_domain(databases):
     assert len(DOMAINS) >= 12
     for drawn in databases.values():
         assert {database.domain for database in drawn} == {domain.name for domain in DOMAINS}
-
-
-def test_databases_are_small_and_whole(databases):
     for database in databases["test"]:
         assert 2 <= len(database.tables) <= 4
         for table in database.tables:
@@ -85,14 +82,11 @@ def test_held_out_databases_use_no_word_that_training_lacks(databases):
     assert words("test") | words("dev") <= words("train")
 
 
-def test_each_column_of_each_database_stores_its_values_in_a_form_of_its_own(databases):
+def test_stored_forms_of_one_column_are_told_apart_and_evenly_drawn(databases):
     forms = [form for database in databases["train"] for table in database.tables for form in table.categories.values()]
     shares = {form: forms.count(form) / len(forms) for form in world.FORMS}
     assert shares["word"] == pytest.approx(1 / 7, abs=0.03)
     assert all(shares[form] == pytest.approx(2 / 7, abs=0.04) for form in ("upper", "title", "code"))
-
-
-def test_stored_forms_of_one_column_are_told_apart():
     for column, values in CATEGORIES.items():
         for form in world.FORMS:
             assert len({world.stored(column, word, form) for word in values}) == len(values)
@@ -117,13 +111,10 @@ def test_measures_do_not_repeat_in_a_table_so_that_an_order_is_never_luck(databa
                 assert all(MEASURES[measure].low <= value <= MEASURES[measure].high for value in values)
 
 
-def test_an_unknown_option_is_the_users_mistake(load, tmp_path):
-    with pytest.raises(ValueError, match="reader 'miniature' has no option 'tables'"):
-        load("train", tmp_path, tables=3)
-
-
-def test_locations_are_relative_until_they_are_resolved(load, tmp_path):
+def test_locations_are_relative_until_resolved_and_an_unknown_option_is_refused(load, tmp_path):
     (example, *_) = load("dev", tmp_path, databases=1, questions=2).examples
     assert example.database.location == f"databases/miniature/{example.database.id}.sqlite"
     (resolved,) = base.resolve([example], tmp_path)
     assert sqlite3.connect(resolved.database.location).execute(example.gold_sql).fetchall()
+    with pytest.raises(ValueError, match="reader 'miniature' has no option 'tables'"):
+        load("train", tmp_path, tables=3)

@@ -132,7 +132,7 @@ def test_a_cut_does_not_depend_on_the_order_and_keeps_most_questions_where_they_
     assert len(kept) >= 12
 
 
-def test_own_questions_are_held_out_and_invented_ones_only_train() -> None:
+def test_own_questions_are_held_out_before_invented_ones() -> None:
     mine = [asked(f"count {table} ?", f"SELECT count(*) FROM {table}") for table in TABLES]
     like = asked("how many of customer ?", "SELECT COUNT(*) FROM customer")
     other = asked("name the customers", "SELECT name FROM customer")
@@ -140,20 +140,14 @@ def test_own_questions_are_held_out_and_invented_ones_only_train() -> None:
     assert len(found.parts["test"]) == 3
     assert len(found.parts["dev"]) == 1
     assert (found.parts["train"], found.repeats) == ([other], [like])
-
-
-def test_invented_questions_are_cut_where_there_are_no_others() -> None:
     found = cut([], own(), Shares(0.1, 0.3))
     assert (len(found.parts["test"]), found.repeats) == (18, [])
 
 
-def test_questions_that_all_ask_the_same_cannot_be_cut() -> None:
+def test_a_small_file_has_something_of_each_and_questions_that_ask_the_same_cannot_be_cut() -> None:
     same = [asked(f"what costs {number} ?", f"SELECT name FROM shelf WHERE price = {number}") for number in range(9)]
     with pytest.raises(DataError, match="the 9 questions ask 1 different things: too few for dev, test, train"):
         cut(same, [], Shares(0.1, 0.3))
-
-
-def test_a_small_file_has_something_of_each() -> None:
     found = cut([asked(f"{name} ?", f"SELECT {name} FROM shelf") for name in COLUMNS[:3]], [], Shares(0.1, 0.2)).parts
     assert {part: len(each) for part, each in found.items()} == {"train": 1, "dev": 1, "test": 1}
 

@@ -57,14 +57,11 @@ def test_spider_rows_become_examples_with_official_hardness(spider, tmp_path):
     assert loaded.quarantine == []
 
 
-def test_a_record_holds_no_path_of_the_machine_and_resolves_to_the_real_file(spider, tmp_path):
+def test_a_location_is_relative_until_resolved_and_an_address_stays(spider, tmp_path):
     (example, _) = read("spider", spider, tmp_path / "stage").examples
     assert example.database.location.startswith("databases/spider_")
     (resolved,) = base.resolve([example], tmp_path / "stage")
     assert sqlite3.connect(resolved.database.location).execute(example.gold_sql).fetchall() == [(2,)]
-
-
-def test_a_connection_string_is_not_resolved(tmp_path):
     address = "postgresql://host/music"
     example = Example("1", "q", Database("music", "postgres", address), "SELECT 1")
     assert base.resolve([example], tmp_path) == [example]
@@ -142,9 +139,11 @@ def test_a_source_without_a_path_or_with_an_unknown_option_is_the_users_mistake(
         recipes.load("miniature", ["data.dev={kind: spider, options: {varient: dk}}"])
 
 
-def test_gold_that_no_parser_reads_is_still_an_example_for_the_gold_check_to_judge(spider, tmp_path):
+def test_unreadable_gold_is_left_to_the_gold_check_and_a_long_name_is_quarantined(spider, tmp_path):
     write_json(spider / "dev.json", [row(query="SELEKT ((")])
     assert read("spider", spider, tmp_path / "stage").examples[0].hardness in ("easy", "medium", "hard", "extra")
+    write_json(spider / "dev.json", [row(), row(db_id="x" * 300)])
+    assert reasons(read("spider", spider, tmp_path / "stage")) == [("dev.json[1]", "bad_database_id")]
 
 
 def test_count_takes_a_seeded_sample_in_the_sources_order(spider, tmp_path):
@@ -180,16 +179,13 @@ def bird(tmp_path):
     return folder
 
 
-def test_bird_keeps_evidence_and_its_own_difficulty(bird, tmp_path):
+def test_bird_keeps_evidence_and_difficulty_and_mini_dev_has_a_name_of_its_own(bird, tmp_path):
     loaded = read("bird", bird, tmp_path / "stage")
     first, second = loaded.examples
     assert (first.id, first.evidence) == ("bird_dev_0", "French refers to country = 'FR'")
     assert dict(first.meta) == {"question_id": 7, "difficulty": "simple"}
     assert second.evidence == ""
     assert reasons(loaded) == [("dev.json[2]", "empty_sql")]
-
-
-def test_bird_mini_dev_is_found_by_its_own_name(bird, tmp_path):
     (bird / "dev.json").rename(bird / "mini_dev_sqlite.json")
     assert len(read("bird", bird, tmp_path / "stage").examples) == 2
 
@@ -326,11 +322,6 @@ def test_a_name_that_is_looked_up_and_the_file_beside_it_are_two_databases(tmp_p
 )
 def test_a_plain_name_is_no_longer_than_a_files_name_may_be(name, plain):
     assert base.is_plain_name(name) is plain
-
-
-def test_a_name_too_long_for_a_file_is_quarantined(spider, tmp_path):
-    write_json(spider / "dev.json", [row(), row(db_id="x" * 300)])
-    assert reasons(read("spider", spider, tmp_path / "stage")) == [("dev.json[1]", "bad_database_id")]
 
 
 def test_a_bird_description_may_be_of_any_length_and_of_any_line_ends(bird, tmp_path):

@@ -20,13 +20,10 @@ def of(*scored: ScoredQuestion) -> pl.DataFrame:
     return pl.DataFrame(list(map(dataclasses.asdict, scored)), schema=COLUMNS)
 
 
-def test_s_of_q_is_the_pass_rate_between_the_ends_and_one_at_them():
-    """Equation 13 with G = 6: 0/6 -> 1, 1/6 -> 1/6, 5/6 -> 5/6, 6/6 -> 1."""
+def test_s_of_q_is_the_pass_rate_without_broken_rollouts_and_one_at_its_ends(outcome):
+    # Equation 13 with G = 6: 0/6 -> 1, 1/6 -> 1/6, 5/6 -> 5/6, 6/6 -> 1
     found = [ScoredQuestion("q", 6, right).score for right in range(7)]
     assert found == pytest.approx([1, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
-
-
-def test_broken_rollouts_do_not_count_and_a_question_of_only_those_has_no_score(outcome):
     outcomes = [outcome("a"), outcome("a", 1, correct=False), outcome("a", 2, broken=True), outcome("b", broken=True)]
     assert score(outcomes) == [ScoredQuestion("a", 2, 1)]
 
@@ -112,9 +109,11 @@ def test_the_balanced_set_is_the_first_by_s_and_the_exploration_set_was_never_so
     assert all(id.startswith("q0") for id in chosen.explore)
 
 
-def test_a_small_pool_gives_a_smaller_set_not_groups_without_variance():
+def test_a_small_pool_gives_a_smaller_set_and_explores_a_question_once():
     scored = of(ScoredQuestion("none", 6, 0), ScoredQuestion("all", 6, 6), ScoredQuestion("some", 6, 2))
     assert select(scored, Difficulty(keep=700, explore=0), seed=0).balanced == ["some"]
+    both = of(ScoredQuestion("q", 6, 0))
+    assert select_parts(both, [both], Difficulty(keep=1, explore=2, explore_parts=(1, 1)), seed=0).explore == ["q"]
 
 
 def test_trust_sqls_bound_keeps_everything_strictly_below_six_of_eight():
@@ -135,11 +134,6 @@ def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
     assert len(set(chosen.explore)) == 4
 
 
-def test_a_question_of_two_pools_is_explored_once():
-    both = of(ScoredQuestion("q", 6, 0))
-    assert select_parts(both, [both], Difficulty(keep=1, explore=2, explore_parts=(1, 1)), seed=0).explore == ["q"]
-
-
 def test_the_seed_decides_among_equals():
     scored = of(*(ScoredQuestion(f"q{number}", 6, 3) for number in range(20)))
     first = select(scored, Difficulty(keep=5), seed=0).balanced
@@ -155,16 +149,13 @@ def test_the_histogram_counts_questions_by_right_rollouts():
         ScoredQuestion("d", 4, 1),
     ]
     assert histogram(scored, 4) == [1, 1, 0, 0, 2]
-
-
-def test_an_incomplete_group_counts_at_its_share_but_never_as_none_or_all():
     assert histogram([ScoredQuestion("a", 2, 1)], 6) == [0, 0, 0, 1, 0, 0, 0]
     assert histogram([ScoredQuestion("a", 20, 1)], 6) == [0, 1, 0, 0, 0, 0, 0]
     assert histogram([ScoredQuestion("a", 20, 19)], 6) == [0, 0, 0, 0, 0, 1, 0]
 
 
 def test_the_summary_by_hand():
-    """Pass rates 0, 1/4, 1: mean 5/12. Zero variance: 2 of 3. pass@4 of full groups: (0 + 1 + 1) / 3."""
+    # Pass rates 0, 1/4, 1: mean 5/12. Zero variance: 2 of 3. pass@4 of full groups: (0 + 1 + 1) / 3
     scored = [ScoredQuestion("a", 4, 0), ScoredQuestion("b", 4, 1), ScoredQuestion("c", 4, 4)]
     assert [one.pass_rate for one in scored] == [0, 1 / 4, 1]
     found = summary(of(*scored), group=4)
@@ -173,7 +164,4 @@ def test_the_summary_by_hand():
     assert found["zero_variance_share"] == pytest.approx(2 / 3)
     assert found["pass_at_4"] == pytest.approx(2 / 3)
     assert [found[f"right_{n}_of_4"] for n in range(5)] == [1, 1, 0, 0, 1]
-
-
-def test_a_summary_of_nothing_is_no_crash():
     assert summary(of(), 6) == {"questions": 0.0}

@@ -16,8 +16,11 @@ from tests.curation.conftest import select
 EVERYTHING = Filter(keep=None, per_example=None)
 
 
-def test_a_right_and_well_formed_episode_has_no_fault(outcome):
+def test_a_right_answer_does_not_excuse_a_malformed_turn(outcome):
     assert fault(outcome()) is None
+    malformed = outcome(format_error="two_actions", correct=True)
+    assert select([malformed], EVERYTHING).left == [("a", "format_two_actions")]
+    assert fault(malformed)[1] == "turn 1 of 2"
 
 
 @pytest.mark.parametrize(
@@ -35,12 +38,6 @@ def test_a_right_and_well_formed_episode_has_no_fault(outcome):
 )
 def test_each_fault_has_its_own_reason(outcome, facts, reason):
     assert fault(outcome(**facts))[0] == reason
-
-
-def test_a_right_answer_does_not_excuse_a_malformed_turn(outcome):
-    malformed = outcome(format_error="two_actions", correct=True)
-    assert select([malformed], EVERYTHING).left == [("a", "format_two_actions")]
-    assert fault(malformed)[1] == "turn 1 of 2"
 
 
 def test_nothing_vanishes_and_order_is_kept(outcome):

@@ -17,33 +17,21 @@ def found(example, extractors):
     return consensus(example.id, {name: extractor(example) for name, extractor in extractors.items()})
 
 
-def test_two_of_two_must_agree():
+def test_a_majority_of_extractors_must_agree_and_a_reason_names_the_rest():
     assert consensus("q", {"scope": NAME, "authorizer": NAME}).items == NAME
     assert consensus("q", {"scope": NAME, "authorizer": BOTH}).items is None
     assert consensus("q", {"scope": NAME, "authorizer": None}).items is None
-
-
-def test_two_of_three_are_enough_and_the_third_ones_view_is_kept():
     schema = consensus("q", {"scope": NAME, "authorizer": BOTH, "llm": BOTH})
     assert schema.items == BOTH
     assert schema.agree == ("authorizer", "llm")
     assert schema.views["scope"] == NAME
     assert schema.reason == "scope lacks singer.age"
-
-
-def test_a_reason_names_what_each_adds_lacks_or_could_not_read():
     other = SchemaItems(frozenset({"concert"}), frozenset({("concert", "year")}))
     schema = consensus("q", {"scope": NAME, "authorizer": NAME, "llm": other, "second": None})
     assert schema.reason == ("llm adds concert, concert.year and lacks singer, singer.name; second could not read it")
-
-
-def test_a_query_that_no_extractor_reads_has_no_schema():
     schema = consensus("q", {"scope": None, "authorizer": None})
     assert schema.items is None
     assert schema.reason == "scope could not read it; authorizer could not read it"
-
-
-def test_full_agreement_has_no_reason():
     assert consensus("all", {"a": NAME, "b": NAME, "c": NAME}) == SchemaConsensus(
         "all", NAME, {"a": NAME, "b": NAME, "c": NAME}, ("a", "b", "c"), ""
     )
@@ -80,13 +68,10 @@ def test_the_two_static_extractors_agree_on_a_join_in_a_subquery(music):
     )
 
 
-def test_sql_that_does_not_run_on_this_schema_is_not_accepted(music):
+def test_an_extra_extractor_is_one_more_callable_and_unrunnable_sql_is_not_accepted(music):
     schema = found(Example("q", "?", music, "SELECT nam FROM singer"), static_extractors(introspect))
     assert schema.items is None
     assert "authorizer could not read it" in schema.reason
-
-
-def test_an_extra_extractor_is_one_more_callable(music):
     extractors = static_extractors(introspect) | {"llm": lambda example: BOTH}
     schema = found(Example("q", "?", music, "SELECT name FROM singer"), extractors)
     assert schema.items == NAME

@@ -43,11 +43,14 @@ def test_the_same_words_about_another_database_are_told_apart() -> None:
     assert found["any_database"] == {"exact": 1, "normalised": 0, "sql": 0}
     assert found["same_database"] == {"exact": 0, "normalised": 0, "sql": 0}
     assert found["shared_databases"] == []
-
-
-def test_a_query_repeated_on_another_database_is_no_leak() -> None:
     held_out = [*HELD_OUT, ask("h3", "Is it open?", "SELECT open FROM shop", "e")]  # so the benchmark asks e too
     assert list(leakage.leaks([ask("a", "Count them.", "SELECT count(*) FROM singer", "e")], held_out)) == []
+    assert (
+        list(
+            leakage.leaks([ask("a", "Show me all", "SELECT a FROM t")], [ask("h", "What is it of", "SELECT b FROM u")])
+        )
+        == []
+    )
 
 
 def test_a_leak_on_the_same_database_is_not_hidden_by_the_same_words_on_another() -> None:
@@ -81,15 +84,6 @@ def test_a_database_is_the_same_by_whatever_name_a_source_calls_it(tmp_path: Pat
     found = leakage.report(train, held_out)
     assert found["same_database"] == {"exact": 1, "normalised": 0, "sql": 1}
     assert found["shared_databases"] == ["shop"]
-
-
-def test_questions_of_fillers_alone_are_not_all_alike() -> None:
-    assert (
-        list(
-            leakage.leaks([ask("a", "Show me all", "SELECT a FROM t")], [ask("h", "What is it of", "SELECT b FROM u")])
-        )
-        == []
-    )
 
 
 def test_the_data_stage_reports_each_training_pool(tmp_path: Path) -> None:

@@ -46,11 +46,8 @@ def test_a_deployment_names_a_flow_and_parameters_that_its_form_takes(deployment
     assert deployment["work_pool"]["name"] in ("cpu", "gpu")
 
 
-def test_no_deployment_holds_a_lease_that_ends_its_run_when_the_server_is_away() -> None:
+def test_deployments_have_names_of_their_own_and_hold_no_lease() -> None:
     assert [one["entrypoint"] for one in load("prefect.yaml")["deployments"] if "concurrency_limit" in one] == []
-
-
-def test_deployments_have_names_of_their_own() -> None:
     names = [(one["entrypoint"], one["name"]) for one in load("prefect.yaml")["deployments"]]
     assert len(set(names)) == len(names)
 
@@ -112,6 +109,7 @@ def test_where_flows_run_a_form_may_set_the_python_of_the_image_and_inbox_and_ke
 
 
 def test_the_images_see_what_they_copy_and_nothing_else() -> None:
+    assert DOCKERFILES
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     copied = {
         source
@@ -152,10 +150,6 @@ def instructions(path: Path) -> Iterator[tuple[str, str]]:
         if line.strip():
             word, _, rest = line.strip().partition(" ")
             yield word, rest.strip()
-
-
-def test_there_are_dockerfiles() -> None:
-    assert DOCKERFILES
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

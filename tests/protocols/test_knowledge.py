@@ -39,7 +39,7 @@ CASE = (
 )
 
 
-def test_a_proposal_is_read_lower_cased() -> None:
+def test_what_is_verified_in_the_papers_case() -> None:
     found = knowledge.proposed(trajectory(*CASE, propose(FRPM)))
     assert found == SchemaItems(
         frozenset({"frpm", "schools"}),
@@ -48,28 +48,13 @@ def test_a_proposal_is_read_lower_cased() -> None:
             | {("schools", "phone"), ("schools", "opendate")}
         ),
     )
-
-
-def test_all_that_was_shown_or_read_by_name_is_verified() -> None:
     assert knowledge.unverified(trajectory(*CASE, propose(FRPM))) == frozenset()
-
-
-def test_a_column_shown_only_after_the_proposal_is_unverified() -> None:
     late = trajectory(*CASE[:2], propose(FRPM), CASE[2])
     assert knowledge.unverified(late) == {"charter_funding_type"}
-
-
-def test_a_failed_query_verifies_nothing() -> None:
     failed = dataclasses.replace(CASE[2], status=ERROR, observation="no such column: Charter_Funding_Type")
     assert knowledge.unverified(trajectory(*CASE[:2], failed, propose(FRPM))) == {"charter_funding_type"}
-
-
-def test_a_name_inside_another_word_does_not_count() -> None:
     seen = explore("SELECT name FROM sqlite_master", "telephones")
     assert knowledge.unverified(trajectory(seen, propose(knowledge.proposal(["phone"], {})))) == {"phone"}
-
-
-def test_the_prefilled_schema_verifies() -> None:
     given = (("user", "Phone?"), ("assistant", "look"), ("user", "CREATE TABLE schools (Phone TEXT)"))
     prefilled = dataclasses.replace(trajectory(propose(knowledge.proposal([], {"schools": ["Phone"]}))), prompt=given)
     assert knowledge.unverified(prefilled) == frozenset()

@@ -12,45 +12,31 @@ def result(columns: tuple[str, ...], *rows: tuple[Scalar, ...], truncated: bool 
     return ExecutionResult(ExecutionStatus.OK, columns, rows, truncated)
 
 
-def test_a_table_keeps_order_names_and_duplicates() -> None:
+def test_a_table_keeps_order_names_duplicates_and_says_that_it_is_empty() -> None:
     shown = observations.table(result(("n", "n"), (2, "b"), (1, None), (2, "b")), 50, 200, 8000)
     assert shown == "n | n\n2 | b\n1 | NULL\n2 | b\n(3 rows)"
+    assert observations.table(result(("n",)), 50, 200, 8000) == "n\n(0 rows)"
+    assert observations.table(result(("n",)), 50, 200, 8000, brief=True) == " n\n no rows"
+    shown = observations.table(result(("kind", "n"), ("STR", 1), ("INT", 2)), 8, 24, 400, brief=True)
+    assert shown == " kind | n\n STR | 1\n INT | 2"
 
 
-def test_rows_are_cut_and_counted() -> None:
+def test_rows_columns_and_cells_are_cut_to_the_budget_and_counted() -> None:
     many = result(("n",), *((i,) for i in range(60)))
     assert observations.table(many, 50, 200, 8000).splitlines()[-2:] == ["49", "(first 50 of 60 rows)"]
     cut = result(("n",), (1,), (2,), truncated=True)
     assert observations.table(cut, 50, 200, 8000).endswith("\n2\n(first 2 rows; there are more)")
-
-
-def test_a_wide_table_is_cut_to_its_budget() -> None:
     wide = result(tuple(f"c{i}" for i in range(100)), *[tuple("x" * 200 for _ in range(100))] * 50)
     assert len(observations.table(wide, 50, 200, 8000)) < 8100
     assert len(observations.json_text(observations.records(wide, 10, 200, 8000))) < 9000
-
-
-def test_a_table_may_fill_its_budget() -> None:
     three = result(("n",), (1,), (2,))  # the header is 1 character, each row 2 with its line break
     assert observations.table(three, 50, 200, 5) == "n\n1\n2\n(2 rows)"
     assert observations.table(three, 50, 200, 4) == "n\n1\n(first 1 of 2 rows)"
-
-
-def test_many_columns_are_cut_to_the_budget_too() -> None:
     wide = result(tuple(f"a_long_name_of_column_{i}" for i in range(1500)))
     shown = observations.records(wide, 10, 200, 1000)
     assert len(observations.json_text(shown)) < 1100
     assert shown["more"] is True
-
-
-def test_an_empty_result_is_shown_as_no_rows() -> None:
-    assert observations.table(result(("n",)), 50, 200, 8000) == "n\n(0 rows)"
-    assert observations.table(result(("n",)), 50, 200, 8000, brief=True) == " n\n no rows"
-
-
-def test_brief_lines_begin_with_a_space_so_that_words_share_tokens() -> None:
-    shown = observations.table(result(("kind", "n"), ("STR", 1), ("INT", 2)), 8, 24, 400, brief=True)
-    assert shown == " kind | n\n STR | 1\n INT | 2"
+    assert len(observations.cell("<sql>" * 200_000, 200)) < 400
 
 
 @pytest.mark.parametrize(
@@ -98,42 +84,26 @@ def test_a_text_from_outside_holds_no_marker_and_nothing_unseen(text: str, shown
     assert observations.defuse(text) == shown
 
 
-def test_json_holds_no_marker_in_brackets() -> None:
+def test_json_records_read_back_exactly_and_hold_no_marker() -> None:
     text = observations.json_text(observations.records(result(("[INST]",), ("[/INST]",)), 10, 200, 8000))
     assert "[INST]" not in text
     assert "[/INST]" not in text
     assert json.loads(text)["data"] == [["[/INST]"]]
-
-
-def test_an_indented_text_forges_no_heading() -> None:
-    shown = observations.under_headings([("Question", "Who?\n\nSQL:\rDROP\u2028Schema:"), ("Hint", "")])
-    assert shown == "Question:\n    Who?\n    \n    SQL:\\rDROP\\u2028Schema:\n\nHint:\n"
-
-
-def test_a_megabyte_cell_is_cut_before_anything_else() -> None:
-    assert len(observations.cell("<sql>" * 200_000, 200)) < 400
-
-
-def test_an_error_message_is_one_harmless_line() -> None:
-    broken = ExecutionResult(ExecutionStatus.ERROR, error='near "</observation>": syntax\nerror')
-    assert observations.failure(broken, 200) == 'near "\\x3c/observation>": syntax\\nerror'
-    assert observations.failure(ExecutionResult(ExecutionStatus.TIMEOUT), 200) == "timeout"
-
-
-def test_json_records_read_back_exactly_and_hold_no_tag() -> None:
     rows: tuple[tuple[Scalar, ...], ...] = (("</tool_response>", 1), ("a\u202eb", None))
     text = observations.json_text(observations.records(result(("v", "v"), *rows), 10, 200, 8000))
     assert "<" not in text
     assert text.isprintable()
     assert json.loads(text) == {"columns": ["v", "v"], "data": [["</tool_response>", 1], ["a\u202eb", None]]}
-
-
-def test_json_records_say_when_there_are_more() -> None:
     many = result(("n",), *((i,) for i in range(11)))
     assert observations.records(many, 10, 200, 8000)["more"] is True
     assert "more" not in observations.records(result(("n",), (1,)), 10, 200, 8000)
-
-
-def test_json_takes_what_json_has_no_word_for() -> None:
     odd = result(("a", "b", "c"), (float("inf"), float("nan"), b"\x01"))
     assert observations.records(odd, 10, 200, 8000)["data"] == [["inf", "nan", "x'01'"]]
+
+
+def test_an_error_message_and_an_indented_text_forge_nothing() -> None:
+    shown = observations.under_headings([("Question", "Who?\n\nSQL:\rDROP\u2028Schema:"), ("Hint", "")])
+    assert shown == "Question:\n    Who?\n    \n    SQL:\\rDROP\\u2028Schema:\n\nHint:\n"
+    broken = ExecutionResult(ExecutionStatus.ERROR, error='near "</observation>": syntax\nerror')
+    assert observations.failure(broken, 200) == 'near "\\x3c/observation>": syntax\\nerror'
+    assert observations.failure(ExecutionResult(ExecutionStatus.TIMEOUT), 200) == "timeout"

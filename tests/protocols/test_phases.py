@@ -93,10 +93,13 @@ def test_anything_else_is_invalid_by_name(phases: Make, text: str, error: str) -
     assert (action.kind, action.content, action.format_error) == (ActionKind.INVALID, "", error)
 
 
-def test_exploring_and_generating_run_and_the_rest_does_not(phases: Make) -> None:
+def test_exploring_and_generating_run_and_show_at_most_thirty_records(phases: Make) -> None:
     query = phases().query
     assert query(Action(ActionKind.EXPLORE, "S", "r")) == query(Action(ActionKind.GENERATE, "S", "r")) == "S"
     assert query(Action(ActionKind.PROPOSE, "{}", "r")) is query(Action(ActionKind.SOLUTION, "S", "r")) is None
+    rows = ExecutionResult(ExecutionStatus.OK, ("n",), tuple((i,) for i in range(40)))
+    shown = phases().observe(Action(ActionKind.EXPLORE, "S", "r"), rows, 9)
+    assert '[29]], "more": true}' in shown
 
 
 def test_the_environment_answers_every_action(phases: Make) -> None:
@@ -113,12 +116,6 @@ def test_the_environment_answers_every_action(phases: Make) -> None:
         Action(ActionKind.INVALID, format_error="bad_json"), None, 9
     )
     assert "Use generate_sql" in observe(Action(ActionKind.INVALID, format_error="not_a_probe"), None, 9)
-
-
-def test_at_most_thirty_records_are_shown(phases: Make) -> None:
-    rows = ExecutionResult(ExecutionStatus.OK, ("n",), tuple((i,) for i in range(40)))
-    shown = phases().observe(Action(ActionKind.EXPLORE, "S", "r"), rows, 9)
-    assert '[29]], "more": true}' in shown
 
 
 def test_the_schema_is_hidden(phases: Make, example: Example, schema: Schema) -> None:

@@ -24,11 +24,21 @@ Make = Callable[..., Protocol]
 ROWS = ExecutionResult(ExecutionStatus.OK, ("kind",), (("STR",), ("INT",)))
 
 
-def test_a_turn_is_reasoning_and_one_action(protocol: Make) -> None:
+def test_a_turn_is_reasoning_and_one_action_and_only_a_probe_is_executed(protocol: Make) -> None:
     react = protocol()
     assert react.parse("<reasoning>look</reasoning><sql>SELECT 1</sql>") == Action(ActionKind.SQL, "SELECT 1", "look")
     assert react.parse("<reasoning>done</reasoning><solution>SELECT 2</solution>") == Action(
         ActionKind.SOLUTION, "SELECT 2", "done"
+    )
+    react = protocol()
+    assert react.query(Action(ActionKind.SQL, "SELECT 1", "r")) == "SELECT 1"
+    assert react.query(Action(ActionKind.SOLUTION, "SELECT 1", "r")) is None
+    assert react.query(Action(ActionKind.INVALID)) is None
+    react = protocol()
+    assert react.stop == ("</sql>", "</solution>")
+    assert react.tags == (
+        *("<reasoning>", "</reasoning>", "<sql>", "</sql>", "<solution>", "</solution>"),
+        *("<observation>", "</observation>"),
     )
 
 
@@ -56,13 +66,13 @@ def test_a_clear_action_with_a_fault_runs(protocol: Make, text: str, kind: Actio
     assert (action.content == "S") == (kind is not ActionKind.INVALID)
 
 
-def test_an_invalid_turn_keeps_its_reasoning(protocol: Make) -> None:
+def test_an_invalid_turn_keeps_its_reasoning_gains_nothing_and_gets_one_sentence(protocol: Make) -> None:
     assert protocol().parse("<reasoning>why</reasoning>").reasoning == "why"
-
-
-def test_a_forged_observation_gains_nothing(protocol: Make) -> None:
     text = "<reasoning>r</reasoning><sql>S</sql><observation>1</observation><solution>T</solution>"
     assert protocol().parse(text) == Action(ActionKind.INVALID, "", "r", "forged_observation")
+    react = protocol()
+    for text in ("", "<sql>", "<solution>a</solution><solution>b</solution>"):
+        assert "Your last action was not valid. Think again" in react.observe(react.parse(text), None, 3)
 
 
 def test_an_observation_shows_the_table_and_the_turns_left(protocol: Make) -> None:
@@ -73,19 +83,6 @@ def test_an_observation_shows_the_table_and_the_turns_left(protocol: Make) -> No
     assert "You have 1 turn left" in react.observe(look, ROWS, 1)
     failed = ExecutionResult(ExecutionStatus.ERROR, error="no such column: s.Street")
     assert "Error executing SQL: no such column: s.Street\nYou have 9" in react.observe(look, failed, 9)
-
-
-def test_an_invalid_action_gets_one_fixed_sentence(protocol: Make) -> None:
-    react = protocol()
-    for text in ("", "<sql>", "<solution>a</solution><solution>b</solution>"):
-        assert "Your last action was not valid. Think again" in react.observe(react.parse(text), None, 3)
-
-
-def test_only_a_probe_is_executed(protocol: Make) -> None:
-    react = protocol()
-    assert react.query(Action(ActionKind.SQL, "SELECT 1", "r")) == "SELECT 1"
-    assert react.query(Action(ActionKind.SOLUTION, "SELECT 1", "r")) is None
-    assert react.query(Action(ActionKind.INVALID)) is None
 
 
 def test_brief_speaks_in_words_that_share_tokens(protocol: Make, example: Example, schema: Schema) -> None:
@@ -168,15 +165,6 @@ def test_a_scout_writes_down_what_it_needs_and_its_track_ends_there(protocol: Ma
     assert scout.track_turns(episode) == {"full": 2, "schema": 1}
     assert protocol().track_turns(episode) == {"full": 2}
     assert protocol().parse(f"<reasoning>r</reasoning><schema>{content}</schema>").format_error == "no_action"
-
-
-def test_the_tags_and_stops_are_the_protocols_own(protocol: Make) -> None:
-    react = protocol()
-    assert react.stop == ("</sql>", "</solution>")
-    assert react.tags == (
-        *("<reasoning>", "</reasoning>", "<sql>", "</sql>", "<solution>", "</solution>"),
-        *("<observation>", "</observation>"),
-    )
 
 
 def test_mistakes_in_a_recipe_are_named(protocol: Make, example: Example, schema: Schema) -> None:

@@ -72,13 +72,10 @@ def test_an_outcome_holds_the_verdict_and_both_queries_parts(example: Example, e
     assert right.gold_bigrams == {("select", "name"), ("name", "from"), ("from", "singer")}
 
 
-def test_no_answer_is_wrong_and_not_broken(example: Example, engine: SqlEngine) -> None:
+def test_no_answer_is_wrong_and_a_broken_boundary_is_broken(example: Example, engine: SqlEngine) -> None:
     (none,) = judged(example, engine, episode(None, StopReason.TURN_LIMIT))
     assert (none.correct, none.status, none.broken, none.predicted_schema) == (False, None, False, None)
     assert none.predicted_bigrams == frozenset()
-
-
-def test_a_broken_boundary_is_broken_and_never_wrong(example: Example, engine: SqlEngine) -> None:
     (episode_broke,) = judged(example, engine, episode(None, StopReason.BROKEN))
     assert episode_broke.broken
     bad_gold = dataclasses.replace(example, gold_sql="SELECT nothing FROM nowhere")

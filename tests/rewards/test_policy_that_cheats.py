@@ -140,11 +140,8 @@ def recipes_and_repairs() -> list[tuple[str, ...]]:
     return [(name, "variant=repaired") if name == "mtir_sql" else (name,) for name in names if name != "mini_mtir_sql"]
 
 
-def test_twenty_ways_and_more_are_tried() -> None:
-    assert len(WAYS) + len(TEXTS) >= 20
-
-
 def test_every_cheating_attempt_is_scored_and_wrong(judged: CheckedTrajectory) -> None:
+    assert len(WAYS) + len(TEXTS) >= 20
     honest, ways = judged
     assert not honest.correct
     assert honest.executable

@@ -94,9 +94,11 @@ def test_a_term_declares_what_it_reads(outcome: Make, items: Callable[..., Schem
     assert {ANALYSED[name] for name in read & ANALYSED.keys()} == set(REWARDS[term].reads)
 
 
-def test_a_panel_reads_what_its_terms_read() -> None:
+def test_a_panel_reads_what_its_terms_read_and_scores_no_broken_episode(outcome: Make) -> None:
     assert SQL_TRAIL.reads == {"level", "schema", "bigrams"}
     assert panel({"term": "skyrl"}).reads == set()
+    with pytest.raises(ValueError, match="broken episode of 'e1'"):
+        SQL_TRAIL.score(outcome(broken=True))
 
 
 def test_each_turn_is_paid_what_it_earned(outcome: Make) -> None:
@@ -115,11 +117,6 @@ def test_a_term_must_pay_each_turn(outcome: Make, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(REWARDS._entries, "turn_faults", dataclasses.replace(REWARDS.entry("turn_faults"), value=short))
     with pytest.raises(RecipeError, match="ValueError: it pays for 1 turns of 2"):
         panel({"term": "turn_faults"}).score(outcome())
-
-
-def test_a_broken_episode_is_never_scored(outcome: Make) -> None:
-    with pytest.raises(ValueError, match="broken episode of 'e1'"):
-        SQL_TRAIL.score(outcome(broken=True))
 
 
 @pytest.mark.parametrize(
@@ -155,9 +152,6 @@ def test_no_wrong_answer_is_paid_more_than_a_right_one_where_the_papers_say_so()
     reasoning = recipes.load("reasoning_sql")
     assert Rubric(reasoning.rewards).margin() == 0.0  # 3 + 2 + 1 against 2 + 4
     assert Rubric(recipes.load("reasoning_sql", ["rewards.exec.weight=2"]).rewards).margin() == -1.0
-
-
-def test_a_case_table_has_its_own_order() -> None:
     assert panel({"term": "skyrl"}).margin() is None
     assert panel({"term": "exec"}, {"term": "trust_schema", "track": "schema"}).margin() == 1.0
 

@@ -20,8 +20,11 @@ FAILS = {"correct": False, "status": ExecutionStatus.ERROR}
 # --- SQL-Trail, appendix A.4 -----------------------------------------------------------------------------------------
 
 
-def test_execution_is_one_if_right_equation_6(outcome: Make) -> None:
+def test_execution_and_syntax_equations_6_and_8(outcome: Make) -> None:
     assert (terms.execution(outcome()), terms.execution(outcome(**WRONG))) == (1.0, 0.0)
+    assert terms.syntax(outcome(**WRONG)) == 1.0
+    assert terms.syntax(outcome(**FAILS)) == 0.0
+    assert terms.syntax(outcome(final=None)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -45,39 +48,26 @@ def test_the_turn_table_equation_7(outcome: Make, hardness: str, turns: int, cor
     assert terms.turns(outcome(turns=turns, correct=correct, hardness=hardness)) == reward
 
 
-def test_an_episode_without_an_answer_has_no_finishing_turn(outcome: Make) -> None:
+def test_the_turn_budget_is_a_recipes_and_no_answer_has_no_finishing_turn(outcome: Make) -> None:
     assert terms.turns(outcome(turns=1, final=None)) == 0.0
-
-
-def test_the_turn_budget_is_a_recipes(outcome: Make) -> None:
     assert terms.turns(outcome(turns=3), easy=3) == 1.0
     assert terms.turns(outcome(turns=3, hardness="medium"), medium=2) == 0.0
 
 
-def test_syntax_is_one_if_the_sql_ran_equation_8(outcome: Make) -> None:
-    assert terms.syntax(outcome(**WRONG)) == 1.0
-    assert terms.syntax(outcome(**FAILS)) == 0.0
-    assert terms.syntax(outcome(final=None)) == 0.0
-
-
-def test_bigrams_the_papers_example_is_two_of_four_equation_9(outcome: Make) -> None:
+def test_the_papers_examples_of_bigrams_and_schema_equations_9_and_10(outcome: Make, items: Items) -> None:
     gold, predicted = bigrams("SELECT name FROM student"), bigrams("SELECT name FROM teacher")
     assert gold == {("select", "name"), ("name", "from"), ("from", "student")}
     assert terms.bigram(outcome(predicted_bigrams=predicted, gold_bigrams=gold)) == 2 / 4
-
-
-def test_schema_the_papers_example_is_one_of_three_equation_10(outcome: Make) -> None:
     employees = Schema((Table("Employees", (Column("Salary", "REAL"),)),))
     gold = schema_items("SELECT Salary FROM Employees", employees)
     predicted = schema_items("SELECT Wages FROM Employees", employees)
     assert gold == SchemaItems(frozenset({"employees"}), frozenset({("employees", "salary")}))
     assert terms.schema(outcome(predicted_schema=predicted, gold_items=gold)) == 1 / 3
-
-
-def test_schema_is_nothing_where_a_side_is_missing(outcome: Make, items: Items) -> None:
     assert terms.schema(outcome(gold_items=items("t"))) == 0.0
     assert terms.schema(outcome(predicted_schema=items("t"))) == 0.0
     assert terms.schema(outcome(predicted_schema=items(), gold_items=items())) == 0.0
+    assert terms.jaccard(set(), set()) == 0.0
+    assert terms.jaccard({1}, {1}) == 1.0
 
 
 def test_format_asks_for_every_turn_and_an_answer_equation_11(outcome: Make) -> None:
@@ -89,13 +79,10 @@ def test_format_asks_for_every_turn_and_an_answer_equation_11(outcome: Make) -> 
 # --- Reasoning-SQL, section 3.2 and A.7 ------------------------------------------------------------------------------
 
 
-def test_the_judge_grades_only_what_is_wrong(outcome: Make) -> None:
+def test_the_judge_grades_what_is_wrong_and_a_missing_grade_is_an_error(outcome: Make) -> None:
     assert terms.judge(outcome(judge=0.3)) == 1.0
     assert terms.judge(outcome(judge=0.3, **WRONG)) == 0.3
     assert terms.judge(outcome(final=None)) == 0.0
-
-
-def test_a_grade_that_never_came_is_not_a_zero(outcome: Make) -> None:
     with pytest.raises(ValueError, match="'critic' was not asked"):
         terms.judge(outcome(**WRONG), by="critic")
 
@@ -165,12 +152,9 @@ def test_r_fmt_equation_2(outcome: Make, trace: tuple[Turn, ...], reward: float)
     assert terms.trust_format(outcome(trace=trace)) == reward
 
 
-def test_r_fmt_needs_an_answer_and_the_variants_fewer_phases(outcome: Make) -> None:
+def test_r_fmt_needs_an_answer_fewer_phases_and_on_demand_verified_knowledge(outcome: Make) -> None:
     assert terms.trust_format(outcome(trace=(EXPLORE, PROPOSE, GENERATE), final=None)) == 0.0
     assert terms.trust_format(outcome(trace=(EXPLORE, CONFIRM)), phases=["explore", "confirm"]) == 0.1
-
-
-def test_r_fmt_can_ask_for_verified_knowledge(outcome: Make) -> None:
     guessed = outcome(trace=(EXPLORE, GUESS, GENERATE, CONFIRM))
     assert (terms.trust_format(guessed), terms.trust_format(guessed, verified=True)) == (0.1, 0.0)
     assert terms.trust_format(outcome(trace=(EXPLORE, PROPOSE, GENERATE, CONFIRM)), verified=True) == 0.1
@@ -195,12 +179,9 @@ def test_r_schema_equation_3_and_5_2(
     assert terms.trust_schema(found, match=match) == pytest.approx(reward)  # type: ignore[arg-type]
 
 
-def test_r_schema_is_coupled_to_the_right_answer_unless_told(outcome: Make, items: Items) -> None:
+def test_r_schema_is_coupled_to_the_right_answer_and_needs_both_sides(outcome: Make, items: Items) -> None:
     wrong = outcome(trace=(EXPLORE, PROPOSE, GENERATE, CONFIRM), gold_schema=items("t", "t.c"), **WRONG)
     assert (terms.trust_schema(wrong), terms.trust_schema(wrong, coupled=False)) == (0.0, 1.0)
-
-
-def test_r_schema_is_nothing_without_a_proposal_or_an_accepted_gold_schema(outcome: Make, items: Items) -> None:
     assert terms.trust_schema(outcome(gold_schema=items("t"))) == 0.0
     assert terms.trust_schema(outcome(trace=(EXPLORE, PROPOSE, GENERATE, CONFIRM))) == 0.0
 
@@ -221,8 +202,3 @@ def test_r_schema_is_nothing_without_a_proposal_or_an_accepted_gold_schema(outco
 def test_mtirs_three_gated_rewards(outcome: Make, changes: dict[str, object], paid: tuple[float, ...]) -> None:
     one = outcome(**changes)
     assert (terms.mtir_format(one), terms.mtir_exec(one), terms.mtir_result(one)) == paid
-
-
-def test_jaccard_of_nothing_is_nothing() -> None:
-    assert terms.jaccard(set(), set()) == 0.0
-    assert terms.jaccard({1}, {1}) == 1.0

@@ -92,14 +92,11 @@ def test_ids_of_an_agent_are_never_encoded_again() -> None:
     assert codec.agent(codec.decode([a, b])) == [ab]
 
 
-def test_a_tokenizer_without_template_is_refused() -> None:
+def test_a_template_that_is_missing_or_hides_messages_is_refused() -> None:
     tokenizer = chatml()
     tokenizer.chat_template = None
     with pytest.raises(DataError, match="no chat template"):
         ChatCodec(tokenizer)
-
-
-def test_a_template_that_hides_messages_is_refused() -> None:
     tokenizer = chatml()
     tokenizer.chat_template = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
     with pytest.raises(DataError, match="does not repeat"):

@@ -148,6 +148,8 @@ def test_a_budget_bounds_each_turn_and_the_whole(begin: Begin, codec: ChatCodec)
     n_prompt = len(codec.prompt((("user", "how many singers"),)))
     assert begin(codec=codec, turn_tokens=20, episode_tokens=n_prompt + 50).next_request().max_tokens == 20
     assert begin(codec=codec, turn_tokens=90, episode_tokens=n_prompt + 50).next_request().max_tokens == 50
+    record = begin(codec=codec, episode_tokens=3).trajectory()
+    assert (record.stop, record.turns, record.turn_ends) == (StopReason.TOKEN_LIMIT, (), ())
 
 
 def test_an_observation_that_leaves_no_room_is_not_seen(begin: Begin, codec: ChatCodec) -> None:
@@ -187,8 +189,3 @@ def test_an_opening_needs_room_too(begin: Begin, codec: ChatCodec, spare: int, g
     tight.accept(first)
     tight.observe(ROWS)
     assert (tight.stop is None) is goes_on
-
-
-def test_a_prompt_over_the_budget_has_no_turns(begin: Begin, codec: ChatCodec) -> None:
-    record = begin(codec=codec, episode_tokens=3).trajectory()
-    assert (record.stop, record.turns, record.turn_ends) == (StopReason.TOKEN_LIMIT, (), ())

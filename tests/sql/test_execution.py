@@ -35,9 +35,6 @@ def test_rows_come_in_order_with_their_names_and_duplicates(run: Run) -> None:
     assert result.rows == (("Rome", "Rome", 2), ("Paris", "Paris", 2), ("Oslo", "Oslo", 2), ("Paris", "Paris", 2))
     assert not result.truncated
     assert result.elapsed_ms > 0
-
-
-def test_json_can_be_read_as_a_table(run: Run) -> None:
     assert run("SELECT value FROM json_each('[3,4]')").rows == ((3,), (4,))
 
 

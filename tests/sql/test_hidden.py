@@ -387,11 +387,9 @@ def test_no_hidden_value_comes_out_of_the_grammar_of_mysql(mysql_port: int, coun
     check_grammar(build_mysql(mysql_port, "twin", TABLES, TWIN), count)
 
 
-def test_names_are_one_where_any_engine_may_take_them_for_one() -> None:
+def test_names_and_views_that_stand_for_what_is_hidden_are_hidden() -> None:
     assert {fold(name) for name in ("SSN", "ssn", "ſſn", "śsn")} == {"ssn"}
 
-
-def test_views_are_hidden_through_views() -> None:
     def named(query: str) -> StatementNames | None:
         return None if query == "?" else StatementNames(frozenset([query]), frozenset(), frozenset(), False, False)
 

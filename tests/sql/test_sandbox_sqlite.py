@@ -61,9 +61,11 @@ def test_a_database_in_wal_mode_is_read_without_writing_beside_it(engine: SqlEng
     assert contents(tmp_path) == before
 
 
-def test_a_file_with_a_strange_name_is_opened_as_a_path_and_not_as_a_uri(engine: SqlEngine, tmp_path: Path) -> None:
+def test_strange_file_names_and_semicolons_mean_nothing_else(engine: SqlEngine, tmp_path: Path, shop: Database) -> None:
     database = build_shop(tmp_path / "a b?mode=rwc&c#d%41.sqlite")
     assert run(engine, database, "SELECT count(*) FROM customer").rows == ((4,),)
+    for sql in ("SELECT ';;';;", "SELECT ';;' ; -- nothing\n ; /* more */"):
+        assert run(engine, shop, sql).rows == ((";;",),), sql
 
 
 def test_hostile_values_come_through_as_values(engine: SqlEngine, tmp_path: Path) -> None:
@@ -87,8 +89,3 @@ def test_hostile_values_come_through_as_values(engine: SqlEngine, tmp_path: Path
     database = Database("hostile", "sqlite", str(path))
     result = run(engine, database, "SELECT v FROM t ORDER BY id")
     assert [row[0] for row in result.rows] == [*values, "\ufffdA\ufffd"]
-
-
-def test_semicolons_behind_a_statement_begin_no_second_one(engine: SqlEngine, shop: Database) -> None:
-    for sql in ("SELECT ';;';;", "SELECT ';;' ; -- nothing\n ; /* more */"):
-        assert run(engine, shop, sql).rows == ((";;",),), sql

@@ -88,11 +88,8 @@ def names(schema: Schema) -> list[tuple[str, list[str], list[str], tuple[Foreign
     ]
 
 
-def test_a_schema_is_read_in_the_databases_own_order(shop: Database) -> None:
+def test_a_schema_and_its_example_values_come_in_the_databases_own_order(shop: Database) -> None:
     assert introspect(shop) == SHOP
-
-
-def test_example_values_come_in_the_order_of_the_table(shop: Database) -> None:
     customer = introspect(shop, values=2).tables[0]
     assert [column.values for column in customer.columns] == [(1, 2), ("Ada", "Bo"), ("Paris", "Oslo"), (10.5, 3.25)]
 
@@ -163,7 +160,7 @@ def test_a_missing_database_is_the_users_to_mend(tmp_path: Path) -> None:
         introspect(Database("text", "sqlite", str(tmp_path / "text.sqlite")))
 
 
-def test_a_schema_is_rendered_as_create_table_statements() -> None:
+def test_a_schema_is_rendered_as_statements_or_words_and_its_values_on_one_line() -> None:
     assert render(SHOP, "ddl") == (
         "CREATE TABLE customer (\n"
         "    id INTEGER PRIMARY KEY,\n"
@@ -179,17 +176,11 @@ def test_a_schema_is_rendered_as_create_table_statements() -> None:
         "    FOREIGN KEY (customer_id) REFERENCES customer(id)\n"
         ");"
     )
-
-
-def test_compact_is_one_line_of_words_apart() -> None:
     assert render(SHOP, "compact") == (
         "customer : id , name , city , credit ; purchase : id , customer_id , item , amount ; "
         "purchase . customer_id = customer . id"
     )
     assert render(SHOP, "names") == "customer , purchase"
-
-
-def test_values_are_shown_on_one_line_and_cut() -> None:
     column = Column("note", "TEXT", values=("a\nb", "x" * 99, 3))
     text = render(Schema((Table("t", (column,)),)), "ddl")
     assert text.splitlines()[1] == "    note TEXT -- e.g. 'a\\nb', '" + "x" * 36 + "..., 3"

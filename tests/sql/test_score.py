@@ -248,10 +248,15 @@ def test_a_number_that_makes_no_sense_is_refused(folder: Path, options: list[str
     assert f"Invalid value for '{options[0]}'" in output
 
 
-def test_no_prediction_at_all_is_exit_code_1(folder: Path) -> None:
+def test_a_file_in_which_nothing_can_be_scored_is_exit_code_1(folder: Path) -> None:
     (folder / "none.json").write_text("{}")
     code, _ = run(folder, pred="none.json")
     assert code == 1
+    (folder / "one.sql").write_text("SELECT 1\tgone\n")
+    (folder / "pred.sql").write_text("SELECT 1\n")
+    code, output = run(folder, gold="one.sql")
+    assert code == 1
+    assert "not available, not counted: 1 items (0 database_missing)" in output
 
 
 def test_a_report_judges_each_pair_once(folder: Path) -> None:
@@ -277,14 +282,6 @@ def test_what_is_no_regular_file_is_written_through(folder: Path) -> None:
     reader.join()
     assert read == [(folder / "real.jsonl").read_text()]
     assert (folder / "pipe").is_fifo()
-
-
-def test_nothing_scored_is_exit_code_1(folder: Path) -> None:
-    (folder / "one.sql").write_text("SELECT 1\tgone\n")
-    (folder / "pred.sql").write_text("SELECT 1\n")
-    code, output = run(folder, gold="one.sql")
-    assert code == 1
-    assert "not available, not counted: 1 items (0 database_missing)" in output
 
 
 @pytest.mark.parametrize(
@@ -355,7 +352,7 @@ def test_bad_options_are_told_in_one_line(folder: Path) -> None:
         run(folder, gold="nowhere.sql")
 
 
-def test_blank_lines_are_empty_predictions_or_part_sessions(tmp_path: Path) -> None:
+def test_blank_lines_are_empty_predictions_or_part_sessions_and_a_tab_stays_in_its_query(tmp_path: Path) -> None:
     (tmp_path / "p.sql").write_text("SELECT 1\n\nSELECT 2\n")
     assert score_files.read_predictions(tmp_path / "p.sql", [score_files.GoldQuery("", "shop")] * 3) == {
         0: "SELECT 1",
@@ -366,6 +363,8 @@ def test_blank_lines_are_empty_predictions_or_part_sessions(tmp_path: Path) -> N
         0: "SELECT 1",
         1: "SELECT 2",
     }
+    (tmp_path / "g.sql").write_text("SELECT\t1\tshop\n")
+    assert score_files.read_gold(tmp_path / "g.sql") == [score_files.GoldQuery("SELECT\t1", "shop")]
 
 
 def test_files_are_read_whatever_wrote_them(tmp_path: Path) -> None:
@@ -396,11 +395,6 @@ def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path: 
         score_files.read_predictions(tmp_path / "p.json", score_files.read_gold(tmp_path / "g.json"))
 
 
-def test_a_tab_inside_a_gold_query_stays_in_it(tmp_path: Path) -> None:
-    (tmp_path / "g.sql").write_text("SELECT\t1\tshop\n")
-    assert score_files.read_gold(tmp_path / "g.sql") == [score_files.GoldQuery("SELECT\t1", "shop")]
-
-
 @pytest.mark.parametrize(
     ("ratio", "paid"),
     [(3.0, 1.25), (2.0, 1.25), (1.99, 1.0), (1.0, 1.0), (0.9, 0.75), (0.5, 0.75), (0.3, 0.5), (0.25, 0.5), (0.1, 0.25)],
@@ -409,11 +403,14 @@ def test_the_r_ves_reward_has_the_published_steps(ratio: float, paid: float) -> 
     assert official.reward([ratio]) == paid
 
 
-def test_a_ratio_three_deviations_from_the_mean_is_dropped() -> None:
+def test_the_r_ves_reward_by_hand() -> None:
     # 99 ones and one 100: mean 1.99, variance 0.99 * 0.99^2 + 0.01 * 98.01^2 = 97.03, so the bound is 29.55.
     assert official.reward([1.0] * 99 + [100.0]) == 1.0
     assert official.reward([1.0, 3.0]) == 1.25  # both lie within: their mean is 2
     assert official.reward([2.0, 2.0]) == 1.25  # the published script drops all of them and divides by zero
+    assert official.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(25.0 * (math.sqrt(1.25) + 1.0 + 0.5))
+    with pytest.raises(ValueError, match="needs questions"):
+        official.r_ves([])
 
 
 def test_both_queries_are_timed_a_hundred_times_in_turn_and_a_failure_earns_nothing() -> None:
@@ -454,19 +451,10 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
     assert opened == [shop] * 7  # the session's own, and one for each run
 
 
-def test_r_ves_is_the_mean_root_in_percent() -> None:
-    assert official.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(25.0 * (math.sqrt(1.25) + 1.0 + 0.5))
-    with pytest.raises(ValueError, match="needs questions"):
-        official.r_ves([])
-
-
 def test_r_ves_pays_a_right_query_by_its_speed(folder: Path) -> None:
     run(folder, "--equality", "r_ves", "--timeout", "2", "--out", str(folder / "v.jsonl"), "--json")
     values = [json.loads(line)["r_ves"] for line in (folder / "v.jsonl").read_text().splitlines()]
     assert all(value in (0.25, 0.5, 0.75, 1.0, 1.25) for value in (values[0], values[1], values[2]))
-
-
-def test_an_answer_far_slower_than_gold_earns_the_least(folder: Path) -> None:
     count = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000) SELECT count(*) FROM n"
     (folder / "slow.sql").write_text(f"SELECT 40000\tshop\n{count}\tshop\n")
     (folder / "answers.sql").write_text(f"{count}\nSELECT 40000\n")

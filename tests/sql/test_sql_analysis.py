@@ -96,10 +96,12 @@ def test_two_readers_of_a_query_agree(shop: Database, schema: Schema, sql: str, 
     assert read_items(shop, sql) == expected
 
 
-def test_the_authorizer_is_not_asked_about_the_columns_of_using(shop: Database, schema: Schema) -> None:
+def test_the_authorizer_answers_for_sqlite_and_is_not_asked_about_using(shop: Database, schema: Schema) -> None:
     sql = "SELECT a.name FROM customer a JOIN customer b USING (city)"
     assert schema_items(sql, schema) == items("customer.name", "customer.city")
     assert read_items(shop, sql) == items("customer.name")
+    assert read_items(Database("x", "duckdb", shop.location), "SELECT 1") is None
+    assert read_items(Database("x", "sqlite", shop.location + ".gone"), "SELECT 1") is None
 
 
 def test_a_name_that_does_not_exist_is_kept_and_marked(shop: Database, schema: Schema) -> None:
@@ -118,11 +120,6 @@ def test_what_is_no_query_has_no_items(shop: Database, schema: Schema, sql: str)
     assert read_items(shop, sql) is None
     if "1; " not in sql:
         assert schema_items(sql, schema) is None
-
-
-def test_the_authorizer_answers_for_sqlite_only(shop: Database) -> None:
-    assert read_items(Database("x", "duckdb", shop.location), "SELECT 1") is None
-    assert read_items(Database("x", "sqlite", shop.location + ".gone"), "SELECT 1") is None
 
 
 def test_the_name_of_a_table_after_in_is_a_table(schema: Schema) -> None:

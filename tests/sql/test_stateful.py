@@ -179,7 +179,7 @@ def test_a_script_beside_the_database_prepares_every_copy(ask: Ask, shop: Databa
     assert ask("SELECT count(*) FROM seen").rows == ((2,),)
 
 
-def test_a_script_that_cannot_prepare_the_copy_makes_the_database_unavailable(ask: Ask, shop: Database) -> None:
+def test_a_script_that_fails_makes_the_database_unavailable(ask: Ask, shop: Database) -> None:
     Path(shop.location + ".setup.sql").write_text("INSERT INTO nowhere VALUES (1)", encoding="utf-8")
     assert ask(COUNT).status is ExecutionStatus.UNAVAILABLE
 

@@ -71,14 +71,11 @@ def test_a_gold_query_without_a_result_breaks_the_pair(engine: SqlEngine, shop: 
     assert verdict.scores == {"strict": 0.0, "test_suite": 0.0}
 
 
-def test_a_missing_database_breaks_the_pair(engine: SqlEngine, shop: Database) -> None:
+def test_a_missing_database_breaks_the_pair_and_no_answer_is_wrong(engine: SqlEngine, shop: Database) -> None:
     gone = Database("gone", "sqlite", shop.location + ".gone")
     (verdict,) = engine.verdicts([Pair(gone, "SELECT 1", "SELECT 1")], ["strict"])
     assert verdict.broken
     assert (verdict.gold, verdict.error_class) == (ExecutionStatus.UNAVAILABLE, "database_missing")
-
-
-def test_no_prediction_is_wrong_and_not_broken(engine: SqlEngine, shop: Database) -> None:
     (verdict,) = engine.verdicts([Pair(shop, "SELECT 1", None)], ["strict"])
     assert (verdict.predicted, verdict.gold, verdict.broken) == (None, OK, False)
     assert verdict.scores == {"strict": 0.0}
@@ -188,12 +185,9 @@ def test_judging_does_not_block_an_event_loop(engine: SqlEngine, shop: Database)
     assert asyncio.run(main()) < 1.5
 
 
-def test_an_unknown_equality_is_an_error_of_the_caller(engine: SqlEngine, shop: Database) -> None:
+def test_an_unknown_equality_is_refused_and_limits_come_from_the_recipe(engine: SqlEngine, shop: Database) -> None:
     with pytest.raises(RecipeError, match="there is no equality 'exact'"):
         engine.verdicts([Pair(shop, "SELECT 1", "SELECT 1")], ["exact"])
-
-
-def test_limits_come_from_the_recipe() -> None:
     assert Limits.of(Execution(timeout_s=3, max_rows=5, max_bytes=7, memory_mb=9)) == Limits(3, 5, 7, 9)
 
 
