@@ -46,14 +46,14 @@ PANELS = {
         "earns the full reward.",
     },
     ("use", "Use"): {
-        "connect": "Read a database and write databases/NAME.yaml: what the agent is told of it, for you to edit.",
+        "connect": "Read a database and write its card, databases/NAME.yaml: the schema and notes that the agent sees.",
         "ask": "Ask a trained model about a database and watch its turns.",
         "serve": "Serve the agent of a database: a chat page, and OpenAI's protocol for any client.",
         "export": "Write a trained model as others take it, with a filled card: weights, tokenizer, prompt, "
         "protocol, figures.",
         "mcp": "Serve the sandboxed SQL tool to any MCP client, and the agent beside it.",
         "environment": "Episodes for other trainers.",
-        "feedback": "What users of `sqltrain serve` asked and said.",
+        "feedback": "Questions and verdicts of the users of `sqltrain serve`.",
     },
     ("evaluate", "Evaluate"): {
         "evaluate": "Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the "

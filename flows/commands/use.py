@@ -55,7 +55,7 @@ from pipelines.teachers.experts import linking
 
 app = typer.Typer()
 environment_app = typer.Typer(help="Episodes for other trainers.", no_args_is_help=True)
-feedback_app = typer.Typer(help="What users of `sqltrain serve` asked and said.", no_args_is_help=True)
+feedback_app = typer.Typer(help="Questions and verdicts of the users of `sqltrain serve`.", no_args_is_help=True)
 app.add_typer(environment_app, name="environment")
 app.add_typer(feedback_app, name="feedback")
 
@@ -67,15 +67,16 @@ WORKERS = 4  # processes that run SQL
 @app.command()
 def connect(
     database: Annotated[str, typer.Argument(help="A file, or an address such as postgresql://reader@host/shop.")],
-    name: Annotated[str | None, typer.Option(help="What to call it; by default its own name.")] = None,
+    name: Annotated[str | None, typer.Option(help="The card's name; by default the database's own.")] = None,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Connect as a role that may write, too.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read a database and write databases/NAME.yaml: what the agent is told of it, for you to edit.
+    """Read a database and write its card, databases/NAME.yaml: the schema and notes that the agent sees.
 
-    It lists likely problems (no keys, codes, mixed dates, cryptic names) and refuses a role that can write.
+    Edit the card then. Likely problems (no keys, codes, mixed dates, cryptic names) are listed; a role that can write
+    is refused.
 
     Examples:
 
@@ -106,7 +107,7 @@ def connect(
     first = card.name_of(openable.address)
     if old is None and first is not None:
         say(f"note: {card.path_of(first)} describes this database, too; what either hides is hidden")
-    # An address that holds a password: the card names a variable for it.
+    # The password of an address is not written; the card names a variable for it.
     is_address = engine_of_address(database) is not None
     has_password = is_address and named.split_password(database)[1] is not None
     variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
@@ -114,6 +115,7 @@ def connect(
         bars.begin("read", 1, "tables")
         fresh, problems = reading.read(openable, variable)
         bars.advance(1)
+    # What a person wrote into an earlier card stays.
     database_card = fresh if old is None else card.merge(fresh, old)
     card.write(place, database_card)
     tables = fresh.tables.values()
@@ -299,6 +301,7 @@ def serve(
     access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
     require_keys(host, access)
     require_bindable(host, port)
+    # Without a model the only champion of the store answers.
     if model is None:
         names = [name for name, ledger in ledgers(store).items() if ledger.champion() is not None]
         if len(names) != 1:

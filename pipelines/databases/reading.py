@@ -83,6 +83,7 @@ def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, i
             where, name = f"{table.name}.{column.name}", column.name
             values = [value for value in samples.get(table.name, {}).get(name, ()) if value is not None]
             texts = [value.strip() for value in values if isinstance(value, str)]
+            # Personal data: by the column's name, or by values of which most are e-mail addresses.
             if _PERSONAL.search(name) or 2 * len([*filter(_EMAIL.fullmatch, texts)]) > len(values) > 0:
                 advice = "looks like personal data: set `hidden: true` unless questions may reach it"
                 findings.append(("personal data", where, advice))

@@ -160,16 +160,18 @@ class Agent:
         recipe, name = model.recipe, f"chat-{next(self._numbers)}"
         try:
             async with asyncio.timeout(self.budget.seconds):
+                # Greedy and with the turns of an evaluation, so that a served answer is the one that was measured.
                 sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
                 protocol, turns = build(recipe.protocol), recipe.protocol.max_turns_eval
                 engine = RolloutEngine(model.policy, protocol, self.sql, sampling, turns, lambda _: self.schema)
-                example = await asyncio.to_thread(self._completed, self.openable.example(question, name), recipe)
+                example = await asyncio.to_thread(self._with_facts, self.openable.example(question, name), recipe)
                 async with contextlib.aclosing(engine.play(EpisodeRequest(example, 0, recipe.seed), name)) as steps:
                     async for step in steps:
                         if isinstance(step, TurnEvent):
                             action = step.turn.action
                             if action.reasoning.strip():
                                 emit({"type": "reasoning", "text": action.reasoning.strip()})
+                            # The final SQL is no such event: its own result, with all rows, ends the question.
                             is_query = action.kind not in (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK)
                             if is_query and action.content:
                                 emit({"type": "sql", "sql": action.content})
@@ -192,7 +194,7 @@ class Agent:
         finally:
             self.used.update(model.policy.take_used())
 
-    def _completed(self, example: Example, recipe: Recipe) -> Example:
+    def _with_facts(self, example: Example, recipe: Recipe) -> Example:
         # In a thread, and so with a sandbox of its own: the other one is the event loop's.
         with self._linker_lock, self.openable.sql(recipe.execution) as sql:
             link = self._linker(recipe.data.linker)

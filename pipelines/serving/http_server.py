@@ -167,6 +167,7 @@ class Service:
         background = [asyncio.ensure_future(begin()) for begin in self.background]
         async with self.mcp_sessions():
             yield
+        # Requests have ended here, so nothing waits for the model or writes feedback any more.
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
@@ -241,9 +242,10 @@ class Service:
             return PlainTextResponse("".join(lines), media_type="application/jsonl")
         id, good, sql = body.get("id"), body.get("good"), body.get("sql")
         if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
-            raise Denied(400, "a verdict has an id, good (true or false), and the right sql where it is known")
+            raise Denied(400, "a verdict has an id, good (true or false), and the right sql if it is known")
         if not is_valid_unicode(id + (sql or "")):
             raise Denied(400, "id and sql must be text")
+        # A corrected SQL must run before it is kept: a night trains on it.
         if sql is not None:
             with self.access.question(user):
                 event = await self.agent.run(sql)
@@ -289,6 +291,7 @@ class Chat:
                     self.past.append(event)
                     yield event
         finally:
+            # Also if the client left: then the generator is closed between two events.
             seconds = time.monotonic() - started
             last = self.past[-1] if self.past else {"type": ""}
             outcome = last["type"] if last["type"] in ("answer", "error") else "left"

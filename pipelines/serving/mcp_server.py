@@ -94,8 +94,9 @@ class SqlTool:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, {only}")
         arguments, request = params.arguments or {}, context.request  # of HTTP; None over stdin
         name, text = arguments.get(DATABASE), arguments.get("question" if is_question else "sql")
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # a call need not name the only database
             name = next(iter(self._databases)) if len(self._databases) == 1 else ""
+        # A service limits, counts and audits the calls of its users like its other routes.
         service = self._service
         user = "" if service is None else request.scope[USER]
         try:
@@ -122,6 +123,7 @@ class SqlTool:
         if not is_question:
             result = await self._sql.execute(self._databases[name], text, self._rows)
             return observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
+        # Through a service the question is a chat: it is counted, audited and kept as feedback there.
         agent, question, last = self._agents[name], text[:QUESTION_CHARS], dict[str, Any]()
         chat = None if self._service is None else Chat(self._service, user, question, agent.model())
         async with contextlib.aclosing(agent.answer(question) if chat is None else chat.events()) as events:

@@ -76,6 +76,7 @@ def guarded(
                 denied_by_status[denied.status] += 1
         except SqltrainError as error:
             denied = Denied(400, str(error))
+        # An error as OpenAI's protocol has it, so that its clients show the message.
         body = {"message": denied.message, "type": "invalid_request_error", "param": None, "code": denied.status}
         headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
         return JSONResponse({"error": body}, denied.status, headers=headers)
