@@ -76,18 +76,22 @@ def with_store(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def open_recipe(name: str, overrides: Sequence[str] | None) -> tuple[Recipe, Store]:
-    """A recipe with its overrides, and the store that they name."""
-    rest, store = split(overrides)
+def open_recipe(name: str, overrides: Sequence[str] | None, model: Path | None = None) -> tuple[Recipe, Store]:
+    """A recipe with its overrides, and the store that they name.
+
+    Args:
+        model: a checkpoint that is prompted as its own card says; overrides come last and win.
+    """
+    words = [*(overrides or [])]
+    if model is not None:
+        if not (model / "config.json").is_file():
+            raise DataError(
+                f"no model in {model}", "Pass a checkpoint folder that holds a config.json, or endpoint:NAME."
+            )
+        card = read_card(model)
+        words = [*(card.overrides() if card else ()), *words]
+    rest, store = split(words)
     return recipes.load(name, rest), store
-
-
-def open_for(name: str, overrides: Sequence[str] | None, model: Path) -> tuple[Recipe, Store]:
-    """A recipe that asks a checkpoint as the checkpoint's own card says; overrides come last and win."""
-    if not (model / "config.json").is_file():
-        raise DataError(f"no model in {model}", "Pass a checkpoint folder that holds a config.json, or endpoint:NAME.")
-    card = read_card(model)
-    return open_recipe(name, [*(card.overrides() if card else ()), *(overrides or [])])
 
 
 def split(overrides: Sequence[str] | None) -> tuple[list[str], Store]:

@@ -22,7 +22,6 @@ from flows.terminal import (
     RecipeName,
     console,
     emit,
-    open_for,
     open_recipe,
     say,
     with_store,
@@ -131,14 +130,10 @@ def evaluate(
         words.append(chosen(benchmarks, say))
     is_named = model is not None and (model == asking.ORACLE or model.startswith(asking.ENDPOINT))
     folder = None if model is None or is_named else folder_of(Path(model))
-
-    def opened() -> tuple[Recipe, Store]:
-        return open_recipe(recipe, words) if folder is None else open_for(recipe, words, folder)
-
-    loaded, store = opened()
+    loaded, store = open_recipe(recipe, words, folder)
     if limit is not None:
         words += [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
-        loaded, store = opened()
+        loaded, store = open_recipe(recipe, words, folder)
     if folder is not None:
         about = {"digest": folder_digest(folder), "dtype": loaded.model.compute_dtype, "decoder": loaded.rollout.policy}
         answerer = Answerer(str(folder.resolve()), folder.name, about, f"checkpoint {about['digest']}")

@@ -19,7 +19,6 @@ from flows.terminal import (
     Where,
     console,
     emit,
-    open_for,
     open_recipe,
     say,
     split,
@@ -255,10 +254,7 @@ def ask(
         ask_model(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
     folder = None if model is None else folder_of(Path(model))
-    if folder is None:
-        loaded, store = open_recipe(recipe or "miniature", overrides)
-    else:
-        loaded, store = open_for(recipe or "miniature", overrides, folder)
+    loaded, store = open_recipe(recipe or "miniature", overrides, folder)
     ask_model(loaded, store, question, database, folder, typer.echo)
 
 

@@ -1,29 +1,24 @@
 """A database as a user names it: a name of `databases/`, a file, or the address of a server."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+from pipelines.benchmarks.prompt_schema import describe
 from pipelines.core.errors import DatabaseError, DataError, ResourceError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, Example, ExecutionStatus
 from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
-from pipelines.sql.dialects.base import identity
+from pipelines.recipe.config import Execution
+from pipelines.sql.dialects.base import identity, quoted
 from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, engine_of_head, file_suffixes
-
-if TYPE_CHECKING:
-    from pipelines.recipe.config import Execution
-    from pipelines.sql.engine import SqlEngine
-    from pipelines.sql.schema import Schema
-
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import Schema, introspect
 
 # Addresses of database servers: taking the password out, and putting one in that an environment variable holds.
 
@@ -65,12 +60,7 @@ def driver_address(address: str, engine: str, password: str | None) -> str:
     """The address that a driver gets: with the password, which then is in this process's memory alone."""
     try:
         DIALECTS[engine].check_address(address)
-    except ValueError as error:
-        raise DataError(str(error), HINT) from None
-    if password is None:
-        return address
-    try:
-        return str(DIALECTS[engine].with_password(address, password))
+        return address if password is None else str(DIALECTS[engine].with_password(address, password))
     except ValueError as error:
         raise DataError(str(error), HINT) from None
 
@@ -118,10 +108,6 @@ class OpenableDatabase:
             values: example values of each column, if there is no card.
             described: with the database's own comments on tables and columns, if there is no card.
         """
-        from pipelines.benchmarks.prompt_schema import describe
-        from pipelines.sql.dialects.base import quoted
-        from pipelines.sql.schema import introspect
-
         if self.card is None:
             schema = introspect(self.database, values)
             return describe(schema, self.database) if described else schema
@@ -200,8 +186,6 @@ def sandbox(
     databases: Iterable[OpenableDatabase], execution: Execution, workers: int = 1, audit: Path | None = None
 ) -> SqlEngine:
     """One sandbox for several databases, in which nothing hidden can be read; close it."""
-    from pipelines.sql.engine import Limits, SqlEngine
-
     hidden = {
         DIALECTS[openable.database.engine].locate(openable.database.location): openable.card.hidden
         for openable in databases

@@ -4,26 +4,21 @@ A database that a card of the working folder describes is read by its card, howe
 prompts show what `ask` shows, and no stage's statement reads what is hidden.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipelines.benchmarks import prompt_schema
 from pipelines.core.types import Database, Example
 from pipelines.databases import card
 from pipelines.databases.named import OpenableDatabase
 from pipelines.databases.schema_filter import link_locally
+from pipelines.recipe.config import Recipe
 from pipelines.sql.dialects.base import identity
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import Schema
 
 Link = Callable[[Sequence[Example], prompt_schema.Schemas], list[Example]]
-
-if TYPE_CHECKING:
-    from pipelines.recipe.config import Recipe
-    from pipelines.sql.engine import SqlEngine
-    from pipelines.sql.schema import Schema
 
 
 def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
@@ -44,10 +39,8 @@ def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
 
 def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
     """The recipe's sandbox, in which nothing that a card hides can be read; close it (it is a context manager)."""
-    from pipelines.sql.engine import Limits, SqlEngine
-
-    limits = Limits.of(recipe.execution)
-    return SqlEngine(limits, workers or recipe.hardware.sql_workers, hidden=card.hidden_names())
+    workers = workers or recipe.hardware.sql_workers
+    return SqlEngine(Limits.of(recipe.execution), workers, hidden=card.hidden_names())
 
 
 def with_prompt_facts(
