@@ -1,6 +1,7 @@
 """Schemas read from a database and rendered for a prompt."""
 
 import contextlib
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -42,42 +43,15 @@ SHOP = Schema(
 )
 
 
-ODD_NAMES = (
-    *("Album", "albumId", "SALES", "Rechnungen_2024", "sales_2024", "_hidden", "x", "n1", "Straße", "größe", "Übung"),
-    *(
-        "naïve",
-        "été",
-        "имя",
-        "Имя_2",
-        "名前",
-        "表2",
-        "π",
-        "Ångström",
-        "unit price",
-        "Unit Cost",
-        "a  b",
-        "two words too",
-    ),
-    *(
-        'say "hi"',
-        '"',
-        '""',
-        '"quoted"',
-        "it's",
-        "'",
-        "`",
-        "a`b",
-        "``",
-        "`ticks`",
-        'a"b`c',
-        "[x]",
-        "a]b",
-        "order.total",
-    ),
-    *(".dot", "a.b.c", "a/b", "a\\b", "100", "1st", "2024_sales", "3", "1e5", "0x1F", "50%", "a-b", "-1", "a+b", "a=b"),
-    *("a;b", "a,b", "(a)", "f(x)", "a:b", "$", "a$b", "$1", "@x", "#", "a#b", "?", "!", "~", "&", "|", "^", "{a}", "*"),
-    *("-- no", "a--b", "/* a */", "select 1", "a b; DROP TABLE x", "é\u0301", "½", "a²", "procedure_2"),
-    *("count", "name", "date", "time", "value", "year", "status", "type", "position", "level", "coalesce", "row"),
+ODD_NAMES = re.split(
+    r" ¦ |\n",
+    """Album ¦ albumId ¦ SALES ¦ Rechnungen_2024 ¦ sales_2024 ¦ _hidden ¦ x ¦ n1 ¦ Straße ¦ größe ¦ Übung ¦ naïve ¦ été
+имя ¦ Имя_2 ¦ 名前 ¦ 表2 ¦ π ¦ Ångström ¦ unit price ¦ Unit Cost ¦ a  b ¦ two words too ¦ say "hi" ¦ " ¦ ""
+"quoted" ¦ it's ¦ ' ¦ ` ¦ a`b ¦ `` ¦ `ticks` ¦ a"b`c ¦ [x] ¦ a]b ¦ order.total ¦ .dot ¦ a.b.c ¦ a/b ¦ a\\b ¦ 100
+1st ¦ 2024_sales ¦ 3 ¦ 1e5 ¦ 0x1F ¦ 50% ¦ a-b ¦ -1 ¦ a+b ¦ a=b ¦ a;b ¦ a,b ¦ (a) ¦ f(x) ¦ a:b ¦ $ ¦ a$b ¦ $1
+@x ¦ # ¦ a#b ¦ ? ¦ ! ¦ ~ ¦ & ¦ | ¦ ^ ¦ {a} ¦ * ¦ -- no ¦ a--b ¦ /* a */ ¦ select 1 ¦ a b; DROP TABLE x ¦ é\u0301
+½ ¦ a² ¦ procedure_2 ¦ count ¦ name ¦ date ¦ time ¦ value ¦ year ¦ status ¦ type ¦ position ¦ level ¦ coalesce
+row""",
 )
 
 
