@@ -63,6 +63,8 @@ def test_a_turn_is_reasoning_and_one_action_and_only_a_probe_is_executed(protoco
 def test_a_clear_action_with_a_fault_runs(protocol: Make, text: str, kind: ActionKind, error: str) -> None:
     action = protocol().parse(text)
     assert (action.kind, action.format_error) == (kind, error)
+    loose = error in ("text_outside_tags", "wrong_order")  # which the format `tags` does not ask for
+    assert (protocol(format="tags").parse(text).format_error is None) is loose
     assert (action.content == "S") == (kind is not ActionKind.INVALID)
 
 

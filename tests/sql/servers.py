@@ -23,16 +23,8 @@ USERS = ("postgres", "nobody")  # who may run the server when the tests run as r
 
 @dataclass(frozen=True)
 class Server:
-    """A running server.
-
-    Attributes:
-        admin: its superuser's connection string.
-        reader: that of a role that may only read what it is granted.
-        shop: the test shop in it.
-    """
-
-    admin: str
-    reader: str
+    admin: str  # its superuser's connection string
+    reader: str  # that of a role that may only read what it is granted
     shop: Database
 
 
