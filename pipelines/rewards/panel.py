@@ -54,7 +54,7 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
     """
     queries = (
         ("Reference query", example.gold_sql),
-        ("Predicted query", without_comments(predicted, example.database.engine)),
+        ("Predicted query", without_comments([(predicted, example.database.engine)])[0]),
     )
     parts = (
         ("Question", example.question),

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from types import UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipelines.core.types import Database, EngineName, Hardness, SchemaItems
 from pipelines.sql.diagnoses import Diagnosis, Failure
@@ -24,7 +24,6 @@ LIMITS = Limits(timeout_s=10.0, max_rows=1, memory_mb=1024)
 WORKERS = 2
 UNREAD = "the analysis could not read it within its limits"
 Item = tuple[str, str]  # (table, column)
-Value = TypeVar("Value")
 
 
 class Naming(NamedTuple):
@@ -52,74 +51,52 @@ class Compared(NamedTuple):
     probe: str
 
 
-def schema_items(queries: Sequence[tuple[str, Schema, EngineName]]) -> list[SchemaItems | None]:
-    """The tables and columns that each query reads; None where it does not parse.
-
-    A column that no table in its scope has comes with the table "".
-    """
-    return _ask("schema_items", queries, SchemaItems | None, None)
+Query = TypeVar("Query")
+Answer = TypeVar("Answer")
 
 
-def prepared_items(queries: Sequence[tuple[Database, str]]) -> list[SchemaItems | None]:
-    """The tables and columns that SQLite says a prepared query reads; None where SQLite refuses it.
+@dataclasses.dataclass(frozen=True)
+class Analysis(Generic[Query, Answer]):
+    """A function of `analysis/session.py`, asked about many queries: each is its argument, or a tuple of them."""
 
-    None too where the database is not SQLite's or cannot be opened.
-    """
-    return _ask("read_items", queries, SchemaItems | None, None)
+    function: str
+    form: Any  # the type of an answer.
+    unread: Answer  # the answer where the worker gave none.
 
-
-def hardness(queries: Sequence[tuple[str, EngineName]]) -> list[Hardness]:
-    """Spider's level of each query; "extra" where it cannot be read."""
-    return _ask("hardness", queries, Hardness, "extra")
-
-
-def functions(queries: Sequence[tuple[str, EngineName]]) -> list[list[str]]:
-    """The functions that each query calls, in lower case; [] where it cannot be read."""
-    return _ask("functions", queries, list[str], [])
+    def __call__(self, queries: Sequence[Query]) -> list[Answer]:
+        jobs = [(self.function, *(query if isinstance(query, tuple) else (query,))) for query in queries]
+        results = _engine().analyse_many(jobs)
+        return [
+            _decode(json.loads(str(result.rows[0][0])), self.form) if result.ok else self.unread for result in results
+        ]
 
 
-def tie_probes(queries: Sequence[tuple[str, EngineName]]) -> list[list[TieProbe]]:
-    """For each query the probes of its SELECTs that have a LIMIT under an ORDER BY."""
-    return _ask("tie_probes", queries, list[TieProbe], [])
-
-
-def lookups(queries: Sequence[tuple[str, Schema | None, EngineName]]) -> list[list[Compared]]:
-    """For each query the texts that it compares with columns of known tables, in reading order."""
-    return _ask("lookups", queries, list[Compared], [])
-
-
-def first_table(sql: str, engine: EngineName) -> str | None:
-    """The first table that a query names; None where it names none, or cannot be read."""
-    return _ask("first_table", [(sql, engine)], str | None, None)[0]
-
-
-def first_row(table: str, engine: EngineName) -> str:
-    """The query that shows the first row of a table."""
-    return _ask("first_row", [(table, engine)], str, "")[0]
-
-
-def diagnose(failures: Sequence[Failure]) -> list[tuple[Diagnosis, list[Item]]]:
-    """Why each answer is wrong, and the columns whose stored values would add to that."""
-    unread: tuple[Diagnosis, list[Item]] = (Diagnosis("semantic", UNREAD), [])
-    return _ask("diagnosis", [(failure,) for failure in failures], tuple[Diagnosis, list[Item]], unread)
-
-
-def without_comments(sql: str, engine: EngineName) -> str:
-    """A query without its comments, by the engine's own rules; "" where it cannot be read within the bounds."""
-    return _ask("without_comments", [(sql, engine)], str, "")[0]
-
-
-def naming(queries: Sequence[str]) -> list[Naming | None]:
-    """What each query's text shows of the database by itself; None where it is no query that can be read."""
-    return _ask("naming", [(sql,) for sql in queries], Naming | None, None)
-
-
-def _ask(request: str, queries: Sequence[tuple[Any, ...]], form: Any, unread: Value) -> list[Value]:
-    """Each request's answer, as a value of the type `form`; `unread` where the worker gave none."""
-    results = _engine().analyse_many([(request, *query) for query in queries])
-    return [_decode(json.loads(str(result.rows[0][0])), form) if result.ok else unread for result in results]
-
-
+# The tables and columns that each query reads; a column that no table in its scope has comes with the table "".
+schema_items: Analysis[tuple[str, Schema, EngineName], SchemaItems | None]
+schema_items = Analysis("schema_items", SchemaItems | None, None)
+# The same of a prepared query, as SQLite says; None if SQLite refuses it, or the database is another's or unreadable.
+prepared_items: Analysis[tuple[Database, str], SchemaItems | None]
+prepared_items = Analysis("read_items", SchemaItems | None, None)
+# Spider's level of each query.
+hardness: Analysis[tuple[str, EngineName], Hardness] = Analysis("hardness", Hardness, "extra")
+# The functions that each query calls, in lower case.
+functions: Analysis[tuple[str, EngineName], tuple[str, ...]] = Analysis("functions", tuple[str, ...], ())
+# The probes of each query's SELECTs that have a LIMIT under an ORDER BY.
+tie_probes: Analysis[tuple[str, EngineName], tuple[TieProbe, ...]] = Analysis("tie_probes", tuple[TieProbe, ...], ())
+# The texts that each query compares with columns of known tables, in reading order.
+lookups: Analysis[tuple[str, Schema | None, EngineName], tuple[Compared, ...]]
+lookups = Analysis("lookups", tuple[Compared, ...], ())
+# The first table that a query names.
+first_table: Analysis[tuple[str, EngineName], str | None] = Analysis("first_table", str | None, None)
+# The query that shows the first row of a table.
+first_row: Analysis[tuple[str, EngineName], str] = Analysis("first_row", str, "")
+# The class of each wrong answer, and the columns whose stored values would add to its clues.
+diagnose: Analysis[Failure, tuple[Diagnosis, tuple[Item, ...]]]
+diagnose = Analysis("diagnose", tuple[Diagnosis, tuple[Item, ...]], (Diagnosis("semantic", UNREAD), ()))
+# A query without its comments, by the engine's own rules.
+without_comments: Analysis[tuple[str, EngineName], str] = Analysis("without_comments", str, "")
+# The names in each query's text.
+naming: Analysis[str, Naming | None] = Analysis("naming", Naming | None, None)
 _fields = functools.cache(get_type_hints)
 
 

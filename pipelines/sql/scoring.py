@@ -48,9 +48,9 @@ class GoldQuery:
 
 def read_gold(path: Path) -> list[GoldQuery]:
     """Gold queries: lines of "SQL<TAB>db_id" (Spider, BIRD), or the JSON of a Spider or BIRD split."""
-    text = _read(path)
-    if _is_json(text):
-        return _gold_records(path, text)
+    text, records = _read(path)
+    if records is not None:
+        return _gold_records(path, records)
     golds = []
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{path}, line {number}"
@@ -63,9 +63,9 @@ def read_gold(path: Path) -> list[GoldQuery]:
     return golds
 
 
-def _gold_records(path: Path, text: str) -> list[GoldQuery]:
+def _gold_records(path: Path, records: Any) -> list[GoldQuery]:
     golds = []
-    for number, row in enumerate(_json(path, text)):
+    for number, row in enumerate(records):
         where = f"{path}, record {number}"
         try:
             answerable = not official.is_unanswerable(row)
@@ -92,7 +92,10 @@ def _checked_name(where: str, db_id: str) -> str:
 
 def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
     """Gold queries with BIRD's difficulties and questions, from the split's JSON in the same order."""
-    rows = _gold_records(path, _read(path))
+    _, records = _read(path)
+    if records is None:
+        raise DataError(f"{path}, line 1: not JSON")
+    rows = _gold_records(path, records)
     if len(rows) != len(gold):
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
     return [
@@ -108,9 +111,8 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery]) -> dict[int, str]:
     A line that is blank is an empty prediction when there are as many lines as gold queries, blank ones at the end
     left out; else it parts sessions. BIRD's numbers may leave some out; those gold queries are then not scored.
     """
-    text, count = _read(path), len(gold)
-    if _is_json(text):
-        value = _json(path, text)
+    (text, value), count = _read(path), len(gold)
+    if value is not None:
         ids = {question.id: number for number, question in enumerate(gold) if question.id}
         if isinstance(value, dict) and value and ids.keys() >= value.keys():
             twice = [id for id, count in Counter(question.id for question in gold if question.id).items() if count > 1]
@@ -144,24 +146,18 @@ def _bird_sql(path: Path, key: object, row: Any) -> str:
     return row.split(BIRD_SEPARATOR)[0].strip() if isinstance(row, str) else ""
 
 
-def _read(path: Path) -> str:
-    """The text with plain line feeds; only they part lines: `splitlines` would cut at a U+2028 inside a literal."""
+def _read(path: Path) -> tuple[str, Any]:
+    """A file's text, with plain line feeds, and its value if it is BIRD's JSON and not lines of SQL, whatever its name.
+
+    Only line feeds part lines: `splitlines` would cut at a U+2028 inside a literal.
+    """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
+        return text, json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 (byte {error.start})") from None
-
-
-def _is_json(text: str) -> bool:
-    """Whether a file is BIRD's JSON and not lines of SQL, whatever its name."""
-    return text.lstrip()[:1] in ("{", "[")
-
-
-def _json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands of brackets
@@ -261,7 +257,7 @@ def score_all(
                 if verdict.gold not in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
                     error = f"gold_{error}"
                 scores = dict.fromkeys(verdict.scores) if verdict.broken else dict(verdict.scores)
-            answered = not official.is_abstention(sent)
+            answered = sent.strip().lower() != official.ABSTAINED
             scored.append(ScoredItem(idx, question.db_id, level, question.difficulty, scores, error, verdict, answered))
         yield scored
 

@@ -69,7 +69,7 @@ def check(
     swapped = [panel.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
     padded = []
     for example, sql in answers:  # the same query, longer
-        query = without_comments(sql, example.database.engine).rstrip("; \t\r\n")
+        query = without_comments([(sql, example.database.engine)])[0].rstrip("; \t\r\n")
         longer = f"SELECT *\nFROM (\n    {query}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"
         padded.append(panel.messages(example, longer, scale))
     grades, turned, lengthened = (

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
+from pipelines.core.registry import EQUALITIES
+from pipelines.core.types import ExecutionResult, ExecutionStatus
 from pipelines.recipe.config import Source
 from pipelines.sql.equalities import official
 
@@ -66,11 +68,15 @@ def test_the_six_official_figures_by_hand():
 
 
 def test_answers_are_the_same_when_their_first_columns_are():
-    assert official.same_answer([(1, "a"), (2, "b")], [(2,), (1,)])
-    assert official.same_answer([("1",)], [(1,)])
-    assert not official.same_answer([(1,)], [(1,), (1,)])
-    assert not official.same_answer([(1.0,)], [(1,)])
-    assert official.same_answer([], [])
+    for gold, predicted, same in (
+        ([(1, "a"), (2, "b")], [(2,), (1,)], True),
+        ([("1",)], [(1,)], True),
+        ([(1,)], [(1,), (1,)], False),
+        ([(1.0,)], [(1,)], False),
+        ([], [], True),
+    ):
+        results = (ExecutionResult(ExecutionStatus.OK, rows=tuple(rows)) for rows in (gold, predicted))
+        assert EQUALITIES["ehrsql"].compare(*results) == same
 
 
 def test_score_counts_abstentions(records, tmp_path):

@@ -152,7 +152,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 def test_any_text_gets_a_class(text: str) -> None:
     for status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.TIMEOUT):
-        diagnosis = diagnose(Failure(text, "SELECT a FROM t WHERE b = 1", SCHEMA, status=status))
+        diagnosis, _ = diagnose(Failure(text, "SELECT a FROM t WHERE b = 1", SCHEMA, status=status))
         assert diagnosis.error in ERROR_CLASSES
         assert diagnosis.evidence
         assert {hint.kind for hint in diagnosis.hints} <= set(KINDS)
@@ -161,4 +161,4 @@ def test_any_text_gets_a_class(text: str) -> None:
 @pytest.mark.parametrize("nesting", [30, 3000])
 def test_deep_nesting_neither_hangs_nor_raises(nesting: int) -> None:
     text = "SELECT " + "(" * nesting + "a" + ")" * nesting + " FROM t"
-    assert diagnose(Failure(text, "SELECT a FROM t", SCHEMA)).error == "semantic"
+    assert diagnose(Failure(text, "SELECT a FROM t", SCHEMA))[0].error == "semantic"

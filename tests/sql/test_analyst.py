@@ -59,7 +59,7 @@ def test_a_request_that_outlives_the_clock_has_a_named_outcome(schema: Schema, m
 def test_gold_of_a_strangers_benchmark_is_read_in_the_worker_too(shop: Database, engine: SqlEngine) -> None:
     (ordered,) = analyst.tie_probes([("SELECT name FROM customer ORDER BY credit LIMIT 1", "sqlite")])
     assert [probe.kept for probe in ordered] == [1]
-    assert analyst.tie_probes([("SELECT 1 FROM customer ORDER BY 1.5 LIMIT 1", "sqlite")]) == [[]]
+    assert analyst.tie_probes([("SELECT 1 FROM customer ORDER BY 1.5 LIMIT 1", "sqlite")]) == [()]
     assert examine([Example("e1", "?", shop, "SELECT name FROM customer ORDER BY 1.5 LIMIT 1")], engine) is not None
 
 

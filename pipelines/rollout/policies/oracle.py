@@ -160,7 +160,7 @@ class OraclePolicy(ScriptedPolicy):
                 if (wrong := _replaced(sql, words)) != sql:
                     guess = rng.choice(GUESS).format(asked=words[looked_up[0].stored])
                     mistake = [Action(ActionKind.GENERATE if in_phases else ActionKind.SQL, wrong, guess)]
-            elif not in_phases and (table := analyst.first_table(sql, database.engine)) is not None:
+            elif not in_phases and (table := analyst.first_table([(sql, database.engine)])[0]) is not None:
                 wrong = re.sub(rf"\b{re.escape(table)}\b", f"{table}s", sql)
                 mistake = [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table}s"))]
 
@@ -170,7 +170,7 @@ class OraclePolicy(ScriptedPolicy):
             looks.append(Action(look, DIALECTS[database.engine].tables_query, rng.choice(TABLES)))
         for table in () if sees_schema else tables:
             reasoning = rng.choice(COLUMNS).format(table=table)
-            looks.append(Action(look, analyst.first_row(table, database.engine), reasoning))
+            looks.append(Action(look, analyst.first_row([(table, database.engine)])[0], reasoning))
         looks += mistake
         probes = dict.fromkeys((lookup.probe, lookup.table, lookup.column) for lookup in looked_up)
         for probe, table, column in list(probes)[:MOST_PROBES]:

@@ -14,10 +14,10 @@ and a column that only joins or only stands in a plain COUNT is not asked for.
 """
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pipelines.core.types import ExecutionStatus, StopReason
-from pipelines.sql.analysis.name_resolution import Item, Unknown, columns_of
+from pipelines.sql.analysis.name_resolution import Item, columns_of
 from pipelines.sql.analysis.query_clauses import Condition, Reading, read
 from pipelines.sql.diagnoses import Diagnosis, Failure, Hint
 
@@ -30,49 +30,25 @@ _NO_ANSWER = {
 }
 
 
-def diagnose(failure: Failure) -> Diagnosis:
-    """The class of a wrong answer, the fact that put it there, and finer clues. Total: no SQL text makes it raise."""
+def diagnose(failure: Failure) -> tuple[Diagnosis, list[Item]]:
+    """The class of a wrong answer with the fact that put it there and finer clues, and the columns whose stored values
+    would add to these. Total: no SQL text makes it raise.
+    """
     if failure.predicted_sql is None or not failure.predicted_sql.strip().strip(";"):
         text = _NO_ANSWER.get(failure.stop, "the answer is empty")
-        return Diagnosis("generation", text.format(turns=failure.turns))
+        return Diagnosis("generation", text.format(turns=failure.turns)), []
     predicted = read(failure.predicted_sql, failure.schema, failure.engine)
     word = (failure.error_class or "error").replace("_", " ")
     if failure.status is ExecutionStatus.REFUSED:
-        return Diagnosis("syntax", f"the sandbox refused it: {word}")
+        return Diagnosis("syntax", f"the sandbox refused it: {word}"), []
     if failure.status is ExecutionStatus.ERROR and failure.error_class not in MISSING_NAMES:
-        return Diagnosis("syntax", f"the engine refused it: {word}")
+        return Diagnosis("syntax", f"the engine refused it: {word}"), []
     unknown = predicted.resolved.unknown if predicted is not None else ()
-    if unknown or failure.error_class in MISSING_NAMES:
-        return _wrong_names(failure, unknown)
-    limits: tuple[Hint, ...] = ()
-    if failure.status in (ExecutionStatus.TIMEOUT, ExecutionStatus.LIMIT):
-        limits = (Hint("too_slow", (failure.error_class or str(failure.status)).replace("_", " ")),)
-    gold = read(failure.gold_sql, failure.schema, failure.engine)
-    if predicted is None or gold is None:
-        side = "answer" if predicted is None else "gold SQL"
-        return Diagnosis("semantic", f"it runs; the {side} is beyond the analysis's parser", limits)
-    schema_clues = tuple(_schema_clues(predicted, gold))
-    result_clues: list[Hint] = []
-    if failure.n_rows == 0 and failure.gold_rows > 0:
-        result_clues.append(Hint("empty_result", f"no rows; gold returns {failure.gold_rows}"))
-    right = sorted(name for name, score in failure.scores.items() if score == 1.0)
-    if right:
-        result_clues.append(Hint("other_equality", f"right under {', '.join(right)}"))
-    other_clues = (*_condition_clues(predicted, gold, failure), *_clause_clues(predicted, gold), *result_clues)
-    clues = (*schema_clues, *other_clues, *limits)
-    if schema_clues:
-        return Diagnosis("schema_linking", _joined([clue.detail for clue in schema_clues]), clues)
-    fact = f"{clues[0].kind.replace('_', ' ')}: {clues[0].detail}" if clues else "another result from the same columns"
-    return Diagnosis("semantic", fact, clues)
-
-
-def _wrong_names(failure: Failure, unknown: Sequence[Unknown]) -> Diagnosis:
-    """Hallucination when a name exists nowhere; schema linking when all exist, but elsewhere."""
-    if not unknown:
-        word = (failure.error_class or "").replace("_", " ")
-        return Diagnosis("hallucination", f"the engine says: {word}")
-    tables = columns_of(failure.schema)
+    if not unknown and failure.error_class in MISSING_NAMES:
+        return Diagnosis("hallucination", f"the engine says: {word}"), []
     clues: list[Hint] = []
+    nowhere: dict[str, None] = {}
+    tables = columns_of(failure.schema) if unknown else {}
     for missing in unknown:
         if missing.elsewhere:
             where = ", ".join(missing.elsewhere)
@@ -82,10 +58,32 @@ def _wrong_names(failure: Failure, unknown: Sequence[Unknown]) -> Diagnosis:
         close = difflib.get_close_matches(missing.name.split(".")[-1].lower(), sorted(names), n=2)
         more = f"; closest: {', '.join(close)}" if close else ""
         clues.append(Hint(f"unknown_{missing.kind}", f"no {missing.kind} {missing.name}{more}"))
-    nowhere = dict.fromkeys(f"no {missing.kind} {missing.name}" for missing in unknown if not missing.elsewhere)
+        nowhere[f"no {missing.kind} {missing.name}"] = None
     if nowhere:
-        return Diagnosis("hallucination", _joined(list(nowhere)), tuple(clues))
-    return Diagnosis("schema_linking", clues[0].detail, tuple(clues))
+        return Diagnosis("hallucination", _joined(list(nowhere)), tuple(clues)), []
+    if unknown:
+        return Diagnosis("schema_linking", clues[0].detail, tuple(clues)), []
+    limits: tuple[Hint, ...] = ()
+    if failure.status in (ExecutionStatus.TIMEOUT, ExecutionStatus.LIMIT):
+        limits = (Hint("too_slow", (failure.error_class or str(failure.status)).replace("_", " ")),)
+    gold = read(failure.gold_sql, failure.schema, failure.engine)
+    if predicted is None or gold is None:
+        side = "answer" if predicted is None else "gold SQL"
+        return Diagnosis("semantic", f"it runs; the {side} is beyond the analysis's parser", limits), []
+    asked: set[Item] = set()
+    schema_clues = list(_schema_clues(predicted, gold))
+    clues = [*schema_clues, *_logic_clues(predicted, gold, failure, asked)]
+    if failure.n_rows == 0 and failure.gold_rows > 0:
+        clues.append(Hint("empty_result", f"no rows; gold returns {failure.gold_rows}"))
+    right = sorted(name for name, score in failure.scores.items() if score == 1.0)
+    if right:
+        clues.append(Hint("other_equality", f"right under {', '.join(right)}"))
+    clues += limits
+    wanted = sorted(asked - failure.values.keys())
+    if schema_clues:
+        return Diagnosis("schema_linking", _joined([clue.detail for clue in schema_clues]), tuple(clues)), wanted
+    fact = f"{clues[0].kind.replace('_', ' ')}: {clues[0].detail}" if clues else "another result from the same columns"
+    return Diagnosis("semantic", fact, tuple(clues)), wanted
 
 
 def _joined(details: list[str]) -> str:
@@ -104,7 +102,7 @@ def _schema_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
         merged = members.get(first, {first}) | members.get(second, {second})
         members.update(dict.fromkeys(merged, merged))
     same = {item: min(merged) for item, merged in members.items()}
-    has, wanted = ({same.get(item, item) for item in reading.items} for reading in (predicted, gold))
+    has, wanted = ({same.get(item, item) for item in query.columns | query.loose} for query in (predicted, gold))
     missing = sorted(item for item in gold.columns if same.get(item, item) not in has)
     extra = sorted(item for item in predicted.columns if same.get(item, item) not in wanted)
     for table in sorted(gold.resolved.tables - predicted.resolved.tables):
@@ -120,11 +118,41 @@ def _schema_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
         yield Hint("extra_column", f"gold does not use {'.'.join(item)}")
 
 
-def _clause_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
-    """Clues about clauses other than conditions."""
-
-    def texts(reading: Reading) -> dict[str, str]:
-        return {
+def _logic_clues(predicted: Reading, gold: Reading, failure: Failure, asked: set[Item]) -> Iterator[Hint]:
+    """Clues about comparisons with constants, then about the other clauses; `asked` takes the columns that are looked
+    up in `failure.values`.
+    """
+    by_column: dict[Item, tuple[list[Condition], list[Condition]]] = {}
+    for side, reading in ((1, gold), (0, predicted)):
+        for condition in reading.conditions:
+            by_column.setdefault(condition.column, ([], []))[side].append(condition)
+    for column, (has, wanted) in by_column.items():
+        ours, theirs = [c for c in has if c not in wanted], [c for c in wanted if c not in has]
+        for mine, gold_one in zip(ours, theirs, strict=False):
+            if mine.operator != gold_one.operator:
+                yield Hint("operator", f"{mine}; gold: {gold_one}")
+            if mine.values == gold_one.values:
+                continue
+            notes = ""
+            # A constant that is not stored names the spellings that are; a pattern or a bound need not be stored.
+            if mine.operator.removeprefix("NOT ") in ("=", "!=", "IN"):
+                asked.add(column)
+                stored = [value for value in failure.values.get(column, ()) if isinstance(value, str)]
+                for value in mine.values if stored else ():
+                    if not isinstance(value, str) or value in stored:
+                        continue
+                    # Without case, spaces and punctuation two spellings of one value are equal.
+                    folded = {text: "".join(filter(str.isalnum, text.casefold())) for text in (*stored, value)}
+                    close = [text for text in stored if folded[text] == folded[value]]
+                    close = close or difflib.get_close_matches(value, stored, n=2)
+                    notes += f"; {value!r} is not stored" + (f", {', '.join(map(repr, close))} is" if close else "")
+            yield Hint("wrong_literal", f"{mine}; gold: {gold_one}{notes}")
+        for rest in theirs[len(ours) :]:
+            yield Hint("missing_condition", f"gold also has {rest}")
+        for rest in ours[len(theirs) :]:
+            yield Hint("extra_condition", f"gold does not have {rest}")
+    texts = [
+        {
             "order": " , ".join(reading.ordering),
             "limit": " ".join(reading.limit),
             "distinct": "DISTINCT" * reading.distinct,
@@ -136,49 +164,11 @@ def _clause_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
             "set_operation": ", ".join(reading.set_operators),
             "output": ", ".join(reading.output),
         }
-
-    gold_texts = texts(gold)
-    for kind, has in texts(predicted).items():
-        wanted = gold_texts[kind]
-        if has.lower() != wanted.lower():
-            yield Hint(kind, f"{has or 'none'}; gold: {wanted or 'none'}")
+        for reading in (predicted, gold)
+    ]
+    for kind, text in texts[0].items():
+        gold_text = texts[1][kind]
+        if text.lower() != gold_text.lower():
+            yield Hint(kind, f"{text or 'none'}; gold: {gold_text or 'none'}")
     if predicted.subqueries != gold.subqueries:
         yield Hint("nesting", f"{predicted.subqueries} SELECTs; gold: {gold.subqueries}")
-
-
-def _condition_clues(predicted: Reading, gold: Reading, failure: Failure) -> Iterator[Hint]:
-    """Clues about comparisons with constants; a constant that is not stored names the spellings that are."""
-    by_column: dict[Item, tuple[list[Condition], list[Condition]]] = {}
-    for side, reading in ((1, gold), (0, predicted)):
-        for condition in reading.conditions:
-            by_column.setdefault(condition.column, ([], []))[side].append(condition)
-    for has, wanted in by_column.values():
-        ours, theirs = [c for c in has if c not in wanted], [c for c in wanted if c not in has]
-        for mine, gold_one in zip(ours, theirs, strict=False):
-            if mine.operator != gold_one.operator:
-                yield Hint("operator", f"{mine}; gold: {gold_one}")
-            if mine.values != gold_one.values:
-                yield Hint("wrong_literal", f"{mine}; gold: {gold_one}{_spellings(mine, failure)}")
-        for rest in theirs[len(ours) :]:
-            yield Hint("missing_condition", f"gold also has {rest}")
-        for rest in ours[len(theirs) :]:
-            yield Hint("extra_condition", f"gold does not have {rest}")
-
-
-def _spellings(condition: Condition, failure: Failure) -> str:
-    """The stored spellings of constants that the database does not hold; "" if it holds them or is not asked."""
-    if condition.operator.removeprefix("NOT ") not in ("=", "!=", "IN"):
-        return ""  # a pattern or a bound need not be stored
-    stored = [value for value in failure.values.get(condition.column, ()) if isinstance(value, str)]
-    notes = []
-    for value in condition.values:
-        if stored and isinstance(value, str) and value not in stored:
-            close = [text for text in stored if _fold(text) == _fold(value)]
-            close = close or difflib.get_close_matches(value, stored, n=2)
-            notes.append(f"{value!r} is not stored" + (f", {', '.join(map(repr, close))} is" if close else ""))
-    return "; " + "; ".join(notes) if notes else ""
-
-
-def _fold(text: str) -> str:
-    """Text without case, spaces and punctuation: two spellings of one value are equal in it."""
-    return "".join(character for character in text.casefold() if character.isalnum())

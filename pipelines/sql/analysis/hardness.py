@@ -5,13 +5,13 @@ CASE, window, bracketed conditions, EXISTS, outer joins, ...), sqlglot reads and
 sense: a CTE, and a subquery anywhere but in FROM, is a nested query; a window function is an aggregation.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from sqlglot import exp
 
 from pipelines.core.types import EngineName, Hardness
-from pipelines.sql.analysis.parsing import MAX_CHARS, first_select, parse, unwrap
+from pipelines.sql.analysis.parsing import MAX_CHARS, parse, unwrap
 from pipelines.sql.equalities import spider_grammar
 
 AGGREGATES = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg, exp.GroupConcat, exp.Window)
@@ -47,23 +47,20 @@ def level(counts: Counts) -> Hardness:
 
 
 def count(sql: str, engine: EngineName = "sqlite") -> Counts | None:
-    """The counts of a query; None if neither parser reads it."""
+    """The counts of a query (`count_component1`, `count_component2` and `count_others`); None if neither parser reads
+    it.
+    """
     if len(sql) > MAX_CHARS:
         return None
     query = spider_grammar.read(sql)
-    if query is not None:
-        return _official(query)
-    tree = parse(sql, engine)
-    try:
-        return None if tree is None else _general(tree)
-    except RecursionError:
-        return None
-
-
-def _official(query: spider_grammar.ParsedQuery) -> Counts:
-    """`count_component1`, `count_component2` and `count_others`, with the official habits: an item of SELECT aggregates
-    only if it starts with an aggregate; a NOT counts as an aggregation, and so does each AND and OR of a HAVING.
-    """
+    if query is None:
+        tree = parse(sql, engine)
+        try:
+            return None if tree is None else _tree_counts(tree)
+        except RecursionError:
+            return None
+    # The official habits: an item of SELECT aggregates only if it starts with an aggregate; a NOT counts as an
+    # aggregation, and so does each AND and OR of a HAVING.
     conditions = [*query.on, *query.where, *query.having]
     first = bool(query.where) + bool(query.group) + bool(query.order) + query.limited + max(0, query.units - 1)
     first += sum((condition.joined_by == "or") + (condition.operator == "like") for condition in conditions)
@@ -73,17 +70,15 @@ def _official(query: spider_grammar.ParsedQuery) -> Counts:
     aggregates += sum(condition.negated for condition in (*query.where, *query.having))
     aggregates += sum(condition.joined_by != "" for condition in query.having)
     second = sum(condition.nested for condition in conditions) + query.combined
-    return Counts(first, second, _others(aggregates, query.select, query.where, query.group))
+    others = (aggregates > 1) + sum(len(part) > 1 for part in (query.select, query.where, query.group))
+    return Counts(first, second, others)
 
 
-def _others(aggregates: int, *parts: Sequence[object]) -> int:
-    """More than one aggregation, item of SELECT, condition of WHERE, key of GROUP BY: 1 each."""
-    return (aggregates > 1) + sum(len(part) > 1 for part in parts)
-
-
-def _general(tree: exp.Expr) -> Counts:
+def _tree_counts(tree: exp.Expr) -> Counts:
     """The same counts on a tree: of a set operation's first SELECT, as in the official code."""
-    select = first_select(tree)
+    select = unwrap(tree)
+    while isinstance(select, exp.SetOperation):
+        select = unwrap(select.this)
     joins = select.args.get("joins") or ()
     on_parts = [join.args["on"] for join in joins if join.args.get("on")]
     where_part, having_part = (select.args[key].this if select.args.get(key) else None for key in ("where", "having"))
@@ -100,27 +95,25 @@ def _general(tree: exp.Expr) -> Counts:
     second = sum(len(owner.args["with_"].expressions) for owner in owners if owner.args.get("with_"))
     second += unwrap(tree) is not select
     second += sum(len(_outermost(node, exp.Query)) for node in (*conditions, *select.expressions, *group, *order))
-    aggregates = sum(bool(_aggregates(item)) for item in select.expressions)
-    aggregates += sum(len(_aggregates(key)) for key in order)
+    # An aggregation inside a query is that query's.
+    kinds = (*AGGREGATES, exp.Query)
+    aggregates = sum(
+        any(isinstance(node, AGGREGATES) for node in _outermost(item, kinds)) for item in select.expressions
+    )
+    aggregates += sum(isinstance(node, AGGREGATES) for key in order for node in _outermost(key, kinds))
     aggregates += sum(isinstance(leaf, exp.Not) or bool(leaf.args.get("negate")) for leaf in (*where, *having))
-    return Counts(first, second, _others(aggregates, select.expressions, where, group))
+    others = (aggregates > 1) + sum(len(part) > 1 for part in (select.expressions, where, group))
+    return Counts(first, second, others)
 
 
 def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
     """The comparisons under AND, OR and brackets, in the order of the text."""
-    if isinstance(node, exp.Connector):
-        yield from _leaves(node.this)
-        yield from _leaves(node.expression)
-    elif isinstance(node, exp.Paren):
-        yield from _leaves(node.this)
-    else:
+    if not isinstance(node, exp.Connector | exp.Paren):
         yield node
-
-
-def _aggregates(node: exp.Expr) -> list[exp.Expr]:
-    """The outermost aggregations at or under a node, but for those in queries."""
-    found = _outermost(node, (*AGGREGATES, exp.Query))
-    return [inner for inner in found if isinstance(inner, AGGREGATES)]
+        return
+    yield from _leaves(node.this)
+    if isinstance(node, exp.Connector):
+        yield from _leaves(node.expression)
 
 
 def _outermost(node: exp.Expr, kinds: type[exp.Expr] | tuple[type[exp.Expr], ...]) -> list[exp.Expr]:

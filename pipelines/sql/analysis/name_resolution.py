@@ -52,7 +52,31 @@ def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
     tree = parse(sql, engine)
     if not isinstance(tree, exp.Select | exp.SetOperation | exp.Subquery):
         return None
-    return _Resolver(tree.copy(), columns_of(schema)).run()
+    resolver = _Resolver(tree.copy(), columns_of(schema))
+    tree = resolver.tree
+    for select in list(tree.find_all(exp.Select)):
+        sources = resolver.sources[id(select)] = resolver.from_sources(select)
+        # `JOIN b USING (x)` becomes `JOIN b ON a.x = b.x`, which is the same to an error analysis.
+        for join in select.args.get("joins") or ():
+            right = join.this.alias_or_name.lower()
+            for name in join.args.get("using") or ():
+                holders = (alias for alias, source in sources.items() if source.has(name.name.lower()))
+                left = next((alias for alias in holders if alias != right), "")
+                both = exp.EQ(this=exp.column(name.name, left), expression=exp.column(name.name, right))
+                join.set("on", both if join.args.get("on") is None else exp.and_(join.args["on"], both))
+            join.set("using", None)
+    # A column is qualified by its table's own name; one of a subquery by nothing.
+    for column, source in [(column, resolver.find(column)) for column in tree.find_all(exp.Column)]:
+        table = source.table if source is not None else None
+        if source is _STRING:
+            column.replace(exp.Literal.string(column.name))
+        elif not isinstance(column.this, exp.Star):
+            column.set("this", exp.to_identifier(column.name.lower()))
+            column.set("table", exp.to_identifier(table) if table else None)
+        elif table is not None:  # the star of a subquery keeps its alias
+            column.set("table", exp.to_identifier(table) if table else None)
+    bases = (source.table for sources in resolver.sources.values() for source in sources.values())
+    return Resolved(tree, frozenset(filter(None, bases)), tuple(resolver.unknown), resolver.ctes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,7 +96,7 @@ _STRING = _Source(None, ())  # no source at all: SQLite reads an unknown "name" 
 
 
 class _Resolver:
-    """One query's resolution; single use, since it rewrites the tree."""
+    """The state of one query's resolution."""
 
     def __init__(self, tree: exp.Expression, schema: Mapping[str, tuple[str, ...]]) -> None:
         self.tree = tree
@@ -82,57 +106,28 @@ class _Resolver:
         self.open: list[exp.CTE] = []
         self.sources: dict[int, dict[str, _Source]] = {}
 
-    def run(self) -> Resolved:
-        for select in list(self.tree.find_all(exp.Select)):
-            sources = self.sources[id(select)] = self._sources(select)
-            # `JOIN b USING (x)` becomes `JOIN b ON a.x = b.x`, which is the same to an error analysis.
-            for join in select.args.get("joins") or ():
-                right = join.this.alias_or_name.lower()
-                for name in join.args.get("using") or ():
-                    holders = (alias for alias, source in sources.items() if source.has(name.name.lower()))
-                    left = next((alias for alias in holders if alias != right), "")
-                    both = exp.EQ(this=exp.column(name.name, left), expression=exp.column(name.name, right))
-                    join.set("on", both if join.args.get("on") is None else exp.and_(join.args["on"], both))
-                join.set("using", None)
-        # A column is qualified by its table's own name; one of a subquery by nothing.
-        for column, source in [(column, self._find(column)) for column in self.tree.find_all(exp.Column)]:
-            table = source.table if source is not None else None
-            if source is _STRING:
-                column.replace(exp.Literal.string(column.name))
-            elif not isinstance(column.this, exp.Star):
-                column.set("this", exp.to_identifier(column.name.lower()))
-                column.set("table", exp.to_identifier(table) if table else None)
-            elif table is not None:  # the star of a subquery keeps its alias
-                column.set("table", exp.to_identifier(table) if table else None)
-        bases = (source.table for sources in self.sources.values() for source in sources.values())
-        return Resolved(self.tree, frozenset(filter(None, bases)), tuple(self.unknown), self.ctes)
-
-    def _sources(self, select: exp.Select) -> dict[str, _Source]:
+    def from_sources(self, select: exp.Select) -> dict[str, _Source]:
+        """The sources of a SELECT by their aliases; an unknown table is recorded."""
         sources: dict[str, _Source] = {}
         for node in from_items(select):
-            alias = node.alias_or_name.lower() or f"?{len(sources)}"
-            sources[alias] = self._source(node)
+            name, source = node.name.lower(), _Source(None, None)  # of a table-valued function
+            if isinstance(node, exp.Subquery):
+                source = _Source(None, self._outputs(node.this))
+            elif not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
+                pass
+            elif name in self.ctes and not node.db:
+                cte = self.ctes[name]
+                if cte not in self.open:  # a recursive one has its own columns
+                    self.open.append(cte)
+                    names = tuple(column.name.lower() for column in cte.args["alias"].columns)
+                    source = _Source(None, names or self._outputs(cte.this))
+                    self.open.pop()
+            elif name in self.schema:
+                source = _Source(name, self.schema[name])
+            elif name not in _BUILT_IN_TABLES and node.db.lower() not in _BUILT_IN_TABLES:
+                self.unknown.append(Unknown(node.name, "table"))
+            sources[node.alias_or_name.lower() or f"?{len(sources)}"] = source
         return sources
-
-    def _source(self, node: exp.Expr) -> _Source:
-        if isinstance(node, exp.Subquery):
-            return _Source(None, self._outputs(node.this))
-        name = node.name.lower()
-        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
-            return _Source(None, None)  # a table-valued function
-        if name in self.ctes and not node.db:
-            cte = self.ctes[name]
-            if cte in self.open:
-                return _Source(None, None)  # recursive: its columns are its own
-            self.open.append(cte)
-            outputs = tuple(column.name.lower() for column in cte.args["alias"].columns) or self._outputs(cte.this)
-            self.open.pop()
-            return _Source(None, outputs)
-        if name in self.schema:
-            return _Source(name, self.schema[name])
-        if name not in _BUILT_IN_TABLES and node.db.lower() not in _BUILT_IN_TABLES:
-            self.unknown.append(Unknown(node.name, "table"))
-        return _Source(None, None)
 
     def _outputs(self, query: exp.Expr) -> tuple[str, ...] | None:
         """The column names of a subquery; None if they are not known."""
@@ -145,14 +140,14 @@ class _Resolver:
                 names.append(projection.alias_or_name.lower())
                 continue
             is_of_one = projection.name == "*" and isinstance(projection, exp.Column)
-            for alias, source in self._sources(select).items():
+            for alias, source in self.from_sources(select).items():
                 if not is_of_one or projection.table.lower() == alias:
                     if source.columns is None:
                         return None
                     names.extend(source.columns)
         return tuple(names)
 
-    def _find(self, column: exp.Column) -> _Source | None:
+    def find(self, column: exp.Column) -> _Source | None:
         """The source of a column: the nearest query around it that knows its name; records it when there is none."""
         name, qualifier = column.name.lower(), column.table.lower()
         node: exp.Expr | None = column.parent
@@ -168,7 +163,9 @@ class _Resolver:
             if isinstance(column.this, exp.Star):
                 return sources.get(qualifier)
             if qualifier and qualifier in sources:
-                return sources[qualifier] if sources[qualifier].has(name) else self._missed(column)
+                if sources[qualifier].has(name):
+                    return sources[qualifier]
+                break
             if not qualifier:
                 holders = [source for source in sources.values() if source.has(name)]
                 if holders:  # a certain one before a possible one
@@ -176,11 +173,8 @@ class _Resolver:
                 if any(item.alias and item.alias.lower() == name for item in select.expressions):
                     return None
         # An unknown name that is quoted and compared with something stands where people write strings.
-        is_string = not qualifier and bool(column.this.args.get("quoted")) and isinstance(column.parent, _OPERAND)
-        return _STRING if is_string else self._missed(column)
-
-    def _missed(self, column: exp.Column) -> _Source | None:
-        name = column.name.lower()
+        if not qualifier and column.this.args.get("quoted") and isinstance(column.parent, _OPERAND):
+            return _STRING
         elsewhere = tuple(table for table, columns in self.schema.items() if name in columns)
         self.unknown.append(Unknown(column.sql().replace('"', ""), "column", elsewhere))
         return None

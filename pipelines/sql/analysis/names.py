@@ -118,16 +118,28 @@ def lookups(sql: str, schema: Schema | None, engine: EngineName) -> list[Compare
             owners.setdefault(known_column.name.lower(), set()).add(known_table.name.lower())
     compared: dict[tuple[str, str, str], Compared] = {}
     for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In, bfs=False) if tree else ():
-        column = node.this
-        if not isinstance(column, exp.Column):
+        column, texts = node.this, []
+        for other in node.expressions if isinstance(node, exp.In) else [node.expression]:
+            is_text = isinstance(other, exp.Literal) and other.is_string
+            # SQLite also reads a double-quoted name that no column has as a text.
+            if isinstance(other, exp.Column) and not other.table and other.this.args.get("quoted"):
+                is_text = bool(owners) and other.name.lower() not in owners
+            texts += [other.name.strip("%")] if is_text else []
+        select = column.find_ancestor(exp.Select) if texts and isinstance(column, exp.Column) else None
+        if select is None:
             continue
-        others = node.expressions if isinstance(node, exp.In) else [node.expression]
-        texts = [other.name.strip("%") for other in others if _is_text(other, owners)]
-        table = _table_of(column, owners) if texts else None
-        if table is not None:
-            probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table.name)).sql(engine)
+        # The column's table: by its qualifier, else the only one that has it.
+        clauses = [clause.this for clause in (select.args.get("from_"), *(select.args.get("joins") or ())) if clause]
+        tables = [source for source in clauses if isinstance(source, exp.Table)]
+        if column.table:
+            tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
+        elif owners:
+            tables = [table for table in tables if table.name.lower() in owners.get(column.name.lower(), ())]
+        if len(tables) == 1:
+            table = tables[0].name
+            probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table)).sql(engine)
             for text in texts:
-                compared.setdefault((table.name, column.name, text), (table.name, column.name, text, probe))
+                compared.setdefault((table, column.name, text), (table, column.name, text, probe))
     return list(compared.values())
 
 
@@ -141,26 +153,3 @@ def first_table(sql: str, engine: EngineName) -> str | None:
 def first_row(table: str, engine: EngineName) -> str:
     """The query that shows the first row of a table."""
     return exp.select("*").from_(exp.to_identifier(table)).limit(1).sql(engine)
-
-
-def _is_text(node: exp.Expr, owners: dict[str, set[str]]) -> bool:
-    """A text literal; SQLite also reads a double-quoted name that no column has as one."""
-    if isinstance(node, exp.Literal):
-        return node.is_string
-    if not isinstance(node, exp.Column) or node.table or not node.this.args.get("quoted"):
-        return False
-    return bool(owners) and node.name.lower() not in owners
-
-
-def _table_of(column: exp.Column, owners: dict[str, set[str]]) -> exp.Table | None:
-    """The table that a column of a SELECT stands for: by its qualifier, else the only source that has it."""
-    scope = column.find_ancestor(exp.Select)
-    if scope is None:
-        return None
-    clauses = [clause.this for clause in (scope.args.get("from_"), *(scope.args.get("joins") or ())) if clause]
-    tables = [source for source in clauses if isinstance(source, exp.Table)]
-    if column.table:
-        tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
-    elif owners:
-        tables = [table for table in tables if table.name.lower() in owners.get(column.name.lower(), ())]
-    return tables[0] if len(tables) == 1 else None

@@ -68,11 +68,3 @@ def unwrap(query: exp.Expr) -> exp.Expr:
     while isinstance(query, exp.Subquery | exp.Paren):
         query = query.this
     return query
-
-
-def first_select(query: exp.Expr) -> exp.Expr:
-    """The leftmost SELECT of a set operation; the query itself when it is none."""
-    query = unwrap(query)
-    while isinstance(query, exp.SetOperation):
-        query = unwrap(query.this)
-    return query

@@ -63,11 +63,6 @@ class Reading:
     joins: tuple[str, ...]
     subqueries: int  # how many queries it nests.
 
-    @property
-    def items(self) -> frozenset[Item]:
-        """Every base column that it names."""
-        return self.columns | self.loose
-
 
 def read(sql: str, schema: Schema, engine: EngineName) -> Reading | None:
     """A query's clauses; None when it can't be parsed as one query. Total: no text makes it raise."""
@@ -96,9 +91,9 @@ def _read(resolved: Resolved, schema: Schema) -> Reading:
         item
         for select in selects
         for projection in select.expressions
-        if _is_star(projection)
-        for node in _starred(projection, select)
-        for item in _columns(node, resolved, schema)
+        if projection.is_star and not isinstance(projection, exp.Count)
+        for _, base_columns in _starred(projection, select, resolved, schema)
+        for item in base_columns
     }
     # Columns are set equal by ON, WHERE or IN (SELECT ...).
     equal = [(_item(left), _item(right)) for left, right in joining]
@@ -157,32 +152,25 @@ def _text(node: exp.Expr) -> str:
     return node.sql(dialect="sqlite", comments=False)
 
 
-def _is_star(projection: exp.Expr) -> bool:
-    return projection.is_star and not isinstance(projection, exp.Count)
-
-
-def _starred(star: exp.Expr, select: exp.Select) -> Iterator[exp.Expr]:
-    """The tables, CTEs and subqueries of FROM and JOIN that a star stands for."""
+def _starred(
+    star: exp.Expr, select: exp.Select, resolved: Resolved, schema: Schema
+) -> Iterator[tuple[exp.Expr, list[Item]]]:
+    """The tables, CTEs and subqueries of FROM and JOIN that a star stands for, a base table with its columns."""
     only = star.table.lower() if isinstance(star, exp.Column) else ""
-    return (node for node in from_items(select) if only in ("", node.alias_or_name.lower(), node.name.lower()))
-
-
-def _columns(node: exp.Expr, resolved: Resolved, schema: Schema) -> list[Item]:
-    """The columns of a base table in FROM; [] for anything else there."""
-    name = node.name.lower()
-    if not isinstance(node, exp.Table) or (name in resolved.ctes and not node.db):
-        return []
-    return [(name, column) for column in columns_of(schema).get(name, ())]
+    for node in from_items(select):
+        name = node.name.lower()
+        if only in ("", node.alias_or_name.lower(), name):
+            is_base = isinstance(node, exp.Table) and (bool(node.db) or name not in resolved.ctes)
+            yield node, [(name, column) for column in columns_of(schema).get(name, ()) if is_base]
 
 
 def _outputs(select: exp.Select, resolved: Resolved, schema: Schema, within: tuple[exp.Select, ...]) -> Iterator[str]:
     """The canonical SQL of each column of a query; a star is looked up in the subquery that it is of."""
     for projection in select.expressions:
-        if not _is_star(projection):
+        if not projection.is_star or isinstance(projection, exp.Count):
             yield _text(projection.unalias())
             continue
-        for node in _starred(projection, select):
-            columns = _columns(node, resolved, schema)
+        for node, columns in _starred(projection, select, resolved, schema):
             yield from map(".".join, columns)
             if columns:
                 continue

@@ -8,19 +8,18 @@ import contextlib
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlglot import errors, exp
 from sqlglot.dialects.dialect import Dialect
 
-from pipelines.core.types import Database, EngineName, Scalar, SchemaItems
+from pipelines.core.types import Database, EngineName, SchemaItems
 from pipelines.sql.analysis.diagnosis import diagnose
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.analysis.names import first_row, first_table, lookups, naming
 from pipelines.sql.analysis.parsing import parse
-from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, guard, open_readonly
 
@@ -101,7 +100,11 @@ def tie_probes(sql: str, engine: EngineName) -> list[Probe]:
     tree = parse(sql, engine)
     probes = []
     for select in tree.find_all(exp.Select) if tree else ():
-        limit, offset = (_number(select.args.get(clause)) for clause in ("limit", "offset"))
+        clauses = (select.args.get(name) for name in ("limit", "offset"))
+        values = (clause.args.get("expression") if clause is not None else None for clause in clauses)
+        limit, offset = (
+            int(value.this) if isinstance(value, exp.Literal) and str(value.this).isdigit() else 0 for value in values
+        )
         if not limit or not select.args.get("order") or select.args.get("distinct"):
             continue
         items = select.expressions
@@ -117,34 +120,15 @@ def tie_probes(sql: str, engine: EngineName) -> list[Probe]:
         probe = select.copy()
         tie_columns = [exp.alias_(key.copy(), f"tie_{n}") for n, key in enumerate(keys)]
         probe.set("expressions", [*probe.expressions, *tie_columns])
-        n_kept = limit + (offset or 0)
+        n_kept = limit + offset
         probe.set("limit", exp.Limit(expression=exp.Literal.number(n_kept + 1)))
         probe.set("offset", None)
         probes.append((probe.sql(dialect=engine), n_kept, len(keys)))
     return probes
 
 
-def _number(clause: exp.Expr | None) -> int | None:
-    value = clause.args.get("expression") if clause is not None else None
-    return int(value.this) if isinstance(value, exp.Literal) and str(value.this).isdigit() else None
-
-
-class RecordedValues(dict[tuple[str, str], Sequence[Scalar]]):
-    """Stored values by column, which keeps the columns that are asked for beside those that it has."""
-
-    def get(self, key: tuple[str, str], default: Any = None) -> Any:
-        """The values, or the default."""
-        return self.setdefault(key, default)
-
-
-def diagnosis(wrong: Failure) -> tuple[Diagnosis, list[tuple[str, str]]]:
-    """The diagnosis, and the columns whose stored values would add to it."""
-    values = RecordedValues(wrong.values)
-    return diagnose(dataclasses.replace(wrong, values=values)), sorted(values.keys() - wrong.values.keys())
-
-
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    *(schema_items, read_items, naming, without_comments, hardness, functions, diagnosis),
+    *(schema_items, read_items, naming, without_comments, hardness, functions, diagnose),
     *(tie_probes, lookups, first_table, first_row),
 )
 REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in _FUNCTIONS}

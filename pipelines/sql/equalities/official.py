@@ -41,21 +41,11 @@ def repaired(sql: str) -> str:
     return sql.replace("''", "'").replace("< =", "<=").replace("%y", "%Y").replace("%j", "%J")
 
 
-def same_answer(gold: Sequence[Sequence[Any]], predicted: Sequence[Sequence[Any]]) -> bool:
-    """Whether the first columns are the same bag of texts (`process_answer`); the other columns are not looked at."""
-    return sorted(str(row[0]) for row in gold) == sorted(str(row[0]) for row in predicted)
-
-
 def is_unanswerable(row: Any) -> bool:
     """Whether a record of a question file says that the database has no answer to its question."""
     if not isinstance(row, dict):
         return False
     return bool(row.get("is_impossible")) or str(row.get("query", "")).strip().lower() in (ABSTAINED, "nan")
-
-
-def is_abstention(predicted: str) -> bool:
-    """Whether a prediction is the official word for no answer."""
-    return predicted.strip().lower() == ABSTAINED
 
 
 def reliability(cases: Sequence[tuple[bool, bool, bool]]) -> dict[str, float]:
@@ -122,20 +112,6 @@ def cleaned(sql: str) -> str:
             return text  # the bracket is never closed
         text = text[: call.start()] + text[call.end() : argument].strip() + text[place + 1 :]
     return text
-
-
-def same_outcome(gold: Sequence[tuple[Any, ...]], predicted: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether two outcomes are the same: the state of the database where gold changes it, else the rows.
-
-    A gold script that changes nothing and is no query is never met: a wrong answer could not be told from a right one.
-    """
-    right, answer = (dict(zip(OUTCOME_COLUMNS, rows[0], strict=True)) for rows in (gold, predicted))
-    if right["changed"]:
-        return bool(answer["state"] == right["state"])
-    if not right["query"] or not right["rows"] or not answer["query"]:
-        return False
-    form = "in_order" if right["ordered"] else "as_set"
-    return bool(answer[form] == right[form])
 
 
 def vote(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:

@@ -138,7 +138,31 @@ class _Reader:
         select_at = self._at
         # FROM is read before SELECT: it has the tables that name the columns.
         self._at = self._tokens.index("from", start) + 1
-        tables, units, on = self._from()
+        tables: list[str] = []
+        on: list[ConditionUnit] = []
+        units = 0
+        while self._peek() != "":
+            in_brackets = self._skip("(")
+            if self._peek() == "select":
+                self.query()
+            else:
+                if not self._skip("join") and units and self._columns is None:
+                    raise UnreadableQuery  # with a schema, a name that follows without JOIN is read if it is a table's
+                word = self._take()
+                table = self._aliases.get(word, word)
+                if not is_name(table) if self._columns is None else table not in self._columns:
+                    raise UnreadableQuery
+                if self._peek() == "as":
+                    self._at += 2
+                tables.append(table)
+            units += 1
+            if self._skip("on"):
+                own = self._conditions(tables)
+                on += [own[0]._replace(joined_by="and" if on else ""), *own[1:]]
+            if in_brackets:
+                self._expect(")")
+            if self._peek() in ENDS:
+                break
         after, self._at = self._at, select_at
         self._expect("select")
         self._skip("distinct")
@@ -180,34 +204,6 @@ class _Reader:
             self._at += 1
             self.query()
         return ParsedQuery(select, tables, units, on, where, group, having, order, limited, combined)
-
-    def _from(self) -> tuple[list[str], int, list[ConditionUnit]]:
-        tables: list[str] = []
-        conditions: list[ConditionUnit] = []
-        units = 0
-        while self._peek() != "":
-            bracketed = self._skip("(")
-            if self._peek() == "select":
-                self.query()
-            else:
-                if not self._skip("join") and units and self._columns is None:
-                    raise UnreadableQuery  # with a schema, a name that follows without JOIN is read if it is a table's
-                word = self._take()
-                table = self._aliases.get(word, word)
-                if not is_name(table) if self._columns is None else table not in self._columns:
-                    raise UnreadableQuery
-                if self._peek() == "as":
-                    self._at += 2
-                tables.append(table)
-            units += 1
-            if self._skip("on"):
-                own = self._conditions(tables)
-                conditions += [own[0]._replace(joined_by="and" if conditions else ""), *own[1:]]
-            if bracketed:
-                self._expect(")")
-            if self._peek() in ENDS:
-                break
-        return tables, units, conditions
 
     def _conditions(self, tables: Sequence[str]) -> list[ConditionUnit]:
         conditions: list[ConditionUnit] = []
@@ -336,7 +332,23 @@ class NamesOf:
             return
         try:
             entries = json.loads(tables.read_text(encoding="utf-8"))
-            self._keys = {entry["db_id"]: _key_names(entry) for entry in entries}
+            self._keys = {}
+            for entry in entries:
+                of_tables = entry["table_names_original"]
+                columns = [
+                    "*" if table < 0 else f"{of_tables[table]}.{column}".lower()
+                    for table, column in entry["column_names_original"]
+                ]
+                # Each column of a foreign key is known by the first column that it is joined with.
+                groups: list[set[int]] = []
+                for left, right in entry["foreign_keys"]:
+                    group = next((group for group in groups if left in group or right in group), None)
+                    if group is None:
+                        groups.append(group := set())
+                    group |= {left, right}
+                self._keys[entry["db_id"]] = {
+                    columns[index]: columns[min(group)] for group in groups for index in sorted(group)
+                }
         except OSError as error:
             raise DataError(f"{tables} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -360,38 +372,21 @@ class NamesOf:
 
 def value_units(names: Names, gold_sql: str, predicted_sql: str) -> Units:
     """Units of both queries; None where the official parser cannot read one. For a worker: it parses."""
-    return _units(gold_sql, *names), _units(predicted_sql, *names)
-
-
-def _units(sql: str, columns: Columns, keys: Mapping[str, str] | None) -> tuple[Unit, ...] | None:
-    query = read(sql, columns)
-    if query is None:
-        return None
-
-    def unit(column: ColumnUnit) -> Unit:
-        if keys is None:
-            return tuple(column)
-        is_in_query = column.name.partition(".")[0] in query.tables
-        return column.aggregate, keys.get(column.name, column.name) if is_in_query else column.name
-
-    # The aggregate that an item starts with is no part of its name: "max(a)" and "min(a)" are told apart by their
-    # values.
-    return tuple(
-        unit(value.left) if value.right is None else (value.operator, unit(value.left), unit(value.right))
-        for _, value in query.select
-    )
-
-
-def _key_names(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Each column of a foreign key by the name of the first column that it is joined with."""
-    tables = entry["table_names_original"]
-    names = [
-        "*" if table < 0 else f"{tables[table]}.{column}".lower() for table, column in entry["column_names_original"]
-    ]
-    groups: list[set[int]] = []
-    for left, right in entry["foreign_keys"]:
-        group = next((group for group in groups if left in group or right in group), None)
-        if group is None:
-            groups.append(group := set())
-        group |= {left, right}
-    return {names[index]: names[min(group)] for group in groups for index in sorted(group)}
+    columns, keys = names
+    units: list[tuple[Unit, ...] | None] = []
+    for query in (read(gold_sql, columns), read(predicted_sql, columns)):
+        if query is None:
+            units.append(None)
+            continue
+        named: list[Unit] = []
+        # The aggregate that an item starts with is no part of its name: the values of "max(a)" and "min(a)" differ.
+        for _, value in query.select:
+            sides: list[Unit] = [tuple(side) for side in (value.left, value.right) if side is not None]
+            if keys is not None:
+                sides = [
+                    (aggregate, keys.get(name, name) if name.partition(".")[0] in query.tables else name)
+                    for aggregate, name, _ in sides
+                ]
+            named.append(sides[0] if value.right is None else (value.operator, *sides))
+        units.append(tuple(named))
+    return units[0], units[1]
