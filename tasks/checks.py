@@ -1,7 +1,7 @@
 """The contracts of stages: their rows and their checks, declared in one place."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ NOT_BLANK = {"regex": r"\S"}
 # Classes of Great Expectations.
 IN_SET, UNIQUE = "ExpectColumnValuesToBeInSet", "ExpectColumnValuesToBeUnique"
 MATCHES, NULL = "ExpectColumnValuesToMatchRegex", "ExpectColumnValuesToBeNull"
+BETWEEN, EQUAL = "ExpectColumnValuesToBeBetween", "ExpectColumnPairValuesToBeEqual"
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,6 @@ class Check:
     allowed: float = 0.0  # share of rows that may break it.
     advice: str = "Mend the rows."  # what to do about it, in one sentence.
     pools: tuple[str, ...] = ()  # it holds for each of them by itself, by the column `pool`; () for all rows together.
-
-
-@dataclass(frozen=True)
-class Contract:
-    """A stage's contract: the rows to look at (each with a `row` column that names it) and what they must hold to."""
-
-    rows: Callable[[Path], pl.DataFrame]
-    checks: Callable[[Recipe], Sequence[Check]]
 
 
 def _at_most(says: str, column: str, allowed: float, setting: str, pools: tuple[str, ...] = ()) -> Check:
@@ -62,6 +55,18 @@ def _set_aside(folder: Path) -> list[dict[str, Any]]:
 def _with_reasons(names: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:
     reasons = [f"{row['reason']}: {row['detail']}" for row in rows]
     return pl.DataFrame({"row": names, "rejected": reasons}, schema={"row": pl.String, "rejected": pl.String})
+
+
+def _leaked(folder: Path) -> pl.DataFrame:
+    """The held-out questions that a training pool asks of the same database, by id, with that pool."""
+    leaks = {
+        leak["held_out"]: pool
+        for pool, leaks in read_json(folder / LEAKAGE).items()
+        for leak in leaks["leaks"]
+        if leak["same_database"] and leak["kind"] in SAME_QUESTION
+    }
+    columns = {"id": list(leaks), "leaked_from": list(leaks.values())}
+    return pl.DataFrame(columns, schema={"id": pl.String, "leaked_from": pl.String})
 
 
 def example_rows(folder: Path) -> pl.DataFrame:
@@ -84,10 +89,12 @@ def example_rows(folder: Path) -> pl.DataFrame:
         "pool",
         "hardness",
         row=pl.concat_str("pool", "id", separator="/"),
-        question=_first_letter("question"),
+        question=pl.col("question").str.strip_chars().str.head(1),
         database_id=name,
         asked=questions.hash(),
-        gold=pl.when(judged_by_result).then(pl.lit("accepted results")).otherwise(_first_letter("gold_sql")),
+        gold=pl.when(judged_by_result)
+        .then(pl.lit("accepted results"))
+        .otherwise(pl.col("gold_sql").str.strip_chars().str.head(1)),
     )
     leaked = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")["leaked_from"]
     frame = frame.with_columns(leaked_from=leaked).with_columns(
@@ -101,54 +108,11 @@ def example_rows(folder: Path) -> pl.DataFrame:
     return pl.concat([frame.select(columns), rejected], how="diagonal")
 
 
-def _first_letter(column: str) -> pl.Expr:
-    return pl.col(column).str.strip_chars().str.head(1)
-
-
-def _leaked(folder: Path) -> pl.DataFrame:
-    """The held-out questions that a training pool asks of the same database, by id, with that pool."""
-    leaks = {
-        leak["held_out"]: pool
-        for pool, leaks in read_json(folder / LEAKAGE).items()
-        for leak in leaks["leaks"]
-        if leak["same_database"] and leak["kind"] in SAME_QUESTION
-    }
-    return pl.DataFrame(
-        {"id": list(leaks), "leaked_from": list(leaks.values())}, schema={"id": pl.String, "leaked_from": pl.String}
-    )
-
-
-def example_checks(recipe: Recipe) -> list[Check]:
-    """The checks of questions."""
-    limits = recipe.contracts
-    return [
-        Check("its name is taken", UNIQUE, "row", {}),
-        Check("the question is blank", MATCHES, "question", NOT_BLANK),
-        Check("the gold SQL is blank", MATCHES, "gold", NOT_BLANK),
-        Check("the database has no name", MATCHES, "database_id", NOT_BLANK),
-        Check("the hardness is none of Spider's", IN_SET, "hardness", {"value_set": list(HARDNESS_LEVELS)}),
-        _at_most("it was set aside as unusable", "rejected", recipe.data.max_bad_share, "data.max_bad_share", POOLS),
-        _at_most(
-            "its pool asks the same of that database before",
-            "duplicate_of",
-            limits.max_duplicates,
-            "contracts.max_duplicates",
-            POOLS,
-        ),
-        _at_most(LEAKED, "leaked_from", limits.max_leaked, "contracts.max_leaked", HELD_OUT),
-    ]
-
-
 def leak_rows(folder: Path) -> pl.DataFrame:
     """The benchmark's questions, with the training pool that asks the same of the same database."""
     frame = frames.read(folder / "data.parquet")
     frame = frame.join(_leaked(folder), on="id", how="left", maintain_order="left")
     return frame.with_columns(row=pl.concat_str("pool", "id", separator="/"))
-
-
-def leak_checks(recipe: Recipe) -> list[Check]:
-    """The share of a benchmark's questions that may be training questions too."""
-    return [check for check in example_checks(recipe) if check.column == "leaked_from"]
 
 
 def trajectory_rows(folder: Path) -> pl.DataFrame:
@@ -164,27 +128,6 @@ def trajectory_rows(folder: Path) -> pl.DataFrame:
     )
 
 
-def trajectory_checks(recipe: Recipe) -> list[Check]:
-    """The checks of teacher trajectories, right or wrong."""
-    return [
-        Check("its name is taken", UNIQUE, "row", {}),
-        Check("it stopped for no known reason", IN_SET, "stop", {"value_set": list(StopReason)}),
-        Check(
-            "it has more turns than the cap and the forced one",
-            "ExpectColumnValuesToBeBetween",
-            "turns",
-            {"max_value": recipe.protocol.max_turns + 1},
-        ),
-        Check(
-            "its mask is not as long as its tokens",
-            "ExpectColumnPairValuesToBeEqual",
-            "tokens",
-            {"column_A": "tokens", "column_B": "masked"},
-        ),
-        _at_most("a database or an endpoint broke it", "failure", recipe.contracts.max_broken, "contracts.max_broken"),
-    ]
-
-
 def filtered_rows(folder: Path) -> pl.DataFrame:
     """The rows that the filter kept and rejected; those left out only for their number are right."""
     kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
@@ -194,21 +137,6 @@ def filtered_rows(folder: Path) -> pl.DataFrame:
     return pl.concat([kept_rows, rows.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")
 
 
-def filtered_checks(recipe: Recipe) -> list[Check]:
-    """The share that the filter must let through."""
-    least = recipe.contracts.min_accepted
-    return [
-        Check(
-            "the filter rejected it",
-            NULL,
-            "rejected",
-            {},
-            1.0 - least,
-            "Mend the rows, or lower contracts.min_accepted.",
-        )
-    ]
-
-
 def scored_rows(folder: Path) -> pl.DataFrame:
     """The questions whose difficulty was scored; `unsolved` where no sample was right."""
     frame = frames.read(folder / "data.parquet")
@@ -216,25 +144,50 @@ def scored_rows(folder: Path) -> pl.DataFrame:
     return frame.select(row="example_id", unsolved=unsolved)
 
 
-def scored_checks(recipe: Recipe) -> list[Check]:
-    """The share of questions that the policy must solve before GRPO may begin: it learns from occasional successes."""
-    return [
-        Check(
-            "no sample of the policy was right",
-            NULL,
-            "unsolved",
-            {},
-            1.0 - recipe.contracts.min_solved,
-            "GRPO would learn nothing: train SFT longer, take easier questions, or lower contracts.min_solved.",
-        )
-    ]
-
-
-CONTRACTS = {
-    "data": Contract(example_rows, example_checks),
-    "test": Contract(example_rows, example_checks),
-    "leakage": Contract(leak_rows, leak_checks),
-    "synthesize": Contract(trajectory_rows, trajectory_checks),
-    "filter": Contract(filtered_rows, filtered_checks),
-    "difficulty": Contract(scored_rows, scored_checks),
+ROWS: Mapping[str, Callable[[Path], pl.DataFrame]] = {  # by stage; each row has a column `row` that names it
+    "data": example_rows,
+    "test": example_rows,
+    "leakage": leak_rows,
+    "synthesize": trajectory_rows,
+    "filter": filtered_rows,
+    "difficulty": scored_rows,
 }
+
+
+def stage_checks(kind: str, recipe: Recipe) -> list[Check]:
+    """The checks that the rows of a stage must hold to."""
+    limits, unique = recipe.contracts, Check("its name is taken", UNIQUE, "row", {})
+    leaked = _at_most(LEAKED, "leaked_from", limits.max_leaked, "contracts.max_leaked", HELD_OUT)
+    duplicates = limits.max_duplicates, "contracts.max_duplicates", POOLS
+    questions = [
+        unique,
+        Check("the question is blank", MATCHES, "question", NOT_BLANK),
+        Check("the gold SQL is blank", MATCHES, "gold", NOT_BLANK),
+        Check("the database has no name", MATCHES, "database_id", NOT_BLANK),
+        Check("the hardness is none of Spider's", IN_SET, "hardness", {"value_set": list(HARDNESS_LEVELS)}),
+        _at_most("it was set aside as unusable", "rejected", recipe.data.max_bad_share, "data.max_bad_share", POOLS),
+        _at_most("its pool asks the same of that database before", "duplicate_of", *duplicates),
+        leaked,
+    ]
+    most_turns = {"max_value": recipe.protocol.max_turns + 1}
+    sides = {"column_A": "tokens", "column_B": "masked"}
+    trajectories = [
+        unique,
+        Check("it stopped for no known reason", IN_SET, "stop", {"value_set": list(StopReason)}),
+        Check("it has more turns than the cap and the forced one", BETWEEN, "turns", most_turns),
+        Check("its mask is not as long as its tokens", EQUAL, "tokens", sides),
+        _at_most("a database or an endpoint broke it", "failure", limits.max_broken, "contracts.max_broken"),
+    ]
+    lower = "Mend the rows, or lower contracts.min_accepted."
+    # GRPO learns from occasional successes: the policy must solve a share of the questions before it may begin.
+    easier = "GRPO would learn nothing: train SFT longer, take easier questions, or lower contracts.min_solved."
+    return {
+        "data": questions,
+        "test": questions,
+        "leakage": [leaked],
+        "synthesize": trajectories,
+        "filter": [Check("the filter rejected it", NULL, "rejected", {}, 1.0 - limits.min_accepted, lower)],
+        "difficulty": [
+            Check("no sample of the policy was right", NULL, "unsolved", {}, 1.0 - limits.min_solved, easier)
+        ],
+    }[kind]

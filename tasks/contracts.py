@@ -17,7 +17,7 @@ from pipelines.core.files import read_json, write_atomic, write_json
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import digest
 from pipelines.stages.graph import StageResult
-from tasks.checks import CONTRACTS, Check
+from tasks.checks import ROWS, Check, stage_checks
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,17 +31,16 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6
 
 def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
     """Check the contract of a finished stage and return the verdict; None for a stage without one."""
-    contract = CONTRACTS.get(result.kind)
-    if contract is None:
+    if result.kind not in ROWS:
         return None
-    checks = contract.checks(recipe)
+    checks = stage_checks(result.kind, recipe)
     terms = digest(
         [[item.says, item.expectation, item.column, dict(item.options), item.allowed, item.pools] for item in checks]
     )
     path = result.folder / "contract.json"
     verdict = kept(path)
     if verdict.get("terms") != terms:
-        verdict = {"stage": result.name, "terms": terms, **evaluate(contract.rows(result.folder), checks)}
+        verdict = {"stage": result.name, "terms": terms, **evaluate(ROWS[result.kind](result.folder), checks)}
         write_json(path, verdict)
         write_atomic(path.with_suffix(".html"), contract_html(verdict))
     if not verdict["passed"]:

@@ -20,7 +20,6 @@ import polars as pl
 from pipelines.core import frames
 from pipelines.core.errors import BoundaryError, SqltrainError
 from pipelines.core.types import Example, Trajectory
-from pipelines.evaluation.record import EpisodeRecord
 from pipelines.recipe.config import Recipe
 from pipelines.serving.feedback import Feedback
 from pipelines.stages.context import examples
@@ -71,37 +70,31 @@ def log(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: StageResu
             {"trace": run.client.get_trace(trace), "expectations": expectation}
             for trace, expectation in zip(judged, expected, strict=True)
         ]
-        _evaluate(run, model, judged, rows, recipe.headline)
+        # The verdicts are put on the traces through MLflow's own evaluation, so that its pages show them.
+        import mlflow
+        from mlflow.entities import AssessmentSource, Feedback
+        from mlflow.genai.scorers import scorer
 
+        source = AssessmentSource("CODE", f"sqltrain {recipe.headline}")
 
-def _evaluate(
-    run: MlflowRun, model: str | None, judged: dict[str, EpisodeRecord], rows: list[dict[str, Any]], equality: str
-) -> None:
-    """Put the verdicts on the traces, through MLflow's own evaluation, so that its pages show them."""
-    import mlflow
-    from mlflow.entities import AssessmentSource, Feedback
-    from mlflow.genai.scorers import scorer
+        def execution_accuracy(trace: Any) -> Any:
+            record = judged[trace.info.trace_id]
+            why = f"{record.n_rows} rows, gold has {record.gold_rows}"
+            why = why if record.diagnosis is None else record.diagnosis.evidence
+            return Feedback(value=record.right(recipe.headline), rationale=why, source=source)
 
-    source = AssessmentSource("CODE", f"sqltrain {equality}")
+        def error_class(trace: Any) -> Any:
+            record = judged[trace.info.trace_id]
+            error = "none" if record.diagnosis is None else str(record.diagnosis.error)
+            return Feedback(value=f"broken: {record.failure}" if record.broken else error, source=source)
 
-    def execution_accuracy(trace: Any) -> Any:
-        record = judged[trace.info.trace_id]
-        why = f"{record.n_rows} rows, gold has {record.gold_rows}"
-        why = why if record.diagnosis is None else record.diagnosis.evidence
-        return Feedback(value=record.right(equality), rationale=why, source=source)
-
-    def error_class(trace: Any) -> Any:
-        record = judged[trace.info.trace_id]
-        error = "none" if record.diagnosis is None else str(record.diagnosis.error)
-        return Feedback(value=f"broken: {record.failure}" if record.broken else error, source=source)
-
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    # It prints a summary and a bar; a command's output is for its user.
-    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with quiet[0], quiet[1], mlflow.start_run(run_id=run.run_id):
-        scorers = [scorer(execution_accuracy), scorer(error_class)]
-        mlflow.genai.evaluate(data=rows, scorers=scorers, model_id=model)
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        # It prints a summary and a bar; a command's output is for its user.
+        quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+        with quiet[0], quiet[1], mlflow.start_run(run_id=run.run_id):
+            scorers = [scorer(execution_accuracy), scorer(error_class)]
+            mlflow.genai.evaluate(data=rows, scorers=scorers, model_id=model)
 
 
 def _trajectory_trace(run: MlflowRun, trajectory: Trajectory, question: Example | None) -> str:

@@ -37,11 +37,7 @@ _NOT_ALLOWED = re.compile(r"[^\w./-]+", re.ASCII)
 
 
 def asset_key(recipe: str, name: str, role: str = "") -> str:
-    """The address of a stage, or of the champion.
-
-    Args:
-        role: what the stage is made for, where one run makes several of a name.
-    """
+    """The address of a stage, or of the champion; with a role if one run makes several stages of a name."""
     path = "/".join(part for part in (recipe, role, name) if part)
     return f"sqltrain://{_NOT_ALLOWED.sub('-', path)}"
 
@@ -54,23 +50,17 @@ def upstream(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
     return [*(asset_key(recipe.name, name, role) for name in step.needs), *dict.fromkeys(files)]
 
 
-def add_asset_metadata(result: StageResult) -> None:
-    """Put a stage's key and figures on the asset that the task at work materializes."""
+def add_asset_metadata(figures: Mapping[str, Any]) -> None:
+    """Put figures on the asset that the task at work materializes."""
     context = AssetContext.get()
     for asset in context.downstream_assets if context is not None else ():
-        asset.add_metadata({"stage": result.name, "key": result.key, **result.metrics})
+        asset.add_metadata(dict(figures))
 
 
 @materialize(asset_key("recipe", "champion"), by=BY, cache_policy=NO_CACHE, persist_result=False)
 def publish_champion_asset(line: Mapping[str, Any]) -> None:
-    """The champion as an asset; its figures are those that the night decided on.
-
-    Args:
-        line: of the ledger.
-    """
-    context = AssetContext.get()
-    for asset in context.downstream_assets if context is not None else ():
-        asset.add_metadata({**line["challenger"], **line["numbers"]})
+    """The champion of a ledger's line as an asset; its figures are those that the night decided on."""
+    add_asset_metadata({**line["challenger"], **line["numbers"]})
 
 
 def promoted(recipe: str, store: Store, line: Mapping[str, Any]) -> None:
@@ -159,11 +149,7 @@ def report_markdown(page: Path, run: str, benchmark: str) -> str:
 
 
 def night_markdown(line: Mapping[str, Any]) -> str:
-    """A night's decision with its numbers, as markdown.
-
-    Args:
-        line: of the ledger.
-    """
+    """A ledger's line, a night's decision with its numbers, as markdown."""
     entries = [f"{line.get('rows', 0)} new questions in {len(line['new'])} batches"]
     for name in ("challenger", "champion"):
         if line.get(name):

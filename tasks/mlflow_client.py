@@ -287,14 +287,10 @@ class MlflowNotes:
         self._waiting: deque[tuple[str, Callable[[], object]]] = deque()
         self._missed: list[str] = []
         self._lock = threading.RLock()  # a thread that follows curves writes notes, too
-        self._written = self._tries = 0
+        self.written = 0  # notes that the store has taken
+        self._tries = 0
         self._reached = self._away = self._refused = self._closing = False
         self._next_look = 0.0
-
-    @property
-    def reached(self) -> bool:
-        """Whether the store has taken a note."""
-        return self._written > 0
 
     def note(self, name: str, write: Callable[[], object]) -> None:
         """Write a note, after all that wait before it.
@@ -315,7 +311,7 @@ class MlflowNotes:
             self._missed += [name for name, _ in self._waiting]
             self._waiting.clear()
             if self._missed and not self.off:
-                total = self._written + len(self._missed)
+                total = self.written + len(self._missed)
                 counts = Counter(name.partition(":")[0] for name in self._missed)
                 names = ", ".join(f"{name} {count}" for name, count in counts.items())
                 self.say(
@@ -336,7 +332,7 @@ class MlflowNotes:
                 if not trouble:
                     write()
                     self._reached, self._away = True, False
-                    self._written += 1
+                    self.written += 1
             except ImportError:
                 self.off = True
                 self.say("not tracked: mlflow is not installed (pip install 'sqltrain[ops]')")

@@ -67,7 +67,7 @@ class TaskProgress:
         self.log = get_run_logger()
         self.artifact: UUID | None = None
         self._label, self._unit, self._note, self._done, self._total = stage, "", "", 0, 0
-        self._sent, self._pulse = "", events.Pulse()
+        self._pulse = events.Pulse()
         self._stop = threading.Event()
         run = contextvars.copy_context().run  # Prefect keeps the task run and its settings in context variables
         self._thread = threading.Thread(target=run, args=(self._watch,), name="progress", daemon=True)
@@ -101,25 +101,23 @@ class TaskProgress:
         self.log.warning("%s", text)
 
     def _watch(self) -> None:
-        while not self._stop.wait(self.every_s):
-            self._send()
-        self._send()
-
-    def _send(self) -> None:
-        text = f"{self._label}: {self._done}/{self._total} {self._unit} {self._note}".rstrip()
-        if not self._total or text == self._sent:
-            return
-        self._sent = text
-        self._pulse.beat()
-        share = min(100.0, 100.0 * self._done / self._total)
-        try:
-            if self.artifact is None:
-                created: Any = create_progress_artifact(share, artifact_key("progress", self.stage), text)
-                self.artifact = created
-            else:
-                update_progress_artifact(self.artifact, share, text)
-        except Exception as error:  # a server that is gone for a while must not stop training
-            self.log.debug("progress not shown: %s", error)
+        sent, is_over = "", False
+        while not is_over:
+            is_over = self._stop.wait(self.every_s)
+            text = f"{self._label}: {self._done}/{self._total} {self._unit} {self._note}".rstrip()
+            if not self._total or text == sent:
+                continue
+            sent = text
+            self._pulse.beat()
+            share = min(100.0, 100.0 * self._done / self._total)
+            try:
+                if self.artifact is None:
+                    created: Any = create_progress_artifact(share, artifact_key("progress", self.stage), text)
+                    self.artifact = created
+                else:
+                    update_progress_artifact(self.artifact, share, text)
+            except Exception as error:  # a server that is gone for a while must not stop training
+                self.log.debug("progress not shown: %s", error)
 
 
 def show(create: Callable[..., Any], *content: Any, **names: Any) -> None:
@@ -200,7 +198,7 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
             verdict = contracts.kept(step.folder / "contract.json")
             if verdict:
                 show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
-    events.add_asset_metadata(result)
+    events.add_asset_metadata({"stage": result.name, "key": result.key, **result.metrics})
     how = "cached" if result.cached else f"made in {time.perf_counter() - started:.1f} s"
     log.info("%s: %s, %s", step.name, how, result.folder)
     return Completed(name="Cached", data=result) if result.cached else result

@@ -36,7 +36,6 @@ from tasks.mlflow_client import MAX_KEY, MAX_PARAM, MlflowNotes, MlflowRun, Row
 
 if TYPE_CHECKING:
     import opentelemetry.trace
-    from mlflow import MlflowClient
 
 EVERY_S = 15.0  # between two looks at a file of curves
 TRAINING = ("sft", "grpo")
@@ -109,7 +108,7 @@ class Tracker:
     ) -> None:
         with self._claim:
             self._span.__exit__(kind, error, trace)
-            if isinstance(error, KeyboardInterrupt) and not self.recorder.reached:
+            if isinstance(error, KeyboardInterrupt) and not self.recorder.written:
                 self.recorder.off = True  # a stopped run does not wait until a new store has its tables
             if self._begun and not self._joined:
                 self.recorder.note("the end of the run", lambda: _terminate(self.run, error))
@@ -141,7 +140,15 @@ class Tracker:
         run = self.run
         client = run.client
         run.experiment_id = mlflow_client.experiment(client, self.recipe.name, self.store.root)
-        _close_dead(client, run.experiment_id)
+        # Runs of this machine that are RUNNING although their process is gone (kill -9) were killed.
+        running = "attributes.status = 'RUNNING' and tags."
+        here = f"{running}`sqltrain.host` = '{platform.node()}'"
+        for parent in client.search_runs([run.experiment_id], here):
+            mark = parent.data.tags.get("sqltrain.process", "0/")
+            if process_mark(int(mark.partition("/")[0])) != mark:
+                children = f"{running}`mlflow.parentRunId` = '{parent.info.run_id}'"
+                for dead in (*client.search_runs([run.experiment_id], children), parent):
+                    client.set_terminated(dead.info.run_id, "KILLED")
         if self.group:
             runs = client.search_runs([run.experiment_id], f"tags.`sqltrain.group` = '{self.group}'")
             if runs:
@@ -285,7 +292,7 @@ class StageRun:
         self._note("its timing", lambda: run.log_rows("timing", timing))
         for path in (result.folder / name for name in SMALL_FILES):
             if path.is_file():
-                self._note(path.name, functools.partial(self._log_file, path))
+                self._note(path.name, lambda path=str(path): run.client.log_artifact(run.run_id, path))
         if result.kind == "report":
             # That of the first benchmark lies on top, that of another in a folder of its name.
             page, folder = str(result.folder / "report.html"), graph.benchmark_of(result.name) or None
@@ -297,9 +304,6 @@ class StageRun:
             self._note("its checkpoint's accuracy", lambda: models.note_accuracy(*about, self.needs, result))
             self._note("its traces", lambda: episodes.log(*about, self.needs, result))
             self._note("its questions", lambda: episodes.log_questions(*about, self.needs))
-
-    def _log_file(self, path: Path) -> None:
-        self.run.client.log_artifact(self.run.run_id, str(path))
 
     def end(self, error: BaseException | None) -> None:
         """Stop following, and close the run."""
@@ -336,18 +340,6 @@ def process_mark(pid: int) -> str:
     except OSError:
         return ""
     return f"{pid}/{stat.rpartition(')')[2].split()[19]}"
-
-
-def _close_dead(client: MlflowClient, experiment_id: str) -> None:
-    """Mark as killed the runs of this machine that still are RUNNING although their process is gone (kill -9)."""
-    here = f"attributes.status = 'RUNNING' and tags.`sqltrain.host` = '{platform.node()}'"
-    for parent in client.search_runs([experiment_id], here):
-        mark = parent.data.tags.get("sqltrain.process", "0/")
-        if process_mark(int(mark.partition("/")[0])) == mark:
-            continue
-        children = f"attributes.status = 'RUNNING' and tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
-        for run in (*client.search_runs([experiment_id], children), parent):
-            client.set_terminated(run.info.run_id, "KILLED")
 
 
 # Training curves: read from a growing JSONL file, sent in batches.
@@ -450,9 +442,6 @@ def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Callable[[Mapping
     if tracer is None:
         yield lambda more: None
         return
-
-    def named(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {f"{SPAN_NAME}.{key}": value for key, value in values.items()}
-
-    with tracer.start_as_current_span(name, attributes=named(attributes)) as current:
-        yield lambda more: current.set_attributes(named(more))
+    named = {f"{SPAN_NAME}.{key}": value for key, value in attributes.items()}
+    with tracer.start_as_current_span(name, attributes=named) as current:
+        yield lambda more: current.set_attributes({f"{SPAN_NAME}.{key}": value for key, value in more.items()})

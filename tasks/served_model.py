@@ -7,6 +7,7 @@ reference names.
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,12 @@ def card(recipe: Recipe, result: StageResult) -> str:
     )
 
 
+@dataclass
 class ServedAgent:
     """A checkpoint that answers questions with SQL; MLflow calls `predict`."""
 
-    def __init__(self, recipe: Recipe, weights: Path) -> None:
-        self.recipe = recipe
-        self.weights = weights
+    recipe: Recipe
+    weights: Path
 
     def predict(self, rows: Any, params: dict[str, Any] | None = None) -> list[str]:
         """The SQL of each row's question about its database; "" where the agent gave no answer.
