@@ -256,14 +256,14 @@ class StageRun:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         step, run, parent = self.step, self.run, self.tracker.run
-        benchmark = self.recipe.benchmark.name if graph.is_by_benchmark(step.name) else ""
+        stage = next(stage for stage in graph.GRAPH if stage.name == step.kind)
+        benchmark = self.recipe.benchmark.name if stage.by_benchmark else ""
         about = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
         tags = _with_provenance(about) | {"mlflow.parentRunId": parent.run_id}
         run.experiment_id = parent.experiment_id
         opened = run.client.create_run(run.experiment_id, tags=tags, run_name=_label(step.name, self.role))
         run.run_id = opened.info.run_id
-        reads = next(stage.reads for stage in graph.GRAPH if stage.name == step.kind)
-        run.log_params(self.recipe.slice(*reads))
+        run.log_params(self.recipe.slice(*stage.reads))
         # The datasets that the stage reads, by their places within the store: the store may move.
         inputs = [
             DatasetInput(

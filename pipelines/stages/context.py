@@ -13,7 +13,7 @@ from pipelines.benchmarks.base import resolve
 from pipelines.core import frames
 from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.types import Example, Trajectory
+from pipelines.core.types import Example
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 
@@ -40,13 +40,9 @@ class Progress(Protocol):
 class Silent:
     """Progress that is not shown."""
 
-    def begin(self, stage: str, total: int, unit: str) -> None: ...
+    def begin(self, *shown: object, **more: object) -> None: ...
 
-    def advance(self, count: int, note: str = "") -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
+    advance = say = warn = begin
 
 
 @dataclass(frozen=True)
@@ -129,11 +125,6 @@ def each_example(folder: Path, pool: str) -> Iterator[Example]:
     """The examples of a pool, their databases resolved, of which few are in memory at a time."""
     for frame in frames.windows(folder / DATA):
         yield from resolve(frames.from_frame(frame.filter(pl.col("pool") == pool), Example), folder)
-
-
-def trajectories(folder: Path) -> list[Trajectory]:
-    """The trajectories that a stage wrote."""
-    return frames.from_frame(frames.read(folder / DATA), Trajectory)
 
 
 @functools.cache

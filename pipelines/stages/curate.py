@@ -141,16 +141,13 @@ def extracting(recipe: Recipe, data: Path, places: Path) -> Run:
 
 
 def gold_schema(ctx: Context) -> None:
-    """Write each example's accepted gold schema to `data.parquet`, disagreements to `disagreements.jsonl`."""
-    _consensus(ctx, ctx.inputs["data"], "sft", "rl", "dev")
+    """Write each example's accepted gold schema to `data.parquet`, disagreements to `disagreements.jsonl`.
 
-
-def test_schema(ctx: Context) -> None:
-    """The same of the benchmark's questions, which evaluation holds links against."""
-    _consensus(ctx, ctx.inputs["test"], "test")
-
-
-def _consensus(ctx: Context, data: Path, *pools: str) -> None:
+    Those of a benchmark's questions (`test_schema`) are what evaluation holds links against.
+    """
+    data, pools = ctx.inputs.get("test"), ["test"]
+    if data is None:
+        data, pools = ctx.inputs["data"], ["sft", "rl", "dev"]
     rows = rows_of(data, *pools)["row"]
     extractors = llm_extractors(ctx, examples_at(data, rows.to_list())) if ctx.recipe.gold_schema.extractors else {}
     shards = _in_shards(ctx, rows, "gold SQL", extracting, data=data)

@@ -311,37 +311,30 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
             f"Every bad row, with its reason, is in {ctx.folder / QUARANTINE}. Mend them, or raise data.max_bad_share.",
         )
     writer.close()
-    _refuse_shared_ids(path)
+    # Later stages join the training pools by id, so one id must not stand for two questions. The same question may be
+    # in several sources and pools: then its database is the same, and its words or its gold SQL are, unless a file of
+    # corrections has changed them.
+    texts = {name: pl.col(name).hash() for name in ("id", "question", "gold_sql")}
+    texts |= {
+        "database": pl.col("database").struct.field("id").hash(),
+        "corrected": pl.col("meta").str.contains(f'"{corrections.META}"', literal=True),
+    }
+    asked = frames.read(path, "pool", **texts).with_row_index("row").filter(pl.col("pool").is_in(TRAINED))
+    pairs = asked.join(asked.unique("id", keep="first"), on="id", suffix="_first", maintain_order="left")
+    other = {name: pl.col(name) != pl.col(f"{name}_first") for name in ("question", "gold_sql", "database")}
+    published = ~(pl.col("corrected") | pl.col("corrected_first"))
+    shared = pairs.filter(other["database"] | (published & other["question"] & other["gold_sql"]))
+    if not shared.is_empty():
+        both = frames.read(path, "id", "question")[[shared["row_first"][0], shared["row"][0]]]
+        raise DataError(
+            f"{shared.height} training questions have the id of another question; the first: {both['id'][0]!r} stands "
+            f"for {both['question'][0]!r} and for {both['question'][1]!r}",
+            "Give each question of data.sft and data.rl an id of its own, in all files together. Without ids, the "
+            "files' names must differ.",
+        )
     if len({pool for pool, _, _ in sources}) < len(sources):
         # Of the questions of one name in a pool, which several sources may have, the first is kept.
         is_first = frames.read(path, "pool", "id").select(pl.struct("pool", "id").is_first_distinct()).to_series()
         if not is_first.all():
             frames.keep(path, is_first.arg_true())
     ctx.metrics({**numbers, "quarantined": len(bad)})
-
-
-def _refuse_shared_ids(path: Path) -> None:
-    """Later stages join the training pools by id, so one id must not stand for two questions.
-
-    The same question may be in several sources and pools: then its database is the same, and its words or its gold SQL
-    are, unless a file of corrections has changed them.
-    """
-    texts = {name: pl.col(name).hash() for name in ("id", "question", "gold_sql")}
-    texts |= {
-        "database": pl.col("database").struct.field("id").hash(),
-        "corrected": pl.col("meta").str.contains(f'"{corrections.META}"', literal=True),
-    }
-    rows = frames.read(path, "pool", **texts).with_row_index("row").filter(pl.col("pool").is_in(TRAINED))
-    pairs = rows.join(rows.unique("id", keep="first"), on="id", suffix="_first", maintain_order="left")
-    other = {name: pl.col(name) != pl.col(f"{name}_first") for name in ("question", "gold_sql", "database")}
-    published = ~(pl.col("corrected") | pl.col("corrected_first"))
-    shared = pairs.filter(other["database"] | (published & other["question"] & other["gold_sql"]))
-    if shared.is_empty():
-        return
-    both = frames.read(path, "id", "question")[[shared["row_first"][0], shared["row"][0]]]
-    raise DataError(
-        f"{shared.height} training questions have the id of another question; the first: {both['id'][0]!r} stands for "
-        f"{both['question'][0]!r} and for {both['question'][1]!r}",
-        "Give each question of data.sft and data.rl an id of its own, in all files together. Without ids, the files' "
-        "names must differ.",
-    )

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_lines, replacing, sha256, write_atomic, write_json, write_lines
+from pipelines.core.files import read_lines, replacing, write_atomic, write_json, write_lines
 from pipelines.core.frames import DATA
 from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.store import MANIFEST, Store
@@ -20,6 +20,7 @@ from pipelines.core.types import (
     Example,
     ExecutionResult,
     ExecutionStatus,
+    SchemaItems,
     StopReason,
     Trajectory,
     from_dict,
@@ -44,9 +45,10 @@ from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.making import policy
 from pipelines.rollout.user import simulated_user
-from pipelines.sql.engine import Pair
+from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.equalities.official import r_ves
 from pipelines.stages.context import Context, checkpoint_of, examples, single_thread
+from pipelines.stages.keys import Digests
 from pipelines.stages.shards import Run, Shards, asking
 
 RECORDS = "records.jsonl"
@@ -60,6 +62,7 @@ TIMING = "timing.jsonl"
 QUESTIONS = "questions.jsonl"  # beside the records of a prediction file, whose questions lie in no store
 NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_class="empty")
 Line = dict[str, Any]  # {"pass": ..., "trajectory": ..., "record": ...}
+_digests = Digests(None)  # of the databases of kept answers
 
 # An evaluation's answers by question, kept so that none is made twice, and where the time of making them went.
 
@@ -106,15 +109,8 @@ class Answers:
         facts, path = to_dict(question), Path(question.database.location)
         # All of a question counts, its database by the bytes of its file instead of by its place.
         if not DIALECTS[question.database.engine].is_server and path.is_file():
-            stat = path.stat()
-            facts["database"]["location"] = _file_digest(path, stat.st_size, stat.st_mtime_ns)
+            facts["database"]["location"] = _digests.of(path)
         return self._folder / f"{digest(facts)}.json"
-
-
-@functools.lru_cache(4096)
-def _file_digest(path: Path, size: int, changed_ns: int) -> str:
-    """The digest of a file's bytes, computed once until the file changes."""
-    return sha256(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,12 +181,8 @@ def select(
     for line in lines:
         if line["pass"] == "sampled" and not line["record"]["broken"]:
             samples.setdefault(line["record"]["example_id"], []).append(line)
-    form = EQUALITIES[ctx.recipe.headline].form
+    same = functools.partial(signature, form=EQUALITIES[ctx.recipe.headline].form)
     asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
-
-    def same(result: ExecutionResult) -> str | None:
-        return signature(result, form)
-
     with sql_engine(ctx.recipe) as sql:
         # Each different answer of a question is run once.
         wanted = {(name, line["record"]["final_sql"]) for name, group in samples.items() for line in group}
@@ -385,7 +377,7 @@ class MalformedGuard:
     def skip_the_rest(self, recipe: Recipe, gold: Path | None) -> None:
         """Write the shards after the first questions: each question is wrong, and was not asked."""
         policy = self._shards.read(0)[0]["trajectory"]["policy"]
-        evaluated = line_maker(recipe, gold)
+        kit = (recipe, sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold))
         for index in range(FIRST_EPISODES // self._shards.size, len(self._shards)):
             path, part = self._shards.path(index), self._shards.part(index)
             questions = [question for question in part if question.id not in self._first]
@@ -398,7 +390,7 @@ class MalformedGuard:
                     for question in questions
                     for n in range(evaluation.samples)
                 ]
-                lines += evaluated(evaluation, questions, skipped)
+                lines += judged_lines(evaluation, questions, skipped, *kit)
             with replacing(path) as beside:
                 write_lines(beside, lines)
 
@@ -468,12 +460,6 @@ class EvaluationPass:
     max_turns: int
     samples: int
 
-    @property
-    def key(self) -> str:
-        """The digest of the settings that decide an answer beside the policy and the question."""
-        values = {name: getattr(self, name).model_dump(mode="json") for name in ("protocol", "sampling")}
-        return digest({**values, "max_turns": self.max_turns})
-
 
 def passes(recipe: Recipe) -> list[EvaluationPass]:
     """A greedy pass, a sampled one and, if the recipe says so, one in which the agent must answer at once."""
@@ -488,57 +474,59 @@ def passes(recipe: Recipe) -> list[EvaluationPass]:
     return evaluations
 
 
-def line_maker(
-    recipe: Recipe, gold: Path | None
-) -> Callable[[EvaluationPass, Sequence[Example], list[Trajectory]], list[Line]]:
-    """A function that evaluates the trajectories of a pass over some questions and returns their lines, in order."""
-    sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
-
-    def lines(evaluation: EvaluationPass, questions: Sequence[Example], done: list[Trajectory]) -> list[Line]:
-        by_id = {question.id: question for question in questions}
-        evaluated = evaluate.evaluate(done, by_id, sql, schema, recipe.equalities, evaluation.mode, links)
-        return [
-            {"pass": evaluation.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
-            for trajectory, record in zip(done, evaluated, strict=True)
-        ]
-
-    return lines
+def judged_lines(
+    evaluation: EvaluationPass,
+    questions: Sequence[Example],
+    done: Sequence[Trajectory],
+    recipe: Recipe,
+    sql: SqlEngine,
+    schema: evaluate.Schemas,
+    links: Mapping[str, SchemaItems] | None,
+) -> list[Line]:
+    """The lines of a pass's trajectories over some questions, with their verdicts, in order."""
+    by_id = {question.id: question for question in questions}
+    evaluated = evaluate.evaluate(done, by_id, sql, schema, recipe.equalities, evaluation.mode, links)
+    return [
+        {"pass": evaluation.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
+        for trajectory, record in zip(done, evaluated, strict=True)
+    ]
 
 
 def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None) -> Run:
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
     from pipelines.teachers.policy import OpenAIPolicy
 
-    sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
-    model, evaluated = answering(answerer, recipe, responses), line_maker(recipe, gold)
+    sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
+    model = answering(answerer, recipe, responses)
     user = simulated_user(build_protocol(recipe.protocol), responses)
 
-    def answer(evaluation: EvaluationPass, questions: Sequence[Example], timing: Path) -> list[Line]:
-        answers_kept = Answers(None if answers is None else answers / evaluation.key)
-        samples = {question.id: answers_kept.of(question) for question in questions}
-        requests = [
-            EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
-            for question in questions
-            for sample in range(evaluation.samples)
-            if sample not in samples[question.id]
-        ]
-        if requests:
-            protocol = build_protocol(evaluation.protocol)
-            engine = RolloutEngine(model, protocol, sql, evaluation.sampling, evaluation.max_turns, schema, user)
-            made = engine.run(requests)
-            used = model.asker.take_used() if isinstance(model, OpenAIPolicy) else {}
-            bought = int(used.get("prompt_tokens", 0)), int(used.get("completion_tokens", 0))
-            note_time(timing, evaluation.name, len(made), engine.timing, bought)
-            for trajectory in made:
-                samples[trajectory.example_id][trajectory.sample] = trajectory
-        for question in {request.example.id: request.example for request in requests}.values():
-            answers_kept.keep(question, samples[question.id])
-        done = [samples[question.id][sample] for question in questions for sample in range(evaluation.samples)]
-        return evaluated(evaluation, questions, done)
-
     def run(questions: Sequence[Any], path: Path) -> str:
-        timing = path.parent.parent / TIMING
-        lines = [line for evaluation in passes(recipe) for line in answer(evaluation, questions, timing)]
+        lines: list[Line] = []
+        for evaluation in passes(recipe):
+            # Answers are kept under the digest of the settings that decide them beside the policy and the question.
+            settings = {name: getattr(evaluation, name).model_dump(mode="json") for name in ("protocol", "sampling")}
+            key = digest({**settings, "max_turns": evaluation.max_turns})
+            answers_kept = Answers(None if answers is None else answers / key)
+            samples = {question.id: answers_kept.of(question) for question in questions}
+            requests = [
+                EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
+                for question in questions
+                for sample in range(evaluation.samples)
+                if sample not in samples[question.id]
+            ]
+            if requests:
+                protocol = build_protocol(evaluation.protocol)
+                engine = RolloutEngine(model, protocol, sql, evaluation.sampling, evaluation.max_turns, schema, user)
+                made = engine.run(requests)
+                used = model.asker.take_used() if isinstance(model, OpenAIPolicy) else {}
+                bought = int(used.get("prompt_tokens", 0)), int(used.get("completion_tokens", 0))
+                note_time(path.parent.parent / TIMING, evaluation.name, len(made), engine.timing, bought)
+                for trajectory in made:
+                    samples[trajectory.example_id][trajectory.sample] = trajectory
+            for question in {request.example.id: request.example for request in requests}.values():
+                answers_kept.keep(question, samples[question.id])
+            done = [samples[question.id][sample] for question in questions for sample in range(evaluation.samples)]
+            lines += judged_lines(evaluation, questions, done, recipe, sql, schema, links)
         write_lines(path, lines)
         right = [line["record"]["scores"][recipe.headline] for line in lines if line["pass"] == "greedy"]
         return f"greedy {100 * sum(right) / max(1, len(right)):.0f} %"

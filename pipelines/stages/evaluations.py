@@ -49,14 +49,6 @@ class EvaluationRun:
     timing: Mapping[str, Latency]
     r_ves: float | None
 
-    def named(self, names: Mapping[str, str]) -> EvaluationRun:
-        """With each question called as the other runs call it."""
-
-        def call(records: Sequence[EpisodeRecord]) -> tuple[EpisodeRecord, ...]:
-            return tuple(dataclasses.replace(record, example_id=names[record.example_id]) for record in records)
-
-        return dataclasses.replace(self, records=call(self.records), single_turn=call(self.single_turn))
-
 
 def comparison(
     runs: Sequence[str], equality: str | None
@@ -72,17 +64,14 @@ def comparison(
         for index, run in enumerate(loaded, 1)
     ]
     names = paired_comparison.common_names([(*run.records, *run.single_turn) for run in loaded])
-    called = [run.named(name) for run, name in zip(loaded, names, strict=True)]
-    systems = (
-        System(
-            run.name,
-            run.records,
-            single_turn=run.single_turn,
-            left_out=run.left_out,
-            costs=taken(run.timing, run.r_ves),
+    systems = []
+    for run, name in zip(loaded, names, strict=True):  # each question is called as the other runs call it
+        own, once = (
+            tuple(dataclasses.replace(record, example_id=name[record.example_id]) for record in records)
+            for records in (run.records, run.single_turn)
         )
-        for run in called
-    )
+        costs = taken(run.timing, run.r_ves)
+        systems.append(System(run.name, own, single_turn=once, left_out=run.left_out, costs=costs))
     data = ReportData("comparison", choose(loaded, equality), tuple(systems), examples={})
     if not data.comparisons:
         raise DataError("the runs share no question", "Compare evaluations of the same benchmark.")

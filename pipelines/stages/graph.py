@@ -77,7 +77,7 @@ GRAPH: tuple[Stage, ...] = (
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
     Stage("gold_schema", 3, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage(
-        "test_schema", 3, ("gold_schema",), ("test",), "curate:test_schema", "that of a benchmark", ("sqlglot",), True
+        "test_schema", 3, ("gold_schema",), ("test",), "curate:gold_schema", "that of a benchmark", ("sqlglot",), True
     ),
     Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
     Stage("sft", 2, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
@@ -131,11 +131,6 @@ GRAPH: tuple[Stage, ...] = (
 def kind_of(name: str) -> str:
     """The kind of a stage, which is its folder's name in the store: "evaluate_grpo" of "evaluate_grpo.spider_dk"."""
     return name.partition(".")[0]
-
-
-def is_by_benchmark(name: str) -> bool:
-    """Whether a stage is one of a benchmark's own, the first's included."""
-    return any(stage.by_benchmark for stage in GRAPH if stage.name == kind_of(name))
 
 
 def benchmark_of(name: str) -> str:
@@ -218,7 +213,19 @@ def plan(
         given: keys of finished stages to go on from, by name, in place of the recipe's own.
     """
     code_digest()  # cached: this process runs the code that is there now, whatever is checked out later
-    stages = [stage for stage in _upto(active(recipe), until) if among is None or stage.name in among]
+    stages = active(recipe)
+    if until is not None:
+        names = [stage.name for stage in stages]
+        last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
+        ends = [place for place, name in enumerate(names) if last in (name, kind_of(name))]
+        if not ends:
+            raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
+        stages = stages[: ends[-1] + 1]
+        trains = [stage for stage in stages if kind_of(stage.name) not in BENCHMARK]
+        if kind_of(last) not in BENCHMARK and not any("test" in map(kind_of, stage.needs) for stage in trains):
+            stages = trains
+    if among is not None:
+        stages = [stage for stage in stages if stage.name in among]
     keys: dict[str, str] = {}
     steps = []
     for stage in stages:
@@ -306,19 +313,6 @@ def _gone(stage: str, key: str) -> DataError:
         f"{stage}/{key} is damaged or gone, and this run does not make it",
         "Run what made it again (a night puts its parts together anew); for a champion: sqltrain champion rollback.",
     )
-
-
-def _upto(stages: list[Stage], until: str | None) -> list[Stage]:
-    if until is None:
-        return stages
-    names = [stage.name for stage in stages]
-    last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
-    ends = [place for place, name in enumerate(names) if last in (name, kind_of(name))]
-    if not ends:
-        raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
-    wanted = stages[: ends[-1] + 1]
-    reads = any("test" in map(kind_of, stage.needs) for stage in wanted if kind_of(stage.name) not in BENCHMARK)
-    return [stage for stage in wanted if reads or kind_of(last) in BENCHMARK or kind_of(stage.name) not in BENCHMARK]
 
 
 def seen_by(name: str, recipe: Recipe) -> Recipe:

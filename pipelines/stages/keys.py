@@ -52,17 +52,21 @@ class Digests:
         return str(value)
 
     def files(self, source: Source, path: Path) -> list[Path]:
-        """The files that a source's reader reads; of a single file, which may be long, they are remembered too."""
-        if not path.is_file():
-            return _files_of(source, path)
-        key, settled = self._key(path)
-        name = f"files|{digest([source.kind, source.options])}|{key}"
-        names = self._known.get(name)
-        if names is None:
-            names = [str(file) for file in _files_of(source, path)]
-            if settled:
-                self._new[name] = names
-        return [Path(file) for file in names]
+        """The files that a source's reader names, and the file itself; every file there if its module names none.
+
+        Those of a single file, which may be long, are remembered too.
+        """
+        name, settled = "", False
+        if path.is_file():
+            key, settled = self._key(path)
+            name = f"files|{digest([source.kind, source.options])}|{key}"
+            if name in self._known:
+                return [Path(file) for file in self._known[name]]
+        own = base.files(source)
+        files = sorted(set(walk(path) if own is None else own))
+        if settled:
+            self._new[name] = list(map(str, files))
+        return files
 
     def save(self) -> None:
         """Keep what is new; a store that cannot be written is only read, so the files are read again the next time."""
@@ -75,12 +79,6 @@ class Digests:
     def _key(path: Path) -> tuple[str, bool]:
         facts = path.stat()
         return f"{path}|{facts.st_size}|{facts.st_mtime_ns}", time.time() - facts.st_mtime > SETTLED_S
-
-
-def _files_of(source: Source, path: Path) -> list[Path]:
-    """The files that a reader names, and the file itself; every file there if its module names none."""
-    files = base.files(source)
-    return sorted(set(walk(path) if files is None else files))
 
 
 def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
@@ -122,9 +120,7 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
     for place, described_card in sorted(described.items()):
         if place in places_named or place.startswith(servers):
             by_name.setdefault(named.name_of(place), []).append(digest(described_card.deciding()))
-    return {
-        name: digest(file_digests) for name, file_digests in by_name.items()
-    }  # files of one name may lie in several folders
+    return {name: digest(found) for name, found in by_name.items()}  # files of one name may lie in several folders
 
 
 def prompt_digest(protocol: ProtocolSection) -> str:
@@ -266,7 +262,25 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     points = {**after, **before}
     differing = [point for point in points if before.get(point, ABSENT) != after.get(point, ABSENT)]
     differing.sort(key=lambda point: KINDS.index(point[0]))
-    return [_words(point, before.get(point, ABSENT), after.get(point, ABSENT)) for point in differing]
+    causes = []
+    for kind, *rest in differing:
+        point, name = (kind, *rest), ".".join(rest)
+        values = (before.get(point, ABSENT), after.get(point, ABSENT))
+        texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+        turn = " -> ".join(text if len(text) <= 40 else f"{text[:37]}..." for text in texts)
+        in_words = {
+            "recipe": f"{name} ({turn})",
+            "sources": f"the files of {name}",
+            "cards": f"the card of {name}",
+            "weights": "the weights of model.source",
+            "prompt": "the prompt's text",
+            "endpoints": f"endpoint {name} ({turn})",
+            "version": f"the stage's code (version {turn})",
+            "plugins": f"the code of the plug-in's {name}",
+            "libraries": f"{name} ({turn})",
+        }
+        causes.append(in_words.get(kind, f"{name} (its input)"))
+    return causes
 
 
 def _leaves(place: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -280,22 +294,3 @@ def _leaves(place: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...
             yield from _leaves((*place, str(name)), inner)
     else:
         yield place, value
-
-
-def _words(point: tuple[str, ...], before: Any, after: Any) -> str:
-    kind, *rest = point
-    name = ".".join(rest)
-    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in (before, after)]
-    turn = " -> ".join(text if len(text) <= 40 else f"{text[:37]}..." for text in texts)
-    in_words = {
-        "recipe": f"{name} ({turn})",
-        "sources": f"the files of {name}",
-        "cards": f"the card of {name}",
-        "weights": "the weights of model.source",
-        "prompt": "the prompt's text",
-        "endpoints": f"endpoint {name} ({turn})",
-        "version": f"the stage's code (version {turn})",
-        "plugins": f"the code of the plug-in's {name}",
-        "libraries": f"{name} ({turn})",
-    }
-    return in_words.get(kind, f"{name} (its input)")

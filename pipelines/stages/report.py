@@ -12,7 +12,7 @@ from pipelines.core.frames import DATA
 from pipelines.core.types import Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.voting import Rule
-from pipelines.recipe.config import Recipe, Source
+from pipelines.recipe.config import Recipe
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System, with_texts
 from pipelines.stages import evaluate
@@ -42,13 +42,24 @@ def build(ctx: Context) -> None:
 
 def gather(ctx: Context) -> ReportData:
     """The report's data, from the finished stages."""
-    systems = tuple(
-        system
-        for name, when in WHEN.items()
-        if name in ctx.inputs
-        for system in systems_of(ctx.inputs[name], when, _trained_on(ctx, name), _model_of(ctx, name))
-    )
-    base = of_systems(ctx.recipe, systems, ctx.inputs["test"])
+    metrics = {name: read_json(folder / "metrics.json") for name, folder in ctx.inputs.items()}
+    systems: list[System] = []
+    for name, when in WHEN.items():
+        if name not in ctx.inputs:
+            continue
+        # The base model's name, or the key of the stage that trained what answered.
+        stage = name.removeprefix("evaluate_")
+        model = f"{stage} {ctx.inputs[stage].name}" if stage in ctx.inputs else ctx.recipe.model.source
+        # Training examples up to here: demonstrations that SFT saw and, after GRPO, the questions that it drew on.
+        seen = 0.0
+        if stage != "model" and "sft" in ctx.inputs:
+            seen += metrics["filter"].get("kept", 0)
+        if stage == "grpo" and "difficulty" in ctx.inputs:
+            seen += metrics["difficulty"].get("balanced", 0) + metrics["difficulty"].get("explore", 0)
+        elif stage == "grpo":
+            seen += metrics["data"].get("rl_examples", 0)
+        systems += systems_of(ctx.inputs[name], when, int(seen) or None, model)
+    base = of_systems(ctx.recipe, tuple(systems), ctx.inputs["test"])
     rates: tuple[float, ...] = ()
     if "difficulty" in ctx.inputs:
         frame = frames.read(ctx.inputs["difficulty"] / DATA).filter(pl.col("samples") > 0)
@@ -70,6 +81,11 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
     ids = {record.example_id for system in systems for record in system.records}
     questions = {example.id: example for example in examples(test, "test") if example.id in ids}
     settings, samples = recipe.evaluation, "none"
+    reasons = evaluate.left_out(test)  # "972 of 1,034 (62 missing database)" if a benchmark is incomplete
+    why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
+    asked = f"{len(questions):,} drawn; left out: {why}"
+    if recipe.benchmark.count is None and recipe.benchmark.hardness is None:
+        asked = f"{len(questions):,} of {len(questions) + sum(reasons.values()):,} ({why})"
     if settings.samples:
         sampling = settings.sampling
         samples = f"{settings.samples} at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
@@ -87,7 +103,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
             "turns at most": str(recipe.protocol.max_turns_eval),
             "samples": samples,
             **{f"model ({system.name})": system.note for system in systems if system.note},
-            **left_out(test, len(questions), recipe.benchmark),
+            **({"questions": asked} if reasons else {}),
         },
         ks=recipe.evaluation.ks,
         rule=Rule.of(recipe.evaluation),
@@ -116,32 +132,3 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
             yield System(
                 title, own_records, tuple(trajectories), trained, note if own else "", single if own else (), missing
             )
-
-
-def _model_of(ctx: Context, name: str) -> str:
-    """What answered in an evaluation: the base model's name, or the key of the stage that trained it."""
-    stage = name.removeprefix("evaluate_")
-    return f"{stage} {ctx.inputs[stage].name}" if stage in ctx.inputs else ctx.recipe.model.source
-
-
-def _trained_on(ctx: Context, name: str) -> int | None:
-    """Training examples up to here: demonstrations that SFT saw and, after GRPO, the questions that it drew on."""
-    seen = 0.0
-    if name != "evaluate_model" and "sft" in ctx.inputs:
-        seen += read_json(ctx.inputs["filter"] / "metrics.json").get("kept", 0)
-    if name == "evaluate_grpo" and "difficulty" in ctx.inputs:
-        chosen = read_json(ctx.inputs["difficulty"] / "metrics.json")
-        seen += chosen.get("balanced", 0) + chosen.get("explore", 0)
-    elif name == "evaluate_grpo":
-        seen += read_json(ctx.inputs["data"] / "metrics.json").get("rl_examples", 0)
-    return int(seen) or None
-
-
-def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
-    """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} where all of it can run."""
-    reasons = evaluate.left_out(test)
-    if not reasons:
-        return {}
-    why, total = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items()), sum(reasons.values())
-    whole = source.count is None and source.hardness is None
-    return {"questions": f"{usable:,} of {usable + total:,} ({why})" if whole else f"{usable:,} drawn; left out: {why}"}

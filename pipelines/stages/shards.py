@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import multiprocessing
@@ -28,33 +27,30 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 
-# Shards on a Dask cluster: on this machine's cores, or behind the address of a scheduler.
-
-LOCAL = "local"
+Item = TypeVar("Item")
+Run = Callable[[Sequence[Any], Path], str]
+RETRIES = 3
+SIZE = "size"  # a file beside the shards: the items of each
+LOCAL = "local"  # a Dask cluster on this machine's cores; any other is behind the address of a scheduler
 WAIT_S = 30  # for the scheduler to answer
 WORKER_RETRIES = 2  # beside Dask's own of a shard whose worker died
-ShardRun = Callable[[Sequence[Any], Path], str]
-Job = tuple[Sequence[Any], Path]
 
-_runs: dict[bytes, ShardRun] = {}  # of this worker process, by what made them: the current stage's
+_runs: dict[bytes, Run] = {}  # of this worker process, by what made them: the current stage's
 
 
 def fan_out(
     address: str,
     processes: int,
-    make: Callable[..., ShardRun],
-    args: tuple[Any, ...],
-    jobs: Sequence[Job],
-    finish: Callable[[ShardRun, Sequence[Any], Path], str],
+    plan: bytes,
+    jobs: Sequence[tuple[Sequence[Any], Path]],
     advance: Callable[[int, str], None],
 ) -> None:
-    """Do jobs, in any order.
+    """Do jobs on a Dask cluster, in any order.
 
     Args:
         address: "local" for `processes` workers on this machine, else a scheduler's address (tcp://HOST:PORT).
-        make, args: as in `Shards.run`; called once in each worker process.
-        finish: writes one shard with the run that `make` gave.
-        advance: told of each finished shard: its items, and how it went.
+        plan: of `work`.
+        advance: called with the number of items of each finished shard, and how it went.
     """
     try:
         from distributed import Client, KilledWorker, LocalCluster, as_completed
@@ -69,7 +65,6 @@ def fan_out(
             client = stack.enter_context(Client(where, timeout=WAIT_S))
         except (OSError, ValueError) as error:
             raise ResourceError(f"rollout.dask: no scheduler at {address}: {error}", "Start: dask scheduler") from None
-        plan = pickle.dumps((make, args, finish, card.FOLDER.absolute()))
         todo = {client.submit(work, plan, *job, pure=False, retries=WORKER_RETRIES): len(job[0]) for job in jobs}
         try:
             for future in as_completed(todo):
@@ -81,22 +76,17 @@ def fan_out(
 
 
 def work(plan: bytes, items: Sequence[Any], path: Path) -> str:
-    """One shard, in a worker process."""
-    make, args, finish, card.FOLDER = pickle.loads(plan)  # a worker may have been started in another folder
+    """One shard, in a worker process.
+
+    Args:
+        plan: the pickled `make` and `args` of `Shards.run`, called once, and the folder of the databases' cards.
+    """
+    make, args, card.FOLDER = pickle.loads(plan)  # a worker may have been started in another folder
     run = _runs.get(plan)
     if run is None:
         _runs.clear()  # the engine and the model of a stage that is over
-        run = _runs[plan] = make(*args)
-    done: str = finish(run, items, path)
-    return done
-
-
-Item = TypeVar("Item")
-Run = Callable[[Sequence[Any], Path], str]
-RETRIES = 3
-SIZE = "size"  # a file beside the shards: the items of each
-
-_make: Callable[[], Run] | None = None
+        run = _runs[plan] = make(*args)  # made here, so that its errors reach the parent as they are
+    return _finish(run, items, path)
 
 
 class Shards(Generic[Item]):
@@ -129,11 +119,6 @@ class Shards(Generic[Item]):
         """The items of one shard."""
         return self.items[index * self.size : (index + 1) * self.size]
 
-    @property
-    def done(self) -> bool:
-        """Whether every shard is there."""
-        return all(self.path(index).exists() for index in range(len(self)))
-
     def run(
         self,
         make: Callable[..., Run],
@@ -148,7 +133,7 @@ class Shards(Generic[Item]):
         Args:
             make: called once in each process with `args`; returns `run(items, path) -> note`, which writes the
                 shard's records to `path` and says in a few words how it went.
-            dask: a cluster that does them in place of this stage's own processes; see `cluster.py`.
+            dask: a cluster that does them in place of this stage's own processes; see `fan_out`.
             enough: asked after each shard; once it says so, no other is begun, and what is under way is ended.
         """
         for stale in self.folder.glob("*.part-*"):
@@ -163,7 +148,7 @@ class Shards(Generic[Item]):
             return
         if dask is not None:
             jobs = [(self.part(index), self.path(index)) for index in missing]
-            fan_out(dask, processes, make, args, jobs, _finish, progress.advance)
+            fan_out(dask, processes, pickle.dumps((make, args, card.FOLDER.absolute())), jobs, progress.advance)
             return
         if processes == 1 or len(missing) == 1:
             run = make(*args)
@@ -178,15 +163,16 @@ class Shards(Generic[Item]):
                 gc.collect()
                 torch.cuda.empty_cache()
             return
+        plan = pickle.dumps((make, args, card.FOLDER.absolute()))
         for _ in range(RETRIES):
             context = multiprocessing.get_context("spawn")
             start = process_state.DiesWithParent(_start)
             count = min(processes, len(missing))
-            pool = ProcessPoolExecutor(count, context, start, (context.Value("i"), make, args))
+            pool = ProcessPoolExecutor(count, context, start, (context.Value("i"),))
             try:
                 with pool:
                     todo: dict[Future[str], int] = {
-                        pool.submit(_work, self.part(index), self.path(index)): len(self.part(index))
+                        pool.submit(work, plan, self.part(index), self.path(index)): len(self.part(index))
                         for index in missing
                     }
                     while todo:
@@ -228,7 +214,7 @@ def asking(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterato
     Yields:
         the recipe, with the addresses of what was started.
     """
-    if checkpoint is None or shards.done:
+    if checkpoint is None or all(shards.path(index).exists() for index in range(len(shards))):
         yield ctx.recipe
         return
     from pipelines.rollout.policies.making import serving
@@ -237,16 +223,9 @@ def asking(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterato
         yield served.recipe
 
 
-def _start(started: Synchronized[int], make: Callable[..., Run], args: tuple[Any, ...]) -> None:
-    global _make
+def _start(started: Synchronized[int]) -> None:
     with started.get_lock():
         process_state.number, started.value = started.value, started.value + 1
-    _make = functools.cache(lambda: make(*args))
-
-
-def _work(items: Sequence[Any], path: Path) -> str:
-    assert _make is not None, "the initializer runs before any work"
-    return _finish(_make(), items, path)  # made here, so that its errors reach the parent as they are
 
 
 def _finish(run: Run, items: Sequence[Any], path: Path) -> str:

@@ -1,7 +1,6 @@
 """Stages 5 and 7: the base model, supervised fine-tuning and GRPO, each trained in a child process."""
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,14 @@ from pipelines.core import frames
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_lines, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.types import Example, write_jsonl
+from pipelines.core.types import Trajectory, write_jsonl
 from pipelines.curation.filtering import seeded_rank
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build as build_protocol
 from pipelines.recipe.checkpoint import write_card
 from pipelines.rollout.policies.making import serving
-from pipelines.stages.context import REFERENCE, Context, examples, trajectories
+from pipelines.stages.context import REFERENCE, Context, examples
 from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import values
@@ -33,8 +32,18 @@ def model(ctx: Context) -> None:
     if source == "tiny":
         from pipelines.training.model import make_tiny
 
-        protocol = build_protocol(ctx.recipe.protocol)
-        make_tiny(ctx.recipe.model, _corpus(ctx), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
+        # The tokenizer learns its merges from demonstrations, or else from prompts and gold SQL.
+        protocol, schema, texts = build_protocol(ctx.recipe.protocol), schemas(ctx.recipe), list[str]()
+        if "filter" in ctx.inputs:
+            kept = frames.from_frame(frames.read(ctx.inputs["filter"] / DATA), Trajectory)
+            for trajectory in kept[:CORPUS]:
+                texts += (text for _, text in trajectory.prompt)
+                texts += (text for turn in trajectory.turns for text in (turn.text, turn.observation or ""))
+        else:
+            for example in examples(ctx.inputs["data"], "sft", "rl")[:CORPUS]:
+                texts += (text for _, text in protocol.prompt(example, schema(example.database), 1))
+                texts.append(example.gold_sql)
+        make_tiny(ctx.recipe.model, texts, protocol.tags, ctx.folder / "model", ctx.recipe.seed)
         _write_card(ctx)
     else:
         # A checkpoint of the same store is referred to by a relative path, for a store may move.
@@ -44,20 +53,6 @@ def model(ctx: Context) -> None:
         write_json(ctx.folder / REFERENCE, {"source": source, "revision": ctx.recipe.model.revision})
     ctx.progress.advance(1)
     ctx.metrics({})
-
-
-def _corpus(ctx: Context) -> Iterable[str]:
-    """The texts that the tokenizer learns its merges from: demonstrations, or else prompts and gold SQL."""
-    if "filter" in ctx.inputs:
-        for trajectory in trajectories(ctx.inputs["filter"])[:CORPUS]:
-            yield from (text for _, text in trajectory.prompt)
-            for turn in trajectory.turns:
-                yield from (turn.text, turn.observation or "")
-        return
-    protocol, schema = build_protocol(ctx.recipe.protocol), schemas(ctx.recipe)
-    for example in examples(ctx.inputs["data"], "sft", "rl")[:CORPUS]:
-        yield from (text for _, text in protocol.prompt(example, schema(example.database), 1))
-        yield example.gold_sql
 
 
 def sft(ctx: Context) -> None:
@@ -82,7 +77,20 @@ def grpo(ctx: Context) -> None:
             "DuckDB and PostgreSQL have one static extractor: name a second, gold_schema.extractors=[NAME].",
         )
     data, held_out = ctx.folder / "input.jsonl", ctx.folder / "held_out.jsonl"
-    write_jsonl(data, _questions(ctx))
+    # The questions of the RL pools: those that difficulty scoring chose, or all of them.
+    questions = examples(ctx.inputs["data"], "rl")
+    if "difficulty" in ctx.inputs:
+        by_id = {example.id: example for example in [*questions, *examples(ctx.inputs["data"], "sft")]}
+        # Its order is ascending S(q), the hardest first that were ever solved. With `easy_first` it is turned round,
+        # and what was never solved stays at the end.
+        chosen = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
+        if ctx.recipe.grpo.order == "easy_first":
+            scored = frames.read(ctx.inputs["difficulty"] / DATA, "example_id", "right")
+            never = set(scored.filter(pl.col("right") == 0)["example_id"])
+            solved = [name for name in reversed(chosen) if name not in never]
+            chosen = solved + [name for name in chosen if name in never]
+        questions = [by_id[name] for name in chosen]
+    write_jsonl(data, questions)
     dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
     dev.sort(key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
     write_jsonl(held_out, dev[: ctx.recipe.grpo.held_out])
@@ -98,27 +106,6 @@ def grpo(ctx: Context) -> None:
     with serving(ctx.checkpoint, ctx.recipe, ctx.folder, ctx.progress.say, ctx.folder / SERVED) as served:
         plan = plan.model_copy(update={"recipe": served.recipe})
         _train(ctx, plan, ("reward", "ex"), served.training)
-
-
-def _questions(ctx: Context) -> list[Example]:
-    """The questions of the RL pools: those that difficulty scoring chose, in its order, or all of them.
-
-    Its order is ascending S(q), the hardest first that were ever solved. With `easy_first` it is turned round, and what
-    was never solved stays at the end.
-    """
-    pool = examples(ctx.inputs["data"], "rl")
-    if "difficulty" not in ctx.inputs:
-        return pool
-    by_id = {example.id: example for example in [*pool, *examples(ctx.inputs["data"], "sft")]}
-    chosen = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
-    if ctx.recipe.grpo.order == "easy_first":
-        scored = frames.read(ctx.inputs["difficulty"] / DATA, "example_id", "right")
-        never = set(scored.filter(pl.col("right") == 0)["example_id"])
-        chosen = [
-            *(name for name in reversed(chosen) if name not in never),
-            *(name for name in chosen if name in never),
-        ]
-    return [by_id[name] for name in chosen]
 
 
 SPARE_S = 60.0  # a process that waited too long says so itself

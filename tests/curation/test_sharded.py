@@ -105,7 +105,7 @@ def test_no_scheduler_is_one_plain_line(taught: Path, tmp_path: Path, monkeypatc
         curated(taught, tmp_path / "none", "rollout.dask=tcp://127.0.0.1:1")
 
 
-def upper(suffix: str) -> shards.ShardRun:
+def upper(suffix: str) -> shards.Run:
     def run(items: Sequence[Any], path: Path) -> str:
         path.write_text("".join(items).upper() + suffix)
         return suffix
@@ -113,18 +113,17 @@ def upper(suffix: str) -> shards.ShardRun:
     return run
 
 
-def write(run: shards.ShardRun, items: Sequence[Any], path: Path) -> str:
-    return run(items, path)
+def failing() -> shards.Run:
+    def run(items: Sequence[Any], path: Path) -> str:
+        raise ValueError("a shard that cannot be made")
 
-
-def fail(run: shards.ShardRun, items: Sequence[Any], path: Path) -> str:
-    raise ValueError("a shard that cannot be made")
+    return run
 
 
 def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path: Path) -> None:
     """A stage's run holds an SQL engine with its processes, or a model: those of stages before it must go."""
     for suffix in "!?":
-        plan = pickle.dumps((upper, (suffix,), write, card.FOLDER))
+        plan = pickle.dumps((upper, (suffix,), card.FOLDER))
         assert shards.work(plan, ["a", "b"], tmp_path / "shard") == suffix
         assert (tmp_path / "shard").read_text() == f"AB{suffix}"
         assert list(shards._runs) == [plan]
@@ -134,8 +133,9 @@ def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path: Path) -> No
 def test_a_failed_shard_leaves_no_worker_behind(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     before = set(children())
+    plan = pickle.dumps((failing, (), card.FOLDER))
     with pytest.raises(ValueError, match="a shard that cannot be made"):
-        shards.fan_out("local", 1, upper, ("!",), [(["a"], tmp_path / "shard")], fail, lambda items, note: None)
+        shards.fan_out("local", 1, plan, [(["a"], tmp_path / "shard")], lambda items, note: None)
     assert {pid for pid in children() if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()} <= before
 
 

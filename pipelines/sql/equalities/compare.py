@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from pipelines.core.registry import equality
-from pipelines.sql.dialects.sqlite_stateful import OUTCOME_COLUMNS
+from pipelines.sql.dialects.sqlite import OUTCOME_COLUMNS
 from pipelines.sql.equalities import official
 
 Row = tuple[Any, ...]
