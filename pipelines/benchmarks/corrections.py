@@ -25,7 +25,28 @@ TEXTS = ("question", "evidence", "reason")
 
 def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
     """The examples, as they are asked for, with every correction that differs from the published text."""
-    entries = _entries(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        is_list = text.lstrip().startswith("[")
+        rows = [(f"entry {number}", row) for number, row in enumerate(json.loads(text))] if is_list else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"corrections: cannot read {path}: {getattr(error, 'strerror', None) or error}", HINT) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", HINT) from None
+    if rows is None:
+        rows = [(f"line {number}", row) for number, row in read_lines(path, HINT)]
+    entries: dict[str, dict[str, str]] = {}  # by the id of the question
+    for where, row in rows:
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, {where}: a {type(row).__name__} where an object was expected", HINT)
+        key = str(row["id"]) if "id" in row else f"question_id {row.get('question_id')}"
+        if key in entries:
+            raise DataError(f"{path}, {where}: a second correction of {key}", HINT)
+        try:
+            texts = {name: text_field(row, name, required=False) for name in TEXTS if row.get(name) is not None}
+            entries[key] = {"sql": text_field(row, *SQL), **texts}
+        except BadRow as bad:
+            raise DataError(f"{path}, {where}: {bad.detail}", HINT) from None
     used = not entries
     for example in examples:
         names = (example.id, f"question_id {example.meta.get('question_id')}")
@@ -52,30 +73,3 @@ def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
 def count(examples: Iterable[Example]) -> int:
     """How many examples are not as they were published."""
     return sum(META in example.meta for example in examples)
-
-
-def _entries(path: Path) -> dict[str, dict[str, str]]:
-    """The corrections of a file by the id of the question."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        is_list = text.lstrip().startswith("[")
-        rows = [(f"entry {number}", row) for number, row in enumerate(json.loads(text))] if is_list else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"corrections: cannot read {path}: {getattr(error, 'strerror', None) or error}", HINT) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}", HINT) from None
-    if rows is None:
-        rows = [(f"line {number}", row) for number, row in read_lines(path, HINT)]
-    entries: dict[str, dict[str, str]] = {}
-    for where, row in rows:
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, {where}: a {type(row).__name__} where an object was expected", HINT)
-        key = str(row["id"]) if "id" in row else f"question_id {row.get('question_id')}"
-        if key in entries:
-            raise DataError(f"{path}, {where}: a second correction of {key}", HINT)
-        try:
-            texts = {name: text_field(row, name, required=False) for name in TEXTS if row.get(name) is not None}
-            entries[key] = {"sql": text_field(row, *SQL), **texts}
-        except BadRow as bad:
-            raise DataError(f"{path}, {where}: {bad.detail}", HINT) from None
-    return entries

@@ -111,12 +111,38 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
             (root / own).symlink_to(path.resolve())
             (root / f"{own}{SETUP_SUFFIX}").write_text(setup, encoding="utf-8")
             place = str(own)
-        ambiguities = _ambiguities(row)
+        # The vague words of a question: each with its meaning in SQL, its kind, whether an answer depends on it, and
+        # the number of the knowledge that was taken out.
+        marked = row.get("user_query_ambiguity")
+        by_name = {**marked, **row} if isinstance(marked, dict) else row
+        groups = ((True, "critical_ambiguity"), (False, "non_critical_ambiguity"), (True, "knowledge_ambiguity"))
+        ambiguities = [
+            {
+                "term": str(mark.get("term", "")),
+                "means": str(mark.get("sql_snippet", "")),
+                "kind": str(mark.get("type", "")),
+                "critical": critical,
+                "deleted": mark.get("deleted_knowledge"),
+            }
+            for critical, group in groups
+            for mark in _listed(by_name.get(group))
+            if isinstance(mark, dict)
+        ]
         hidden = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
         meta: dict[str, Any] = {"difficulty": f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()}
         meta |= {"setup": setup} if setup else {}
         meta |= {"ambiguities": ambiguities} if source.kind == "mini_interact" else {}
-        sql = _sql({**row, **gold.get(id, {})}, options.state)
+        answer = {**row, **gold.get(id, {})}
+        sql = _script(answer, "sol_sql")
+        if not sql:
+            raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
+        changes, tests = writes(sql), map(str, _listed(answer.get("test_cases")))
+        own_tests = [test for test in tests if set(re.findall(r"(\w+)\s*\(", test)) - {"test_case"} != DEFAULT_TEST]
+        if own_tests and not (options.state and changes):
+            raise BadRow("python_test_case", "its test case is a Python function, which is never run")
+        conditions = answer.get("conditions")
+        if isinstance(conditions, dict) and conditions.get("order") is True and not changes:
+            sql = IN_ORDER + sql
         evidence = evidence_of(home / name / name, hidden, options.knowledge, options.meanings)
         question += ISSUE + issue if issue else ""
         database = Database(name, "sqlite_stateful", place)
@@ -161,42 +187,6 @@ def _script(row: Row, field: str) -> str:
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise BadRow("wrong_type", f"{field} is no list of texts")
     return ";\n".join(part.strip().rstrip(";").rstrip() for part in parts if part.strip())
-
-
-def _sql(row: Row, state: bool) -> str:
-    """The gold SQL."""
-    sql = _script(row, "sol_sql")
-    if not sql:
-        raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
-    changes = writes(sql)
-    tests = map(str, _listed(row.get("test_cases")))
-    own = [test for test in tests if set(re.findall(r"(\w+)\s*\(", test)) - {"test_case"} != DEFAULT_TEST]
-    if own and not (state and changes):
-        raise BadRow("python_test_case", "its test case is a Python function, which is never run")
-    conditions = row.get("conditions")
-    ordered = isinstance(conditions, dict) and conditions.get("order") is True and not changes
-    return IN_ORDER + sql if ordered else sql
-
-
-def _ambiguities(row: Row) -> list[dict[str, Any]]:
-    """The vague words of a question: each with its meaning in SQL, its kind, whether an answer depends on it, and the
-    number of the knowledge that was taken out.
-    """
-    marked = row.get("user_query_ambiguity")
-    by_name = {**marked, **row} if isinstance(marked, dict) else row
-    groups = ((True, "critical_ambiguity"), (False, "non_critical_ambiguity"), (True, "knowledge_ambiguity"))
-    return [
-        {
-            "term": str(mark.get("term", "")),
-            "means": str(mark.get("sql_snippet", "")),
-            "kind": str(mark.get("type", "")),
-            "critical": critical,
-            "deleted": mark.get("deleted_knowledge"),
-        }
-        for critical, name in groups
-        for mark in _listed(by_name.get(name))
-        if isinstance(mark, dict)
-    ]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -161,12 +161,40 @@ def _read_file(source: Source, root: Path) -> Loaded:
         if isinstance(row, BadRow):
             raise row
         question, sql = text_field(row, "question"), text_field(row, *SQL)
-        name = _database_name(row, file.parent, options)
+        default = options.database
+        name = text_field(row, *DATABASE, required=default is None)
+        if default is not None:
+            # A row may write the option's database in another way; no file's name is another one.
+            with contextlib.suppress(ValueError, RuntimeError, OSError):
+                place, other = (
+                    address if "://" in address else str(_database_path(address, file.parent, options))
+                    for address in (name or default, default)
+                )
+                name = default if identity(place) == identity(other) else name
         id = row.get("id")  # many files number their questions
         is_number = isinstance(id, int) and not isinstance(id, bool)
         id = str(id) if is_number else text_field(row, "id", required=False) or f"{file.stem}_{number}"
         evidence = text_field(row, "evidence", required=False)
-        return Example(id, question, _database(name, file.parent, options, root, source), sql, evidence, source="jsonl")
+        check_address(name)
+        engine = engine_of_address(name)
+        if engine is not None:
+            database = Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
+            return Example(id, question, database, sql, evidence, source="jsonl")
+        try:
+            path = _database_path(name, file.parent, options)
+            database_id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
+            if name == default:  # however the rows write it, and wherever it lies
+                database_id, apart = path.stem, ""
+            there = path.is_file()
+        except (ValueError, RuntimeError, OSError):  # ".", "~nobody/x.sqlite", a name of 300 characters
+            raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
+        if not there:
+            raise BadRow("missing_database", f"no such file: {path}")
+        engine = engine_of_file(path) or "sqlite"
+        if engine == "sqlite":
+            check_file(path)
+        database = Database(database_id, engine, link(path, root, source, apart))
+        return Example(id, question, database, sql, evidence, source="jsonl")
 
     return collect(_rows(source, options), make)
 
@@ -197,42 +225,6 @@ def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
             except (ValueError, RecursionError) as error:
                 value = BadRow("not_json", f"not JSON: {error}")
             yield f"{file.name}:{number}", (number, value)
-
-
-def _database_name(row: Any, folder: Path, options: OwnOptions) -> str:
-    """The database of a row, by its own name or, if that is the same one, by the option's."""
-    default = options.database
-    name = text_field(row, *DATABASE, required=default is None)
-    if default is None:
-        return name
-    with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name is another one
-        place, other = (
-            address if "://" in address else str(_database_path(address, folder, options))
-            for address in (name or default, default)
-        )
-        return default if identity(place) == identity(other) else name
-    return name
-
-
-def _database(name: str, folder: Path, options: OwnOptions, root: Path, source: Source) -> Database:
-    check_address(name)
-    engine = engine_of_address(name)
-    if engine is not None:
-        return Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
-    try:
-        path = _database_path(name, folder, options)
-        id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
-        if name == options.database:  # however the rows write it, and wherever it lies
-            id, apart = path.stem, ""
-        there = path.is_file()
-    except (ValueError, RuntimeError, OSError):  # ".", "~nobody/x.sqlite", a name of 300 characters
-        raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
-    if not there:
-        raise BadRow("missing_database", f"no such file: {path}")
-    engine = engine_of_file(path) or "sqlite"
-    if engine == "sqlite":
-        check_file(path)
-    return Database(id, engine, link(path, root, source, apart))
 
 
 def _database_path(name: str, folder: Path, options: OwnOptions) -> Path:

@@ -14,7 +14,7 @@ to `meta["gold_results"]`, and `pipelines/evaluation/result_files.py` decides by
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         id, name = text_field(row, "instance_id"), text_field(row, "db")
         if not re.fullmatch(r"\w+", id):
             raise BadRow("bad_instance_id", f"{id!r} is not a plain name")
-        path = folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite"
-        check_file(path)
+        database_path = folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite"
+        check_file(database_path)
         question, evidence = text_field(row, "question"), ""
         document = text_field(row, "external_knowledge", required=False) if options.documents else ""
         if document:
@@ -71,8 +71,29 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
             evidence = text_path.read_text(encoding="utf-8", errors="replace").strip()
         gold = folder / GOLD / "sql" / f"{id}.sql"
         sql = gold.read_text(encoding="utf-8", errors="replace").strip() if gold.is_file() else ""
-        meta = {"gold_results": _gold(folder, id, standards.get(id))}
-        database = Database(name, "sqlite", link(path, root, source))
+        # The accepted results as text cells, and the columns and order by which they are compared.
+        if id not in standards:
+            raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
+        standard, accepted = standards[id], (folder / GOLD / "exec_result").glob(f"{id}*.csv")
+        paths = sorted(path for path in accepted if re.fullmatch(rf"{id}(_[a-z])?", path.stem))
+        if not paths:
+            raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
+        texts = [result.read_text(encoding="utf-8-sig", errors="replace") for result in paths]
+        results = [[cells for cells in csv.reader(io.StringIO(text)) if cells] for text in texts]
+        # For each result the columns that count, [] for all: the standard gives one list, or one a result.
+        wanted = standard.get("condition_cols")
+        columns: list[list[int]]
+        if not wanted or wanted in ([[]], [None]):
+            columns = [[] for _ in results]
+        elif all(isinstance(one, list) for one in wanted) and len(wanted) >= len(results):
+            columns = [list(one) for one in wanted[: len(results)]]
+        else:
+            columns = [list(wanted[0] if isinstance(wanted[0], list) else wanted) for _ in results]
+        for result, counted in zip(results, columns, strict=True):
+            if not result or any(not 0 <= index < len(result[0]) for index in counted):
+                raise BadRow("bad_gold", f"a result of {id} lacks the columns {counted} that count")
+        gold_results = {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}
+        database, meta = Database(name, "sqlite", link(database_path, root, source)), {"gold_results": gold_results}
         return Example(f"spider2_{id}", question, database, sql, evidence, None if sql else "extra", "spider2", meta)
 
     return collect(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
@@ -96,28 +117,3 @@ def _local(source: Source) -> tuple[Path, list[dict[str, Any]]]:
     folder = folder / "spider2-lite" if (folder / "spider2-lite").is_dir() else folder
     rows = read_objects(folder / QUESTIONS, HINT)
     return folder, [row for row in rows if str(row.get("instance_id", "")).startswith(LOCAL)]
-
-
-def _gold(folder: Path, id: str, standard: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The accepted results as text cells, and the columns and order by which they are compared."""
-    if standard is None:
-        raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
-    paths = (folder / GOLD / "exec_result").glob(f"{id}*.csv")
-    files = sorted(path for path in paths if re.fullmatch(rf"{id}(_[a-z])?", path.stem))
-    if not files:
-        raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
-    texts = [path.read_text(encoding="utf-8-sig", errors="replace") for path in files]
-    results = [[row for row in csv.reader(io.StringIO(text)) if row] for text in texts]
-    # For each result the columns that count, [] for all: the standard gives one list, or one a result.
-    wanted = standard.get("condition_cols")
-    columns: list[list[int]]
-    if not wanted or wanted in ([[]], [None]):
-        columns = [[] for _ in results]
-    elif all(isinstance(one, list) for one in wanted) and len(wanted) >= len(results):
-        columns = [list(one) for one in wanted[: len(results)]]
-    else:
-        columns = [list(wanted[0] if isinstance(wanted[0], list) else wanted) for _ in results]
-    for result, counted in zip(results, columns, strict=True):
-        if not result or any(not 0 <= index < len(result[0]) for index in counted):
-            raise BadRow("bad_gold", f"a result of {id} lacks the columns {counted} that count")
-    return {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}

@@ -79,9 +79,14 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
             above[key] = key = above[above[key]]
         return key
 
-    keys = [_keys(example) for example in examples]
-    for words, sql in keys:
-        first, other = root(words), root(sql)
+    # The two keys that a question shares with those that are alike: its words, and its SQL but for values.
+    keys = []
+    for example in examples:
+        database, shape = example.database.id, sql_shape(example.gold_sql, names=True)
+        words = normalised(example.question) or (example.question.strip(),)
+        keys.append(("\0".join((database, "words", *words)), "\0".join((database, "sql", shape))))
+    for by_words, by_sql in keys:
+        first, other = root(by_words), root(by_sql)
         above[other] = first
     groups: dict[str, list[Example]] = defaultdict(list)
     smallest: dict[str, str] = {}
@@ -93,10 +98,3 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
         name: hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest() for name, key in smallest.items()
     }
     return [groups[name] for name in sorted(groups, key=lambda name: digests[name])]
-
-
-def _keys(example: Example) -> tuple[str, str]:
-    """The two keys that a question shares with those that are alike: its words, and its SQL but for values."""
-    words = normalised(example.question) or (example.question.strip(),)
-    shape = sql_shape(example.gold_sql, names=True)
-    return "\0".join((example.database.id, "words", *words)), "\0".join((example.database.id, "sql", shape))

@@ -137,11 +137,6 @@ class Family:
     of: str = "t"  # the slot (t, h or p) of the table that carries c; n stands on t or h.
     weight: int = 5  # how often it is asked, relative to the other families.
 
-    @property
-    def compares_two(self) -> bool:
-        """Whether it takes two categories of one table."""
-        return "{c}" in self.sql and ("{d}" in self.sql or "{g}" in self.sql)
-
 
 FAMILIES: tuple[Family, ...] = (
     Family("count_all", "easy", "SELECT COUNT ( * ) FROM {t}", weight=3),
@@ -263,7 +258,8 @@ def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots |
         tables = {"h": child, "p": next(t for t in database.tables if t.name == child.parent)}
     else:
         wide = [table for table in database.tables if len(table.categories) > 1]
-        tables = {"t": rng.choice(wide if wide and family.compares_two else database.tables)}
+        needs_two = "{c}" in family.sql and ("{d}" in family.sql or "{g}" in family.sql)  # categories of one table
+        tables = {"t": rng.choice(wide if wide and needs_two else database.tables)}
     slots = {slot: table.name for slot, table in tables.items()}
     # A category c with its value v, and, where the table has two categories, g or d with its value w.
     categories = tables[family.of if family.of in tables else "p"].categories

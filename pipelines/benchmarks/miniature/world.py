@@ -223,25 +223,19 @@ def draw(split: Split, index: int, seed: int) -> MiniDatabase:
         tables.append(MiniTable(name, parents[name], forms, tuple(dict.fromkeys(numbers))))
     rows: dict[str, list[Row]] = {}
     for table in tables:
-        rows[table.name] = _draw_rows(table, len(rows[table.parent]) if table.parent else 0, rng)
+        # Names and measures do not repeat within a table, so that an order is never a matter of luck. A quarter of the
+        # parents stay without children, so that their absence can be asked about.
+        size, n_parents = rng.randint(*ROWS), len(rows[table.parent]) if table.parent else 0
+        labels = rng.sample(NAMES, size)
+        linked = rng.sample(range(1, n_parents + 1), max(1, n_parents * 3 // 4)) if table.parent else []
+        ranges = (range(MEASURES[measure].low, MEASURES[measure].high + 1) for measure in table.measures)
+        drawn = [rng.sample(values, size) for values in ranges]
+        rows[table.name] = []
+        for place in range(size):
+            link = (rng.choice(linked),) if table.parent else ()
+            words = tuple(stored(c, rng.choice(list(CATEGORIES[c])), form) for c, form in table.categories.items())
+            rows[table.name].append((place + 1, *link, labels[place], *words, *(column[place] for column in drawn)))
     return MiniDatabase(f"{domain.name}_{split}_{index}", domain.name, tuple(tables), rows)
-
-
-def _draw_rows(table: MiniTable, parents: int, rng: random.Random) -> list[Row]:
-    """Names and measures do not repeat within a table, so that an order is never a matter of luck.
-
-    A quarter of the parents stay without children, so that their absence can be asked about.
-    """
-    count = rng.randint(*ROWS)
-    names = rng.sample(NAMES, count)
-    linked = rng.sample(range(1, parents + 1), max(1, parents * 3 // 4)) if table.parent else []
-    numbers = [rng.sample(range(MEASURES[m].low, MEASURES[m].high + 1), count) for m in table.measures]
-    rows: list[Row] = []
-    for place in range(count):
-        link = (rng.choice(linked),) if table.parent else ()
-        words = tuple(stored(c, rng.choice(list(CATEGORIES[c])), form) for c, form in table.categories.items())
-        rows.append((place + 1, *link, names[place], *words, *(column[place] for column in numbers)))
-    return rows
 
 
 def build(database: MiniDatabase, path: Path) -> None:
