@@ -292,7 +292,7 @@ class StageRun:
         self._note("its timing", lambda: run.log_rows("timing", timing))
         for path in (result.folder / name for name in SMALL_FILES):
             if path.is_file():
-                self._note(path.name, lambda path=str(path): run.client.log_artifact(run.run_id, path))
+                self._note(path.name, lambda path=str(path): run.client.log_artifact(run.run_id, path))  # type: ignore[misc]
         if result.kind == "report":
             # That of the first benchmark lies on top, that of another in a folder of its name.
             page, folder = str(result.folder / "report.html"), graph.benchmark_of(result.name) or None
