@@ -17,9 +17,7 @@ from rich.text import Text
 
 from flows import terminal
 from flows.terminal import Bars, open_recipe
-from pipelines.core import frames
 from pipelines.core.errors import DataError, SqltrainError
-from pipelines.core.frames import DATA
 from pipelines.core.store import Store
 from pipelines.core.types import Example, Outcome, Trajectory
 from pipelines.curation.filtering import seeded_rank
@@ -31,7 +29,7 @@ from pipelines.report.terminal import plain
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.serving.models import ENDPOINT
 from pipelines.stages import graph
-from pipelines.stages.context import examples
+from pipelines.stages.context import examples, trajectories
 from pipelines.teachers.judge import check
 
 BATCH = 512  # trajectories between two moves of the bar
@@ -95,7 +93,7 @@ def _answered(there: Sequence[graph.Step]) -> tuple[list[Trajectory], dict[str, 
                 pool[id] = dataclasses.replace(example, id=id)
             answers += [
                 dataclasses.replace(answer, example_id=f"{asked.name}/{answer.example_id}")
-                for answer in frames.from_frame(frames.read(step.folder / DATA), Trajectory)
+                for answer in trajectories(step.folder)
             ]
     return answers, pool
 

@@ -13,7 +13,7 @@ from pipelines.benchmarks.base import resolve
 from pipelines.core import frames
 from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.types import Example
+from pipelines.core.types import Example, Trajectory
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 
@@ -125,6 +125,11 @@ def each_example(folder: Path, pool: str) -> Iterator[Example]:
     """The examples of a pool, their databases resolved, of which few are in memory at a time."""
     for frame in frames.windows(folder / DATA):
         yield from resolve(frames.from_frame(frame.filter(pl.col("pool") == pool), Example), folder)
+
+
+def trajectories(folder: Path) -> list[Trajectory]:
+    """The trajectories that a stage wrote."""
+    return frames.from_frame(frames.read(folder / DATA), Trajectory)
 
 
 @functools.cache

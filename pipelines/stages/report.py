@@ -12,7 +12,7 @@ from pipelines.core.frames import DATA
 from pipelines.core.types import Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.voting import Rule
-from pipelines.recipe.config import Recipe
+from pipelines.recipe.config import Recipe, Source
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System, with_texts
 from pipelines.stages import evaluate
@@ -81,11 +81,6 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
     ids = {record.example_id for system in systems for record in system.records}
     questions = {example.id: example for example in examples(test, "test") if example.id in ids}
     settings, samples = recipe.evaluation, "none"
-    reasons = evaluate.left_out(test)  # "972 of 1,034 (62 missing database)" if a benchmark is incomplete
-    why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
-    asked = f"{len(questions):,} drawn; left out: {why}"
-    if recipe.benchmark.count is None and recipe.benchmark.hardness is None:
-        asked = f"{len(questions):,} of {len(questions) + sum(reasons.values()):,} ({why})"
     if settings.samples:
         sampling = settings.sampling
         samples = f"{settings.samples} at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
@@ -103,7 +98,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
             "turns at most": str(recipe.protocol.max_turns_eval),
             "samples": samples,
             **{f"model ({system.name})": system.note for system in systems if system.note},
-            **({"questions": asked} if reasons else {}),
+            **left_out(test, len(questions), recipe.benchmark),
         },
         ks=recipe.evaluation.ks,
         rule=Rule.of(recipe.evaluation),
@@ -132,3 +127,13 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
             yield System(
                 title, own_records, tuple(trajectories), trained, note if own else "", single if own else (), missing
             )
+
+
+def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
+    """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} where all of it can run."""
+    reasons = evaluate.left_out(test)
+    if not reasons:
+        return {}
+    why, total = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items()), sum(reasons.values())
+    whole = source.count is None and source.hardness is None
+    return {"questions": f"{usable:,} of {usable + total:,} ({why})" if whole else f"{usable:,} drawn; left out: {why}"}

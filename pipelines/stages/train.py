@@ -10,14 +10,14 @@ from pipelines.core import frames
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_lines, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.types import Trajectory, write_jsonl
+from pipelines.core.types import write_jsonl
 from pipelines.curation.filtering import seeded_rank
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build as build_protocol
 from pipelines.recipe.checkpoint import write_card
 from pipelines.rollout.policies.making import serving
-from pipelines.stages.context import REFERENCE, Context, examples
+from pipelines.stages.context import REFERENCE, Context, examples, trajectories
 from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import values
@@ -35,8 +35,7 @@ def model(ctx: Context) -> None:
         # The tokenizer learns its merges from demonstrations, or else from prompts and gold SQL.
         protocol, schema, texts = build_protocol(ctx.recipe.protocol), schemas(ctx.recipe), list[str]()
         if "filter" in ctx.inputs:
-            kept = frames.from_frame(frames.read(ctx.inputs["filter"] / DATA), Trajectory)
-            for trajectory in kept[:CORPUS]:
+            for trajectory in trajectories(ctx.inputs["filter"])[:CORPUS]:
                 texts += (text for _, text in trajectory.prompt)
                 texts += (text for turn in trajectory.turns for text in (turn.text, turn.observation or ""))
         else:
