@@ -56,7 +56,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclasses.dataclass(frozen=True)
-class Analysis(Generic[Query, Answer]):
+class SqlAnalysis(Generic[Query, Answer]):
     """A function of `analysis/session.py`, asked about many queries: each is its argument, or a tuple of them."""
 
     function: str
@@ -72,31 +72,32 @@ class Analysis(Generic[Query, Answer]):
 
 
 # The tables and columns that each query reads; a column that no table in its scope has comes with the table "".
-schema_items: Analysis[tuple[str, Schema, EngineName], SchemaItems | None]
-schema_items = Analysis("schema_items", SchemaItems | None, None)
+schema_items: SqlAnalysis[tuple[str, Schema, EngineName], SchemaItems | None]
+schema_items = SqlAnalysis("schema_items", SchemaItems | None, None)
 # The same of a prepared query, as SQLite says; None if SQLite refuses it, or the database is another's or unreadable.
-prepared_items: Analysis[tuple[Database, str], SchemaItems | None]
-prepared_items = Analysis("read_items", SchemaItems | None, None)
+prepared_items: SqlAnalysis[tuple[Database, str], SchemaItems | None]
+prepared_items = SqlAnalysis("read_items", SchemaItems | None, None)
 # Spider's level of each query.
-hardness: Analysis[tuple[str, EngineName], Hardness] = Analysis("hardness", Hardness, "extra")
+hardness: SqlAnalysis[tuple[str, EngineName], Hardness] = SqlAnalysis("hardness", Hardness, "extra")
 # The functions that each query calls, in lower case.
-functions: Analysis[tuple[str, EngineName], tuple[str, ...]] = Analysis("functions", tuple[str, ...], ())
+functions: SqlAnalysis[tuple[str, EngineName], tuple[str, ...]] = SqlAnalysis("functions", tuple[str, ...], ())
 # The probes of each query's SELECTs that have a LIMIT under an ORDER BY.
-tie_probes: Analysis[tuple[str, EngineName], tuple[TieProbe, ...]] = Analysis("tie_probes", tuple[TieProbe, ...], ())
+tie_probes: SqlAnalysis[tuple[str, EngineName], tuple[TieProbe, ...]]
+tie_probes = SqlAnalysis("tie_probes", tuple[TieProbe, ...], ())
 # The texts that each query compares with columns of known tables, in reading order.
-lookups: Analysis[tuple[str, Schema | None, EngineName], tuple[Compared, ...]]
-lookups = Analysis("lookups", tuple[Compared, ...], ())
+lookups: SqlAnalysis[tuple[str, Schema | None, EngineName], tuple[Compared, ...]]
+lookups = SqlAnalysis("lookups", tuple[Compared, ...], ())
 # The first table that a query names.
-first_table: Analysis[tuple[str, EngineName], str | None] = Analysis("first_table", str | None, None)
+first_table: SqlAnalysis[tuple[str, EngineName], str | None] = SqlAnalysis("first_table", str | None, None)
 # The query that shows the first row of a table.
-first_row: Analysis[tuple[str, EngineName], str] = Analysis("first_row", str, "")
+first_row: SqlAnalysis[tuple[str, EngineName], str] = SqlAnalysis("first_row", str, "")
 # The class of each wrong answer, and the columns whose stored values would add to its clues.
-diagnose: Analysis[Failure, tuple[Diagnosis, tuple[Item, ...]]]
-diagnose = Analysis("diagnose", tuple[Diagnosis, tuple[Item, ...]], (Diagnosis("semantic", UNREAD), ()))
+diagnose: SqlAnalysis[Failure, tuple[Diagnosis, tuple[Item, ...]]]
+diagnose = SqlAnalysis("diagnose", tuple[Diagnosis, tuple[Item, ...]], (Diagnosis("semantic", UNREAD), ()))
 # A query without its comments, by the engine's own rules.
-without_comments: Analysis[tuple[str, EngineName], str] = Analysis("without_comments", str, "")
+without_comments: SqlAnalysis[tuple[str, EngineName], str] = SqlAnalysis("without_comments", str, "")
 # The names in each query's text.
-naming: Analysis[str, Naming | None] = Analysis("naming", Naming | None, None)
+naming: SqlAnalysis[str, Naming | None] = SqlAnalysis("naming", Naming | None, None)
 _fields = functools.cache(get_type_hints)
 
 
