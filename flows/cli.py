@@ -84,10 +84,10 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, and its arguments."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, None if name is None else command(name), rest
+        return name, None if name is None else load_command(name), rest
 
 
-def command(name: str) -> Any:
+def load_command(name: str) -> Any:
     """A command or group of the table, from its module."""
     module = importlib.import_module(f"flows.commands.{COMMANDS[name]}")
     return get_command(module.app).commands[name]  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def command(name: str) -> Any:
 
 def every_command() -> dict[str, Any]:
     """All commands by name; groups have `commands` of their own."""
-    return {name: command(name) for name in COMMANDS}
+    return {name: load_command(name) for name in COMMANDS}
 
 
 app = typer.Typer(

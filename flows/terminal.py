@@ -42,7 +42,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50 or variant=NAME."),
 ]
-Where = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
+StoreOption = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
 FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # the hint where a run is missing
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
 
@@ -70,8 +70,8 @@ def with_store(command: Callable[..., None]) -> Callable[..., None]:
         more = [] if store is None else [f"store={store}"]
         command(**{**values, words: [*(values[words] or []), *more]})
 
-    option = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Where)
-    run.__annotations__ = {**command.__annotations__, "store": Where}
+    option = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=StoreOption)
+    run.__annotations__ = {**command.__annotations__, "store": StoreOption}
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
     return run
 
@@ -90,11 +90,11 @@ def open_recipe(name: str, overrides: Sequence[str] | None, model: Path | None =
             )
         card = read_card(model)
         words = [*(card.overrides() if card else ()), *words]
-    rest, store = split(words)
+    rest, store = split_store(words)
     return recipes.load(name, rest), store
 
 
-def split(overrides: Sequence[str] | None) -> tuple[list[str], Store]:
+def split_store(overrides: Sequence[str] | None) -> tuple[list[str], Store]:
     """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from what is the recipe's own."""
     words = overrides or []
     roots = [word.removeprefix("store=") for word in words if word.startswith("store=")]
@@ -252,7 +252,7 @@ def stage_figures(result: graph.StageResult) -> str:
     return "  ".join(parts)
 
 
-def conclude(
+def print_results(
     recipe: Recipe,
     store: Store,
     results: list[graph.StageResult],

@@ -142,13 +142,13 @@ def review(
 
     if data:
         recipe, _ = open_recipe(questions, overrides)
-        files = ReviewFiles.beside(out or Path("corrections.jsonl"))
+        files = ReviewFiles.of(out or Path("corrections.jsonl"))
         with (
             tempfile.TemporaryDirectory() as folder,
             sql_engine(recipe, WORKERS) as sql,
             server.listening(port) as listener,
         ):
-            listed = examined(items.of_recipe(recipe, Path(folder)))
+            listed = examined(items.read_sources(recipe, Path(folder)))
             corrections = items.corrected(listed)
             doubted = [item for item in listed if item.doubts]
             if not doubted:
@@ -157,8 +157,8 @@ def review(
             server.serve(Review(recipe.name, doubted, files, corrections), sql, listener, say)
         return
     path = Path(questions).expanduser()
-    files = ReviewFiles.beside(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
-    listed, databases = items.of_file(path, database)
+    files = ReviewFiles.of(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
+    listed, databases = items.read_file(path, database)
     address = databases[0].address if database is not None else None
     if files.out.parent.resolve() != path.parent.resolve() and address is None:
         # A line's own way to its database would lead elsewhere from another folder: all questions must have one.

@@ -14,18 +14,7 @@ import typer
 from rich.table import Table
 
 from flows import terminal
-from flows.terminal import (
-    FIRST_RUN,
-    AsJson,
-    Bars,
-    Overrides,
-    RecipeName,
-    console,
-    emit,
-    open_recipe,
-    say,
-    with_store,
-)
+from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, console, emit, open_recipe, say, with_store
 from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_json, write_atomic
 from pipelines.core.registry import DIALECTS, EQUALITIES
@@ -141,7 +130,7 @@ def evaluate(
     elif model is not None:
         evaluate_named(loaded, store, model, as_json, plan)
     else:
-        terminal.conclude(loaded, store, terminal.run(loaded, store, "evaluate"), as_json)
+        terminal.print_results(loaded, store, terminal.run(loaded, store, "evaluate"), as_json)
 
 
 @dataclass(frozen=True)
@@ -216,7 +205,7 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
                     f"cost ({name})  {cost}: {latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
                 )
         lines.append(f"report  {folder / writer.PAGE}")
-    terminal.conclude(recipe, store, results, as_json, figures, lines)
+    terminal.print_results(recipe, store, results, as_json, figures, lines)
 
 
 def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan_only: bool = False) -> Path:
@@ -461,7 +450,7 @@ def score(
         items = scoring.with_difficulty(items, difficulty)
     predictions = scoring.read_predictions(pred, items)
     # The databases.
-    if named.is_connected(databases) and not Path(databases).is_dir():
+    if named.has_card(databases) and not Path(databases).is_dir():
         ids = {item.db_id for item in items}
         if len(ids) > 1:
             raise UserError(f"the gold file asks {len(ids)} databases, and {databases} is one", "Pass their folder.")

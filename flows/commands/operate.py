@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import terminal
-from flows.terminal import AsJson, Bars, Overrides, RecipeName, Where, emit, open_recipe, split, with_store
+from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, emit, open_recipe, split_store, with_store
 from pipelines.core.errors import DataError, SqltrainError, UserError
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.store_remote import Remote, select_stages
@@ -63,7 +63,7 @@ def nightly(
       sqltrain nightly miniature --deployment retrain/nightly
 
     """
-    words, store = split(overrides)
+    words, store = split_store(overrides)
     if deployment is not None:
         from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
         from prefect.settings import PREFECT_API_URL
@@ -234,7 +234,7 @@ def plot(nights: list[dict[str, Any]]) -> list[str]:
 
 @store_app.command("ls")
 def store_ls(
-    store: Where = None,
+    store: StoreOption = None,
     every: Annotated[bool, typer.Option("--all", help="Each finished stage, with who needs it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -267,7 +267,7 @@ def store_ls(
 
 @store_app.command("gc")
 def collect(
-    store: Where = None,
+    store: StoreOption = None,
     days: Annotated[float, typer.Option(min=0, max=36_500, help="Keep what is younger than this.")] = 7.0,
     delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this, only say what would go.")] = False,
 ) -> None:
@@ -294,7 +294,7 @@ def collect(
 
 
 @store_app.command("verify")
-def verify(store: Where = None) -> None:
+def verify(store: StoreOption = None) -> None:
     """Read every finished stage and compare its bytes with its manifest; exit code 1 when something is damaged.
 
     Example: sqltrain store verify --store /data/store
@@ -315,7 +315,7 @@ def verify(store: Where = None) -> None:
 @store_app.command("pin")
 def store_pin(
     name: Annotated[str, typer.Argument(help="STAGE/KEY, or the beginning of the key.")],
-    store: Where = None,
+    store: StoreOption = None,
     off: Annotated[bool, typer.Option("--off", help="Keep it no longer.")] = False,
 ) -> None:
     """Keep a stage, with all that it was made of, whatever gc thinks of it.
@@ -331,7 +331,7 @@ def store_pin(
 
 
 @store_app.command("push")
-def store_push(url: Url, names: Names = None, store: Where = None) -> None:
+def store_push(url: Url, names: Names = None, store: StoreOption = None) -> None:
     """Copy finished stages, and without names the nights too, to object storage; what is there unchanged is left alone.
 
     Examples:
@@ -374,12 +374,12 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
 
 
 @store_app.command("pull")
-def store_pull(url: Url, names: Names = None, store: Where = None) -> None:
+def store_pull(url: Url, names: Names = None, store: StoreOption = None) -> None:
     """Fetch finished stages that are lacking or damaged, and without names the nights too, checked against manifests.
 
     Example: sqltrain store pull s3://bucket/sqltrain data synthesize filter
     """
-    pull(split([] if store is None else [f"store={store}"])[1], url, names or [], typer.echo)
+    pull(split_store([] if store is None else [f"store={store}"])[1], url, names or [], typer.echo)
 
 
 def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
@@ -411,7 +411,7 @@ def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
 
 def _store(root: str | None) -> Store:
     """The store that an option or the environment names, which must be there already."""
-    store = split([] if root is None else [f"store={root}"])[1]
+    store = split_store([] if root is None else [f"store={root}"])[1]
     if not store.root.is_dir():
         raise UserError(f"no store at {store.root}", "Pass --store DIR or set SQLTRAIN_STORE; a run makes one.")
     return store

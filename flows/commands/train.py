@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows import terminal
-from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, split, with_store
+from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, with_store
 from pipelines.adaptation import estimate, outcome, recipe_file
 from pipelines.adaptation.questions import counts_of, gather
 from pipelines.core.errors import DataError, RecipeError, UserError
@@ -86,7 +86,7 @@ def run(
         results = terminal.run(loaded, store, until)
     else:
         raise UserError(f"there is no engine {engine!r}", "Choose plain or prefect.")
-    terminal.conclude(loaded, store, results, as_json)
+    terminal.print_results(loaded, store, results, as_json)
 
 
 @app.command()
@@ -172,7 +172,7 @@ def adapt(
         if old is not None:
             say(f"the recipe that was there is kept as {old}")
         say(f"recipe  {place}: {start.about}")
-    rest, store = split(overrides)
+    rest, store = terminal.split_store(overrides)
     stores = [f"--store={word.removeprefix('store=')}" for word in overrides or [] if word.startswith("store=")][-1:]
     command = shlex.join(["sqltrain", "adapt", database, *rest, *stores])
     loaded = recipes.load(str(place), rest)
@@ -222,7 +222,7 @@ def adapt(
         writer.write(data, page)
     except OSError as error:
         raise DataError(f"{page} cannot be written: {error.strerror}") from None
-    terminal.conclude(loaded, store, list(results.values()), as_json=False)
+    terminal.print_results(loaded, store, list(results.values()), as_json=False)
     for table in data.tables:
         if table.slug != outcome.FAILED:
             terminal.console.print(report_terminal.render(table, terminal.console.width))
@@ -391,7 +391,7 @@ def check(
 
       sqltrain check miniature --data
     """
-    rest, store = split(overrides)
+    rest, store = terminal.split_store(overrides)
     if recipe is not None and "=" in recipe:
         hint = f"Name one before overrides: sqltrain check miniature {recipe}"
         raise RecipeError(f"there is no recipe {recipe!r}", hint)
@@ -551,7 +551,7 @@ def sweep(
     """
     if engine not in SWEEP_ENGINES:
         raise UserError(f"there is no engine {engine!r}", f"Choose one of {', '.join(SWEEP_ENGINES)}.")
-    words, store = split(axes or [])
+    words, store = terminal.split_store(axes or [])
     if "/" in what and not what.endswith((".yaml", ".yml")):  # a table's name, such as sql_trail/table6
         cells, empty = sweep_plan.cells_of_paper_table(what, words, baseline, miniature)
     elif miniature:

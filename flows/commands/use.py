@@ -16,21 +16,21 @@ from flows.terminal import (
     Bars,
     Overrides,
     RecipeName,
-    Where,
+    StoreOption,
     console,
     emit,
     open_recipe,
     say,
-    split,
+    split_store,
     with_store,
 )
 from pipelines.core.errors import BoundaryError, DataError, UserError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.core.types import ExecutionStatus, StopReason, text_of
-from pipelines.databases import card, named, reading
+from pipelines.databases import card, catalogue, named
+from pipelines.databases.catalogue import DatabaseFinding
 from pipelines.databases.of_recipe import with_prompt_facts
-from pipelines.databases.reading import DatabaseFinding
 from pipelines.endpoints import client
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
@@ -85,7 +85,7 @@ def connect(
     """
     openable = named.find(database, "Pass a file, or an address such as postgresql://reader@host/shop.")
     dialect = DIALECTS[openable.database.engine]
-    is_card = named.is_connected(database)
+    is_card = named.has_card(database)
     title = name or (database if is_card else card.name_of(openable.address) or openable.database.id)
     if not title or not all(sign.isalnum() or sign in "_-" for sign in title):
         raise DataError(f"{title!r} cannot be the name of a card", "Pass --name with letters, digits, _ and - only.")
@@ -93,7 +93,7 @@ def connect(
     old = card.read(place) if place.is_file() else None
     if old is not None and old.location != openable.address:
         raise DataError(f"{place} describes another database", "Pass --name for this one.")
-    role, schema = reading.role(openable)
+    role, schema = catalogue.role(openable)
     if role.writes:
         say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
         say("an administrator makes a role that only reads with:")
@@ -112,7 +112,7 @@ def connect(
     variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
     with Bars(console) as bars:
         bars.begin("read", 1, "tables")
-        fresh, problems = reading.read(openable, variable)
+        fresh, problems = catalogue.read(openable, variable)
         bars.advance(1)
     # What a person wrote into an earlier card stays.
     database_card = fresh if old is None else card.merge(fresh, old)
@@ -249,7 +249,7 @@ def ask(
       sqltrain ask "how many farms are there ?" --database farm --model endpoint:big
     """
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
-        rest, store = split(overrides)
+        rest, store = split_store(overrides)
         opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)
         ask_model(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
@@ -292,7 +292,7 @@ def serve(
         from pipelines.serving.web import require_bindable, require_keys
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
-    rest, store = split(overrides)
+    rest, store = split_store(overrides)
     openable = named.find(database)
     access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
     require_keys(host, access)
@@ -345,7 +345,7 @@ def export(
 
       sqltrain export grpo/0a1b2c3d4e5f ~/agent --push me/agent
     """
-    rest, store = split(overrides)
+    rest, store = split_store(overrides)
     out = out.expanduser()
     kinds: tuple[exports.Kind, ...] = get_args(exports.Kind)
     chosen = next((kind for kind in kinds if kind == to), None)
@@ -383,7 +383,7 @@ def mcp(
         str | None, typer.Option(help="Also a tool that asks the agent: its model, as `sqltrain serve` takes it.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
-    store: Where = None,
+    store: StoreOption = None,
 ) -> None:
     """Serve the sandboxed SQL tool to any MCP client, and the agent beside it.
 
@@ -402,7 +402,7 @@ def mcp(
     if model is None:
         serve_tool(databases, Execution(), rows, port)
         return
-    served = CurrentModel(model, recipe, [], split([] if store is None else [f"store={store}"])[1])
+    served = CurrentModel(model, recipe, [], split_store([] if store is None else [f"store={store}"])[1])
     serve_tool(databases, Execution(), rows, port, lambda: served.model, served.follow)
 
 

@@ -10,7 +10,7 @@ from prefect.states import Cancelled, Completed
 
 from flows.prefect.forms import UNCHANGED, CommonOverrides
 from flows.prefect.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
-from flows.terminal import split
+from flows.terminal import split_store
 from pipelines.core.errors import DataError
 from pipelines.nightly.ledger import Ledger, NightInProgress
 from pipelines.nightly.night import NightContext, run_night, title
@@ -51,7 +51,7 @@ def retrain(
             line = run_night(
                 NightContext(
                     recipe,
-                    split(changes)[0],
+                    split_store(changes)[0],
                     loaded,
                     opened,
                     lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),

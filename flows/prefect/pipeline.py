@@ -17,7 +17,7 @@ from pydantic import Field
 
 from flows.prefect.forms import UNCHANGED, CommonOverrides, check_changes, check_form
 from flows.prefect.remote import run_elsewhere
-from flows.terminal import open_recipe, split
+from flows.terminal import open_recipe, split_store
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
@@ -113,7 +113,7 @@ def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
 
 def open_form(recipe: str, overrides: Sequence[str], store: str) -> tuple[Recipe, Store]:
     """The recipe and the store that a form names."""
-    check_form(recipe, split(overrides)[0])
+    check_form(recipe, split_store(overrides)[0])
     return open_recipe(recipe, [*overrides, f"store={store}"] if store else overrides)
 
 

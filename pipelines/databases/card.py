@@ -108,7 +108,7 @@ class DatabaseCard(Section):
                 tables.append(Table(name, tuple(shown), tuple(keys), _description(table)))
         return Schema(tuple(tables), self.engine)
 
-    def also_hiding(self, hidden: HiddenNames) -> DatabaseCard:
+    def with_hidden(self, hidden: HiddenNames) -> DatabaseCard:
         """The same card with these tables and columns hidden, too, whether or not it names them."""
         whole, parts = hidden
         tables = dict(self.tables)
@@ -122,7 +122,7 @@ class DatabaseCard(Section):
             tables[name] = tables[name].model_copy(update={"columns": {**own, **veiled}})
         return self.model_copy(update={"tables": tables})
 
-    def deciding(self) -> list[Any]:
+    def key_facts(self) -> list[Any]:
         """All facts that decide what an agent sees of the database and may read, as JSON values."""
         return [self.hidden, dataclasses.asdict(self.shown()), self.notes, self.metrics]
 
@@ -172,7 +172,7 @@ def by_database() -> dict[str, DatabaseCard]:
         name = identity(card.location)
         first = cards.setdefault(name, card)
         if first is not card and card.hidden is not None:
-            cards[name] = first.also_hiding(card.hidden)
+            cards[name] = first.with_hidden(card.hidden)
     return cards
 
 

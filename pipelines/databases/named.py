@@ -147,8 +147,8 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
         bare, password = split_password(text)
         location = driver_address(bare, engine, password or password_of(engine, None))
         return OpenableDatabase(Database(name_of(bare), engine, location), bare, card.by_database().get(identity(bare)))
-    if is_connected(text):
-        return of_card(text, card.read(card.path_of(text)))
+    if has_card(text):
+        return open_card(text, card.read(card.path_of(text)))
     file = Path(text).expanduser()
     try:
         with file.open("rb") as stream:
@@ -162,16 +162,16 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
     return OpenableDatabase(Database(file.stem, engine, path), path, card.by_database().get(identity(path)))
 
 
-def is_connected(text: str) -> bool:
+def has_card(text: str) -> bool:
     """Whether there is a card of that name."""
     return "/" not in text and card.path_of(text).is_file()
 
 
-def of_card(name: str, known: DatabaseCard) -> OpenableDatabase:
+def open_card(name: str, known: DatabaseCard) -> OpenableDatabase:
     """The database that a card describes; what another card of the same database hides is hidden, too."""
     merged = card.by_database().get(identity(known.location))
     if merged is not None and merged.hidden is not None:
-        known = known.also_hiding(merged.hidden)
+        known = known.with_hidden(merged.hidden)
     if DIALECTS[known.engine].is_server:
         location = driver_address(known.location, known.engine, password_of(known.engine, known.password_env))
     else:

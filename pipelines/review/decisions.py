@@ -41,7 +41,7 @@ class ReviewFiles:
     decisions: Path  # a line each, in the order in which they were made.
 
     @classmethod
-    def beside(cls, out: Path) -> ReviewFiles:
+    def of(cls, out: Path) -> ReviewFiles:
         """The files of a review that writes `out`."""
         stem = out.name.removesuffix(".jsonl").removesuffix(".reviewed")
         files = cls(out, *(out.with_name(f"{stem}.{kind}.jsonl") for kind in ("rejected", "decisions")))

@@ -71,7 +71,7 @@ def item_of(
     return Item(key if seen[key] == 1 else f"{key}-{seen[key]}", example, row or {}, votes)
 
 
-def of_file(path: Path, database: str | None) -> tuple[list[Item], list[OpenableDatabase]]:
+def read_file(path: Path, database: str | None) -> tuple[list[Item], list[OpenableDatabase]]:
     """The questions of a JSONL file, in order, and their databases.
 
     Args:
@@ -108,7 +108,7 @@ def of_file(path: Path, database: str | None) -> tuple[list[Item], list[Openable
     return items, list(databases.values())
 
 
-def of_recipe(recipe: Recipe, folder: Path) -> list[Item]:
+def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
     """All questions of a recipe's sources, those whose gold SQL fails among them; a repeated one once.
 
     Args:

@@ -119,7 +119,7 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
     by_name: dict[str, list[str]] = {}
     for place, described_card in sorted(described.items()):
         if place in places_named or place.startswith(servers):
-            by_name.setdefault(named.name_of(place), []).append(digest(described_card.deciding()))
+            by_name.setdefault(named.name_of(place), []).append(digest(described_card.key_facts()))
     return {name: digest(found) for name, found in by_name.items()}  # files of one name may lie in several folders
 
 

@@ -69,7 +69,7 @@ def test_a_row_with_several_sql_fields_is_read_alike_everywhere(bird, tmp_path):
     assert read(bird, tmp_path / "own.jsonl", tmp_path)[1].gold_sql == BETTER
     write(tmp_path / "gold.json", json.dumps([row]))
     assert scoring.read_gold(tmp_path / "gold.json")[0].sql == BETTER
-    assert items.of_file(tmp_path / "own.jsonl", None)[0][0].example.gold_sql == BETTER
+    assert items.read_file(tmp_path / "own.jsonl", None)[0][0].example.gold_sql == BETTER
 
 
 @pytest.mark.parametrize(

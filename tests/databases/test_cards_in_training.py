@@ -188,7 +188,7 @@ def test_what_any_card_of_a_database_hides_is_hidden(shop: Path) -> None:
 WITHOUT_CARDS = {
     "pipelines/databases/named.py": "the door: what a card describes is read by it, all else as it is",
     "pipelines/databases/of_recipe.py": "the door of recipes",
-    "pipelines/databases/reading.py": "it writes the card",
+    "pipelines/databases/catalogue.py": "it writes the card",
     "pipelines/report/writer.py": "it passes what the cards hide",
     "pipelines/rollout/policies/oracle.py": "outside of a recipe; stages pass the schemas of theirs",
     "pipelines/sql/analyst.py": "it reads SQL text and opens no database",

@@ -11,7 +11,7 @@ from servers import binaries, make_reader, postgres
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database
-from pipelines.databases import named, reading
+from pipelines.databases import catalogue, named
 from pipelines.databases import named as addresses
 from pipelines.recipe.config import Execution
 from pipelines.sql.dialects.base import identity
@@ -92,7 +92,7 @@ def test_a_server_gets_its_password_from_the_environment(monkeypatch: pytest.Mon
         with SqlEngine(Limits.of(Execution())) as sql:
             assert not sql.execute_many([(shop, "SELECT 1")])[0].ok
         with pytest.raises(DataError, match="cannot be opened"):
-            reading.role(named.find(shop.location))
+            catalogue.role(named.find(shop.location))
         Path("pass").write_text(f"127.0.0.1:{port}:*:reader:secret\n")
         Path("pass").chmod(0o600)
         monkeypatch.setenv("PGPASSFILE", "pass")  # as seen from this folder; a worker has another one

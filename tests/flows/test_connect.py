@@ -17,7 +17,7 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
 from pipelines.databases import card, named
 from pipelines.databases import named as addresses
-from pipelines.databases.reading import examine
+from pipelines.databases.catalogue import examine
 from pipelines.recipe import yaml_files
 from pipelines.recipe.config import Execution, Recipe
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render

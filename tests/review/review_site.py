@@ -77,8 +77,8 @@ class Running:
 @contextmanager
 def reviewing(path: Path, database: str | None = None) -> Iterator[Running]:
     """A review of a file, served and ended."""
-    files = ReviewFiles.beside(path.with_name("mine.reviewed.jsonl"))
-    given, databases = items.of_file(path, database)
+    files = ReviewFiles.of(path.with_name("mine.reviewed.jsonl"))
+    given, databases = items.read_file(path, database)
     with named.sandbox(databases, Execution(timeout_s=20)) as sql:
         address = databases[0].address if database else None
         review = Review(path.name, items.with_doubts(given, sql), files, None, address)

@@ -102,7 +102,7 @@ def test_only_who_has_the_token_may_look(mine: Path) -> None:
 
 
 def test_a_line_that_a_kill_cut_short_is_passed_over_and_not_written_behind(tmp_path: Path) -> None:
-    files = ReviewFiles.beside(tmp_path / "mine.jsonl")
+    files = ReviewFiles.of(tmp_path / "mine.jsonl")
     path, review = files.decisions, Review("mine", [], files)
     review.keep(Decision("k1", "one", "accepted", "2026-01-01T00:00:00Z"))
     review.keep(Decision("k2", "two", "rejected", "2026-01-01T00:00:00Z", reason="vague"))
@@ -116,7 +116,7 @@ def test_a_line_that_a_kill_cut_short_is_passed_over_and_not_written_behind(tmp_
 
 
 def test_a_decision_that_finds_no_room_leaves_the_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = ReviewFiles.beside(tmp_path / "mine.jsonl")
+    files = ReviewFiles.of(tmp_path / "mine.jsonl")
     review = Review("mine", [], files)
     review.keep(Decision("k1", "one", "accepted", "2026-01-01T00:00:00Z"))
 
@@ -146,9 +146,9 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(
     rows = enumerate([COUNT, DEAREST, {**COUNT, "sql": "SELECT 1 FROM gone"}])
     texts = (json.dumps({"id": str(number), "database": "shop.sqlite", **row}) + "\n" for number, row in rows)
     path.write_text("".join(texts))
-    files = ReviewFiles.beside(tmp_path / "corrections.jsonl")
+    files = ReviewFiles.of(tmp_path / "corrections.jsonl")
     with sql_engine(reading(path), 1) as sql:
-        given = items.with_doubts(items.of_recipe(reading(path), stage), sql)
+        given = items.with_doubts(items.read_sources(reading(path), stage), sql)
         doubted = [item for item in given if item.doubts]
         assert [item.example.id for item in doubted] == ["1", "2"]
         with listening(ReviewApp(Review("mine", doubted, files, items.corrected(given)), sql)) as running:
@@ -158,7 +158,7 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(
             running.decide(1, "rejected", reason="the table is gone")
     assert lines(files.out) == [{"id": "1", "sql": BETTER, "reason": "a tie was cut"}]
     assert [(row["id"], row["reason"]) for row in lines(files.rejected)] == [("2", "the table is gone")]
-    mended = items.of_recipe(reading(path, files.out), stage)
+    mended = items.read_sources(reading(path, files.out), stage)
     assert mended[1].example.meta["corrected"] == {"reason": "a tie was cut", "sql": DEAREST["sql"]}
     assert items.corrected(mended) == {"1": lines(files.out)[0]}
 
@@ -177,7 +177,7 @@ def test_questions_of_two_sources_with_one_id_are_all_looked_at(
     for question, doubted in ((COUNT, [False, True]), (gone, [True, True])):
         path.write_text(json.dumps({"id": "1", "database": "shop.sqlite", **question}) + "\n")
         with sql_engine(recipe, 1) as sql:
-            given = items.with_doubts(items.of_recipe(recipe, tmp_path / "stage"), sql)
+            given = items.with_doubts(items.read_sources(recipe, tmp_path / "stage"), sql)
         assert [item.is_doubted for item in given] == doubted
         if all(doubted):
             with pytest.raises(DataError, match="1 ids are of several questions that need corrections; the first: '1'"):
@@ -209,7 +209,7 @@ def test_two_lines_that_say_the_same_are_decided_apart(mine: Path) -> None:
 def test_a_file_that_cannot_be_reviewed_is_one_plain_line(mine: Path, text: str, said: str) -> None:
     mine.write_text(text)
     with pytest.raises(DataError, match=said):
-        items.of_file(mine, None)
+        items.read_file(mine, None)
 
 
 def test_options_that_do_not_go_together_are_refused(mine: Path) -> None:

@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
-from pipelines.databases.named import OpenableDatabase, find, of_card
+from pipelines.databases.named import OpenableDatabase, find, open_card
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
@@ -123,7 +123,7 @@ def site(
     model: AnsweringModel | None = None,
 ) -> Iterator[Site]:
     """Start a server and end it; by default of the people, answered by `LINES`."""
-    where = where or of_card("people", people(folder))
+    where = where or open_card("people", people(folder))
     models = [model or scripted(folder)]
     with where.sql(Execution(timeout_s=20), workers, folder / "statements.jsonl") as sql:
         agent = Agent(where, sql, where.schema(sql), lambda: models[-1], budget or QuestionBudget(30, 100))

@@ -22,7 +22,7 @@ from served import Site, events, site
 from benchmarks.scripted_model import Handler, Server
 from pipelines.core import frames
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard, path_of, write
-from pipelines.databases.named import OpenableDatabase, of_card
+from pipelines.databases.named import OpenableDatabase, open_card
 from pipelines.recipe import recipes
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.serving.access import Access
@@ -114,7 +114,7 @@ def card(engine: str, location: Path) -> DatabaseCard:
 def sqlite(folder: Path) -> OpenableDatabase:
     with closing(sqlite3.connect(folder / "people.sqlite")) as connection:
         connection.executescript(TABLES)
-    return of_card("people", card("sqlite", folder / "people.sqlite"))
+    return open_card("people", card("sqlite", folder / "people.sqlite"))
 
 
 def duckdb(folder: Path) -> OpenableDatabase:
@@ -122,7 +122,7 @@ def duckdb(folder: Path) -> OpenableDatabase:
 
     with duckdb.connect(str(folder / "people.duckdb")) as connection:
         connection.execute(TABLES)
-    return of_card("people", card("duckdb", folder / "people.duckdb"))
+    return open_card("people", card("duckdb", folder / "people.duckdb"))
 
 
 class Worst:

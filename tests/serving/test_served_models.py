@@ -14,7 +14,7 @@ from served import people
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
-from pipelines.databases.named import of_card
+from pipelines.databases.named import open_card
 from pipelines.nightly.ledger import Ledger
 from pipelines.recipe.config import Execution
 from pipelines.rollout.policies.base import ScriptedPolicy
@@ -96,7 +96,7 @@ def test_what_an_endpoint_takes_is_counted_and_nothing_grows(tmp_path: Path) -> 
     policy = ScriptedPolicy(lambda _: "<reasoning>x</reasoning>\n<solution>SELECT 1</solution>", "script")
     policy.take_used = lambda: paid.pop(0)  # type: ignore[method-assign]
     where, model = (
-        of_card("people", people(tmp_path)),
+        open_card("people", people(tmp_path)),
         AnsweringModel("m", policy, models.recipes.load("sql_trail", [])),
     )
 
