@@ -26,9 +26,9 @@ from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.sql.equalities import official
-from pipelines.sql.sandbox.worker import OpenDatabases
 from pipelines.stages.evaluations import load
 from tests.fakes import build_database
+from tests.sql.test_sandbox_state import NoClock
 
 app = typer.Typer()
 app.command()(score)
@@ -435,19 +435,17 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
 
     monkeypatch.setattr(sqlite, "open_readonly", counting)
     shop = str(folder / "databases" / "shop" / "shop.sqlite")
+    session = sqlite.SqliteSession(shop, Bounds(5.0, 1000, 10**6, 256), NoClock())
 
-    class Still:
-        def arm(self, seconds: float) -> None: ...
-        def worked(self, units: int) -> None: ...
-        def set_opening(self, is_opening: bool) -> None: ...
+    def cold_ms(sql: str) -> float | None:
+        return session.cold_ms(sql, 1000, 5.0)
 
-    databases = OpenDatabases(sqlite.SqliteSession, Bounds(5.0, 1000, 10**6, 256), Still(), Still())
-    times = [databases.cold_ms(shop, "SELECT value FROM json_each('[1]'), customer") for _ in range(3)]
+    times = [cold_ms("SELECT value FROM json_each('[1]'), customer") for _ in range(3)]
     assert all(ms is not None and ms > 0 for ms in times)
     large = "WITH t(x) AS (VALUES (1) UNION ALL SELECT x + 1 FROM t WHERE x < 60000) SELECT hex(randomblob(24)) FROM t"
-    assert databases.cold_ms(shop, f"{large} ORDER BY 1") is not None  # sorted in memory: a worker writes no file
-    assert databases.cold_ms(shop, "SELECT nope FROM customer") is None
-    assert databases.cold_ms(shop, "SELECT load_extension('x')") is None
+    assert cold_ms(f"{large} ORDER BY 1") is not None  # sorted in memory: a worker writes no file
+    assert cold_ms("SELECT nope FROM customer") is None
+    assert cold_ms("SELECT load_extension('x')") is None
     assert opened == [shop] * 7  # the session's own, and one for each run
 
 

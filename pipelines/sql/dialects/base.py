@@ -27,7 +27,9 @@ OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "tim
 EXTERNAL_FAULTS = frozenset(("database_locked", "database_recovering", "database_missing"))
 FIRST_FETCH = 64
 MESSAGE_CHARS = 500
-TURN_SEPARATOR = "\0"  # stands between the turns of an episode's script (`Dialect.keeps`): no statement may hold it
+TURN_SEPARATOR = (
+    "\0"  # stands between the turns of an episode's script (`Dialect.keeps_state`): no statement may hold it
+)
 TIMER_GRACE, TIMER_SLACK = 1.05, 0.05  # of the limit: the dialect's own clock has its chance before the hard timer
 CATALOGUE_S = 1.0  # a catalogue of a server is asked again after so long (`DatabaseSession.renewed_s`)
 
@@ -72,9 +74,7 @@ class RawResult(NamedTuple):
     error: str | None = None
     error_class: str | None = None
     ms: float = 0.0
-    # what it cost, in thousands of virtual machine steps that no clock and no load has a say in; 0 where the engine
-    # does not count.
-    work: int = 0
+    work: int = 0  # its cost in thousands of virtual machine steps, whatever the load; 0 if the engine counts none
 
 
 class OpenFailure(Exception):
@@ -93,7 +93,7 @@ class DatabaseSession(abc.ABC):
 
     counts_work = False  # whether its results carry their cost (see `RawResult.work`).
     has_plain_values = False  # whether its driver gives none but the values that all dialects give (see `plain`).
-    hidden: Hidden | None = None  # what no statement may read; None if nothing is hidden.
+    hidden: Hidden | None = None  # the names that no statement may read
     # Seconds after which the closure of what is hidden is computed again, for somebody may make a view while the
     # session is open. None for a file, which is opened again when it changes.
     renewed_s: float | None = None
@@ -142,7 +142,7 @@ class DatabaseSession(abc.ABC):
                     raw = failure(ERROR, "engine_failure", "the database engine failed at this query")
         if raw.status == OK:
             raw = RawResult(OK, raw.columns, raw.rows, raw.truncated, None, None, (perf_counter() - start) * 1000)
-        return raw if self.hidden is None else self.hidden.cleaned(raw)
+        return raw if self.hidden is None else self.hidden.without_names(raw)
 
     def result(
         self, cursor: Any, max_rows: int, fetchmany: Callable[[int], Sequence[Sequence[Any]]] | None = None
@@ -166,7 +166,7 @@ class DatabaseSession(abc.ABC):
         """Run a trivial query, if need be on a new connection; raises if the database does not work now."""
 
     def hide(self, hidden: Hidden) -> None:
-        """From here on no statement reads these tables and columns, nor what the engine derives from them."""
+        """Refuse from here on every statement that reads these names, or values that the engine derives from them."""
         try:
             self.hidden = self.closure(hidden)
         except OpenFailure:
@@ -179,19 +179,19 @@ class DatabaseSession(abc.ABC):
         """The hidden names with the views that read them and whatever else holds the same values."""
         raise OpenFailure("cannot_hide", "nothing can be hidden from statements of this engine")
 
-    def hold(self, on: bool) -> None:  # noqa: B027  a dialect may have nothing to do here
-        """Several statements follow, or are done: whatever is worth doing once for all of them."""
+    def hold(self, on: bool) -> None:  # noqa: B027  optional
+        """Several statements follow, or are done: acquire or release what they can share, such as a lock."""
 
     def cold_ms(self, sql: str, max_rows: int, timeout_s: float) -> float | None:
         """The milliseconds of a statement, all rows fetched, on a connection that has run nothing; None if it fails.
 
-        By default on this connection: if opening one takes longer than most queries, it would time the opening.
+        The default is this connection, for engines that take longer to open one than for most queries.
         """
         raw = self.run(sql, max_rows)
         return raw.ms if raw.status == OK else None
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connection."""
         if self._connection is not None:
             with contextlib.suppress(Exception):  # it may be shut already
                 self._connection.close()
@@ -241,8 +241,8 @@ def failure(status: str, error_class: str, message: str) -> RawResult:
     return RawResult(status, error=message[:MESSAGE_CHARS], error_class=error_class)
 
 
-def whole(raw: RawResult) -> RawResult:
-    """The same result, or a failure if it was cut: a verdict needs all rows."""
+def untruncated(raw: RawResult) -> RawResult:
+    """The same result, or a failure if rows were cut off: a verdict needs all of them."""
     if raw.truncated:
         return failure(LIMIT, "result_limit", "the result is larger than a verdict may read")
     return raw
@@ -325,9 +325,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_number(value: decimal.Decimal) -> int | float | str:
-    """A whole number as an int when it is declared whole, else a float: what SQLite computes with. Text when it is
-    beyond both.
-    """
+    """A number as SQLite computes with it: an int if it is declared whole, else a float; text if it is beyond both."""
     if not value.is_finite():
         return "NaN" if value.is_nan() else float(value)
     if value.as_tuple().exponent == 0:
@@ -336,7 +334,7 @@ def plain_number(value: decimal.Decimal) -> int | float | str:
 
 
 def _nested(value: Any, depth: int) -> Any:
-    """A list or struct with nothing in it that JSON cannot say."""
+    """A list or struct in which all values are JSON's."""
     if depth == 0:
         return "..."
     if isinstance(value, Mapping):
@@ -353,28 +351,28 @@ def _nested(value: Any, depth: int) -> Any:
     return str(item) if isinstance(item, bytes) or (isinstance(item, float) and math.isinf(item)) else item
 
 
-# What a person has hidden of a database: tables and columns that no statement may read and no message may name.
+# Hidden tables and columns of a database: no statement may read them, and no message may name them.
 
 HIDDEN_REFUSAL = "the query reads what is not shown here: name tables and columns of the schema, without a star"
-LOCAL = ("", "127.0.0.1", "::1", "localhost")
-PORTS = ("5432", "3306")  # that the servers of our engines have by default
-KEYWORD = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']*)")
-KEYWORDS = re.compile(rf"(?:{KEYWORD.pattern})+\s*")
-# Tables, and columns by table, as a worker is sent them.
+LOCAL_HOSTS = ("", "127.0.0.1", "::1", "localhost")
+DEFAULT_PORTS = ("5432", "3306")  # of PostgreSQL and MySQL
+CONNINFO_PAIR = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']*)")
+CONNINFO = re.compile(rf"(?:{CONNINFO_PAIR.pattern})+\s*")
+# Tables, and columns by table, as they are sent to a worker.
 HiddenNames = tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]
 
 
 def fold(name: str) -> str:
-    """A name without case and accents: two names that any engine may take for one are one."""
+    """A name without case and accents: names that some engine takes for one are equal."""
     parts = unicodedata.normalize("NFKD", name)
     return "".join(part for part in parts if not unicodedata.combining(part)).casefold()
 
 
 def identity(location: str) -> str:
-    """The same text however the location of a database is written: a file behind links, a server's by any user.
+    """The identity of a database, however its location is written: a file behind links, a server's by any user.
 
-    Of an address it is "//host:port/database", the port only where it is no default; where it names no database, what
-    those of that server begin with.
+    Of an address it is "//host:port/database", without a default port; an address without a database gives the prefix
+    of those of its server.
     """
     from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -386,18 +384,18 @@ def identity(location: str) -> str:
             host, port, name = unquote(place.hostname or ""), str(place.port or ""), unquote(parts.path).strip("/")
             options = dict(parse_qsl(parts.query))
         else:  # libpq's other form: host=... dbname=...
-            pairs = KEYWORD.finditer(location) if KEYWORDS.fullmatch(location) else ()
+            pairs = CONNINFO_PAIR.finditer(location) if CONNINFO.fullmatch(location) else ()
             options = {pair[1]: pair[2].strip("'") for pair in pairs}
             if not options.keys() & {"host", "hostaddr", "dbname"}:
                 return os.path.realpath(os.path.expanduser(location))
-    except ValueError:  # nothing opens it: a port that is no number, a path with a zero byte
+    except ValueError:  # such as a port that is not a number, or a path with a zero byte: it cannot be opened
         return location
     # As libpq reads it: an option goes before the same part of the address, and the first of several hosts counts.
     host = (options.get("host") or options.get("hostaddr") or host).partition(",")[0].lower()
-    is_here = host in LOCAL or host.startswith("/")  # "/": the folder of a Unix socket
+    is_here = host in LOCAL_HOSTS or host.startswith("/")  # "/": the folder of a Unix socket
     port = options.get("port", "").partition(",")[0] or port
     name = options.get("dbname") or name
-    return f"//{'localhost' if is_here else host}:{'' if port in PORTS else port}/{name}"
+    return f"//{'localhost' if is_here else host}:{'' if port in DEFAULT_PORTS else port}/{name}"
 
 
 class StatementNames(NamedTuple):
@@ -413,20 +411,16 @@ class StatementNames(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """Hidden tables, hidden columns by their table, and functions that the database defines itself: what these read
-    stands in no statement that calls them. All names folded (see `fold`).
-
-    `attributes`: of an engine that reads t.f as f(t), all columns of each table, as they are written.
-    """
+    """Hidden names, folded (see `fold`)."""
 
     tables: frozenset[str] = frozenset()
-    columns: Mapping[str, frozenset[str]] = {}
-    functions: frozenset[str] = frozenset()
+    columns: Mapping[str, frozenset[str]] = {}  # by their table
+    functions: frozenset[str] = frozenset()  # of the database's own: a call of one does not show its reads
+    # Of an engine that reads t.f as f(t): all columns of each table, as they are written.
     attributes: Mapping[str, frozenset[str]] | None = None
 
     @classmethod
     def of(cls, names_hidden: HiddenNames) -> Hidden:
-        """From plain names."""
         tables, columns = names_hidden
         return cls(
             frozenset(map(fold, tables)),
@@ -474,8 +468,8 @@ class Hidden(NamedTuple):
         return bool(veiled) and (named.unnamed or reads_column or any(n in veiled and r in values for r, n in rows))
 
     def with_views(self, views: Iterable[tuple[str, str]], reader: Callable[[str], StatementNames | None]) -> Hidden:
-        """The same and all views that read any of it, or a view that does; of several schemas, so a name may come more
-        than once. A view is hidden too where `reader` cannot say what its query names.
+        """The same with all views that read any of it, or a view that does; they are of several schemas, so a name may
+        come more than once. A view is hidden too if `reader` gives None for the names in its query.
         """
         bodies = [(name, reader(query)) for name, query in views]
         known = self.extended(name for name, body in bodies if body is None)
@@ -488,7 +482,7 @@ class Hidden(NamedTuple):
     def refusal(self, named: StatementNames) -> RawResult | None:
         return failure(REFUSED, "hidden", HIDDEN_REFUSAL) if self.is_read_by(named) else None
 
-    def cleaned(self, raw: RawResult) -> RawResult:
+    def without_names(self, raw: RawResult) -> RawResult:
         """The same failure without hidden names: engines help with names that are like the wrong one."""
         names = "|".join(map(re.escape, self.tables.union(*self.columns.values())))
         if raw.status == OK or raw.error is None or not re.search(rf"(?<!\w)(?:{names})(?!\w)", fold(raw.error)):

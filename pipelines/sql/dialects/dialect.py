@@ -1,8 +1,8 @@
-"""What the project must know of a database engine, in one class an engine.
+"""The interface of a database engine: a class with its name, its files or addresses, and its catalog queries.
 
-A new engine is one file with such a class, registered under the name that recipes and commands call it by, and beside
-it the `DatabaseSession` that workers open its databases with. Drivers are imported where they are used: all dialects
-are imported to list their names.
+A new engine is one file with such a class, registered under its name for recipes and commands, and with the
+`DatabaseSession` of its workers. Drivers are imported where they are used: all dialects are imported to list their
+names.
 """
 
 import abc
@@ -45,7 +45,7 @@ class Catalog(NamedTuple):
 
 
 class Role(NamedTuple):
-    """What the role of a connection may do beside reading."""
+    """The rights of a connection's role beside reading."""
 
     writes: tuple[str, ...] = ()  # in words, such as "write to orders"; () for a plain reader.
     is_turned_away: bool = False  # whether the sandbox refuses every statement of it, whatever a person allows.
@@ -57,16 +57,16 @@ class Dialect(abc.ABC):
     title: ClassVar[str]  # its name for people and prompts ("PostgreSQL").
     session: ClassVar[str]  # the `DatabaseSession` of its workers, as "module:class".
     sqlglot: ClassVar[str]  # its name for sqlglot.
-    text_type: ClassVar[str] = "VARCHAR"  # what it calls the type of a text in a cast.
+    text_type: ClassVar[str] = "VARCHAR"  # its type of a text in a cast.
     quote: ClassVar[str] = '"'  # the mark around a name; any mode of the engine reads it so.
     # words, lower-cased, that are names in quotes only.
     reserved: ClassVar[frozenset[str]] = frozenset(RESERVED.split())
     folds_names: ClassVar[bool] = False  # whether a name without quotes is looked up in lower case.
-    # of its files, the commonest first; none where a server holds the databases.
+    # of its files, the commonest first; none if a server holds the databases.
     suffixes: ClassVar[tuple[str, ...]] = ()
     is_server: ClassVar[bool] = False  # whether a location is the address of a server and not a file.
     schemes: ClassVar[tuple[str, ...]] = ()  # how the addresses of its servers start ("postgresql://").
-    # what an agent asks to see the names of the tables.
+    # the query of an agent for the names of the tables.
     tables_query: ClassVar[str] = "SELECT table_name FROM information_schema.tables"
     # table, column and type of every column, in order.
     columns_query: ClassVar[str] = (
@@ -80,11 +80,10 @@ class Dialect(abc.ABC):
     )
     # table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
     keys_query: ClassVar[str] = ""
-    # table, column ("" for the table itself) and what the database's makers say of it; "" where the engine has no
-    # comments.
+    # table, column ("" for the table itself) and its comment; "" if the engine has no comments.
     comments_query: ClassVar[str] = ""
-    schema_query: ClassVar[str] = ""  # the schema that a connection reads; "" where there is no such thing.
-    # where in a file of it these bytes stand; None where a server holds the databases.
+    schema_query: ClassVar[str] = ""  # the schema that a connection reads; "" if the engine has none.
+    # the position in its files of these bytes; None if a server holds the databases.
     magic: ClassVar[tuple[int, bytes] | None] = None
     # the environment variable that the engine's own client reads a password from.
     password_variable: ClassVar[str] = ""
@@ -119,7 +118,7 @@ class Dialect(abc.ABC):
 
     @classmethod
     def worker_environment(cls) -> dict[str, str]:
-        """The variables of this process that a worker gets, for its driver reads them: none, but for PostgreSQL."""
+        """The variables of this process that the driver of a worker reads: none, but for PostgreSQL."""
         return {}
 
     @classmethod
@@ -138,7 +137,7 @@ class Dialect(abc.ABC):
 
     @staticmethod
     def role(query: Query) -> Role:
-        """What the role of an open connection may do; a file is opened read-only by its engine, and has none."""
+        """The role of an open connection; a file is opened read-only by its engine, and has none."""
         return Role()
 
     @staticmethod
@@ -153,19 +152,19 @@ class Dialect(abc.ABC):
 
 
 def engine_of_file(path: Path) -> str | None:
-    """The engine that a file's suffix names; None if there is none."""
+    """The engine of a file by its suffix."""
     return next((name for name in DIALECTS if path.suffix in DIALECTS[name].suffixes), None)
 
 
 def engine_of_head(head: bytes, path: Path) -> str | None:
-    """The engine that a file's first bytes tell, and its suffix where several engines read such files."""
+    """The engine of a file by its first bytes, and by its suffix if several engines read such files."""
     magics = {name: DIALECTS[name].magic for name in DIALECTS}
     names = [name for name, magic in magics.items() if magic and head[magic[0] :].startswith(magic[1])]
     return next((name for name in names if path.suffix in DIALECTS[name].suffixes), next(iter(names), None))
 
 
 def engine_of_address(address: str) -> str | None:
-    """The engine whose server has such an address; None for what is no address."""
+    """The engine whose server has such an address; None if the text is not an address."""
     return next((name for name in DIALECTS if address.startswith(DIALECTS[name].schemes or ("\0",))), None)
 
 
@@ -175,5 +174,5 @@ def file_suffixes() -> tuple[str, ...]:
 
 
 def has_password(address: str) -> bool:
-    """Whether a database's address holds a password: it would be kept in datasets."""
+    """Whether a database's address holds a password, which would be kept in datasets."""
     return bool(re.search(r"\w+://[^/@]*:[^/@]+@", address)) or "password=" in address

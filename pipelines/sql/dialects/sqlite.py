@@ -42,7 +42,7 @@ from pipelines.sql.dialects.base import (
     failure,
     fold,
     quoted,
-    whole,
+    untruncated,
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
 from pipelines.sql.lexical import MOST_STATEMENTS, ORDERED, OUTCOME, statements
@@ -588,7 +588,7 @@ class StatefulSession(SqliteSession):
             self._turn(turn, 1)
         raw = self._turn(last, max_rows)
         if asks_outcome:
-            raw = whole(raw)
+            raw = untruncated(raw)
         if not asks_outcome or raw.status != OK:
             return raw
         # One row: digests of the last statement's rows, as a set and in order, and of the database if it was changed.

@@ -47,7 +47,7 @@ from pipelines.sql.dialects.base import (
     StatementTimer,
     failure,
     identity,
-    whole,
+    untruncated,
 )
 from pipelines.sql.equalities import official
 from pipelines.sql.equalities.compare import Gold
@@ -96,18 +96,12 @@ class OpenDatabases:
 
     def run(self, location: str, sql: str, max_rows: int) -> RawResult:
         try:
-            session = self._session(location)
+            session = self.session(location)
         except OpenFailure as error:
             return failure(UNAVAILABLE, *error.args)
         return session.run(sql, max_rows)
 
-    def cold_ms(self, location: str, sql: str) -> float | None:
-        """The milliseconds of a statement that has run well before, as `DatabaseSession.cold_ms` takes them."""
-        session = self._session(location)
-        self._timer.arm(self._bounds.timeout_s)
-        return session.cold_ms(sql, self._bounds.max_rows, self._bounds.timeout_s)
-
-    def _session(self, location: str) -> DatabaseSession:
+    def session(self, location: str) -> DatabaseSession:
         session = self._sessions.get(location)
         if session is not None:
             self._sessions.move_to_end(location)
@@ -130,7 +124,7 @@ class OpenDatabases:
         """Several statements on this database follow, or are done."""
         with contextlib.suppress(OpenFailure):
             if on or location in self._sessions:
-                self._session(location).hold(on)
+                self.session(location).hold(on)
 
     def gold(self, location: str, sql: str) -> tuple[RawResult, bool]:
         """The result of a gold query, and whether it was kept from the last time."""
@@ -139,7 +133,7 @@ class OpenDatabases:
         if entry is not None:
             self._gold.move_to_end(key)
             return entry[0], True
-        raw = whole(self.run(location, sql, self._bounds.max_rows))
+        raw = untruncated(self.run(location, sql, self._bounds.max_rows))
         if raw.status == OK:
             size = len(marshal.dumps(list(raw.rows), 2)) + 200
             self._gold[key] = raw, size
@@ -147,81 +141,6 @@ class OpenDatabases:
             while self._kept > self._keep and len(self._gold) > 1:
                 self._kept -= self._gold.popitem(last=False)[1][1]
         return raw, False
-
-
-class Verdicts:
-    """Executes the two queries of a pair and compares their results where they are, equality by equality.
-
-    `job` is ("verdict", locations, gold SQL, predicted SQL or None, equality names, the first fields of `Gold`, the
-    names of the database if an equality compares by value units).
-    """
-
-    def __init__(self, databases: OpenDatabases, bounds: Bounds, page: StatusPage) -> None:
-        self._databases, self._bounds, self._page = databases, bounds, page
-        self._number = 0
-        self._predictions: dict[tuple[str, str], RawResult] = {}
-
-    def __call__(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
-        """(scores, gold facts, predicted facts); scores are {} when a gold query gave nothing to compare with."""
-        _, locations, gold_sql, predicted_sql, equalities, gold_facts, names = job
-        self._number = number
-        self._predictions.clear()
-        self._page.begin(number, 0)
-        gold, is_cached = self._databases.gold(locations[0], gold_sql)
-        if gold.status != OK or predicted_sql is None:
-            return {}, _facts(gold, is_cached), None
-        predicted = self._predicted(locations[0], predicted_sql, gold_sql)
-        if predicted.status == TIMEOUT:  # wrong by all: no gold query is asked while a server may still be at it
-            return dict.fromkeys(equalities, 0.0), _facts(gold, is_cached), _facts(predicted)
-        facts = Gold(*gold_facts)
-        if names is not None:
-            facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
-        scores: dict[str, float] = {}
-        for name in equalities:
-            equality = EQUALITIES[name]
-            gold_text, predicted_text = gold_sql, predicted_sql
-            if equality.rewrite is not None:
-                gold_text, predicted_text = equality.rewrite(gold_sql), equality.rewrite(predicted_sql)
-            scores[name] = 1.0  # the lowest score over the databases
-            for location in locations if equality.suite else locations[:1]:
-                self._page.begin(number, 0)
-                expected, _ = self._databases.gold(location, gold_text)
-                if expected.status != OK:
-                    return {}, _facts(expected), _facts(predicted)
-                given = self._predicted(location, predicted_text, gold_text)
-                score = equality.compare(expected, given, facts) if given.status == OK else 0.0
-                scores[name] = min(scores[name], score)
-                if not scores[name]:
-                    break
-            if scores[name] and equality.timed:  # the R-VES reward of a right prediction
-                scores[name] = official.timed(
-                    functools.partial(self._cold_ms, 1, locations[0], predicted_text),
-                    functools.partial(self._cold_ms, 0, locations[0], gold_text),
-                    self._bounds.timeout_s,
-                )
-        return scores, _facts(gold, is_cached), _facts(predicted, predicted is gold)
-
-    def _cold_ms(self, phase: int, location: str, sql: str) -> float | None:
-        self._page.begin(self._number, phase)
-        return self._databases.cold_ms(location, sql)
-
-    def _predicted(self, location: str, sql: str, gold_sql: str) -> RawResult:
-        self._page.begin(self._number, 1)
-        if sql == gold_sql:
-            return self._databases.gold(location, sql)[0]
-        key = (location, sql)
-        if key in self._predictions:
-            return self._predictions[key]
-        # That the database is not available is believed only if gold cannot run either: else a prediction that makes
-        # its engine fail would get out of being scored. It runs twice: if it was others, that may have passed.
-        for _ in range(2):
-            raw = whole(self._databases.run(location, sql, self._bounds.max_rows))
-            if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
-                break
-        else:
-            raw = raw._replace(status=ERROR)
-        self._predictions[key] = raw
-        return raw
 
 
 def _facts(raw: RawResult, is_kept: bool = False) -> tuple[str, str | None, int, float | None]:
@@ -233,10 +152,10 @@ class JobServer:
     """Reads batches of jobs from standard input and writes batches of replies to standard output."""
 
     def __init__(self, open_session: Opener, bounds: Bounds, page: StatusPage) -> None:
-        self._page = page
+        self._bounds, self._page = bounds, page
         self._timer = StatementTimer(self._note_work)
         self._databases = OpenDatabases(open_session, bounds, self._timer, page)
-        self._verdicts = Verdicts(self._databases, bounds, page)
+        self._predictions: dict[tuple[str, str], RawResult] = {}  # of one pair, by location and text
         self._parent = os.getppid()
         # Each reply is pickled at once, so that its rows' memory serves the next query while it is warm.
         self._replies = io.BytesIO()
@@ -309,7 +228,7 @@ class JobServer:
     def _reply(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
         try:
             if job[0] == "verdict":
-                return self._verdicts(number, job)
+                return self._verdict(number, job)
             _, (location,), sql, max_rows = job
             return tuple(self._databases.run(location, sql, max_rows))
         except MemoryError:
@@ -323,6 +242,77 @@ class JobServer:
         # Beside a gold query that ran the failure is the prediction's own.
         raw = raw._replace(status=ERROR) if raw.status == UNAVAILABLE else raw
         return {}, (OK, None, 0, None), _facts(raw)
+
+    def _verdict(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the two queries of a pair and compare their results where they are, equality by equality.
+
+        Returns (scores, gold facts, predicted facts); scores are {} if a gold query gave nothing to compare with.
+
+        Args:
+            job: ("verdict", locations, gold SQL, predicted SQL or None, equality names, the first fields of `Gold`, the
+                names of the database if an equality compares by value units).
+        """
+        _, locations, gold_sql, predicted_sql, equalities, gold_facts, names = job
+        self._predictions.clear()
+        self._page.begin(number, 0)
+        gold, is_cached = self._databases.gold(locations[0], gold_sql)
+        if gold.status != OK or predicted_sql is None:
+            return {}, _facts(gold, is_cached), None
+        predicted = self._predicted(number, locations[0], predicted_sql, gold_sql)
+        if predicted.status == TIMEOUT:  # wrong by all: no gold query is asked while a server may still be at it
+            return dict.fromkeys(equalities, 0.0), _facts(gold, is_cached), _facts(predicted)
+        facts = Gold(*gold_facts)
+        if names is not None:
+            facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
+        scores: dict[str, float] = {}
+        for name in equalities:
+            equality = EQUALITIES[name]
+            gold_text, predicted_text = gold_sql, predicted_sql
+            if equality.rewrite is not None:
+                gold_text, predicted_text = equality.rewrite(gold_sql), equality.rewrite(predicted_sql)
+            scores[name] = 1.0  # the lowest score over the databases
+            for location in locations if equality.suite else locations[:1]:
+                self._page.begin(number, 0)
+                expected, _ = self._databases.gold(location, gold_text)
+                if expected.status != OK:
+                    return {}, _facts(expected), _facts(predicted)
+                given = self._predicted(number, location, predicted_text, gold_text)
+                score = equality.compare(expected, given, facts) if given.status == OK else 0.0
+                scores[name] = min(scores[name], score)
+                if not scores[name]:
+                    break
+            if scores[name] and equality.timed:  # the R-VES reward of a right prediction
+                scores[name] = official.timed(
+                    functools.partial(self._cold_ms, number, 1, locations[0], predicted_text),
+                    functools.partial(self._cold_ms, number, 0, locations[0], gold_text),
+                    self._bounds.timeout_s,
+                )
+        return scores, _facts(gold, is_cached), _facts(predicted, predicted is gold)
+
+    def _cold_ms(self, number: int, phase: int, location: str, sql: str) -> float | None:
+        """The milliseconds of a statement that has run well before, as `DatabaseSession.cold_ms` takes them."""
+        self._page.begin(number, phase)
+        session = self._databases.session(location)
+        self._timer.arm(self._bounds.timeout_s)
+        return session.cold_ms(sql, self._bounds.max_rows, self._bounds.timeout_s)
+
+    def _predicted(self, number: int, location: str, sql: str, gold_sql: str) -> RawResult:
+        self._page.begin(number, 1)
+        if sql == gold_sql:
+            return self._databases.gold(location, sql)[0]
+        key = (location, sql)
+        if key in self._predictions:
+            return self._predictions[key]
+        # That the database is not available is believed only if gold cannot run either: else a prediction that makes
+        # its engine fail would get out of being scored. It runs twice: if it was others, that may have passed.
+        for _ in range(2):
+            raw = untruncated(self._databases.run(location, sql, self._bounds.max_rows))
+            if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
+                break
+        else:
+            raw = raw._replace(status=ERROR)
+        self._predictions[key] = raw
+        return raw
 
     def _send(self) -> None:
         """Write all replies as a frame, then start anew."""
