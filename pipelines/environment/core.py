@@ -90,11 +90,7 @@ class Session:
         return self._episode.stop is not None
 
     def step(self, text: str) -> StepResult:
-        """Take the agent's turn. Blocks while its SQL runs.
-
-        Raises:
-            ValueError: the episode is over.
-        """
+        """Take the agent's turn, and block while its SQL runs. After the last turn: ValueError."""
         environment, due = self._environment, self._accept(text)
         while isinstance(due, SqlRequest | UserRequest):
             if isinstance(due, UserRequest):
@@ -120,7 +116,7 @@ class Session:
         return await asyncio.to_thread(self._result) if self.done else self._result()
 
     def give_up(self) -> StepResult:
-        """End the episode of an agent that says no more: it is paid as one whose turns are empty up to the cap."""
+        """End the episode of an agent that ends early: it is paid as one whose turns are empty up to the cap."""
         step = self.step("")
         while not step.done:
             step = self.step("")
@@ -136,7 +132,6 @@ class Session:
         return self._advance(Completion(said))
 
     def _advance(self, answer: Completion | ExecutionResult | str) -> DriverRequest | EpisodeEvent:
-        """Go on to the driver's next request, or to its end."""
         self._due = self._driver.send(answer)
         while isinstance(self._due, TurnEvent | ResultEvent):
             self._due = next(self._driver)
@@ -191,7 +186,6 @@ class Environment(contextlib.ExitStack):
 
     Args:
         recipe: a recipe, or its name or path; its protocol, its rewards and its limits hold.
-        overrides: `key=value`, as on the command line.
         workers: processes that run SQL.
         evaluates: whether the recipe's turn cap of evaluation holds, and not that of training.
 
@@ -226,9 +220,6 @@ class Environment(contextlib.ExitStack):
     def questions(self, pool: str) -> list[Example]:
         """The questions of a pool (`sft`, `rl`, `dev`, or a benchmark of `data.test` by its name), ready for `reset`,
         with what the recipe's prompt shows of them. They are read, and their gold SQL is not checked.
-
-        Raises:
-            DataError: there is no such pool, or its files are missing.
         """
         data = self.recipe.data
         pools = {"sft": (data.sft,), "rl": data.rl, "dev": (data.dev,)} | {each.name: (each,) for each in data.test}
@@ -241,14 +232,7 @@ class Environment(contextlib.ExitStack):
         return with_prompt_facts(examples, self.recipe, self.schema, self.sql, is_served=True)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
-        """Begin an episode on a question; its first messages are `session.messages`.
-
-        Args:
-            sample: the episode's index within the question's group.
-
-        Raises:
-            DatabaseError: the database cannot be read.
-        """
+        """Begin an episode on a question: the `sample`-th of its group."""
         self._begun += 1
         if example.meta.keys().isdisjoint(("values", "linked_schema")):
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
@@ -276,9 +260,7 @@ class Environment(contextlib.ExitStack):
 
 @functools.cache
 def shared(recipe: str, overrides: tuple[str, ...] = (), workers: int = 1, evaluates: bool = False) -> Environment:
-    """The environment of a recipe in this process, for trainers that make an object for each episode; it is
-    closed when the process ends.
-    """
+    """The environment of a recipe in this process, which ends it; for trainers that make an object for each episode."""
     environment = Environment(recipe, overrides, workers, evaluates)
     atexit.register(environment.close)
     return environment
@@ -292,9 +274,6 @@ def row_of(example: Example) -> dict[str, str]:
 def example_of(row: Mapping[str, Any]) -> Example:
     """An example from the row of a dataset: `question`, `sql`, and `database` as a file; `id`, `evidence` and `engine`
     may be left out. Or from a row of `row_of`.
-
-    Raises:
-        DataError: a field is missing or is no text.
     """
     if isinstance(record := row.get("record"), str):
         try:
@@ -321,16 +300,11 @@ def example_of(row: Mapping[str, Any]) -> Example:
 def asked_question(
     asked: Mapping[str, Any], questions: Callable[[str], list[Example]], databases: Path | None
 ) -> Example:
-    """The question that a server's client asks for: `{"pool": NAME, "index": NUMBER}`, or a row with question, sql and
-    database (a file).
+    """The question that a server's client asks for: `{"pool": NAME, "index": NUMBER}` of the pools that `questions`
+    gives, or a row with question, sql and database.
 
-    Args:
-        questions: gives the questions of a pool.
-        databases: the folder whose files a client's own rows may name; None refuses such rows, for a client could read
-            any database that the server can.
-
-    Raises:
-        DataError: there is no such question, or the row's database is not one that clients may name.
+    A row's database is a file of the folder `databases`. None refuses rows: a client could read any database that the
+    server can.
     """
     if "pool" in asked:
         pool, index = asked["pool"], asked.get("index", 0)

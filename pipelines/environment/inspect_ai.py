@@ -24,7 +24,7 @@ def text_to_sql(recipe: str = "sql_trail", overrides: str | list[str] = "", pool
 
     Args:
         recipe: a recipe's name or path: its protocol, prompt, turn cap and limits of SQL hold.
-        overrides: `key=value`, as on the command line; one, or a list.
+        overrides: `key=value`; one, or a list.
         pool: `sft`, `rl`, `dev`, or a benchmark of `data.test`; without it, the first benchmark.
         workers: processes that run SQL.
     """

@@ -26,8 +26,6 @@ from pipelines.environment.core import Environment, Messages, Session, asked_que
 
 
 class AgentTurn(Action):  # type: ignore[misc]
-    """The agent's turn, as text."""
-
     text: str
 
 
@@ -40,12 +38,7 @@ class SqlObservation(Observation):  # type: ignore[misc]
 
 
 class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
-    """One episode at a time; all share the SQL workers of one environment.
-
-    Args:
-        questions: gives the questions of a pool.
-        databases: the folder whose files clients' own rows may name.
-    """
+    """One episode at a time; all share the SQL workers of one environment. Questions are those of `asked_question`."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -65,7 +58,6 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
         return SqlObservation(messages=self._session.messages, stop=list(self._session.stop))
 
     def step(self, action: AgentTurn, timeout_s: float | None = None, **_: Any) -> SqlObservation:
-        """Take the agent's turn; SQL has the recipe's own time limit."""
         if self._session is None:
             raise ValueError("reset comes first")
         step = self._session.step(action.text)
@@ -79,18 +71,14 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
         )
 
     async def step_async(self, action: AgentTurn, timeout_s: float | None = None, **more: Any) -> SqlObservation:
-        """As `step`, beside other episodes."""
         return await asyncio.to_thread(self.step, action, timeout_s, **more)
 
     @property
     def state(self) -> State:
-        """The episode's id and how many turns it has."""
         return self._state
 
 
 class SqlClient(EnvClient[AgentTurn, SqlObservation, State]):  # type: ignore[misc]
-    """The client of `app`."""
-
     def _step_payload(self, action: AgentTurn) -> dict[str, Any]:
         return {"text": action.text}
 
@@ -114,8 +102,7 @@ def app(
 
     Args:
         databases: the folder whose files clients' own rows may name; None gives out the recipe's questions alone.
-        sessions: episodes at a time.
-        idle_s: after which the episode of a client that has gone silent is ended.
+        sessions: episodes at a time; one whose client is silent for `idle_s` is ended.
     """
     environment = shared(recipe, tuple(overrides), workers)
     questions = functools.cache(environment.questions)

@@ -17,8 +17,6 @@ from pipelines.environment.core import Environment, example_of, row_of, shared
 
 
 class SqlConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """Which questions, and how they are asked and paid."""
-
     recipe: str = "sql_trail"  # a recipe's name or path.
     # `key=value`, as on the command line.
     overrides: list[str] = []  # noqa: RUF012 - pydantic copies defaults
@@ -26,7 +24,6 @@ class SqlConfig(vf.TasksetConfig):  # type: ignore[misc]
     workers: int = 1  # processes that run SQL.
 
     def environment(self) -> Environment:
-        """The one that all episodes of this process share."""
         return shared(self.recipe, tuple(self.overrides), self.workers)
 
 
@@ -41,10 +38,9 @@ class SqlTask(vf.Task[SqlData, vf.State, vf.TaskConfig]):  # type: ignore[misc]
 
 
 class SqlTaskset(vf.Taskset[SqlTask, SqlConfig]):  # type: ignore[misc]
-    """The questions of a pool, each with the recipe's prompt."""
+    """The questions of a pool in the source's order, each with the recipe's prompt."""
 
     def load(self) -> Iterator[SqlTask]:
-        """Yield them in the source's order."""
         environment = self.config.environment()
         for example in environment.questions(self.config.pool):
             messages = environment.reset(example).messages
@@ -56,8 +52,7 @@ class SqlTaskset(vf.Taskset[SqlTask, SqlConfig]):  # type: ignore[misc]
 
 
 class SqlEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """One agent, which needs no tools and no machine of its own: it only speaks."""
-
+    # it only speaks, and needs no tools and no machine of its own
     agent: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime={"type": "subprocess"})
 
 

@@ -128,10 +128,8 @@ class Protocol(abc.ABC):
 
     @abc.abstractmethod
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
-        """The blocks of an action, as (tag, text), after the reasoning; none for an action that the protocol lacks.
-
-        Raises:
-            ValueError: the content has no form in this protocol.
+        """The blocks of an action, as (tag, text), after the reasoning; none for an action that the protocol lacks, and
+        ValueError for a content that has no form in it.
         """
 
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
@@ -179,11 +177,7 @@ class Protocol(abc.ABC):
 
 @functools.cache
 def read_prompt(path: Path) -> Mapping[str, string.Template]:
-    """A prompt file's sections in order: a line `[system]`, `[user]` or another name in brackets opens each.
-
-    Raises:
-        RecipeError: there is no such prompt.
-    """
+    """A prompt file's sections in order: a line `[system]`, `[user]` or another name in brackets opens each."""
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.txt")))
         raise RecipeError(f"no prompt {path.stem!r} in {path.parent.name}/", f"There are: {known}")
@@ -192,11 +186,7 @@ def read_prompt(path: Path) -> Mapping[str, string.Template]:
 
 
 def build(config: config.ProtocolSection) -> Protocol:
-    """The protocol that a recipe names.
-
-    Raises:
-        RecipeError: no protocol is registered under that name.
-    """
+    """The protocol that a recipe names."""
     built: Protocol = PROTOCOLS[config.name](config)
     return built
 
@@ -206,9 +196,6 @@ def single_turn(protocol: config.ProtocolSection) -> tuple[config.ProtocolSectio
 
     Its prompt is one of its own: it speaks of one turn, and asks for the reasoning first. A brief prompt has no words
     for that: there the environment opens the answer in the agent's place (a cap of 0).
-
-    Raises:
-        RecipeError: the protocol has no such prompt.
     """
     if protocol.prompt.startswith("brief"):
         return protocol.model_copy(update={"forced_final": True}), 0

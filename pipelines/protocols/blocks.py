@@ -47,8 +47,7 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
     marker), `unopened_tag`, `nested_tag` (a tag inside a block), `unclosed_tag`.
 
     Args:
-        agent: names of the tags that the agent may write.
-        environment: names of the tags that only the environment writes.
+        agent: names of the tags that the agent may write; `environment`: of those that only the environment writes.
         thought: the tag of the reasoning block; in `THINK`, other tags are text.
     """
     # The one end-of-turn marker that a policy may leave at the end is no part of the turn.
@@ -111,13 +110,9 @@ def reasoning_error(scan: Scan, tag: str, demanded: bool, strict: bool) -> str |
 
 
 class StopStrings:
-    """Watches a turn's ids for the first of a few strings.
+    """Watches a turn's ids for the first of a few strings, none of them empty.
 
     A token that holds no last character of a stop string can't complete one; only the others cost a decoded tail.
-
-    Args:
-        stops: the strings; none may be empty.
-        decode: the text of ids.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:

@@ -16,14 +16,15 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.core.types import ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_valid_unicode
 from pipelines.protocols import tools
 from pipelines.protocols.observations import json_text
 from pipelines.sql import analyst
 
-PHASES = {
+Phase = Literal["explore", "propose", "generate", "confirm"]
+PHASES: Mapping[Phase, ActionKind] = {
     "explore": ActionKind.EXPLORE,
     "propose": ActionKind.PROPOSE,
     "generate": ActionKind.GENERATE,
@@ -52,7 +53,7 @@ _AFTER_ROWS = re.compile(r"\s*(?:\(.*\brows?\b.*\)|you have \d+ turns? left to c
 
 
 def proposed_turn(trajectory: Trajectory) -> int | None:
-    """Index of the turn that proposed last: the schema that the agent ended up committed to; None if it never did."""
+    """Index of the turn that proposed last: the schema that the agent is committed to at the end; None without one."""
     kinds = [turn.action.kind for turn in trajectory.turns]
     return len(kinds) - 1 - kinds[::-1].index(ActionKind.PROPOSE) if ActionKind.PROPOSE in kinds else None
 
@@ -68,17 +69,10 @@ def proposed(trajectory: Trajectory) -> SchemaItems | None:
 
 
 def proposal(tables: Sequence[str], columns: Mapping[str, Sequence[str]], joins: Sequence[Any] = ()) -> str:
-    """A proposed schema as an action's content: one canonical JSON text, whatever order the keys came in.
-
-    Tables that `columns` names are tables of the proposal whether `tables` lists them or not.
-    """
-    value: dict[str, Any] = {
-        "tables": list(dict.fromkeys((*tables, *columns))),
-        "columns": {table: list(names) for table, names in columns.items()},
-    }
-    if joins:
-        value["joins"] = list(joins)
-    return json.dumps(value, ensure_ascii=False)
+    """A proposed schema as an action's content, one canonical JSON text; its tables are those of both arguments."""
+    by_table = {table: list(names) for table, names in columns.items()}
+    value = {"tables": list(dict.fromkeys((*tables, *columns))), "columns": by_table}
+    return json.dumps(value | ({"joins": list(joins)} if joins else {}), ensure_ascii=False)
 
 
 def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
@@ -102,19 +96,17 @@ def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
     if not isinstance(value, Mapping) or not {"tables", "columns"} <= set(value) <= {"tables", "columns", "joins"}:
         return "", "bad_schema"
     columns, joins = value["columns"], value.get("joins", [])
-    if not isinstance(columns, Mapping):
+    if not isinstance(columns, Mapping) or not isinstance(joins, list) or not (value["tables"] or columns):
         return "", "bad_schema"
     for texts in (value["tables"], *columns.values()):
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
             return "", "bad_schema"
-    if not isinstance(joins, list) or not (value["tables"] or columns):
-        return "", "bad_schema"
     content = proposal(value["tables"], columns, joins)
     return (content, None) if is_valid_unicode(content) else ("", "invalid_unicode")
 
 
 def write_schema(content: str, brief: bool) -> str:
-    """A proposal as an agent says it."""
+    """A proposal as an agent writes it."""
     if read_schema(content, brief=False)[1]:
         raise ValueError("not a proposed schema")
     value = json.loads(content)
@@ -227,10 +219,9 @@ def lists_everything(sql: str) -> bool:
     tokens = list(_tokens(sql))
     if not _reads_catalogue(tokens):
         return False
+    pairs = list(itertools.pairwise(tokens))
     is_listing = len(list(filter(_CATALOGUE.fullmatch, tokens))) > 1 and any("_INFO" in token for token in tokens)
     has_details = not {"SQL", "COLUMNS", "DUCKDB_COLUMNS"}.isdisjoint(tokens)
-    details = is_listing or has_details or ("SELECT", "*") in itertools.pairwise(tokens)
-    names_table = any(
-        token in _TABLE_NAMES and after in ("=", "IN", "LIKE") for token, after in itertools.pairwise(tokens)
-    )
+    details = is_listing or has_details or ("SELECT", "*") in pairs
+    names_table = any(token in _TABLE_NAMES and after in ("=", "IN", "LIKE") for token, after in pairs)
     return details and not names_table and tokens[0] not in _COMMANDS

@@ -8,7 +8,6 @@ schemas.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import pydantic
 
@@ -19,11 +18,10 @@ from pipelines.core.types import Action, ActionKind, Example, ExecutionResult
 from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.base import Messages, Protocol, read_prompt
 from pipelines.protocols.blocks import reasoning_error, scan
-from pipelines.protocols.knowledge import is_probe
+from pipelines.protocols.knowledge import Phase, is_probe
 from pipelines.recipe import config, section
 from pipelines.sql.schema import Schema, render
 
-Phase = Literal["explore", "propose", "generate", "confirm"]
 NAMES = {
     "explore_schema": ActionKind.EXPLORE,
     "propose_schema": ActionKind.PROPOSE,

@@ -66,12 +66,11 @@ def read_call(text: str) -> tuple[str, str | None]:
 
 
 def write_call(sql: str) -> str:
-    """The call that runs a query. Tags inside it are escaped by JSON, so any SQL can be said."""
+    """The call that runs a query. JSON escapes the tags inside it, so any SQL can be written."""
     return json_text({"name": TOOL, "arguments": {"sql": sql}})
 
 
 def write_fence(sql: str) -> str:
-    """The SQL in the fence that answers come in."""
     if "```" in sql:
         raise ValueError("SQL that holds ``` cannot be said in a fence")
     return f"```sql\n{sql}\n```"

@@ -33,18 +33,15 @@ def make_outcomes(
 
     Args:
         examples: by id.
-        schemas: gives a database's schema; None where nothing of it is read.
-        equality: a name of `pipelines/sql/equalities/compare.py`.
+        schemas: gives a database's schema; None if nothing of it is read.
         max_turns: the turn cap T of the episodes.
         gold_schemas: consensus gold schemas by example id; an example that is not among them has none. Without the
             mapping, the gold SQL's own tables and columns are taken.
         reads: the analyses (`core.registry.ANALYSES`) that the outcomes hold. They cost more than the execution.
     """
     of = [examples[trajectory.example_id] for trajectory in trajectories]
-    pairs = [
-        Pair(example.database, example.gold_sql, trajectory.final_sql)
-        for example, trajectory in zip(of, trajectories, strict=True)
-    ]
+    both = zip(of, trajectories, strict=True)
+    pairs = [Pair(example.database, example.gold_sql, trajectory.final_sql) for example, trajectory in both]
     verdicts = sql.verdicts(pairs, [equality])
     broke = [
         verdict.broken or trajectory.stop is StopReason.BROKEN
@@ -58,7 +55,7 @@ def make_outcomes(
     outcomes = []
     for trajectory, example, verdict, is_broken in zip(trajectories, of, verdicts, broke, strict=True):
         final, database = trajectory.final_sql, example.database
-        taken = () if is_broken else reads  # its database may be gone, and nobody looks at the rest of it
+        taken = () if is_broken else reads  # its database may be gone, and the rest of it is not looked at
         outcomes.append(
             Outcome(
                 example_id=trajectory.example_id,
@@ -102,7 +99,7 @@ class Analysis:
     _items: dict[tuple[Database, str], SchemaItems | None] = field(default_factory=dict)
 
     def learn(self, pairs: Iterable[Pair], predicted: bool = True) -> None:
-        """Have the queries of these pairs, or their gold queries alone, taken apart, all at once."""
+        """Take apart the queries of these pairs, or their gold queries alone, together."""
         assert self.schemas is not None, "tables and columns are resolved by the schema"
         pairs = list(pairs)
         gold = dict.fromkeys((pair.database, pair.gold_sql) for pair in pairs if pair.gold_sql)
@@ -120,11 +117,10 @@ class Analysis:
                 _GOLD_ITEMS[query] = of[query[0]], items
 
     def items(self, sql: str | None, database: Database) -> SchemaItems | None:
-        """Tables and columns of a query that was learned; None when there is none or it does not parse."""
+        """Tables and columns of a query that was learned; None without a query, or if it does not parse."""
         return self._items[database, sql] if sql else None
 
     def gold(self, example: Example) -> SchemaItems | None:
-        """The gold schema of an example; None where it has none."""
         if self.gold_schemas is not None:
             return self.gold_schemas.get(example.id)
         return self.items(example.gold_sql, example.database)

@@ -40,28 +40,21 @@ _GRADE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*", re.ASCII)
 
 
 def endpoint_of(terms: Sequence[RewardTerm]) -> str | None:
-    """The endpoint that a panel's judge term asks; None for a program, and where the term weighs nothing."""
+    """The endpoint that a panel's judge term asks; None for a program, and if the term weighs nothing."""
     names = [str(term.options.get("by", STATIC)) for term in terms if term.term == "judge" and term.weight]
     return next((name for name in names if name != STATIC), None)
 
 
 def messages(example: Example, predicted: str, scale: float = 2.0, predicted_first: bool = False) -> Messages:
-    """What a judge is asked about one answer.
+    """A judge's prompt about one answer.
 
     The prediction is the policy's that the grade pays, and the question anybody's: neither can hold a chat template's
-    marker, nor a heading, for their lines are indented. Comments of the prediction, which could speak to the judge, are
-    left out.
+    marker, nor a heading. Comments of the prediction, which could speak to the judge, are left out.
     """
-    queries = (
-        ("Reference query", example.gold_sql),
-        ("Predicted query", without_comments([(predicted, example.database.engine)])[0]),
-    )
-    parts = (
-        ("Question", example.question),
-        ("Hint", example.evidence or "none"),
-        *(reversed(queries) if predicted_first else queries),
-    )
-    case = under_headings(parts)
+    (predicted,) = without_comments([(predicted, example.database.engine)])
+    queries = [("Reference query", example.gold_sql), ("Predicted query", predicted)]
+    parts = [("Question", example.question), ("Hint", example.evidence or "none")]
+    case = under_headings([*parts, *(reversed(queries) if predicted_first else queries)])
     return (("system", RUBRIC.format(scale=scale)), ("user", case))
 
 
@@ -174,8 +167,8 @@ class Rubric:
     def margin(self) -> float | None:
         """Least reward of a right answer less the greatest of a wrong one, on the full track.
 
-        Not below 0: no wrong answer can be paid more than a right one (Reasoning-SQL, 3.2). None where the panel
-        holds a case table, whose order is its own.
+        Not below 0: no wrong answer is paid more than a right one (Reasoning-SQL, 3.2). None if the panel holds a case
+        table, whose order is its own.
         """
         margin = 0.0
         for term in self.terms:
@@ -184,7 +177,6 @@ class Rubric:
             entry = REWARDS[term.term]
             if entry.wrong is None or entry.right is None:
                 return None
-            right = min(term.weight * value for value in entry.right)
-            wrong = max(term.weight * value for value in entry.wrong)
-            margin += right - wrong
+            worst_right = min(term.weight * value for value in entry.right)
+            margin += worst_right - max(term.weight * value for value in entry.wrong)
         return margin

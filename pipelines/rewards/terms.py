@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipelines.core.registry import reward
 from pipelines.core.types import ExecutionStatus, Outcome, SchemaItems
-from pipelines.protocols.knowledge import PHASES, proposed, unverified
+from pipelines.protocols.knowledge import PHASES, Phase, proposed, unverified
 
 # --- SQL-Trail, appendix A.4, equations 6 to 11; Reasoning-SQL, section 3.2 and appendix A.7 -------------------------
 
@@ -32,10 +32,8 @@ def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
     finished = len(outcome.trajectory.turns)  # t
     if outcome.trajectory.final_sql is None:
         return 0.0
-    if outcome.hardness == "easy":
-        return float(finished <= easy)
-    if outcome.hardness == "medium":
-        return float(finished <= medium)
+    if outcome.hardness in ("easy", "medium"):
+        return float(finished <= (easy if outcome.hardness == "easy" else medium))
     return float(outcome.correct and finished < outcome.max_turns)
 
 
@@ -53,7 +51,7 @@ def bigram(outcome: Outcome) -> float:
 
 @reward("schema", wrong=(0.0, 1.0), right=(0.0, 1.0), reads={"schema"})
 def schema(outcome: Outcome) -> float:
-    """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 where one does not parse."""
+    """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 if one does not parse."""
     if outcome.predicted_schema is None or outcome.gold_items is None:
         return 0.0
     return jaccard(items(outcome.predicted_schema), items(outcome.gold_items))
@@ -61,7 +59,7 @@ def schema(outcome: Outcome) -> float:
 
 @reward("format", wrong=(0.0, 1.0), right=(0.0, 1.0), reads=())
 def format_(outcome: Outcome) -> float:
-    """1 if every turn is well-formed and a final SQL is there (SQL-Trail, equation 11)."""
+    """1 if every turn is well-formed and there is a final SQL (SQL-Trail, equation 11)."""
     return float(outcome.trajectory.well_formed)
 
 
@@ -129,27 +127,21 @@ def trust_exec(outcome: Outcome, right: float = 1.0, runs: float = 0.2, fails: f
 
 @reward("trust_format", reads=())
 def trust_format(
-    outcome: Outcome,
-    value: float = 0.1,
-    phases: Sequence[Literal["explore", "propose", "generate", "confirm"]] = (
-        *("explore", "propose", "generate", "confirm"),
-    ),
-    verified: bool = False,
+    outcome: Outcome, value: float = 0.1, phases: Sequence[Phase] = tuple(PHASES), verified: bool = False
 ) -> float:
     """0.1 for full adherence to the protocol, else 0 (TRUST-SQL, equation 2 and appendix C.2).
 
     Full adherence: every turn passes the format check, every phase is seen, no observation shows an error.
 
     Args:
-        phases: what must be seen; the pilot's variants (EC, EGC) and the prefilled one demand fewer.
+        phases: those that must be seen; the pilot's variants (EC, EGC) and the prefilled one demand fewer.
         verified: whether the proposal may also hold nothing but verified schema knowledge (not in the paper's check).
     """
     trajectory = outcome.trajectory
     seen = {turn.action.kind for turn in trajectory.turns}
-    complete = all(PHASES[phase] in seen for phase in phases)
+    complete = trajectory.well_formed and all(PHASES[phase] in seen for phase in phases)
     clean = all(turn.status in (None, ExecutionStatus.OK) for turn in trajectory.turns)
-    grounded = not verified or not unverified(trajectory)
-    return value if trajectory.well_formed and complete and clean and grounded else 0.0
+    return value if complete and clean and not (verified and unverified(trajectory)) else 0.0
 
 
 @reward("trust_schema", reads={"gold_schema"})
@@ -160,7 +152,7 @@ def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = 
     may be missing; then the share of the proposal that is needed. Without a proposal or a gold schema: 0.
 
     Args:
-        coupled: given only where the answer is right (R_exec = 1.0).
+        coupled: given only if the answer is right (R_exec = 1.0).
     """
     schema = proposed(outcome.trajectory)
     if schema is None or outcome.gold_schema is None or (coupled and not outcome.correct):
