@@ -170,8 +170,7 @@ def fill(planned: Sequence[SweepCell], store: Store, make: Make, say: Say) -> li
         say(f"cell {number} of {len(planned)}: {cell.name}")
         before: dict[tuple[str, str], int] = {}
         try:
-            # When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails
-            # moves.
+            # When each stage's work folder was last written to: among unfinished ones, that of the failing stage moves.
             before = {(step.kind, step.key): touched(step.kind, step.key) for step in graph.plan(cell.recipe, store)}
             error = next((failed[stage] for stage in before if stage in failed), None)
             if error is None:
@@ -218,7 +217,7 @@ def asked_again(cell: SweepCell, store: Store) -> SweepCell:
 def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
     """The teacher and the judge of a row's checkpoint, and the schema that it is asked with."""
     synthesis = recipe.synthesis
-    taught = [teacher.endpoint or teacher.kind for teacher in synthesis.mix or (synthesis.teacher,)]
+    taught = [teacher.endpoint or teacher.kind for teacher in synthesis.teachers]
     judges = [str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge" and term.weight]
     teacher = " and ".join(taught) if "synthesize" in recipe.stages and checkpoint != "model" else "none"
     judge = " and ".join(judges).replace("static", "program") if checkpoint == "grpo" and judges else "none"
@@ -252,14 +251,11 @@ def write(sweep: Sweep, folder: Path) -> None:
     """The table as Markdown, LaTeX and CSV, and the page."""
     source = table(sweep)
     decided = f"\n{formats.markdown(verdicts(sweep))}" if sweep.claim is not None else ""
+    texts = {"sweep.md": formats.markdown(source) + decided, "sweep.tex": formats.latex(source)}
+    texts |= {"sweep.csv": formats.to_csv(source), PAGE: page(sweep)}
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (
-            ("sweep.md", formats.markdown(source) + decided),
-            ("sweep.tex", formats.latex(source)),
-            ("sweep.csv", formats.to_csv(source)),
-            (PAGE, page(sweep)),
-        ):
+        for name, text in texts.items():
             # A lone surrogate of an error's text has no UTF-8; it is written as its escape.
             write_atomic(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
 

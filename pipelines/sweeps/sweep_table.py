@@ -68,39 +68,23 @@ class Sweep:
         groups: dict[tuple[str, ...], list[FinishedCell]] = {}
         for cell in self.cells:
             groups.setdefault(tuple(cell.values[axis] for axis in self.axes), []).append(cell)
-        return [SweepRow(dict(zip(self.axes, values, strict=True)), tuple(cells)) for values, cells in groups.items()]
+        rows = []
+        for values, cells in groups.items():
+            runs = tuple(cell.run for cell in cells if cell.run is not None)
+            name, seed = ", ".join(values) or "the recipe", runs[0].seed if runs else 0
+            rows.append(SweepRow(name, dict(zip(self.axes, values, strict=True)), tuple(cells), runs, seed))
+        return rows
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepRow:
     """Cells that differ in their seed alone."""
 
+    name: str  # its values without the axes' names, for legends and charts
     values: Mapping[str, str]
     cells: tuple[FinishedCell, ...]
-
-    @property
-    def name(self) -> str:
-        """Its values without the axes' names, for legends and charts."""
-        return ", ".join(self.values.values()) or "the recipe"
-
-    @property
-    def runs(self) -> list[FinishedEvaluation]:
-        """The evaluations of those cells that were made."""
-        return [cell.run for cell in self.cells if cell.run is not None]
-
-    @property
-    def seed(self) -> int:
-        """Of the bootstraps of its figures."""
-        return self.runs[0].seed if self.runs else 0
-
-    @property
-    def error(self) -> str:
-        """Why cells failed, each error once, with the seeds that it ended."""
-        errors: dict[str, list[str]] = {}
-        for cell in self.cells:
-            if cell.error:
-                errors.setdefault(cell.error, []).append(cell.values.get(SEED, ""))
-        return "; ".join(f"seed {', '.join(at)}: {message}" if at[0] else message for message, at in errors.items())
+    runs: tuple[FinishedEvaluation, ...]  # of those cells that were made
+    seed: int  # of the bootstraps of its figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +138,13 @@ def table(sweep: Sweep) -> ReportTable:
         line: list[Cell] = [*row.values.values()]
         for place, measure in enumerate(chosen):
             line.append(figure(row, measure))
-            if measure.name in reported:
-                line.append(paper(row, sweep, measure))
+            if (
+                measure.name in reported
+            ):  # of the first benchmark that the paper names, if the sweep has no axis of them
+                by_benchmark = sweep.reported.get(row.values.get(ROW, ""), {})
+                benchmark = row.values.get(BENCHMARK) or next(iter(by_benchmark), "")
+                value = by_benchmark.get(benchmark, {}).get(measure.name)
+                line.append(value / 100 if value is not None and measure.kind == "percent" else value)
             if not place:
                 # From the row that differs in the baseline's axis alone, seed by seed; None for that one itself.
                 values = {**row.values, **sweep.baseline}
@@ -176,11 +165,17 @@ def table(sweep: Sweep) -> ReportTable:
         asked = (len({record.example_id for record in run.records}) for run in row.runs)
         numbers = ", ".join(dict.fromkeys(str(run.seed) for run in row.runs))
         conditions = dict.fromkeys(cell.condition for cell in row.cells if cell.condition)
+        # Each error once, with the seeds that it ended.
+        errors: dict[str, list[str]] = {}
+        for cell in row.cells:
+            if cell.error:
+                errors.setdefault(cell.error, []).append(cell.values.get(SEED, ""))
+        faults = [f"seed {', '.join(at)}: {message}" if at[0] else message for message, at in errors.items()]
         line += [
             ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None,
             float(max(asked, default=0)) or None,
             "; ".join([*conditions, *([f"seed {numbers}"] if numbers else [])]) or None,
-            row.error or None,
+            "; ".join(faults) or None,
         ]
         cells.append(tuple(line))
     return ReportTable("sweep", sweep.title, tuple(columns), tuple(cells), " ".join(notes))
@@ -223,11 +218,10 @@ def verdicts(sweep: Sweep) -> ReportTable:
                 part.verdict,
             )
         )
-    title, note = "", ""
-    if sweep.claim is not None:
-        title = sweep.claim.text
-        note = f"{claims.overall_verdict([part.verdict for part in parts])}. {sweep.claim.reading}"
-    return ReportTable("verdict", title, columns, tuple(rows), note)
+    if sweep.claim is None:
+        return ReportTable("verdict", "", columns, ())
+    note = f"{claims.overall_verdict([part.verdict for part in parts])}. {sweep.claim.reading}"
+    return ReportTable("verdict", sweep.claim.text, columns, tuple(rows), note)
 
 
 def contrast_measure(contrast: Contrast) -> str:
@@ -249,14 +243,6 @@ def _folded(row: SweepRow, of: Measure) -> list[float]:
     """The figure of each run that has values."""
     by_run = ([value for _, value in of.scores(run).values()] for run in row.runs)
     return [of.fold(values) for values in by_run if values]
-
-
-def paper(row: SweepRow, sweep: Sweep, of: Measure) -> float | None:
-    """The paper's own figure of a row; of the first benchmark that it names, if the sweep has no axis of them."""
-    reported = sweep.reported.get(row.values.get(ROW, ""), {})
-    benchmark = row.values.get(BENCHMARK) or next(iter(reported), "")
-    value = reported.get(benchmark, {}).get(of.name)
-    return value / 100 if value is not None and of.kind == "percent" else value
 
 
 def curves(sweep: Sweep) -> dict[str, list[Line]]:
