@@ -138,29 +138,26 @@ def table(sweep: Sweep) -> ReportTable:
         line: list[Cell] = [*row.values.values()]
         for place, measure in enumerate(chosen):
             line.append(figure(row, measure))
-            if (
-                measure.name in reported
-            ):  # of the first benchmark that the paper names, if the sweep has no axis of them
+            if measure.name in reported:  # of the first benchmark that it names, if the sweep has no axis of them
                 by_benchmark = sweep.reported.get(row.values.get(ROW, ""), {})
                 benchmark = row.values.get(BENCHMARK) or next(iter(by_benchmark), "")
                 value = by_benchmark.get(benchmark, {}).get(measure.name)
                 line.append(value / 100 if value is not None and measure.kind == "percent" else value)
-            if not place:
-                # From the row that differs in the baseline's axis alone, seed by seed; None for that one itself.
-                values = {**row.values, **sweep.baseline}
-                if ROW in sweep.baseline and row.values.get(ROW, "") in sweep.against:
-                    values[ROW] = sweep.against[row.values[ROW]]
-                first = next((other for other in rows if sweep.baseline and dict(other.values) == values), None)
-                difference: Paired | None = None
-                if first is not None and first is not row and measure.kind == "percent":
-                    before = {cell.values.get(SEED): cell.run for cell in first.cells}
-                    pairs = [(before.get(cell.values.get(SEED)), cell.run) for cell in row.cells]
-                    both = [(old, new) for old, new in pairs if old and new and old.equality == new.equality]
-                    olds, news = [measure.scores(old) for old, _ in both], [measure.scores(new) for _, new in both]
-                    difference = stats.difference(olds, news, row.seed)
-                line.append(difference)
-            if not place and has_seeds:
-                line.append(stats.deviation(_folded(row, measure)))
+            if place:
+                continue
+            # From the row that differs in the baseline's axis alone, seed by seed; None for that one itself.
+            values = {**row.values, **sweep.baseline}
+            if ROW in sweep.baseline and row.values.get(ROW, "") in sweep.against:
+                values[ROW] = sweep.against[row.values[ROW]]
+            first = next((other for other in rows if sweep.baseline and dict(other.values) == values), None)
+            difference: Paired | None = None
+            if first is not None and first is not row and measure.kind == "percent":
+                before = {cell.values.get(SEED): cell.run for cell in first.cells}
+                pairs = [(before.get(cell.values.get(SEED)), cell.run) for cell in row.cells]
+                both = [(old, new) for old, new in pairs if old and new and old.equality == new.equality]
+                olds, news = [measure.scores(old) for old, _ in both], [measure.scores(new) for _, new in both]
+                difference = stats.difference(olds, news, row.seed)
+            line += [difference, *([stats.deviation(_folded(row, measure))] if has_seeds else [])]
         line += [float(len(row.runs))] if has_seeds else []
         asked = (len({record.example_id for record in run.records}) for run in row.runs)
         numbers = ", ".join(dict.fromkeys(str(run.seed) for run in row.runs))
