@@ -26,9 +26,7 @@ from pipelines.benchmarks import base
 from pipelines.core.types import Action, ActionKind
 from pipelines.protocols.one_action import React
 from pipelines.recipe import config
-from pipelines.recipe.config import Source
-from pipelines.recipe.config_training import Model
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Model, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.model_loading import load

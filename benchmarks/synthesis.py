@@ -23,8 +23,7 @@ from pathlib import Path
 from pipelines.core.types import Database, Example
 from pipelines.endpoints.client import Endpoint
 from pipelines.protocols.base import build
-from pipelines.recipe.config import ProtocolSection
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.sql.engine import Limits, SqlEngine

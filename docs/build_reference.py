@@ -16,8 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from flows.cli import every_command
 from pipelines.core.registry import ALL, METRICS, Registry
-from pipelines.recipe.config import Recipe
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Recipe, Section
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"

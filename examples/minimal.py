@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pipelines.core.types import Database, Example
 from pipelines.environment.core import Environment
-from pipelines.recipe.config_training import Model
+from pipelines.recipe.config import Model
 from pipelines.rollout.codec import ChatCodec
 from pipelines.training.losses import averaged, estimate, per_token, ratios
 from pipelines.training.model import load_to_train, make_tiny

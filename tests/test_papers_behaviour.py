@@ -13,8 +13,7 @@ from pipelines.core.types import ActionKind, Database, Example, ExecutionResult,
 from pipelines.curation.difficulty import ScoredQuestion
 from pipelines.protocols.base import build, single_turn
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
-from pipelines.recipe.config_training import Grpo
+from pipelines.recipe.config import Grpo, Recipe
 from pipelines.recipe.yaml_files import read_yaml
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest

@@ -11,8 +11,7 @@ from typer.main import get_command
 
 from flows.cli import app
 from pipelines.core.registry import ALL
-from pipelines.recipe.config import Benchmark, Recipe
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Benchmark, Recipe, Section
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

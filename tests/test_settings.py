@@ -11,8 +11,7 @@ import pytest
 
 from pipelines.core.errors import RecipeError
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Recipe, Section
 from pipelines.stages import graph
 
 ROOT = recipes.CONF.parent

@@ -25,8 +25,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.files import read_lines
 from pipelines.core.registry import DIALECTS, READERS
 from pipelines.core.types import BadRow, Database, Example, ExecutionStatus, is_plain_name, text_field
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.dialect import has_password
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import Any
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, check_address, read_options, source_folder
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, text_field
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.dialect import engine_of_address
 
 EQUALITY = "bird"  # of the figures, where a recipe names none

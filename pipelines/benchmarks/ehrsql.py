@@ -16,8 +16,7 @@ from typing import Any
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, source_folder, split_files
 from pipelines.core.registry import reader
 from pipelines.core.types import Example
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 from pipelines.sql.equalities.official import is_unanswerable, repaired
 
 EQUALITY = "ehrsql"  # of the figures, where a recipe names none

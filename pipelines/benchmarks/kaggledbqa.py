@@ -16,8 +16,7 @@ from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, source_folde
 from pipelines.benchmarks.prompt_schema import tables_of
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 
 HINT = "KaggleDBQA's layout is examples/<db_id>_test.json and databases/<db_id>/<db_id>.sqlite"
 ENDINGS = {"train": "_fewshot", "test": "_test", "dev": ""}

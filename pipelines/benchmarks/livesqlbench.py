@@ -36,8 +36,7 @@ from pipelines.benchmarks.base import (
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, is_plain_name, text_field
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.sqlite import SETUP_SUFFIX
 from pipelines.sql.equalities.official import IN_ORDER
 from pipelines.sql.lexical import writes

@@ -30,8 +30,7 @@ from pipelines.benchmarks.splitting import Shares, cut
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, text_field
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section, Share
+from pipelines.recipe.config import Section, Share, Source
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, file_suffixes
 

@@ -23,8 +23,7 @@ from pipelines.benchmarks.base import (
 )
 from pipelines.core.registry import reader
 from pipelines.core.types import SQL, Database
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 
 EQUALITY = "test_suite"  # of the figures, where a recipe names none
 HINT = "ScienceBenchmark's layout is <db_id>/dev.json and databases/<db_id>/<db_id>.sqlite"

@@ -20,8 +20,7 @@ from typing import Literal
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, read_options, source_folder
 from pipelines.benchmarks.prompt_schema import tables_of
 from pipelines.core.registry import reader
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 
 OTHERS = "train_others.json"
 HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sqlite"

@@ -30,8 +30,7 @@ from pipelines.benchmarks.base import (
 )
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, text_field
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 
 EQUALITY = "spider2"  # of the figures, where a recipe names none
 HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in the repository's folder spider2-lite"

@@ -20,8 +20,7 @@ from pipelines.benchmarks.base import Loaded, collect, find_database, link, read
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import Database, Example, text_field
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section, Source
 
 HINT = "SynSQL's layout is data.json and databases/<db_id>/<db_id>.sqlite"
 CHUNK = 1 << 20  # characters read at once

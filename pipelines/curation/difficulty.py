@@ -10,7 +10,7 @@ import polars as pl
 from pipelines.core.types import Outcome
 from pipelines.curation.filtering import seeded_rank
 from pipelines.evaluation.metrics import pass_at_k
-from pipelines.recipe.config_training import Difficulty
+from pipelines.recipe.config import Difficulty
 
 # Of a table with the fields of `ScoredQuestion`, on which selection works: millions of questions fit into memory.
 COLUMNS = {"example_id": pl.String, "samples": pl.Int64, "right": pl.Int64}

@@ -17,7 +17,7 @@ import pydantic
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.files import write_atomic
 from pipelines.core.types import EngineName
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section
 from pipelines.recipe.yaml_files import read_yaml, yaml_text
 from pipelines.sql.dialects.base import HiddenNames, identity
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table

@@ -24,7 +24,7 @@ from pipelines.endpoints.client import (
 )
 from pipelines.endpoints.limits import Budget
 from pipelines.endpoints.log import ResponseLog, Spent
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Sampling
 
 MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
 CHARS_PER_TOKEN = 3  # a careful guess of a prompt's tokens, until the server has counted them

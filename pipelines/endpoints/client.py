@@ -25,9 +25,8 @@ import pydantic
 
 from pipelines.core.errors import EndpointError, RecipeError, ResourceError, SqltrainError
 from pipelines.endpoints.limits import Breaker, Pace, Rate, delay, retry_after
-from pipelines.recipe.config import Teacher
+from pipelines.recipe.config import Positive, Section, Teacher
 from pipelines.recipe.recipes import LOCAL
-from pipelines.recipe.section import Positive, Section
 from pipelines.recipe.yaml_files import read_yaml
 
 ENDPOINTS = LOCAL / "endpoints.yaml"

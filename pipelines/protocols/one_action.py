@@ -9,8 +9,8 @@ from pipelines.core.types import Action, ActionKind, ExecutionResult
 from pipelines.protocols import knowledge, tools
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.blocks import reasoning_error, scan
-from pipelines.recipe import config, section
-from pipelines.recipe.section import Count, Section
+from pipelines.recipe import config
+from pipelines.recipe.config import Count, Section
 
 # How a block holds its SQL: (read, write). Reading gives the SQL and a fault; a fault without SQL leaves nothing to do.
 BlockForm = tuple[Callable[[str], tuple[str, str | None]], Callable[[str], str]]
@@ -65,7 +65,7 @@ NOTED = "The schema is noted."
 INVALID = "Your last action was not valid. Think again and try another one."
 
 
-class ReactOptions(section.Section):
+class ReactOptions(Section):
     """What else a recipe may say."""
 
     reasoning_tag: Literal["reasoning", "think"] = "reasoning"  # what the reasoning block is called.

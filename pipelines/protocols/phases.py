@@ -19,7 +19,7 @@ from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.base import Messages, Protocol, read_prompt
 from pipelines.protocols.blocks import reasoning_error, scan
 from pipelines.protocols.knowledge import Phase, is_probe
-from pipelines.recipe import config, section
+from pipelines.recipe import config
 from pipelines.sql.schema import Schema, render
 
 NAMES = {
@@ -42,7 +42,7 @@ NOTED = "The schema is noted. Generate the SQL from it, or explore further."
 WHOLE_CATALOGUE = "SELECT sql FROM sqlite_master"
 
 
-class PhasesOptions(section.Section):
+class PhasesOptions(config.Section):
     """What else a recipe may say."""
 
     # which there are: all four (EPGC), or the pilot study's EC and EGC.

@@ -8,13 +8,13 @@ import pydantic
 from pipelines.core.errors import DataError
 from pipelines.core.files import write_json
 from pipelines.core.store import MANIFEST, Store
-from pipelines.recipe import config, section
+from pipelines.recipe import config
 
 CARD = "sqltrain.json"
 _DATA = {"values", "linker"}
 
 
-class CheckpointCard(section.Section):
+class CheckpointCard(config.Section):
     """What a checkpoint says of itself."""
 
     recipe: str  # the name of the recipe that made it.
@@ -22,7 +22,7 @@ class CheckpointCard(section.Section):
     inputs: dict[str, str]  # the keys of the stages that it was made from, by name.
     # how it speaks: the tags, the prompt, the turn caps, what the prompt shows of the schema.
     protocol: config.ProtocolSection
-    sampling: section.Sampling  # how evaluation draws its samples; also the token budgets of a turn and of an episode.
+    sampling: config.Sampling  # how evaluation draws its samples; also the token budgets of a turn and of an episode.
     # values, linker: as in the recipe's data; cards of before have none, and then the recipe says it.
     values: int = 0
     linker: str | None = None

@@ -13,7 +13,7 @@ from pipelines.core.errors import BoundaryError, RecipeError, SqltrainError
 from pipelines.core.registry import ANALYSES, REWARDS
 from pipelines.core.types import Example, Outcome
 from pipelines.protocols.observations import under_headings
-from pipelines.recipe.config_training import RewardTerm
+from pipelines.recipe.config import RewardTerm
 from pipelines.sql.analyst import without_comments
 
 # A judge grades wrong answers only (Reasoning-SQL, 3.2 and A.7): whom to ask, what to say, how to read the grade.

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pipelines.core.errors import BoundaryError, DataError, EndpointError, UserError
 from pipelines.core.types import Database, ExecutionResult, StopReason, Trajectory
 from pipelines.protocols.base import Protocol
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Sampling
 from pipelines.rollout.episode import (
     ATTEMPTS,
     BACKOFF_S,

@@ -21,7 +21,7 @@ from pipelines.core.types import (
     Turn,
 )
 from pipelines.protocols.base import Protocol
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Request
 from pipelines.sql.dialects.base import TURN_SEPARATOR

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.recipe.config_training import Model
+from pipelines.recipe.config import Model
 
 
 def load(

@@ -36,9 +36,8 @@ from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.voting import Rule, signature
 from pipelines.protocols.base import build as build_protocol
 from pipelines.protocols.base import single_turn
-from pipelines.recipe.config import MERGE, ProtocolSection, Recipe
+from pipelines.recipe.config import MERGE, ProtocolSection, Recipe, Sampling
 from pipelines.recipe.recipes import digest
-from pipelines.recipe.section import Sampling
 from pipelines.report.data import System
 from pipelines.rollout.engine import RolloutEngine, Timing, episode_seed
 from pipelines.rollout.episode import EpisodeRequest

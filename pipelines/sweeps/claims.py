@@ -23,7 +23,7 @@ import pydantic
 from pipelines.evaluation import stats
 from pipelines.evaluation.measures import FinishedEvaluation, measure
 from pipelines.evaluation.stats import ALPHA, POWER, Paired, Scores
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section
 
 RULE = 2  # of the intervals and of their verdicts; raised when either changes, so that no old verdict is kept
 Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]

@@ -18,7 +18,7 @@ import pydantic
 from pipelines.core.errors import RecipeError
 from pipelines.evaluation.measures import measure
 from pipelines.recipe import recipes
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Section
 from pipelines.recipe.yaml_files import read_yaml
 from pipelines.sweeps.claims import Claim
 from pipelines.sweeps.sweep_table import CURVES, Reported

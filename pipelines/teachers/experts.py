@@ -16,7 +16,7 @@ from pipelines.databases.of_recipe import Link
 from pipelines.endpoints.answers import whole
 from pipelines.endpoints.asking import Asker
 from pipelines.protocols.observations import failure, table, under_headings
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Sampling
 from pipelines.sql.schema import Schema, render
 
 EXTRACT = """You list the tables and columns that a given SQL query reads. List a table if the query names it, in any \

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipelines.core.types import Example, Outcome
 from pipelines.endpoints.asking import Asker
-from pipelines.recipe.config_training import RewardTerm
+from pipelines.recipe.config import RewardTerm
 from pipelines.rewards import panel
 from pipelines.sql.analyst import without_comments
 from pipelines.teachers.experts import kappa

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.recipe.config import Recipe
-from pipelines.recipe.config_training import Model
+from pipelines.recipe.config import Model, Recipe
 from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.samples import LIKE_ROWS, micro_rows
 

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pipelines.recipe.config_training import Lora, Model, TinyModel
+from pipelines.recipe.config import Lora, Model, TinyModel
 from pipelines.rollout.model_loading import hide_bars, load
 from pipelines.training.plan import SERVED
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipelines.core.registry import optimizer
-from pipelines.recipe.config_training import Optimizer
+from pipelines.recipe.config import Optimizer
 
 
 @optimizer("adamw")

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pipelines.recipe.config import Recipe
-from pipelines.recipe.config_training import Optimizer
-from pipelines.recipe.section import Section
+from pipelines.recipe.config import Optimizer, Recipe, Section
 
 MODEL, ADAPTER, CHECKPOINTS, SERVED = "model", "adapter", "checkpoints", "served"
 STOP = "stop"  # an empty file that asks the run to stop at the end of its step

@@ -15,7 +15,7 @@ import numpy as np
 from pipelines.core import frames
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import Record, Trajectory, read_jsonl
-from pipelines.recipe.config_training import Grpo
+from pipelines.recipe.config import Grpo
 
 if TYPE_CHECKING:
     from pipelines.rollout.codec import ChatCodec

@@ -20,7 +20,7 @@ from transformers import PrinterCallback, TrainerCallback
 from pipelines.core.errors import RecipeError, StoppedError, TrainingError
 from pipelines.core.processes import on_sigterm
 from pipelines.core.registry import OPTIMIZERS
-from pipelines.recipe.config_training import Optimizer
+from pipelines.recipe.config import Optimizer
 from pipelines.recipe.recipes import CONF
 from pipelines.rollout.model_loading import load
 from pipelines.training.model import whole_weights

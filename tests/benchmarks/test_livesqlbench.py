@@ -16,8 +16,7 @@ from pipelines.environment.core import Environment
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.metrics import execution_accuracy, measured, value_of
 from pipelines.protocols.base import build
-from pipelines.recipe.config import ProtocolSection, Source
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import ProtocolSection, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Request, ScriptedPolicy

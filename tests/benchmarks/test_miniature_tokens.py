@@ -5,9 +5,7 @@ import pytest
 from pipelines.benchmarks import base
 from pipelines.benchmarks.miniature.world import CATEGORIES, FORMS, KINDS, MEASURES, stored
 from pipelines.protocols.base import build
-from pipelines.recipe.config import ProtocolSection
-from pipelines.recipe.config_training import Model
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Model, ProtocolSection, Sampling
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy

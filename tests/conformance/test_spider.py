@@ -10,8 +10,7 @@ import pytest
 from pipelines.benchmarks import base
 from pipelines.curation import gold_schema
 from pipelines.protocols.base import build
-from pipelines.recipe.config import ProtocolSection, Source
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import ProtocolSection, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy

@@ -9,7 +9,7 @@ import pytest
 from pipelines.core.errors import DataError, EndpointError
 from pipelines.curation.difficulty import COLUMNS, ScoredQuestion, histogram, rank, score, select, select_parts, summary
 from pipelines.recipe import recipes
-from pipelines.recipe.config_training import Difficulty
+from pipelines.recipe.config import Difficulty
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.stages import data
 from pipelines.stages import difficulty as stage

@@ -11,7 +11,7 @@ from pipelines.core.registry import REWARDS
 from pipelines.core.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
 from pipelines.protocols import knowledge
 from pipelines.recipe import recipes
-from pipelines.recipe.config_training import RewardTerm
+from pipelines.recipe.config import RewardTerm
 from pipelines.rewards.panel import Rubric
 from tests.rewards.conftest import FINAL
 

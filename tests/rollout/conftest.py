@@ -12,8 +12,7 @@ from pipelines.core.types import Action, ActionKind, Database, Example, Executio
 from pipelines.protocols.base import Protocol, build
 from pipelines.protocols.one_action import React
 from pipelines.recipe import config
-from pipelines.recipe.config_training import Model, TinyModel
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Model, Sampling, TinyModel
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.policies.base import Policy

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.core.types import ActionKind, Example, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.protocols.base import Protocol
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.episode import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion

@@ -10,8 +10,7 @@ from pipelines.benchmarks import base
 from pipelines.core.types import ActionKind, Example, ExecutionStatus
 from pipelines.protocols.base import build
 from pipelines.protocols.knowledge import is_probe, lists_everything, unverified
-from pipelines.recipe.config import ProtocolSection, Source
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import ProtocolSection, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy, lookups

@@ -13,8 +13,7 @@ from shops import build_shop
 from pipelines.core.errors import DataError
 from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.protocols.base import build
-from pipelines.recipe.config import ProtocolSection
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Request, ScriptedPolicy

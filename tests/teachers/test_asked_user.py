@@ -8,8 +8,7 @@ from teacher_world import recipe_of
 
 from pipelines.core.types import Database, Example, StopReason, Trajectory
 from pipelines.protocols.base import build
-from pipelines.recipe.config import ProtocolSection
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy

@@ -38,7 +38,7 @@ from pipelines.evaluation.voting import signature
 from pipelines.protocols.base import build
 from pipelines.protocols.observations import defuse
 from pipelines.recipe import recipes
-from pipelines.recipe.config_training import RewardTerm
+from pipelines.recipe.config import RewardTerm
 from pipelines.rewards import panel as judging
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table, introspect

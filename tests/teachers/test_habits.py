@@ -18,8 +18,7 @@ from pipelines.endpoints import limits
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.client import Endpoint
 from pipelines.protocols.base import build
-from pipelines.recipe.config import ProtocolSection
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.policies.base import Request
 from pipelines.teachers.policy import OpenAIPolicy
 

@@ -21,7 +21,7 @@ from teacher_world import kept, make, recipe_of
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.recipe.config_training import RewardTerm
+from pipelines.recipe.config import RewardTerm
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.stages.context import examples, trajectories
 from pipelines.teachers import judge

@@ -12,10 +12,8 @@ import pytest
 
 from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 from pipelines.protocols.base import build
-from pipelines.recipe.config import Hardware, Recipe
+from pipelines.recipe.config import Grpo, Hardware, Model, Optimizer, Recipe, RewardTerm, Sampling, Sft, TinyModel
 from pipelines.recipe.config import ProtocolSection as ProtocolConfig
-from pipelines.recipe.config_training import Grpo, Model, Optimizer, RewardTerm, Sft, TinyModel
-from pipelines.recipe.section import Sampling
 from pipelines.sql.schema import introspect
 from pipelines.training.model import make_tiny
 

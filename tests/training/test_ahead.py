@@ -6,8 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from pipelines.core.errors import RecipeError
-from pipelines.recipe.config import Hardware
-from pipelines.recipe.config_training import Optimizer
+from pipelines.recipe.config import Hardware, Optimizer
 from pipelines.training import grpo
 from pipelines.training.plan import Plan
 

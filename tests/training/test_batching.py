@@ -5,7 +5,7 @@ import random
 import pytest
 
 from pipelines.core.errors import RecipeError
-from pipelines.recipe.config_training import Grpo
+from pipelines.recipe.config import Grpo
 from pipelines.training.samples import grpo_steps, order, padding_share, schedule, split_batch, step_count
 
 LENGTHS = random.Random(0).choices(range(40, 200), k=500)

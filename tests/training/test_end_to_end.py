@@ -9,8 +9,7 @@ import pytest
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import Example, Trajectory, write_jsonl
-from pipelines.recipe.config import Hardware
-from pipelines.recipe.config_training import Lora, Optimizer, RewardTerm
+from pipelines.recipe.config import Hardware, Lora, Optimizer, RewardTerm
 from pipelines.rollout.model_loading import load
 from pipelines.training import grpo, launch, samples, sft
 from pipelines.training.plan import Plan

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pipelines.recipe.config_training import Grpo
+from pipelines.recipe.config import Grpo
 from pipelines.training.losses import Kind, Level, averaged, estimate, per_token, ratios
 
 LOW, HIGH = 0.2, 0.28

@@ -10,9 +10,7 @@ from trl.trainer.utils import add_fused_lm_head
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import write_jsonl
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe, Rollout
-from pipelines.recipe.config_training import Grpo
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Grpo, Recipe, Rollout, Sampling
 from pipelines.rollout.policies import making
 from pipelines.training import grpo, launch, model
 from pipelines.training.plan import Plan

@@ -8,9 +8,7 @@ import pytest
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from pipelines.recipe.config import Hardware
-from pipelines.recipe.config_training import Grpo, Optimizer
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Grpo, Hardware, Optimizer, Sampling
 from pipelines.rollout.model_loading import load
 from pipelines.training import grpo
 from pipelines.training.grpo import GrpoTrainer, StepState, _dataset, arguments

@@ -9,7 +9,7 @@ from transformers import Qwen2Config, Qwen2Model
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.recipe import recipes
-from pipelines.recipe.config_training import Model
+from pipelines.recipe.config import Model
 from pipelines.training import child, memory
 from pipelines.training.memory import Setup, Shape, estimate
 from pipelines.training.plan import Plan

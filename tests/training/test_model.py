@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.errors import DataError
 from pipelines.protocols.base import build
-from pipelines.recipe.config_training import Model
+from pipelines.recipe.config import Model
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.model_loading import load
 from pipelines.training.model import make_tiny

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipelines.core.errors import RecipeError
-from pipelines.recipe.config_training import Optimizer
+from pipelines.recipe.config import Optimizer
 from pipelines.rollout.model_loading import load
 from pipelines.training.trainer import MuonAdamW, RoundedProducts, build, shares, split
 

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from pipelines.recipe.config_training import Model
+from pipelines.recipe.config import Model
 from pipelines.training import memory, packing
 from pipelines.training.packing import moving, regroup
 

@@ -8,8 +8,7 @@ import torch
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import Example, Trajectory, write_jsonl
-from pipelines.recipe.config import Hardware
-from pipelines.recipe.config_training import Lora, Optimizer
+from pipelines.recipe.config import Hardware, Lora, Optimizer
 from pipelines.rollout.model_loading import load
 from pipelines.training import grpo, samples, sft, trainer
 from pipelines.training.model import load_to_train

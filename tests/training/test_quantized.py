@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from peft import get_peft_model
 
 from pipelines.core.types import Example, Trajectory, write_jsonl
-from pipelines.recipe.config_training import Lora, Optimizer
+from pipelines.recipe.config import Lora, Optimizer
 from pipelines.rollout.model_loading import load
 from pipelines.training import grpo, model, samples, sft
 from pipelines.training import model as weights

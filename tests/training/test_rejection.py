@@ -6,8 +6,7 @@ import pytest
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
-from pipelines.recipe.config import Synthesis, Teacher
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Sampling, Synthesis, Teacher
 from pipelines.rollout.engine import RolloutEngine, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.sql.schema import introspect

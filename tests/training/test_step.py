@@ -9,8 +9,8 @@ import torch
 from transformers import TrainerCallback
 
 from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
+from pipelines.recipe.config import Optimizer, RewardTerm
 from pipelines.recipe.config import ProtocolSection as ProtocolConfig
-from pipelines.recipe.config_training import Optimizer, RewardTerm
 from pipelines.rewards.panel import Rewards
 from pipelines.rollout.model_loading import load
 from pipelines.training import grpo, trainer

@@ -106,7 +106,7 @@ def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_pat
 def test_adapters_are_written_without_their_base(trainer, recipe, tmp_path):
     from peft import get_peft_model
 
-    from pipelines.recipe.config_training import Lora
+    from pipelines.recipe.config import Lora
     from pipelines.training.model import adapters
 
     trainer.model = trainer.model_wrapped = get_peft_model(trainer.model, adapters(Lora(rank=2, alpha=4)))

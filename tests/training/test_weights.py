@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from peft import get_peft_model
 
-from pipelines.recipe.config_training import Lora
+from pipelines.recipe.config import Lora
 from pipelines.rollout.model_loading import load
 from pipelines.training.model import adapters, merged, whole_weights
 

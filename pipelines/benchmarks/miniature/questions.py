@@ -16,8 +16,7 @@ from pipelines.benchmarks.base import Loaded, read_options
 from pipelines.benchmarks.miniature.world import CATEGORIES, MEASURES, MiniDatabase, Split, build, draw, stored
 from pipelines.core.registry import reader
 from pipelines.core.types import Database, Example, Hardness
-from pipelines.recipe.config import Source
-from pipelines.recipe.section import Count, Positive, Section
+from pipelines.recipe.config import Count, Positive, Section, Source
 
 # Wordings: sentences made of phrases, with whole sentences held out for the development and test sets.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pipelines.core.types import Example, Message
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Sampling
 from pipelines.rollout.codec import ChatCodec
 
 

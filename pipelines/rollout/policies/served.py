@@ -22,7 +22,7 @@ from typing import Any
 
 from pipelines.core.errors import EndpointError, ResourceError
 from pipelines.core.files import lock, write_atomic
-from pipelines.recipe.config_training import Model
+from pipelines.recipe.config import Model
 from pipelines.recipe.recipes import digest
 from pipelines.rollout.codec import ChatCodec
 

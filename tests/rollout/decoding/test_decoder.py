@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from pipelines.core.types import Database, Example
-from pipelines.recipe.section import Sampling
+from pipelines.recipe.config import Sampling
 from pipelines.rollout import decoding
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.decoding import Decoder, attending

@@ -11,8 +11,7 @@ import pytest
 from pipelines.core.errors import ResourceError
 from pipelines.core.types import Example
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
-from pipelines.recipe.config_training import Model, TinyModel
+from pipelines.recipe.config import Model, Recipe, TinyModel
 from pipelines.rollout import model_loading
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.episode import EpisodeRequest

@@ -15,7 +15,7 @@ import pytest
 from pipelines.core.types import Example
 from pipelines.protocols.one_action import React
 from pipelines.recipe import config
-from pipelines.recipe.config_training import Model
+from pipelines.recipe.config import Model
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.vllm import VllmPolicy
 
