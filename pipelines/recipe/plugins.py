@@ -7,7 +7,6 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pipelines.core.errors import RecipeError
@@ -32,20 +31,17 @@ def load_plugins(names: Sequence[str]) -> None:
         except RecipeError:
             raise
         except Exception as error:  # a stranger's module may raise anything
-            reason = " ".join(str(error).split())
-            raise RecipeError(
-                f"the plug-in {name!r} cannot be imported: {type(error).__name__}: {reason}",
-                "A plug-in is a Python file, or a module that is installed.",
-            ) from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            hint = "A plug-in is a Python file, or a module that is installed."
+            raise RecipeError(f"the plug-in {name!r} cannot be imported: {reason}", hint) from error
 
 
-def _import_file(path: Path) -> ModuleType:
-    """A file as a module, imported once for each state of its text."""
+def _import_file(path: Path) -> None:
+    """Import a file as a module, once for each state of its text."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     name = f"{FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    module = sys.modules.get(name)
-    if module is not None and getattr(module, "PLUGIN_DIGEST", None) == digest:
-        return module
+    if getattr(sys.modules.get(name), "PLUGIN_DIGEST", None) == digest:
+        return
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -57,7 +53,6 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    return module
 
 
 def is_ours(module: str) -> bool:
