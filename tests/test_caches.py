@@ -85,9 +85,11 @@ def grow_behind_a_link(world: World) -> None:
     build_database(world.root / "elsewhere" / "farms" / "farms.sqlite", "CREATE TABLE barn (name TEXT)")
 
 
-def edit_question(world: World) -> None:
-    path = world.root / "own" / "questions.jsonl"
-    path.write_text(path.read_text().replace('"?"', '"how many?"'))
+def replaced(name: str, old: str, new: str) -> Callable[[World], None]:
+    def change(world: World) -> None:
+        (world.root / name).write_text((world.root / name).read_text().replace(old, new))
+
+    return change
 
 
 def flip_bit(world: World) -> None:
@@ -95,16 +97,6 @@ def flip_bit(world: World) -> None:
     content = bytearray(path.read_bytes())
     content[500] ^= 1
     path.write_bytes(content)
-
-
-def other_model(world: World) -> None:
-    path = world.root / "endpoints.yaml"
-    path.write_text(path.read_text().replace("small", "large"))
-
-
-def other_port(world: World) -> None:
-    path = world.root / "endpoints.yaml"
-    path.write_text(path.read_text().replace("localhost:1", "localhost:2"))
 
 
 def leave_a_note(world: World) -> None:
@@ -115,12 +107,22 @@ def leave_a_note(world: World) -> None:
 
 
 TABLE: dict[str, tuple[Callable[[World], None], set[str], str, str]] = {
-    "a question": (edit_question, LEARNED, "data", "changed: the files of .*questions.jsonl$"),
+    "a question": (
+        replaced("own/questions.jsonl", '"?"', '"how many?"'),
+        LEARNED,
+        "data",
+        "changed: the files of .*questions.jsonl$",
+    ),
     "a database of own questions": (drop_table, LEARNED, "data", "changed: the files of .*questions.jsonl$"),
     "a database behind a linked folder": (grow_behind_a_link, LEARNED, "data", "changed: the files of .*/spider$"),
     "one bit of local weights": (flip_bit, {"model"} | MODELS, "model", "changed: the weights of model.source$"),
-    "the model behind an endpoint": (other_model, AFTER_GRPO, "grpo", "endpoint critic.model .small -> large.$"),
-    "an endpoint's address": (other_port, set(), "", ""),
+    "the model behind an endpoint": (
+        replaced("endpoints.yaml", "small", "large"),
+        AFTER_GRPO,
+        "grpo",
+        "endpoint critic.model .small -> large.$",
+    ),
+    "an endpoint's address": (replaced("endpoints.yaml", "localhost:1", "localhost:2"), set(), "", ""),
     "a file that no reader reads": (leave_a_note, set(), "", ""),
 }
 

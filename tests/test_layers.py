@@ -1,10 +1,11 @@
 """flows -> tasks -> pipelines: an import never points the other way, and heavy libraries load where they are used."""
 
 import ast
+import functools
 import subprocess
 import sys
-
-from tests.import_graph import circles, imported, modules, of_modules, of_rooms
+from collections.abc import Mapping
+from pathlib import Path
 
 FORBIDDEN = {
     "pipelines": {"tasks", "flows", "prefect", "mlflow", "great_expectations"},
@@ -63,6 +64,17 @@ def test_no_module_and_no_room_imports_itself_through_others() -> None:
     assert circles(of_rooms()) == []
 
 
+def test_the_parser_is_imported_where_workers_run_and_nowhere_else() -> None:
+    """No process but a worker parses what a model or a benchmark wrote; it imports the session by its name."""
+    home, files = "pipelines.sql.analysis", modules()
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    parsing = {name for name, tree in trees.items() if "sqlglot" in packages(list(ast.walk(tree)))}
+    assert parsing
+    asking = {name for name, needs in of_modules().items() if any(need.startswith(home) for need in needs)}
+    assert [name for name in parsing | asking if not name.startswith(home)] == []
+    assert any(f"{home}.session:AnalysisSession" in path.read_text(encoding="utf-8") for path in files.values())
+
+
 def test_each_room_imports_only_from_rooms_below_it() -> None:
     rooms = {name.removeprefix("pipelines."): needs for name, needs in of_rooms().items()}
     edges = [(room, need.removeprefix("pipelines.")) for room, needs in rooms.items() for need in needs]
@@ -84,3 +96,64 @@ def test_help_loads_no_heavy_library() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     heavy = LAZY | {"prefect", "polars", "duckdb", "sqlglot", "openai", "pydantic"}
     assert not [name for name in heavy if f"'{name}'" in loaded]
+
+
+ROOT = Path(__file__).resolve().parent.parent
+Graph = Mapping[str, frozenset[str]]
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    """Every module of pipelines/, tasks/ and flows/ by name; a package goes by its `__init__.py`."""
+    paths = [path for room in ("pipelines", "tasks", "flows") for path in (ROOT / room).rglob("*.py")]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
+
+
+def imported(tree: ast.AST, known: Mapping[str, object]) -> set[str]:
+    """The modules that a text imports, at its top, in its functions and for type checkers alone."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= parts & known.keys() or {node.module}
+    return names & known.keys()
+
+
+@functools.cache
+def of_modules() -> Graph:
+    known = modules()
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in known.items()}
+    return {name: frozenset(imported(tree, known) - {name}) for name, tree in trees.items()}
+
+
+def room(module: str) -> str:
+    """The folder of pipelines/ that a module is in, or the module itself; tasks/ and flows/ are a room each."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "pipelines" else parts[0]
+
+
+def of_rooms() -> Graph:
+    rooms: dict[str, set[str]] = {}
+    for name, needs in of_modules().items():
+        rooms.setdefault(room(name), set()).update(room(other) for other in needs)
+    return {name: frozenset(needs - {name}) for name, needs in rooms.items()}
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The groups of names that each reach all others of their group, sorted."""
+    reached = {name: _reached(graph, name) for name in graph}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def _reached(graph: Graph, start: str) -> set[str]:
+    todo, seen = list(graph[start]), {start}
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += graph.get(name, frozenset())
+    return seen

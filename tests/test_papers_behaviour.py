@@ -217,6 +217,11 @@ def test_epochs_are_counted_in_the_questions_that_are_left() -> None:
     assert grpo_steps(load("trust_sql").grpo, 11_642) == 1092
     assert grpo_steps(Grpo(epochs=0.5, questions_per_step=16, updates_per_rollout=2), 100) == 8
     assert grpo_steps(Grpo(steps=7), 100) == 7
+    mtir, skyrl = load("mtir_sql").grpo, load("skyrl_sql")
+    assert grpo_steps(mtir, 8659 + 9428) == 283  # one epoch of what is left: 18,087 / 64
+    assert grpo_steps(mtir, 16_000) == 250
+    epochs = skyrl.grpo.steps * skyrl.grpo.questions_per_step / sum(one.count or 0 for one in skyrl.data.rl)
+    assert 13.5 < epochs < 14  # section 5: "approximately 14 epochs"
 
 
 def test_every_teacher_of_a_mix_can_answer_everything(example: Example, tmp_path: Path) -> None:
@@ -247,6 +252,7 @@ def test_spiders_own_training_questions_are_7000(tmp_path: Path, example: Exampl
     trail = load("sql_trail").data
     assert not trail.sft.options["others"]
     assert not trail.rl[1].options["others"]
+    assert load("mtir_sql").data.rl[0].options.get("others", True)
 
 
 def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.benchmarks import base
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.protocols.base import Protocol, build
 from pipelines.recipe import recipes
@@ -15,7 +14,6 @@ from pipelines.rewards.panel import RUBRIC
 from pipelines.sql.schema import introspect
 from pipelines.training import losses
 from pipelines.training.losses import estimate
-from pipelines.training.samples import grpo_steps
 from tests.fakes import build_database
 
 FAILED = ExecutionResult(ExecutionStatus.ERROR, error="no such column: age", error_class="no_such_column")
@@ -70,24 +68,6 @@ def test_a_thinking_model_s_prompt_lacks_what_speaks_of_thinking_and_nothing_els
     assert "<think>" not in thinking + once
     rules = [line for line in asked.splitlines() if line.startswith(("1.", "2.")) and "<think>" not in line][:2]
     assert set(rules) <= set(thinking.splitlines())
-
-
-def test_the_batches_are_of_questions() -> None:
-    """SkyRL-SQL, section 5: "approximately 14 epochs"; MTIR-SQL trains for one, of the questions that are left."""
-    skyrl, mtir = load("skyrl_sql"), load("mtir_sql").grpo
-    epochs = skyrl.grpo.steps * skyrl.grpo.questions_per_step / sum(one.count or 0 for one in skyrl.data.rl)
-    assert 13.5 < epochs < 14
-    assert grpo_steps(mtir, 8659 + 9428) == 283  # 18,087 / 64
-    assert grpo_steps(mtir, 16_000) == 250
-
-
-@pytest.mark.parametrize(("name", "pool", "others"), [("mtir_sql", 0, True), ("sql_trail", 1, False)])
-def test_which_of_spiders_training_questions_are_read(tmp_path: Path, name: str, pool: int, others: bool) -> None:
-    (tmp_path / "train_spider.json").write_text("[]")
-    (tmp_path / "train_others.json").write_text("[]")
-    read = {path.name for path in base.files(load(name, f"data.rl.{pool}.path={tmp_path}").data.rl[pool]) or ()}
-    assert "train_spider.json" in read
-    assert ("train_others.json" in read) is others
 
 
 def test_the_variant_rloo_takes_the_mean_of_the_groups_others_off() -> None:

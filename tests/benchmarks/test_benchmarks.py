@@ -59,8 +59,10 @@ def test_spider_dk_asks_of_its_own_databases_and_of_spiders(spider, tmp_path):
 def test_spider_syn_has_a_train_part_and_its_own_question(spider, tmp_path):
     row = spider_row(SpiderQuestion="How many ships?", SpiderSynQuestion="How many vessels?")
     write(spider / "Spider-Syn" / "Spider-Syn" / "train_spider.json", json.dumps([row]))
-    write(spider / "dev.json", json.dumps([spider_row()]))
     (example,) = read("spider", spider, tmp_path / "stage", "train", options={"variant": "syn"}).examples
+    assert (example.question, example.source) == ("How many vessels?", "spider_syn")
+    write(spider / "dev.json", json.dumps([row]))
+    (example,) = read("spider", spider, tmp_path / "stage", options={"variant": "syn"}).examples
     assert example.question == "How many vessels?"
     with pytest.raises(DataError, match=r"no such file|cannot read"):
         read("spider", tmp_path / "none", tmp_path / "stage", options={"variant": "syn"})

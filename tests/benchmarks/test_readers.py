@@ -5,27 +5,27 @@ import json
 import sqlite3
 
 import pytest
+from test_benchmarks import read, reasons, write
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.types import Database, Example
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
+from tests.fakes import build_database
 
 
 def make_database(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE singer (singer_id INTEGER PRIMARY KEY, name TEXT, country TEXT)")
-    connection.executemany("INSERT INTO singer VALUES (?, ?, ?)", [(1, "Ann", "FR"), (2, "Bo", "ES")])
-    connection.commit()
-    connection.close()
+    build_database(
+        path,
+        "CREATE TABLE singer (singer_id INTEGER PRIMARY KEY, name TEXT, country TEXT)",
+        "INSERT INTO singer VALUES (1, 'Ann', 'FR'), (2, 'Bo', 'ES')",
+    )
     return path
 
 
 def write_json(path, value):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
+    write(path, json.dumps(value))
 
 
 def row(**changes):
@@ -38,14 +38,6 @@ def spider(tmp_path):
     make_database(folder / "database" / "music" / "music.sqlite")
     write_json(folder / "dev.json", [row(), row(question="Names?", query="SELECT name FROM singer")])
     return folder
-
-
-def read(kind, path, root, **settings):
-    return base.read(Source(kind=kind, path=str(path), **{"split": "dev", **settings}), seed=0, root=root)
-
-
-def reasons(loaded):
-    return [(rejected.row, rejected.reason) for rejected in loaded.quarantine]
 
 
 def test_spider_rows_become_examples_with_official_hardness(spider, tmp_path):
@@ -94,21 +86,14 @@ def test_spider_train_is_two_files_where_both_are_there(spider, tmp_path):
     write_json(spider / "train_spider.json", [row()])
     write_json(spider / "train_others.json", [row()])
     write_json(spider / "train.json", [row()] * 5)
-    loaded = read("spider", spider, tmp_path / "stage", split="train")
+    loaded = read("spider", spider, tmp_path / "stage", "train")
     assert [example.id for example in loaded.examples] == ["spider_train_spider_0", "spider_train_others_0"]
-
-
-def test_spider_syn_takes_its_own_question(spider, tmp_path):
-    write_json(spider / "dev.json", [row(SpiderSynQuestion="How many vocalists?")])
-    loaded = read("spider", spider, tmp_path / "stage", options={"variant": "syn"})
-    assert loaded.examples[0].question == "How many vocalists?"
-    assert loaded.examples[0].source == "spider_syn"
 
 
 def test_spider_test_has_databases_of_its_own(spider, tmp_path):
     make_database(spider / "test_database" / "opera" / "opera.sqlite")
     write_json(spider / "test.json", [row(db_id="opera"), row()])
-    loaded = read("spider", spider, tmp_path / "stage", split="test")
+    loaded = read("spider", spider, tmp_path / "stage", "test")
     assert [example.database.id for example in loaded.examples] == ["opera"]
     assert reasons(loaded) == [("test.json[1]", "missing_database")]
 
@@ -243,10 +228,7 @@ def test_jsonl_says_of_each_bad_line_what_is_wrong(tmp_path):
 
 def test_jsonl_databases_with_equal_file_names_stay_apart(tmp_path):
     for folder, country in (("east", "JP"), ("west", "US")):
-        connection = sqlite3.connect(make_database(tmp_path / folder / "shop.sqlite"))
-        connection.execute("UPDATE singer SET country = ?", (country,))
-        connection.commit()
-        connection.close()
+        build_database(make_database(tmp_path / folder / "shop.sqlite"), f"UPDATE singer SET country = '{country}'")
     rows = [{"question": "q", "database": f"{f}/shop.sqlite", "sql": "SELECT 1"} for f in ("east", "west")]
     (tmp_path / "own.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage")
@@ -300,10 +282,7 @@ def test_jsonl_sets_a_row_aside_whose_database_can_be_no_file(tmp_path, name, re
 
 def test_a_name_that_is_looked_up_and_the_file_beside_it_are_two_databases(tmp_path):
     for place, country in (("shop.sqlite", "JP"), ("all/shop.sqlite", "US")):
-        connection = sqlite3.connect(make_database(tmp_path / place))
-        connection.execute("UPDATE singer SET country = ?", (country,))
-        connection.commit()
-        connection.close()
+        build_database(make_database(tmp_path / place), f"UPDATE singer SET country = '{country}'")
     rows = [{"question": "q", "database": name, "sql": "SELECT 1"} for name in ("shop", "shop.sqlite", "shop")]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for _ in range(2):  # the second time over what a killed run has left

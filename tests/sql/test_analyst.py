@@ -1,8 +1,5 @@
 """SQL text is read in a worker, within bounds; no other process parses what a model or a benchmark wrote."""
 
-import ast
-from pathlib import Path
-
 import pytest
 
 from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
@@ -16,9 +13,6 @@ from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Schema, introspect
 from pipelines.sql.similarity import sql_shape
 
-ROOT = Path(__file__).resolve().parents[2]
-PARSER = "pipelines/sql/analysis/"
-PROCESS = "pipelines/sql/sandbox/pool.py"  # it tells a worker the name of the session, which the worker imports
 JOINS = "SELECT 1 FROM customer" + " JOIN purchase" * 24  # its parser's work doubles with each JOIN
 DATES = f"SELECT {'DATE(' * 40}1{')' * 40} FROM customer"
 WIDE = f"SELECT {', '.join('name' for _ in range(3000))} FROM customer"
@@ -75,24 +69,3 @@ def test_what_needs_no_parser_is_linear_in_the_text(sign: str) -> None:
     text = sign * 400_000
     assert bigrams(text) is not None
     assert sql_shape(text) is not None
-
-
-def imported(path: Path) -> set[str]:
-    modules: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return modules
-
-
-def test_the_parser_is_imported_where_workers_run_and_nowhere_else() -> None:
-    outside = [path for room in ("pipelines", "tasks", "flows") for path in (ROOT / room).rglob("*.py")]
-    names = {str(path.relative_to(ROOT)): imported(path) for path in outside}
-    parsing = {path for path, modules in names.items() if any(module.split(".")[0] == "sqlglot" for module in modules)}
-    assert parsing
-    assert all(path.startswith(PARSER) for path in parsing)
-    asking = {path for path, modules in names.items() if any(m.startswith("pipelines.sql.analysis") for m in modules)}
-    assert [path for path in asking if not path.startswith(PARSER)] == []
-    assert "pipelines.sql.analysis.session:AnalysisSession" in (ROOT / PROCESS).read_text(encoding="utf-8")
