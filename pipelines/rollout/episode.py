@@ -127,7 +127,7 @@ class Episode:
     Args:
         policy: the name of the policy.
         session: the episode's name within its run.
-        prompt: the first messages.
+        prompt: the first messages; () for an episode that is broken before it begins.
         codec: None for policies that speak text only.
     """
 
@@ -154,12 +154,12 @@ class Episode:
         self._opening_tag = rules.protocol.opening if codec else ""
         self._demand = "" if self._opening_tag else rules.protocol.demand
         self._forced = rules.max_turns == 0 and rules.forced_final
-        if self._forced:
+        if self._forced and prompt:
             role, text = prompt[-1]
             prompt = (*prompt[:-1], (role, text + self._demand))
         self._prompt, self._messages = prompt, list(prompt)
         self._opening = self._opening_tag if self._forced else ""
-        self._ids: list[int] = codec.prompt(prompt) + codec.agent(self._opening) if codec else []
+        self._ids: list[int] = codec.prompt(prompt) + codec.agent(self._opening) if codec and prompt else []
         self._mask: list[int] = [0] * len(self._ids)
         self._logprobs: list[float] = [0.0] * len(self._ids)
         if self._room < 1:

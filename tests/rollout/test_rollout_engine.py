@@ -13,6 +13,7 @@ from pipelines.core.errors import BoundaryError, EndpointError, ResourceError
 from pipelines.core.types import Database, Example, ExecutionStatus, StopReason, Trajectory
 from pipelines.protocols.base import Protocol, build
 from pipelines.recipe import config
+from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import EpisodeQueue, RolloutEngine
 from pipelines.rollout.episode import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.policies.base import Completion, Policy, Request, ScriptedPolicy
@@ -136,11 +137,16 @@ def test_a_database_that_vanishes_breaks_its_episodes_only(react: Make, examples
     assert made[1].final_sql is None
 
 
-def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(react: Make, examples: list[Example]) -> None:
+@pytest.mark.parametrize("max_turns", [4, 0])
+def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(
+    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], codec: ChatCodec, max_turns: int
+) -> None:
+    """A chat template may refuse a conversation without messages, and there is none to force an answer in."""
     gone = dataclasses.replace(examples[1], database=Database("gone", "sqlite", "/nowhere/gone.sqlite"))
-    made = react(ScriptedPolicy(probe_then_answer)).run(requests([examples[0], gone]))
+    policy = ScriptedPolicy(lambda _: ANSWER if max_turns else "SELECT 1</solution>", codec=codec)
+    made = engine(policy, protocol(), max_turns, turn_tokens=400).run(requests([examples[0], gone]))
     assert [one.stop for one in made] == [StopReason.SOLUTION, StopReason.BROKEN]
-    assert (made[1].failure, made[1].turns) == ("database_unavailable", ())
+    assert (made[1].failure, made[1].turns, made[1].token_ids) == ("database_unavailable", (), ())
 
 
 @pytest.mark.timeout(30)  # an engine that waits for it waits for ever
