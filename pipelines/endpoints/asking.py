@@ -74,11 +74,7 @@ class Asker:
         max_tokens: int | None = None,
         sample: int = 0,
     ) -> Answer:
-        """One answer; see `Connection.ask` for errors.
-
-        Args:
-            sample: which of several answers to the same conversation.
-        """
+        """One answer, that numbered `sample` of several to the same conversation; `Connection.ask` has the errors."""
         settings, conversation = self.endpoint, list(messages)
         if settings.system == "merge":
             # Without the system role: its text begins the first user message.
@@ -177,7 +173,7 @@ class Asker:
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None
         finally:
-            await self.close()
+            await self.connection.close()
         if failures and not lenient:
             problem = f"{len(failures)} of {len(done)} requests failed: {failures[0].message}"
             raise BoundaryError(problem, "Run again: what was answered is kept, only these are asked.")
@@ -186,9 +182,6 @@ class Asker:
                 raise failures[0]
             raise BoundaryError(f"endpoint {self.name!r} answered none of {len(done)} requests: {failures[0]}")
         return done
-
-    async def close(self) -> None:
-        await self.connection.close()
 
     async def _buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
         """Send a request within budget and pace."""

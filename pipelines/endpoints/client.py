@@ -60,8 +60,7 @@ class Malformed(Exception):
 class UnreadableAnswer(Malformed):
     """A whole answer, and so a paid one, whose choice cannot be read: after the last try it is kept as it is.
 
-    Args:
-        used: tokens of its prompt and of its completion, as the server counted them.
+    `used` are the tokens of its prompt and of its completion.
     """
 
     def __init__(self, message: str, used: tuple[int, int]) -> None:
@@ -166,11 +165,7 @@ def endpoints(path: Path) -> dict[str, Any]:
 
 
 def endpoint(name: str, path: Path | None = None) -> Endpoint:
-    """The endpoint of that name.
-
-    Args:
-        path: the file that holds it; by default `endpoints_path()`.
-    """
+    """The endpoint of that name, from a file, by default `endpoints_path()`."""
     path = path or endpoints_path()
     entries = endpoints(path)
     if name not in entries:

@@ -103,12 +103,8 @@ TRIP = 16  # failures in a row, of all requests together, that open the breaker
 
 
 def delay(attempt: int, asked_s: float | None) -> float:
-    """Seconds before the next attempt: what the server asked for, else doubling; with jitter, so that many do not
-    come back at once.
-
-    Args:
-        attempt: 0-based index of the attempt that failed.
-        asked_s: the server's Retry-After, in seconds.
+    """Seconds before the next attempt after the failed one (0-based): the server's Retry-After (`asked_s`), else
+    doubling; with jitter, so that many do not come back at once.
     """
     if asked_s is not None:
         return asked_s * random.uniform(1.0, 1.25)

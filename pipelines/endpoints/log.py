@@ -14,7 +14,7 @@ import os
 import sqlite3
 import struct
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ TABLE = """
 CREATE TABLE IF NOT EXISTS answers (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
     answer TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS answers_key ON answers (key);
+)
 """
+INDEX = "CREATE INDEX IF NOT EXISTS answers_key ON answers (key)"
 
 
 @dataclass(slots=True)
@@ -50,12 +50,7 @@ class Spent:
 
 
 class ResponseLog:
-    """The answers of one endpoint, by key (32 hex digits).
-
-    Args:
-        root: the folder of all logs of a store.
-        endpoint: the endpoint's name.
-    """
+    """The answers of one endpoint, by key (32 hex digits), in the folder of all logs of a store."""
 
     def __init__(self, root: Path, endpoint: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -67,16 +62,15 @@ class ResponseLog:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # for its owner alone, as SQLite's own files then
         self._claims = os.open(root / f".{name}.claims", os.O_RDWR | os.O_CREAT, 0o600)
         self._table = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        with self._plain_errors():
-            # Not WAL, which network file systems cannot have; with it NORMAL is one sync an answer.
-            self._table.executescript("PRAGMA journal_mode=TRUNCATE; PRAGMA synchronous=NORMAL;" + TABLE)
+        # Not WAL, which network file systems cannot have; with it NORMAL is one sync an answer.
+        for statement in ("PRAGMA journal_mode=TRUNCATE", "PRAGMA synchronous=NORMAL", TABLE, INDEX):
+            self._execute(statement)
         self.refresh()
 
-    @contextlib.contextmanager
-    def _plain_errors(self) -> Iterator[None]:
-        """Raise an error of SQLite as one plain line."""
+    def _execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement; an error of SQLite is raised as one plain line."""
         try:
-            yield
+            return self._table.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise ResourceError(f"no space left for {self.path}", "Free some, or pass --store DIR.") from None
@@ -86,18 +80,16 @@ class ResponseLog:
     def refresh(self) -> None:
         """Count the answers that other processes have added."""
         query = "SELECT id, prompt_tokens, completion_tokens FROM answers WHERE id > ? ORDER BY id"
-        with self._plain_errors():
-            for number, prompt, completion in self._table.execute(query, (self._last,)):
-                self._last = number
-                self.spent.requests += 1
-                self.spent.prompt_tokens += prompt
-                self.spent.completion_tokens += completion
+        for number, prompt, completion in self._execute(query, self._last):
+            self._last = number
+            self.spent.requests += 1
+            self.spent.prompt_tokens += prompt
+            self.spent.completion_tokens += completion
 
     def find(self, key: str) -> dict[str, Any] | None:
         """The answer under a key; None when it was not bought yet."""
-        with self._plain_errors():
-            row = self._table.execute("SELECT answer FROM answers WHERE key = ? ORDER BY id LIMIT 1", (key,)).fetchone()
-        return None if row is None else dict(json.loads(row[0]))
+        rows = self._execute("SELECT answer FROM answers WHERE key = ? ORDER BY id LIMIT 1", key)
+        return dict(json.loads(rows[0][0])) if rows else None
 
     @contextlib.asynccontextmanager
     async def claim(self, key: str) -> AsyncIterator[dict[str, Any] | None]:
@@ -117,16 +109,9 @@ class ResponseLog:
             self._lock(key, fcntl.F_UNLCK)
 
     def append(self, key: str, tokens: tuple[int, int], record: Mapping[str, Any]) -> None:
-        """Keep one answer.
-
-        Args:
-            tokens: of the prompt and of the completion, as the endpoint counted them.
-        """
-        row = (key, *tokens, json.dumps(record, separators=(",", ":")))
-        with self._plain_errors():
-            self._table.execute(
-                "INSERT INTO answers (key, prompt_tokens, completion_tokens, answer) VALUES (?, ?, ?, ?)", row
-            )
+        """Keep one answer, and the tokens of the prompt and of the completion, as the endpoint counted them."""
+        statement = "INSERT INTO answers (key, prompt_tokens, completion_tokens, answer) VALUES (?, ?, ?, ?)"
+        self._execute(statement, key, *tokens, json.dumps(record, separators=(",", ":")))
         self.refresh()
 
     def close(self) -> None:

@@ -21,9 +21,6 @@ class ChatCodec:
 
     Control tokens (end of turn, start of text, ...) that stand inside a message's text are defused with a space, so
     that neither a database's values nor a question can end a turn or forge one.
-
-    Args:
-        tokenizer: a transformers tokenizer with a chat template.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -72,10 +69,8 @@ class ChatCodec:
         return list(self._prompts[key])
 
     def observation(self, text: str, last: int | None = None) -> list[int]:
-        """(T,) ids that follow an agent's turn: its end, the user's message, and where the agent speaks again.
-
-        Args:
-            last: the agent's last id; an end-of-turn token that the agent generated itself is not repeated.
+        """(T,) ids that follow an agent's turn: its end, the user's message, and where the agent speaks again. An
+        end-of-turn token that the agent generated itself, as its `last` id, is not repeated.
         """
         ids = self._encode(self._before_user + self._defuse(text) + self._after_user)
         return ids[1:] if last is not None and last == self.end_id else ids

@@ -61,13 +61,9 @@ class Slots:
         self.order: Tensor | None = None  # (N,) where a flat token is in the groups' joined output; None: as it is
 
     def plan(self, spans: Sequence[Span]) -> Tensor:
-        """Lay out the next forward pass.
+        """Lay out the next forward pass over a flat batch: the spans of one token first, at most one span a slot.
 
-        Args:
-            spans: of the flat batch, in its order: those of one token first, at most one span a slot.
-
-        Returns:
-            The tokens' positions (1, N).
+        Returns the tokens' positions (1, N).
         """
         index = functools.partial(torch.tensor, dtype=torch.long, device=self.device)
         length = max(span.end for span in spans)
@@ -209,19 +205,11 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token a row.
+    """Draw one token a row: (R, V), (R,), (R,), and uniform numbers (R, 2) in [0, 1) -> ids (R,), and their
+    log-probabilities (R,) at the row's temperature (1 where it is 0, for the most likely token) before top-p.
 
     Nucleus sampling needs no sort of every row: a token drawn from the whole distribution is kept when it lies in the
     nucleus, else the row is drawn again from the nucleus alone, which gives each nucleus token p / P(nucleus) exactly.
-
-    Args:
-        logits: (R, V).
-        temperature: (R,); 0 takes the most likely token.
-        top_p: (R,).
-        uniform: (R, 2) in [0, 1).
-
-    Returns:
-        Token ids (R,), and their log-probabilities (R,) at the row's temperature (1 where it is 0) before top-p.
     """
     greedy = temperature == 0  # (R,)
     scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
@@ -263,12 +251,7 @@ class _Conversation:
 
 
 class Decoder:
-    """A batch of conversations over one model.
-
-    Args:
-        model: a causal LM of transformers; `step` must run inside `attending(model)`.
-        count: most conversations at once.
-    """
+    """A batch of at most `count` conversations over one causal LM; `step` must run inside `attending(model)`."""
 
     def __init__(self, model: Any, codec: ChatCodec, count: int) -> None:
         self._model, self._codec, self._count = model, codec, count
@@ -284,12 +267,11 @@ class Decoder:
 
     @property
     def room(self) -> int:
-        """Free slots."""
         return self._count - len(self.rows)
 
     @property
     def generating(self) -> int:
-        """Conversations with a turn being generated."""
+        """The number of conversations with a turn being generated."""
         return sum(row.generating for row in self.rows.values())
 
     def begin(self, request: Request) -> None:
@@ -322,10 +304,8 @@ class Decoder:
             self._leaders[row.prompt] = max(heirs, key=lambda heir: heir.cached)
 
     def step(self) -> list[tuple[str, Completion]]:
-        """One forward pass: each conversation is prefilled further and, once it is whole, draws a token.
-
-        Returns:
-            The turns that ended with it, with their sessions.
+        """One forward pass: each conversation is prefilled further and, once it is whole, draws a token. Returns the
+        turns that ended, with their sessions.
         """
         # The highest conversations move into free low slots: attention reads all slots up to the highest.
         used = {row.slot for row in self.rows.values()}

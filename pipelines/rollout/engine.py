@@ -36,11 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class EpisodeQueue:
-    """Episodes that wait to begin: in their order, or those first that are likely to be long.
-
-    Args:
-        questions: of each episode; those of the same question are alike in length.
-        longest_first: False keeps their order.
+    """Episodes that wait to begin, by their questions: in their order, or those first that are likely to be long, as
+    others of the same question were.
     """
 
     def __init__(self, questions: Sequence[str], longest_first: bool) -> None:
@@ -83,14 +80,7 @@ class Timing:
 
 
 class RolloutEngine:
-    """Runs episodes of one protocol with one policy.
-
-    Args:
-        sql: executes the agent's queries in its sandbox.
-        max_turns: the turn cap T; 0 forces an answer in the first turn.
-        schemas: gives a database's schema; cached by the caller.
-        user: answers the agent's questions; by default the user that the protocol names.
-    """
+    """Runs episodes of one protocol with one policy."""
 
     def __init__(
         self,
@@ -98,9 +88,9 @@ class RolloutEngine:
         protocol: Protocol,
         sql: SqlEngine,
         sampling: Sampling,
-        max_turns: int,
-        schemas: Callable[[Database], Schema],
-        user: User | None = None,
+        max_turns: int,  # the turn cap T; 0 forces an answer in the first turn
+        schemas: Callable[[Database], Schema],  # cached by the caller
+        user: User | None = None,  # by default the one that the protocol names
     ) -> None:
         self._policy, self._sql, self._schemas = policy, sql, schemas
         if policy.context is not None and policy.context < sampling.episode_tokens:
@@ -116,12 +106,7 @@ class RolloutEngine:
         on_done: Callable[[Trajectory], None] | None = None,
         on_event: Callable[[EpisodeEvent], None] | None = None,
     ) -> list[Trajectory]:
-        """Run episodes and return their trajectories in the order of the requests.
-
-        Args:
-            on_done: called with each trajectory when it ends, in no particular order.
-            on_event: called with each event of each episode (see `play`).
-        """
+        """Run episodes and return their trajectories in the order of the requests; `on_done` gets each when it ends."""
         return asyncio.run(self.run_async(requests, on_done, on_event))
 
     async def run_async(
@@ -138,7 +123,6 @@ class RolloutEngine:
         workers: list[asyncio.Task[None]] = []
 
         async def work() -> None:
-            """Run episodes from the queue, one after the other, until it is empty."""
             while (index := queue.next()) is not None:
                 async with contextlib.aclosing(self.play(requests[index], f"{index}")) as events:
                     async for event in events:
@@ -173,10 +157,7 @@ class RolloutEngine:
     async def play(self, request: EpisodeRequest, session: str) -> AsyncGenerator[EpisodeEvent]:
         """The events of one episode, an `EndEvent` last, beside others of the same policy, which is not closed.
 
-        Cancelled, it ends its statement.
-
-        Args:
-            session: its name, which no other episode of the policy has meanwhile.
+        Cancelled, it ends its statement. No other episode of the policy has the name `session` meanwhile.
         """
         self._policy.open(session)
         try:

@@ -35,8 +35,6 @@ BACKOFF_S = 0.05  # before the second attempt; doubled before the third
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """One episode to run."""
-
     example: Example
     sample: int  # index within the question's group, 0-based.
     seed: int  # fixes all randomness of the episode.
@@ -123,22 +121,16 @@ class Episode:
 
     `play` takes the steps in their order: `next_request`, `accept` the policy's completion, `observe` the result of its
     SQL, until it has a reason to `stop`. Agent ids are appended as they were generated; observations are encoded once.
-
-    Args:
-        policy: the name of the policy.
-        session: the episode's name within its run.
-        prompt: the first messages; () for an episode that is broken before it begins.
-        codec: None for policies that speak text only.
     """
 
     def __init__(
         self,
         request: EpisodeRequest,
         rules: Rules,
-        policy: str,
-        session: str,
-        prompt: tuple[Message, ...],
-        codec: ChatCodec | None,
+        policy: str,  # its name
+        session: str,  # the episode's name within its run
+        prompt: tuple[Message, ...],  # () for an episode that is broken before it begins
+        codec: ChatCodec | None,  # None for policies that speak text only
     ) -> None:
         self._request, self._rules, self._policy, self._codec = request, rules, policy, codec
         self.session, self.example, self.sample = session, request.example, request.sample
@@ -218,7 +210,6 @@ class Episode:
         yield EndEvent(self.trajectory())
 
     def next_request(self) -> Request:
-        """The agent's next turn, as the policy is asked for it."""
         return Request(
             session=self.session,
             messages=tuple(self._messages),

@@ -52,12 +52,7 @@ class User:
 
 
 class EndpointUser(User):
-    """A chat endpoint plays the user, in one request a question; every answer is kept, so it is bought once.
-
-    Args:
-        name: of the endpoint in `conf/local/endpoints.yaml`.
-        responses: the folder of the logs of answers; None keeps none.
-    """
+    """A chat endpoint plays the user, in one request a question; every answer is kept, so it is bought once."""
 
     def __init__(self, name: str, responses: Path | None) -> None:
         from pipelines.endpoints.asking import Asker
@@ -73,7 +68,7 @@ class EndpointUser(User):
         return answer.text.strip() or REFUSAL
 
     async def close(self) -> None:
-        await self._asker.close()
+        await self._asker.connection.close()
 
 
 def simulated_user(protocol: Protocol, responses: Path | None = None) -> User:

@@ -59,7 +59,7 @@ class OpenAIPolicy(Policy):
         return self.asker.take_used()
 
     async def close(self) -> None:
-        await self.asker.close()
+        await self.asker.connection.close()
 
 
 # Several teachers in one dataset: which of them answers a question's sample, by shares, whatever runs beside it.

@@ -111,7 +111,7 @@ def test_two_who_share_an_endpoint_close_it_one_after_the_other(tmp_path: Path, 
     async def scene() -> list[Any]:
         long = asyncio.create_task(asker.ask_all_async(cases(20)))
         await asyncio.sleep(0.1)
-        await asker.close()
+        await asker.connection.close()
         return await long
 
     assert [one.text for one in asyncio.run(scene())] == [f"answer to question {n}" for n in range(20)]

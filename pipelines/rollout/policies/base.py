@@ -57,38 +57,30 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     async def generate(self, request: Request) -> Completion:
-        """One agent turn.
-
-        Raises:
-            UserError: what the user must mend (a wrong key, a prompt that no server accepts): ends the whole run.
-            EndpointError: the model failed after the policy's own retries: the episode is broken.
+        """One agent turn. A `UserError` (a wrong key, a prompt that no server accepts) ends the whole run; an
+        `EndpointError`, after the policy's own retries, breaks the episode.
         """
 
     def open(self, session: str) -> None:
         """An episode begins: its first `generate` or its `release` follows without waiting for anything."""
 
     def away(self, session: str, work: Callable[[], float] | None = None) -> None:
-        """The episode waits for SQL; `generate` or `release` follows when it is back.
+        """The episode waits; `generate` or `release` follows when it is back.
 
-        Args:
-            work: the cost of the statement so far, never too high (`pipelines.sql.engine.RunningStatement.work`);
-                None if what is waited for is not a statement.
+        `work` is the cost so far, never too high, of its SQL if it waits for some (`sql.engine.RunningStatement.work`).
         """
 
     def release(self, session: str) -> None:
         """The episode is over: whatever is kept for it can go."""
 
     def follow(self, places: Sequence[str] | None = None) -> None:
-        """It is sent the weights that are trained: from now on they are no longer those of its checkpoint.
-
-        Args:
-            places: the servers that took those last sent, if known; it asks no other.
+        """It is sent the weights that are trained: from now on they are no longer those of its checkpoint. It asks only
+        the servers that took those last sent (`places`), if they are known.
         """
 
     def take_versions(self) -> dict[str, list[int]]:
-        """By session, the step whose weights sampled each token since the last call, -1 if unknown.
-
-        {} if all are of the weights that were last sent.
+        """By session, the step whose weights sampled each token since the last call, -1 if unknown; {} if all are those
+        of the weights that were last sent.
         """
         return {}
 
@@ -101,23 +93,16 @@ class Policy(abc.ABC):
         return True
 
     async def check(self) -> None:
-        """Make sure, before a run's first episode and after its last, that the generator is the one asked for.
-
-        Raises:
-            ResourceError: it is another one.
-        """
+        """Make sure, before a run's first episode and after its last, that the generator is the one asked for."""
 
     async def close(self) -> None:
         """Close what belongs to the running event loop (connections, tasks); the policy can be used again."""
 
 
 class ScriptedPolicy(Policy):
-    """A policy from a plain function: the oracle's base, the tests' agent, and a user's own program as the agent.
+    """A policy from a pure function of the request: the oracle's base, the tests' agent, and a user's own program.
 
-    Args:
-        function: the agent's text for a request; must be a pure function of it.
-        name: recorded in each trajectory.
-        codec: when given, the text is encoded with it and trajectories carry token ids.
+    With a codec, the text is encoded and trajectories carry token ids.
     """
 
     def __init__(
@@ -128,7 +113,7 @@ class ScriptedPolicy(Policy):
         self._function = function
 
     async def generate(self, request: Request) -> Completion:
-        """The function's text, cut to the request's token budget when it speaks tokens."""
+        """The function's text, cut to the request's token budget if it speaks tokens."""
         text = self._function(request)
         if self.codec is None:
             return Completion(text)

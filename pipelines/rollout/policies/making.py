@@ -54,11 +54,7 @@ def teaching(recipe: Recipe) -> str:
 
 
 def device(recipe: Recipe, number: int) -> str:
-    """The device on which a stage's worker process decodes: the GPUs are dealt out in turn.
-
-    Args:
-        number: of the process among the stage's, from 0.
-    """
+    """The device on which a stage's worker process of that number, from 0, decodes: the GPUs are dealt out in turn."""
     import torch
 
     wanted, count = recipe.hardware.device, torch.cuda.device_count()
@@ -79,12 +75,9 @@ def policy(checkpoint: str, recipe: Recipe) -> Policy:
 def serving(
     checkpoint: str, recipe: Recipe, folder: Path, say: Callable[[str], None], newest: Path | None = None
 ) -> Iterator[Serving]:
-    """While a stage asks its policy: its servers run, and hold the weights of the stage's checkpoint.
+    """While a stage asks its policy: its servers run, and hold the weights of its checkpoint.
 
-    Args:
-        folder: the stage's work folder, for logs.
-        say: called with a line when something is started.
-        newest: the folder of the weights that GRPO sends; None if nothing is trained.
+    Logs go to its work folder. `newest` is the folder of the weights that GRPO sends; None if nothing is trained.
     """
     maker = POLICIES[recipe.rollout.policy]
     with contextlib.ExitStack() as stack:

@@ -49,10 +49,9 @@ class Lookup:
 class OraclePolicy(ScriptedPolicy):
     """Plays the plan of an example's gold SQL through any protocol.
 
-    Args:
-        error_rate: share of episodes with one mistake: a guessed value or a wrong table, seen and repaired.
-        guesses: column (in lower case, of whatever table) -> how often it does not look a value up there, but guesses
-            how it is stored, and so answers wrong if the guess is. It guesses only what the question has a word for.
+    A share `error_rate` of the episodes has one mistake: a guessed value or a wrong table, seen and repaired. `guesses`
+    is, by column (in lower case, of whatever table), how often it does not look a value up there, but guesses how it is
+    stored, and so answers wrong if the guess is. It guesses only what the question has a word for.
     """
 
     def __init__(
@@ -205,8 +204,7 @@ class OraclePolicy(ScriptedPolicy):
 def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     """The stored texts to look up: the source's own plan (`meta["filters"]`), else each that the gold SQL compares.
 
-    Args:
-        schema: resolves unqualified columns, and tells a double-quoted text from a column; may be None.
+    The schema resolves unqualified columns, and tells a double-quoted text from a column.
     """
     plan = example.meta.get("filters")
     if plan is not None:

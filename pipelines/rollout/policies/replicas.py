@@ -86,14 +86,9 @@ def planned(recipe: Recipe, trains: bool) -> GpuLayout:
 
 
 class Replica:
-    """One server: how it is started, and whether it is well.
+    """One server, its start and its health. It serves the checkpoint at first; its output is appended to `log`."""
 
-    Args:
-        checkpoint: what it serves at first.
-        trains: whether it is sent the weights under training.
-        log: the file that its output is appended to.
-    """
-
+    # `trains`: whether it is sent the weights under training.
     def __init__(self, checkpoint: str, trains: bool, recipe: Recipe, plan: GpuLayout, number: int, log: Path):
         self.checkpoint, self.trains, self.recipe, self.plan = checkpoint, trains, recipe, plan
         # The folder of the weights that it was last sent, if they are a whole model: it starts again with them.
@@ -163,12 +158,10 @@ class Replica:
         return self.process.poll() is not None or time.monotonic() - self.seen > patience
 
     def end(self) -> None:
-        """End its process and all that it started."""
         self.process.terminate()
         self.process.wait()
 
     def last_words(self) -> str:
-        """The last line that it wrote."""
         with self.log.open(encoding="utf-8", errors="replace") as log:
             lines = deque((line.strip() for line in log if line.strip()), maxlen=1)
         return lines[0] if lines else "it wrote nothing"
@@ -180,9 +173,8 @@ def running(
 ) -> Iterator[Serving]:
     """While inside, servers of a checkpoint run and are started again when they die; none if the recipe names some.
 
-    Args:
-        folder: gets a log of each, which is removed when all went well.
-        newest: a folder of weights, if servers are sent some: one that is started again takes those it was last sent.
+    `folder` gets a log of each, which is removed when all went well. A server that is started again takes the weights
+    of `newest`, if servers are sent some.
     """
     if recipe.rollout.servers:
         yield Serving(recipe)
@@ -194,7 +186,6 @@ def running(
     over = threading.Event()
 
     def watch() -> None:
-        """Start those that fail again."""
         looked = time.monotonic()
         while not over.wait(POLL_S):
             if time.monotonic() - looked > HEALTH_S or not all(replica.well for replica in replicas):

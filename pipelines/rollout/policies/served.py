@@ -57,11 +57,7 @@ class Probe:
     far: float  # the mean difference from which on another model must have answered.
 
     def check(self, url: str, answered: Sequence[float | None]) -> None:
-        """Hold a server's log-probabilities of `ids` against the checkpoint's.
-
-        Args:
-            answered: (T,) or more; of the first id there is none.
-        """
+        """Hold a server's log-probabilities of `ids`, (T,) or more, none of the first, against the checkpoint's."""
         logprobs = [value for value in answered[1 : len(self.ids)] if value is not None]
         if len(logprobs) != len(self.logprobs):
             raise ResourceError(
@@ -104,10 +100,8 @@ def probe(checkpoint: str, model: Model) -> Probe:
 def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry: bool = False) -> list[str]:
     """Have each server load a checkpoint, all of them at a time; those that did.
 
-    Args:
-        step: the optimiser step that the weights are of, in GRPO; None for a stage's checkpoint: a server that was not
-            started to take weights then keeps what it has.
-        carry: in GRPO, episodes are on their way, and go on with these weights.
+    `step` is the optimiser step of the weights, in GRPO; None for a stage's checkpoint: a server that was not started
+    to take weights then keeps what it has. `carry`: episodes are on their way, and go on with these weights.
     """
     adapters = (Path(checkpoint) / ADAPTERS).is_file()
 
@@ -146,12 +140,9 @@ def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry
 def reload(url: str, weights: str | Path, carried_to: int | None = None) -> None:
     """Have a server load weights in place, and forget the keys and values of the old ones.
 
-    The server runs with VLLM_SERVER_DEV_MODE=1, which opens `/collective_rpc`, `/reset_prefix_cache`, `/pause` and
-    others, and sees the weights under the same path.
-
-    Args:
-        carried_to: the version of these weights where requests are on their way: they stand still meanwhile, and go on
-            with keys and values that are computed anew. None where none are.
+    It runs with VLLM_SERVER_DEV_MODE=1, which opens `/collective_rpc` and others, and sees the weights under the same
+    path. `carried_to` is the version of these weights if requests are on their way: they stand still meanwhile, and go
+    on with keys and values that are computed anew.
     """
     server = url.rstrip("/").removesuffix("/v1")
     body = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}

@@ -55,23 +55,17 @@ class TransformersPolicy(Policy):
 
     The model's weights may change between runs. Inside a run it is in evaluation mode, without gradients; afterwards it
     is as it was.
-
-    Args:
-        model: a causal LM whose attention goes through transformers' attention interface.
-        slots: episodes that are decoded together.
-        deterministic: see the module's docstring.
-        compute: the dtype of products if the weights are kept in float32 for training; None: that of the weights.
     """
 
     name = "transformers"
 
     def __init__(
         self,
-        model: Any,
+        model: Any,  # a causal LM whose attention goes through transformers' attention interface
         tokenizer: Any,
-        slots: int = 64,
-        deterministic: bool = True,
-        compute: torch.dtype | None = None,
+        slots: int = 64,  # episodes that are decoded together
+        deterministic: bool = True,  # see the module's docstring
+        compute: torch.dtype | None = None,  # of products, if weights are kept in float32 for training
     ) -> None:
         self.live = slots
         self.codec: ChatCodec = ChatCodec(tokenizer)
@@ -101,7 +95,6 @@ class TransformersPolicy(Policy):
         self._changed.set()
 
     async def generate(self, request: Request) -> Completion:
-        """One agent turn, decoded together with those of other episodes."""
         state = self._sessions[request.session]
         state.due, state.work, state.acting = state.rejoins(), None, False  # its statement is done: its cost is known
         state.wanted = request
@@ -123,7 +116,6 @@ class TransformersPolicy(Policy):
         self._step = 0
 
     async def _decode(self) -> None:
-        """Step until cancelled."""
         decoder = Decoder(self._model, self.codec, self.live)
         # Entered once: the weights are cast once a run, and not at each step.
         casting = torch.autocast(self._model.device.type, self._compute, enabled=self._compute is not None)

@@ -38,29 +38,20 @@ log = logging.getLogger(__name__)
 
 
 class VllmPolicy(Policy):
-    """Asks vLLM servers for each turn.
-
-    Args:
-        servers: base URLs, up to and with `/v1`; an episode goes to the one that has the fewest.
-        checkpoint: where the servers' tokenizer is: a folder or a hub name.
-        probe: makes that of the checkpoint that the servers must hold in every run; None for servers that may hold
-            any.
-        carries: they get new weights while they sample, and report which sampled each token (`/inference/v1/generate`).
-        adapters: they may be sent low-rank adapters alone; the newest are asked for by their name.
-        revision: the commit of a hub checkpoint; None for its newest. A folder has none.
-    """
+    """Asks vLLM servers for each turn; an episode goes to the one that has the fewest."""
 
     name = "vllm"
     longest_first = True
 
     def __init__(
         self,
-        servers: Sequence[str],
-        checkpoint: str | Path,
-        probe: Callable[[], Probe] | None = None,
+        servers: Sequence[str],  # base URLs, up to and with `/v1`
+        checkpoint: str | Path,  # a folder or a hub name with the servers' tokenizer
+        probe: Callable[[], Probe] | None = None,  # of the checkpoint that they must hold; None if they may hold any
+        # They get new weights while they sample, and report which sampled each token (`/inference/v1/generate`).
         carries: bool = False,
-        adapters: bool = False,
-        revision: str | None = None,
+        adapters: bool = False,  # they may be sent low-rank adapters alone; the newest are asked for by their name
+        revision: str | None = None,  # the commit of a hub checkpoint; None for its newest
     ) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
@@ -212,7 +203,6 @@ class VllmPolicy(Policy):
         self._up = list(self._having)
 
     def _leave(self, url: str) -> None:
-        """A server failed: it gets no more requests."""
         if url in self._up:
             log.warning("vLLM server %s failed: going on with %d others", url, len(self._up) - 1)
             self._up.remove(url)
