@@ -4,6 +4,8 @@ import contextlib
 import functools
 import json
 import logging
+import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -65,8 +67,13 @@ WORKERS = 4  # processes that run SQL
 
 @app.command()
 def connect(
-    database: Annotated[str, typer.Argument(help="A file, or an address such as postgresql://reader@host/shop.")],
+    database: Annotated[
+        str | None, typer.Argument(help="A file, or an address such as postgresql://reader@host/shop.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The card's name; by default the database's own.")] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Write shop.sqlite and its questions.csv here, and connect the shop.")
+    ] = False,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Connect as a role that may write, too.")
     ] = False,
@@ -81,8 +88,20 @@ def connect(
 
       sqltrain connect shop.sqlite
 
+      sqltrain connect --example                     # a small shop with 192 questions, to try all of this
+
       sqltrain connect postgresql://reader@localhost:5432/shop --name shop
     """
+    if (database is None) != example:
+        raise DataError("connect needs one database", "Pass a file or an address, or --example for a small shop.")
+    if database is None:  # the example: files that are there stay
+        database, shipped = "shop.sqlite", recipes.CONF / "example"
+        if not Path("questions.csv").exists():
+            shutil.copyfile(shipped / "questions.csv", "questions.csv")
+        if not Path(database).exists():
+            with contextlib.closing(sqlite3.connect(database)) as shop:
+                shop.executescript((shipped / "shop.sql").read_text(encoding="utf-8"))
+        say("the example: shop.sqlite, and questions.csv with 192 questions and their SQL")
     openable = named.find(database, "Pass a file, or an address such as postgresql://reader@host/shop.")
     dialect = DIALECTS[openable.database.engine]
     is_card = named.has_card(database)

@@ -4,8 +4,10 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 
 from pipelines.core.processes import free_port
+from tests.services.browser import CHROMIUM, browser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorials" / "your-database.md").read_text(encoding="utf-8")
@@ -20,28 +23,41 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.services
-@pytest.mark.timeout(180)
-def test_every_block_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser(tmp_path: Path) -> None:
     bin = tmp_path / "bin"
     bin.mkdir()
     (bin / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (bin / "sqltrain").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m flows.cli "$@"\n')
     for program in bin.iterdir():
         program.chmod(0o755)
-    work = tmp_path / "work"
+    work, port = tmp_path / "work", str(free_port())
     work.mkdir()
     paths = {"PATH": f"{bin}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "SQLTRAIN_STORE": str(tmp_path / "store")}
-    script = "set -em\n" + "\n".join(BLOCKS).replace("8080", str(free_port()))
-    shell = subprocess.Popen(
-        ["bash", "-c", script], cwd=work, env={**os.environ, **paths}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+    script = "set -em\n" + "\n".join(BLOCKS).replace("8080", port) + "\ntouch served\nwait"
+    with (tmp_path / "said").open("w") as file:
+        shell = subprocess.Popen(
+            ["bash", "-c", script], cwd=work, env={**os.environ, **paths}, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
     try:
-        said, _ = shell.communicate(timeout=150)
+        while shell.poll() is None and not (work / "served").exists():
+            time.sleep(0.5)
+        said = (tmp_path / "said").read_text()
+        assert shell.poll() is None, said
+        with browser(tmp_path / "chromium") as page:
+            page.open(f"http://127.0.0.1:{port}")
+            page.wait_for("shop, answered by")
+            page.call("Input.insertText", text="which products have colour red ?")
+            page.click("Ask")
+            page.wait_for("Download CSV")
+            cells = page.evaluate("[...document.querySelectorAll('tbody td')].map(e => e.textContent).join()")
     finally:
-        if shell.poll() is None:
-            os.killpg(shell.pid, signal.SIGKILL)
-    assert shell.returncode == 0, said
+        for group in {shell.pid, *_groups(shell.pid)}:
+            os.killpg(group, signal.SIGKILL)
+    with sqlite3.connect(work / "shop.sqlite") as shop:
+        assert cells == ",".join(name for (name,) in shop.execute("SELECT name FROM product WHERE colour = 'red'"))
     for line in ("customer.email: looks like personal data", "purchase.status: holds codes (1, 2)", "[[42]]"):
         assert line in said
     assert "reads what is not shown here" in said
@@ -51,3 +67,9 @@ def test_every_block_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     (row,) = map(json.loads, (work / "feedback" / "inbox" / "serve.jsonl").read_text().splitlines())
     assert row["evidence"] == "revenue = sum of amount over paid purchases"
     assert row["sql"] == "SELECT sum(amount) AS revenue FROM purchase WHERE status = 1"
+
+
+def _groups(parent: int) -> list[int]:
+    """The process groups of a shell's jobs: with `set -m` each has its own."""
+    found = subprocess.run(["ps", "-o", "pgid=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
+    return [int(group) for group in found.stdout.split()]
