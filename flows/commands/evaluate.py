@@ -5,10 +5,10 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -57,6 +57,7 @@ RESULTS = {"max_rows": 5_000_000, "max_bytes": 256_000_000, "memory_mb": 4096}
 MOST_UNAVAILABLE = 0.01  # of the items; a figure of fewer than the others says little
 RECORDS, SUMMARY = "records.jsonl", "summary.json"
 NOTHING_TO_REPORT = "a report needs predictions, and an equality that is no measure of time"
+BELOW = 3  # exit code of a figure below --at-least, and of a comparison that --fail-if names
 SHOWN = 12  # item numbers of a disagreement, and left-out items
 
 
@@ -84,6 +85,10 @@ def evaluate(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print calls, tokens and price at most, and stop; with --model.")
     ] = False,
+    at_least: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=VALUE", help="Exit with 3 if a figure is lower, such as ex=0.80; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
@@ -99,11 +104,17 @@ def evaluate(
       sqltrain evaluate sql_trail --model endpoint:big --questions q.csv --database shop --limit 5 --plan
 
       sqltrain evaluate arctic_sql --model ~/OmniSQL-7B --benchmarks omnisql
+
+      sqltrain evaluate sql_trail --model endpoint:agent --questions q.csv --database shop --at-least ex=0.80
     """
     from flows.commands.data import chosen
 
     if plan and model is None:
         raise UserError("--plan is of one model", "Pass --model; a recipe's stages: sqltrain stages.")
+    try:
+        bounds = {name: float(value) for name, _, value in (text.partition("=") for text in at_least or ())}
+    except ValueError:
+        raise UserError(f"--at-least {' '.join(at_least or ())}", "Pass METRIC=VALUE, such as ex=0.80.") from None
     words = list(overrides or [])
     if questions is not None:
         if not questions.expanduser().is_file():
@@ -126,11 +137,29 @@ def evaluate(
     if folder is not None:
         about = {"digest": folder_digest(folder), "dtype": loaded.model.compute_dtype, "decoder": loaded.rollout.policy}
         answerer = Answerer(str(folder.resolve()), folder.name, about, f"checkpoint {about['digest']}")
-        evaluate_policy(loaded, store, answerer, as_json, plan)
+        evaluate_policy(loaded, store, answerer, as_json, plan, bounds)
     elif model is not None:
-        evaluate_named(loaded, store, model, as_json, plan)
+        evaluate_named(loaded, store, model, as_json, plan, bounds)
     else:
-        terminal.print_results(loaded, store, terminal.run(loaded, store, "evaluate"), as_json)
+        results = terminal.run(loaded, store, "evaluate")
+        newest = {graph.benchmark_of(result.name): result for result in results if result.kind.startswith("evaluate")}
+        low = below(newest.values(), bounds)
+        terminal.print_results(loaded, store, results, as_json, more=low)
+        if low:
+            raise typer.Exit(BELOW)
+
+
+def below(results: Iterable[graph.StageResult], bounds: Mapping[str, float]) -> list[str]:
+    """A line for each figure of some evaluations that is lower than its bound."""
+    lines = []
+    for result in results:
+        for name, bound in bounds.items():
+            if name not in result.metrics:
+                known = ", ".join(sorted(name for name in result.metrics if not name.endswith(("_low", "_high"))))
+                raise UserError(f"--at-least {name}: the evaluation has no such figure", f"There are: {known}.")
+            if result.metrics[name] < bound:
+                lines.append(f"{result.name}: {name} is {result.metrics[name]:.4g}, below {bound:g}")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -149,17 +178,31 @@ class Answerer:
         return (latency.bought_in * self.entry.price_in + latency.bought_out * self.entry.price_out) / 1e6
 
 
-def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool, plan_only: bool = False) -> None:
+def evaluate_named(
+    recipe: Recipe,
+    store: Store,
+    policy: str,
+    as_json: bool,
+    plan_only: bool = False,
+    bounds: Mapping[str, float] | None = None,
+) -> None:
     """Evaluate "oracle" or "endpoint:NAME" on the recipe's held-out questions."""
     answerer = Answerer(policy, policy, {"policy": policy})
     if policy.startswith(asking.ENDPOINT):
         entry = endpoint(policy.removeprefix(asking.ENDPOINT))
         about = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
         answerer = Answerer(policy, policy, about, entry.model, entry)
-    evaluate_policy(recipe, store, answerer, as_json, plan_only)
+    evaluate_policy(recipe, store, answerer, as_json, plan_only, bounds)
 
 
-def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: bool, plan_only: bool = False) -> None:
+def evaluate_policy(
+    recipe: Recipe,
+    store: Store,
+    answerer: Answerer,
+    as_json: bool,
+    plan_only: bool = False,
+    bounds: Mapping[str, float] | None = None,
+) -> None:
     """Evaluate a policy on every benchmark of the recipe, and write a report of each.
 
     What it has answered when asked in the same way is not asked again. An evaluation with broken episodes is no last
@@ -167,6 +210,7 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
 
     Args:
         plan_only: print what it would ask, and what that costs at most, and stop.
+        bounds: the least values of figures; a lower one ends the command with `BELOW`.
     """
     alone = [recipe.on(benchmark.name) for benchmark in recipe.data.test]
     with Bars(console) as bars:
@@ -205,7 +249,10 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
                     f"cost ({name})  {cost}: {latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
                 )
         lines.append(f"report  {folder / writer.PAGE}")
-    terminal.print_results(recipe, store, results, as_json, figures, lines)
+    low = below(results, bounds or {})
+    terminal.print_results(recipe, store, results, as_json, figures, [*lines, *low])
+    if low:
+        raise typer.Exit(BELOW)
 
 
 def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan_only: bool = False) -> Path:
@@ -324,6 +371,10 @@ def compare(
         int, typer.Option(min=0, max=1_000_000, help="Questions that flipped to print for each pair.")
     ] = 10,
     out: Annotated[Path | None, typer.Option(help="Write the page and every table into this folder.")] = None,
+    fail_if: Annotated[
+        Literal["worse", "not_better"] | None,
+        typer.Option(help="Exit with 3 if the paired difference of a later run is below 0 (worse), or not above it."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare evaluations question by question: which flipped, and whether the difference is more than chance.
@@ -333,6 +384,8 @@ def compare(
       sqltrain compare store/evaluate_sft/KEY store/evaluate_grpo/KEY
 
       sqltrain compare mine=scores/mine theirs=scores/theirs --equality bird --json
+
+      sqltrain compare main=scores/main change=scores/change --fail-if worse
     """
     data, loaded, names = evaluations.comparison(runs, equality)
     if not as_json:
@@ -370,6 +423,17 @@ def compare(
         }
         comparisons = [to_dict(comparison) for comparison in data.comparisons]
         emit({"equality": data.equality, "runs": of_runs, "comparisons": comparisons})
+    # The interval of the paired difference decides: all below 0 is worse, and what reaches down to 0 is not better.
+    failed = [
+        comparison
+        for comparison in data.comparisons
+        if fail_if and (comparison.paired.high < 0 if fail_if == "worse" else comparison.paired.low <= 0)
+    ]
+    for comparison in failed:
+        words = f"{comparison.after} is {str(fail_if).replace('_', ' ')} than {comparison.before} ({comparison.mode})"
+        typer.echo(words, err=True)
+    if failed:
+        raise typer.Exit(BELOW)
 
 
 @app.command()

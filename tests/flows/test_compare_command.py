@@ -250,3 +250,31 @@ def test_questions_that_are_not_in_both_are_told(
     assert "compared on 3 questions, of 8 and 3: the others are not in both" in out
     _, out, _ = sqltrain(monkeypatch, capsys, "compare", *runs)
     assert "the others are not in both" not in out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fail_if", "expected"),
+    [
+        ("1" * 40, "0" * 20 + "1" * 20, "worse", 3),  # 20 of 40 lost
+        ("0" * 20 + "1" * 20, "1" * 40, "worse", 0),
+        ("0" * 20 + "1" * 20, "1" * 40, "not_better", 0),
+        ("1110000b", "0111110b", "worse", 0),  # 3 gained, 1 lost of 8: the interval holds 0
+        ("1110000b", "0111110b", "not_better", 3),
+    ],
+)
+def test_the_paired_interval_decides_the_exit_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    after: str,
+    fail_if: str,
+    expected: int,
+) -> None:
+    for name, right in (("main", before), ("change", after)):
+        write_jsonl(tmp_path / f"{name}.jsonl", records(right))
+    runs = [f"{name}={tmp_path / name}.jsonl" for name in ("main", "change")]
+    code, out, said = sqltrain(monkeypatch, capsys, "compare", *runs, "--fail-if", fail_if, "--json")
+    assert code == expected
+    assert json.loads(out.splitlines()[-1])["runs"].keys() == {"main", "change"}
+    assert (f"change is {fail_if.replace('_', ' ')} than main (greedy)" in said) == (expected == 3)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import sqltrain
 
 from flows import terminal
@@ -25,6 +27,7 @@ from pipelines.recipe import recipes
 from pipelines.stages import data, evaluate
 from pipelines.stages.context import Context, Silent, examples
 
+ROOT = Path(__file__).parents[2]
 SMALL = (
     "data.sft.options.databases=2",
     "data.rl.0.options.databases=1",
@@ -305,3 +308,50 @@ def test_gc_takes_nothing_from_under_an_evaluation(tmp_path: Path, monkeypatch: 
         evaluating.evaluated(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
     assert claimed == ["test", "test_schema"]
     assert store_gc.live_runs(store) == []
+
+
+def test_a_figure_below_its_bound_ends_with_a_code_of_its_own_and_a_wrong_bound_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("evaluate", "miniature", *SMALL, *QUICK, f"--store={tmp_path}", "--model", "oracle", "--at-least")
+    assert sqltrain(monkeypatch, capsys, *words, "ex=1.0")[0] == 0
+    code, out, _ = sqltrain(monkeypatch, capsys, *words, "ex=1.0", "--at-least", "turns=9.5", "--json")
+    assert code == 3
+    assert re.search(r"evaluate oracle: turns is 1\.\d+, below 9\.5\n", out)
+    assert json.loads(out.splitlines()[-1])["stages"]
+    for wrong, said in (("ex", "METRIC=VALUE"), ("accuracy=0.5", "no such figure")):
+        code, _, error = sqltrain(monkeypatch, capsys, *words, wrong)
+        assert code == 2
+        assert said in error
+
+
+@pytest.mark.parametrize(("bound", "expected"), [("ex=1.0", 0), ("turns=9.5", 3)])
+def test_the_gate_of_a_pull_request_posts_the_table_and_ends_with_the_commands_code(
+    tmp_path: Path, bound: str, expected: int
+) -> None:
+    """The step of infra/github/gate/action.yml, run by bash with a stand-in of the runner's gh."""
+    action = yaml.safe_load((ROOT / "infra" / "github" / "gate" / "action.yml").read_text(encoding="utf-8"))
+    (step,) = action["runs"]["steps"]
+    assert {name for name, one in action["inputs"].items() if one.get("required")} == {"recipe", "model", "at-least"}
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    (bin / "sqltrain").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m flows.cli "$@"\n')
+    (bin / "gh").write_text('#!/bin/sh\necho "$@" > said; cat gate.md >> said\n')
+    for program in bin.iterdir():
+        program.chmod(0o755)
+    values = {"RECIPE": "miniature", "MODEL": "oracle", "AT_LEAST": bound, "PULL_REQUEST": "7", "GH_TOKEN": ""}
+    assert step["env"].keys() == values.keys() | {"ARGUMENTS"}
+    values |= {"ARGUMENTS": " ".join((*(word for word in (*SMALL, *QUICK) if " " not in word), "--limit=4"))}
+    values |= {
+        "PATH": f"{bin}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "SQLTRAIN_STORE": str(tmp_path / "store"),
+    }
+    values["GITHUB_STEP_SUMMARY"] = str(tmp_path / "summary.md")
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, env={**os.environ, **values}, check=False)
+    assert done.returncode == expected
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("pr comment 7 --edit-last --create-if-none --body-file gate.md\n```\n")
+    assert "oracle" in said
+    assert ("below 9.5" in said) == (expected == 3)
+    assert (tmp_path / "summary.md").read_text() in said
