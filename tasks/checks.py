@@ -117,14 +117,17 @@ def leak_rows(folder: Path) -> pl.DataFrame:
 
 def trajectory_rows(folder: Path) -> pl.DataFrame:
     """The teacher's trajectories, one row each."""
-    frame = frames.read(folder / "data.parquet")
-    return frame.select(
-        row=NAMED,
-        stop="stop",
-        failure="failure",
-        turns=pl.Series([len(json.loads(turns)) for turns in frame["turns"]], dtype=pl.Int64),
-        tokens=pl.col("token_ids").list.len(),
-        masked=pl.col("agent_mask").list.len(),
+    # A row group at a time: whole trajectories of millions of questions fit no memory, these columns of them do.
+    return pl.concat(
+        frame.select(
+            row=NAMED,
+            stop="stop",
+            failure=pl.col("failure").cast(pl.String),
+            turns=pl.Series([len(json.loads(turns)) for turns in frame["turns"]], dtype=pl.Int64),
+            tokens=pl.col("token_ids").list.len(),
+            masked=pl.col("agent_mask").list.len(),
+        )
+        for frame in frames.windows(folder / "data.parquet")
     )
 
 

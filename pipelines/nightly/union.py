@@ -15,7 +15,7 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.files import write_json
-from pipelines.core.frames import DATA
+from pipelines.core.frames import DATA, LAYOUT
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.recipe.recipes import digest
@@ -71,48 +71,50 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
 def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
     """Questions of all parts; each part's databases stay where they are, behind a link."""
     (folder / PARTS).mkdir(exist_ok=True)
-    joined: list[pl.DataFrame] = []
+    joined: list[pl.LazyFrame] = []
     sources = 0  # of the RL pool: each keeps a number of its own
     for index, (part, source) in enumerate(zip(parts, folders, strict=True)):
         link = folder / PARTS / str(index)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.join("..", "..", source.name))
         pools = [*(HELD_OUT if index == 0 else ()), "sft", *(("rl",) if part.fresh else ())]
-        frame = frames.read(source / DATA).filter(pl.col("pool").is_in(pools))
+        frame = pl.scan_parquet(source / DATA, glob=False).filter(pl.col("pool").is_in(pools))
         # Locations of files as seen from the union's folder; addresses of servers stay.
         database = pl.col("database")
         location = database.struct.field("location")
         on_server = database.struct.field("engine").is_in([name for name in DIALECTS if DIALECTS[name].is_server])
         moved = pl.when(on_server).then(location).otherwise(pl.lit(f"{PARTS}/{index}/") + location)
         frame = frame.with_columns(database.struct.with_fields(location=moved))
-        rl = frame.filter(pl.col("pool") == "rl")
         offset = pl.when(pl.col("pool") == "rl").then(sources).otherwise(0)
         joined.append(frame.with_columns(part=pl.col("part") + offset))
-        sources += 0 if rl.is_empty() else int(rl["part"].to_numpy().max()) + 1
-    frame = pl.concat(joined, how="diagonal_relaxed")
-    frames.write(folder / DATA, frame)
+        last = frame.filter(pl.col("pool") == "rl").select(pl.col("part").max()).collect().item()
+        sources += 0 if last is None else int(last) + 1
+    pl.concat(joined, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
     note_leakage(folder)
     _join_quarantines(folder, folders)
-    counts = {f"{pool}_examples": float((frame["pool"] == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
+    pools_there = frames.read(folder / DATA, "pool")["pool"]
+    counts = {f"{pool}_examples": float((pools_there == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
     write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})
 
 
 def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], replay: float | None, seed: int) -> None:
     """All fresh demonstrations, and as many of the old ones as are replayed."""
-    frames_of_parts = [frames.read(source / DATA) for source in folders]
-    fresh = sum(frame.height for frame, part in zip(frames_of_parts, parts, strict=True) if part.fresh)
-    old = sum(frame.height for frame in frames_of_parts) - fresh
+    heights = [frames.read(source / DATA, "example_id").height for source in folders]
+    fresh = sum(height for height, part in zip(heights, parts, strict=True) if part.fresh)
+    old = sum(heights) - fresh
     wanted = old if replay is None else min(old, round(replay * fresh))
     taken = set(random.Random(f"{seed}/replay").sample(range(old), wanted))
-    selected, before = list[pl.DataFrame](), 0
-    for frame, part in zip(frames_of_parts, parts, strict=True):
-        selected.append(frame if part.fresh else frame[[row for row in range(frame.height) if before + row in taken]])
-        before += 0 if part.fresh else frame.height
-    frame = pl.concat(selected, how="diagonal_relaxed")
-    frames.write(folder / DATA, frame)
-    rejected = _join_quarantines(folder, folders)
-    whole = frame.height + rejected
-    write_json(folder / "metrics.json", {"kept": frame.height, "acceptance": frame.height / max(1, whole)})
+    selected, before = list[pl.LazyFrame](), 0
+    for source, height, part in zip(folders, heights, parts, strict=True):
+        frame = pl.scan_parquet(source / DATA, glob=False)
+        if not part.fresh:
+            rows = [row for row in range(height) if before + row in taken]
+            frame = frame.filter(pl.int_range(pl.len()).is_in(pl.Series(rows, dtype=pl.Int64)))
+            before += height
+        selected.append(frame)
+    pl.concat(selected, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
+    kept, rejected = fresh + wanted, _join_quarantines(folder, folders)
+    write_json(folder / "metrics.json", {"kept": kept, "acceptance": kept / max(1, kept + rejected)})
 
 
 def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:

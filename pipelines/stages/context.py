@@ -121,10 +121,10 @@ def examples_at(folder: Path, rows: Sequence[int]) -> list[Example]:
     return resolve(frames.from_frame(frames.take(folder / DATA, rows), Example), folder)
 
 
-def each_example(folder: Path, pool: str) -> Iterator[Example]:
-    """The examples of a pool, their databases resolved, of which few are in memory at a time."""
+def each_example(folder: Path, *pools: str) -> Iterator[Example]:
+    """The examples of these pools, their databases resolved, of which few are in memory at a time."""
     for frame in frames.windows(folder / DATA):
-        yield from resolve(frames.from_frame(frame.filter(pl.col("pool") == pool), Example), folder)
+        yield from resolve(frames.from_frame(frame.filter(pl.col("pool").is_in(pools)), Example), folder)
 
 
 def trajectories(folder: Path) -> list[Trajectory]:

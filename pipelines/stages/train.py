@@ -1,6 +1,7 @@
 """Stages 5 and 7: the base model, supervised fine-tuning and GRPO, each trained in a child process."""
 
 import os
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ from pipelines.core import frames
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_lines, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.types import write_jsonl
+from pipelines.core.types import Trajectory, write_jsonl
 from pipelines.curation.filtering import seeded_rank
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build as build_protocol
 from pipelines.recipe.checkpoint import write_card
 from pipelines.rollout.policies.making import serving
-from pipelines.stages.context import REFERENCE, Context, examples, trajectories
+from pipelines.stages.context import REFERENCE, Context, each_example, examples, examples_at, rows_of
 from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import values
@@ -35,11 +36,13 @@ def model(ctx: Context) -> None:
         # The tokenizer learns its merges from demonstrations, or else from prompts and gold SQL.
         protocol, schema, texts = build_protocol(ctx.recipe.protocol), schemas(ctx.recipe), list[str]()
         if "filter" in ctx.inputs:
-            for trajectory in trajectories(ctx.inputs["filter"])[:CORPUS]:
+            windows = frames.windows(ctx.inputs["filter"] / DATA)
+            kept = chain.from_iterable(frames.from_frame(frame, Trajectory) for frame in windows)
+            for trajectory in islice(kept, CORPUS):
                 texts += (text for _, text in trajectory.prompt)
                 texts += (text for turn in trajectory.turns for text in (turn.text, turn.observation or ""))
         else:
-            for example in examples(ctx.inputs["data"], "sft", "rl")[:CORPUS]:
+            for example in islice(each_example(ctx.inputs["data"], "sft", "rl"), CORPUS):
                 texts += (text for _, text in protocol.prompt(example, schema(example.database), 1))
                 texts.append(example.gold_sql)
         make_tiny(ctx.recipe.model, texts, protocol.tags, ctx.folder / "model", ctx.recipe.seed)
@@ -77,9 +80,9 @@ def grpo(ctx: Context) -> None:
         )
     data, held_out = ctx.folder / "input.jsonl", ctx.folder / "held_out.jsonl"
     # The questions of the RL pools: those that difficulty scoring chose, or all of them.
-    questions = examples(ctx.inputs["data"], "rl")
-    if "difficulty" in ctx.inputs:
-        by_id = {example.id: example for example in [*questions, *examples(ctx.inputs["data"], "sft")]}
+    if "difficulty" not in ctx.inputs:
+        questions = examples(ctx.inputs["data"], "rl")
+    else:
         # Its order is ascending S(q), the hardest first that were ever solved. With `easy_first` it is turned round,
         # and what was never solved stays at the end.
         chosen = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
@@ -88,7 +91,8 @@ def grpo(ctx: Context) -> None:
             never = set(scored.filter(pl.col("right") == 0)["example_id"])
             solved = [name for name in reversed(chosen) if name not in never]
             chosen = solved + [name for name in chosen if name in never]
-        questions = [by_id[name] for name in chosen]
+        rows = dict(rows_of(ctx.inputs["data"], "sft", "rl").select("id", "row").iter_rows())
+        questions = examples_at(ctx.inputs["data"], [rows[name] for name in chosen])
     write_jsonl(data, questions)
     dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
     dev.sort(key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
