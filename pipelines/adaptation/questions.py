@@ -15,7 +15,7 @@ from pipelines.recipe.config import Recipe, Source
 from pipelines.sql.dialects.base import identity
 
 SHARES = Shares(dev=0.1, test=0.3)
-HELD_OUT = Shares(dev=0.25, test=0.75)  # of one's own questions, where as many invented ones are there to train on
+HELD_OUT = Shares(dev=0.25, test=0.75)  # of one's own questions, if there are as many invented ones to train on
 PARTS: tuple[Part, ...] = ("train", "dev", "test")
 
 

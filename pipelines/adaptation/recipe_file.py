@@ -75,7 +75,7 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
 
         try:
             is_known = HfApi().repo_exists(model)
-        except Exception:  # the hub is out of reach, by whatever its client raises: the loading of the model will tell
+        except Exception:  # the hub is out of reach, by whatever its client raises: the loading of the model will fail
             is_known = True
         if not is_known:
             raise DataError(f"the hub has no model {model}", "Check the spelling; a private one needs HF_TOKEN.")

@@ -1,1 +1,1 @@
-"""What every room stands on: records, errors, the store, frames of data, processes."""
+"""The base of every room: records, errors, the store, frames of data, processes."""

@@ -91,7 +91,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read what `write_json` wrote; {} if there is no such file."""
+    """Read a JSON file; {} if there is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (ValueError, RecursionError):

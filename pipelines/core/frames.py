@@ -1,4 +1,4 @@
-"""Records as Polars frames and Parquet files: what a stage writes and the next one reads."""
+"""Records as Polars frames and Parquet files, in which stages pass them on."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from pipelines.core.types import Record, from_dict, to_dict
 # Nested values whose shape differs from row to row travel as JSON text: a Parquet column has one type.
 _AS_JSON = ("meta", "prompt", "turns")
 DATA = "data.parquet"  # the file of a stage's records, in its folder
-WINDOW = 4096  # rows of a Parquet row group: what is decoded to read any one of them
+WINDOW = 4096  # rows of a Parquet row group: all are decoded to read one of them
 LAYOUT: Mapping[str, Any] = {"compression": "zstd", "statistics": False, "row_group_size": WINDOW}
 
 
@@ -46,7 +46,7 @@ def write(path: Path, frame: pl.DataFrame) -> None:
 
 
 def read(path: Path, *columns: str | pl.Expr, **named: pl.Expr) -> pl.DataFrame:
-    """A Parquet file; or these columns, for their memory and that of the row groups that are being read."""
+    """A Parquet file, or these columns of it, which are read a row group at a time."""
     frame = pl.scan_parquet(path, glob=False)
     if columns or named:
         return _collect(path, frame.select(*columns, **named), streaming=True)

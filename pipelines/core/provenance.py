@@ -1,4 +1,4 @@
-"""What made a stage: commit, versions of libraries, machine. It stands in manifests and in MLflow, and in no key."""
+"""The origin of a stage: commit, versions of libraries, machine. It is in manifests and in MLflow, and in no key."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ LIBRARIES = (
 )
 GPUS = Path("/proc/driver/nvidia/gpus")
 PROCESSOR = Path("/proc/cpuinfo")
-# What PyTorch chooses its kernels by, the best first. They add up in different orders, which changes last digits.
+# Instructions by which PyTorch chooses its kernels, the best first: kernels add up in orders of their own.
 INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
 
 
@@ -91,7 +91,7 @@ def as_tags(made_by: Mapping[str, Any]) -> dict[str, str]:
 
 
 def version(library: str) -> str | None:
-    """The installed version of a library; None where it is not installed."""
+    """The installed version of a library; None if it is not installed."""
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:

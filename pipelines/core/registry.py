@@ -52,7 +52,9 @@ class RewardFunction(NamedTuple):
     right: tuple[float, float] | None = None  # the same of a right answer.
     # whether it pays for turns, and not for the episode: so `grpo.credit=turn` knows which turn earned it.
     by_turn: bool = False
-    reads: Collection[str] = ANALYSES  # which of `ANALYSES` it needs: an outcome lacks what no term of the panel reads.
+    reads: Collection[str] = (
+        ANALYSES  # which of `ANALYSES` it needs: an outcome has those that a term of its panel reads.
+    )
 
 
 class Equality(NamedTuple):
@@ -84,7 +86,7 @@ class Metric(NamedTuple):
     unit: Literal["percent", "mean", "count"]  # how it is shown: a share in percent, a mean, or a count.
     title: str  # its heading.
     about: str  # its meaning, in a few words.
-    # where it stands; "" for the numbers of `metrics.json` alone.
+    # the table of it; "" for the numbers of `metrics.json` alone.
     table: Literal["behaviour", "likeness", ""] = "behaviour"
 
 
@@ -94,8 +96,8 @@ class PolicyMaker(NamedTuple):
     make: Callable[..., Any]  # (checkpoint, recipe, **options) -> the `Policy`, in each process that makes rollouts.
     # (checkpoint, recipe, step) -> the places that took them, or None if that is unknown: brings the weights of a
     # checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO, at each
-    # step, where it raises if no place took them. `give` is None if there is no such place: GRPO cannot train what
-    # such a policy samples from.
+    # step, where it raises if no place took them. `give` is None if there is no such place: GRPO cannot train the
+    # model behind such a policy.
     give: Callable[[str, Any, int | None], Sequence[str] | None] | None = None
     # (checkpoint, recipe, folder, say, newest) -> a context in which the generating servers run, and that gives a
     # `Serving`; see `pipelines.rollout.policies.making.serving`. None if nothing has to be started.
@@ -110,7 +112,7 @@ class PolicyMaker(NamedTuple):
 class Serving(NamedTuple):
     """The recipe of a stage while its generating servers run."""
 
-    recipe: Any  # its own `Recipe`, with the addresses of what was started for it.
+    recipe: Any  # its own `Recipe`, with the addresses of the servers that were started for it.
     # the GPUs that training may use beside it, as CUDA names them; None for all.
     training: tuple[str, ...] | None = None
 

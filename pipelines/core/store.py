@@ -37,7 +37,7 @@ MARK = ".layout"  # in the root: the number of the layout and of the keys that i
 LAYOUT = "2\n"
 READABLE = "Give this user the right to read it."
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
-# Wall-clock facts of one making, verdicts that other thresholds change, and what only a resume needs: no manifest lists
+# Wall-clock facts of one making, verdicts that other thresholds change, and files for a resume alone: no manifest lists
 # them, so they may change beside a sealed stage.
 NOT_CONTENT = frozenset(
     {MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl", "held_out.jsonl"}
@@ -56,7 +56,7 @@ class Store:
         return self.root / stage / key
 
     def work(self, stage: str, key: str) -> Path:
-        """The folder in which a stage is made; it holds what a killed run left."""
+        """The folder in which a stage is made; it holds the files of a killed run."""
         return self.root / stage / f"{WORK}{key}"
 
     def has(self, stage: str, key: str) -> bool:
@@ -138,7 +138,7 @@ class Store:
         """The stage's folder, made by `build(work_folder)` and sealed with a manifest unless it is cached.
 
         Args:
-            build: fills the work folder; it finds there what a killed run left.
+            build: fills the work folder; it finds there the files of a killed run.
             about: the manifest's values besides the files; JSON values without wall-clock times.
             waiting: called once when another live run is making the same stage.
         """

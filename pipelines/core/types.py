@@ -50,7 +50,7 @@ class Example:
     evidence: str = ""  # external knowledge given with the question (BIRD); may be empty.
     hardness: Hardness | None = None  # Spider's level; None until computed.
     source: str = ""  # the benchmark or pool that it came from ("spider", "miniature", ...).
-    # whatever else the source says (difficulty, family, needs_probe, ...); JSON values only.
+    # further fields of the source (difficulty, family, needs_probe, ...); JSON values only.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -67,11 +67,11 @@ class ExecutionStatus(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """What a query returned: rows in order, with their column names and duplicates."""
+    """The result of a query: rows in order, with their column names and duplicates."""
 
     status: ExecutionStatus
     columns: tuple[str, ...] = ()
-    rows: tuple[tuple[Scalar, ...], ...] = ()  # at most the row limit; `truncated` says whether there were more.
+    rows: tuple[tuple[Scalar, ...], ...] = ()  # at most the row limit; `truncated` if there were more.
     truncated: bool = False
     error: str | None = None  # the message, without paths or host details; None when the status is OK.
     # a short stable word for it ("no_such_column", "syntax", "timeout", ...); None when OK.
@@ -88,7 +88,7 @@ class ExecutionResult:
 
 
 class ActionKind(enum.StrEnum):
-    """What an agent turn asks for; a protocol maps its own tags onto these."""
+    """The request of an agent turn; a protocol maps its own tags onto these."""
 
     SQL = "sql"  # run a query, look at the rows
     EXPLORE = "explore"  # TRUST-SQL: a probe of metadata or values
@@ -101,7 +101,7 @@ class ActionKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Action:
-    """What a model's text was read as; parsing is total, so any text gives one."""
+    """The reading of a model's text; parsing is total, so any text gives one."""
 
     kind: ActionKind
     content: str = ""  # the SQL, the JSON of a proposed schema, or the question to the user; "" when invalid.
@@ -113,7 +113,7 @@ class Action:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One action of the agent and what the environment answered."""
+    """One action of the agent and the answer of the environment."""
 
     text: str  # the agent's text, exactly as generated.
     action: Action
@@ -139,7 +139,7 @@ class Trajectory:
 
     example_id: str  # the question it answers.
     sample: int  # index within the question's group, 0-based.
-    policy: str  # the name of what generated it.
+    policy: str  # the name of the policy that generated it.
     protocol: str  # the name of the protocol it speaks.
     prompt: tuple[tuple[str, str], ...]  # the first messages, as (role, text).
     turns: tuple[Turn, ...]  # the agent's turns in order.
@@ -170,7 +170,7 @@ class SchemaItems:
     """Tables and columns that a query reads, lower-cased."""
 
     tables: frozenset[str]  # table names.
-    columns: frozenset[tuple[str, str]]  # (table, column) pairs; the table is "" where it could not be resolved.
+    columns: frozenset[tuple[str, str]]  # (table, column) pairs; the table is "" if it could not be resolved.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,13 +187,13 @@ class Outcome:
     status: ExecutionStatus | None  # of the final SQL's execution; None when there is none.
     n_rows: int  # rows that the final SQL returned.
     broken: bool  # a boundary failed for the final SQL or the gold SQL: no reward may be given.
-    hardness: Hardness | None  # Spider's level of the gold SQL; None where nobody asked for it.
+    hardness: Hardness | None  # Spider's level of the gold SQL; None if no analysis asked for it.
     max_turns: int  # the turn cap T that the episode ran under.
     # predicted_schema, gold_items: tables and columns of the final SQL and the gold SQL; None when the SQL does not
     # parse or is absent.
     predicted_schema: SchemaItems | None
     gold_items: SchemaItems | None
-    gold_schema: SchemaItems | None  # by consensus; None where the example has none.
+    gold_schema: SchemaItems | None  # by consensus; None if the example has none.
     # predicted_bigrams, gold_bigrams: sets of adjacent token pairs; empty when absent.
     predicted_bigrams: frozenset[tuple[str, str]]
     gold_bigrams: frozenset[tuple[str, str]]
@@ -219,7 +219,7 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[Record], value: Mapping[str, Any]) -> Record:
-    """A record from what `to_dict` gave."""
+    """A record from the values of `to_dict`."""
     try:
         record: Record = _adapter(kind).validate_python(value)
     except pydantic.ValidationError as error:
@@ -265,7 +265,7 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# Fields of a row that somebody else wrote: text that is text, names that are names, and what is said of the others.
+# Fields of a row from outside: text and names that can be used, and the error of the others.
 
 # Names of the fields that hold a row's SQL and its database, in the order in which they are looked at.
 SQL = ("sql", "query", "SQL", "gold_sql")
@@ -302,5 +302,5 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
 
 
 def is_plain_name(id: str) -> bool:
-    """Whether a database's name may be part of a path, and with a suffix is no longer than a file's name may be."""
+    """Whether a database's name may be part of a path, also with a suffix."""
     return bool(re.fullmatch(r"[\w.+ -]+", id)) and not id.startswith(".") and len(id.encode()) <= LONGEST_NAME

@@ -1,1 +1,1 @@
-"""What becomes training data: which trajectories are kept, which questions are worth RL, and their gold schema."""
+"""Curation of training data: the kept trajectories, the questions that are worth RL, and their gold schema."""

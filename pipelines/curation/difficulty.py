@@ -26,7 +26,7 @@ class ScoredQuestion:
 
     @property
     def pass_rate(self) -> float:
-        """Share of right rollouts: what SQL-Trail's equation 13 calls pass@G(q) (it speaks of "pass@6 ~ 1/6")."""
+        """Share of right rollouts: pass@G(q) in SQL-Trail's equation 13 (it speaks of "pass@6 ~ 1/6")."""
         return self.right / self.samples
 
     @property
@@ -37,7 +37,7 @@ class ScoredQuestion:
 
 @dataclasses.dataclass(frozen=True)
 class RlSet:
-    """What GRPO trains on: ids in ascending S(q), then an exploration set of questions never solved."""
+    """The questions that GRPO trains on: ids in ascending S(q), then an exploration set of questions never solved."""
 
     balanced: list[str]
     explore: list[str]

@@ -73,8 +73,8 @@ class CheckedTrajectory:
     detail: str  # the reason for a person, in one line; "" when there is none.
     turns: int
     agent_chars: int  # characters that the teacher wrote.
-    # plan, shape, signature: digests of 63 bits of what it does, of its answer's SQL shape, and of what near-duplicates
-    # share (`curation/duplicates.py`).
+    # plan, shape, signature: digests of 63 bits of its actions, of its answer's SQL shape, and of the traits that
+    # near-duplicates share (`sql/similarity.py`).
     plan: int
     shape: int
     signature: int
@@ -161,7 +161,7 @@ def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
         rows = rows.with_columns(late=late, rank=pl.Series(ranks)).sort("late", "rank").head(settings.keep)
     reasons["over_keep"] = rows["row"]
     reason = judged["reason"].cast(pl.String).to_frame().with_row_index("row")
-    for name, left in reasons.items():  # what an earlier rule has named stays so
+    for name, left in reasons.items():  # the reason of an earlier rule stays
         gone = pl.col("reason").is_null() & ~pl.col("row").is_in(left.implode())
         reason = reason.with_columns(reason=pl.when(gone).then(pl.lit(name)).otherwise("reason"))
     return judged.with_columns(reason=reason["reason"].cast(pl.Categorical))

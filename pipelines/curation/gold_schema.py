@@ -31,8 +31,8 @@ class SchemaConsensus:
     example_id: str
     items: SchemaItems | None  # the accepted tables and columns; None when too few extractors agree.
     views: Mapping[str, SchemaItems | None]  # of each extractor; None if it could not read the SQL.
-    agree: tuple[str, ...]  # names of the extractors that said the accepted schema.
-    reason: str  # why there is no full agreement, in one line; "" when all agree.
+    agree: tuple[str, ...]  # names of the extractors with the accepted schema.
+    reason: str  # the differences between the extractors, in one line; "" if all agree.
 
     def record(self) -> dict[str, Any]:
         """JSON values with sorted lists, for a dataset."""

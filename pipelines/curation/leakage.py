@@ -56,7 +56,7 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
         elsewhere: Leak | None = None
         for kind, name, index in tests:
             if kind == "sql" and database not in asked:
-                continue  # its shape, which takes the longest to find, could be nobody's
+                continue  # its shape, which takes the longest to find, could match none
             others = index.get(name(example), [])
             here = next((other for other in others if name_of(other.database) == database), None)
             if here is not None:

@@ -1,1 +1,1 @@
-"""A trained model as others take it: a folder for a hub, adapters alone, or what Ollama imports, with its card."""
+"""A trained model as others take it: a folder for a hub, adapters alone, or a folder for Ollama, with its card."""

@@ -40,13 +40,13 @@ class Lineage:
     """A checkpoint and its origin."""
 
     folder: Path  # with the weights.
-    adapter: Path | None  # with the low-rank adapters that were merged into them; None where all weights were trained.
+    adapter: Path | None  # with the low-rank adapters that were merged into them; None if all weights were trained.
     card: CheckpointCard | None  # how it is asked.
     # of the stages that made it, by kind, its own among them; {} for a folder that no stage made.
     manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the counts of those stages, by kind.
     evaluations: tuple[Evaluated, ...] = ()  # of this checkpoint, in the store.
-    demonstrations: str = ""  # the card of its demonstrations; "" where there is none.
+    demonstrations: str = ""  # the card of its demonstrations; "" if there is none.
 
     def setting(self, path: str) -> Any:
         """The recipe's value at a path that one of the stages reads whole; None if none does."""

@@ -77,7 +77,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
             yield path
 
 
-# Uploads an export to a hub, where there is a token for it.
+# The upload of an export to a hub, if there is a token for it.
 
 HUB_HINT = "Set HF_TOKEN, or run: hf auth login"
 

@@ -1,6 +1,7 @@
-"""Ollama's `Modelfile` for a folder of safetensors: its chat template in Go's words, its limits, and what Ollama lacks.
+"""Ollama's `Modelfile` for a folder of safetensors: its chat template in Go's words, its limits, and Ollama's gaps.
 
-What Ollama converts, and the pre-tokenizers that it knows, are those of its `convert/convert.go` and `tokenizer.go`.
+The architectures that Ollama converts, and its pre-tokenizers, are those of its `convert/convert.go` and
+`tokenizer.go`.
 """
 
 import hashlib

@@ -1,1 +1,1 @@
-"""Nightly retraining: new questions as batches, what is trained on them, and whether it takes the champion's place."""
+"""Nightly retraining: new questions as batches, a challenger trained on them, and its promotion to champion."""

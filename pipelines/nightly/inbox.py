@@ -22,12 +22,12 @@ from pipelines.recipe.recipes import digest
 from pipelines.sql.dialects.dialect import has_password
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
-HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask what is held out, and so take no part
+HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask held-out questions, and so take no part
 QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
 READ = (".jsonl", ".csv")
 UNREAD = (".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".parquet")  # beside databases, which questions name
-Row = dict[str, Any] | str  # a line that is no JSON object stays as it is: the data stage sets it aside
+Row = dict[str, Any] | str  # a line without a JSON object stays as it is: the data stage sets it aside
 
 
 def collect(settings: Nightly, batches: Path) -> Path | None:

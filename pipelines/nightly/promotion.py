@@ -101,7 +101,7 @@ def decide(
 
 # The distance of a night's questions from those that were learned before.
 
-ENOUGH = 50  # fewer questions say nothing about a distribution
+ENOUGH = 50  # fewer questions are too few for a distribution
 
 
 def drift(learned: Sequence[Example], fresh: Sequence[Example]) -> dict[str, float]:
@@ -124,7 +124,7 @@ def distance(old: Sequence[Hashable], new: Sequence[Hashable]) -> float:
     return sum(abs(before[value] / len(old) - after[value] / len(new)) for value in before | after) / 2
 
 
-# Held-out questions that a checkpoint was trained on: what is held out may have changed since.
+# Held-out questions that a checkpoint was trained on: the held-out questions may have changed since.
 
 Stage = tuple[str, str]  # its name and its key
 

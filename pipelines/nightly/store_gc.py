@@ -39,7 +39,7 @@ class _AtWork(Exception):
 
 @contextlib.contextmanager
 def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
-    """Claim stages, made or not, for a run for the time of the block; what a killed run claimed is free.
+    """Claim stages, made or not, for a run for the time of the block; the claims of a killed run are free.
 
     Args:
         about: JSON values that `live_runs` returns with the claim.
@@ -92,7 +92,7 @@ def reasons_to_keep(
 ) -> dict[Name, str]:
     """Every stage that must stay, with the first reason for it.
 
-    Only manifests that could decide something are read: of reports, leakage, champions' evaluations, and what is kept.
+    Only manifests that could decide something are read: of reports, leakage, champions' evaluations, and kept stages.
     One that cannot be read may need any stage, so all stay.
 
     Args:
@@ -142,7 +142,7 @@ def reasons_to_keep(
 
 
 def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damaged: set[Name]) -> Iterator[Name]:
-    """The roots and all that they were made of, as far as the store has it and what is not damaged says."""
+    """The roots and all that they were made of, as far as the store has it and its manifests can be read."""
     todo, seen = list(roots), set()
     while todo:
         name = todo.pop()
@@ -153,7 +153,7 @@ def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damag
         manifest = _manifest(store, name, damaged)
         todo += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
         todo += [(stage, key) for stage, key in manifest.get("parts", [])]
-        # `sqltrain evaluate` has no stages of a recipe for inputs; null where there are no links to databases.
+        # `sqltrain evaluate` has no stages of a recipe for inputs; null if there are no links to databases.
         todo += [(stage, manifest[stage]) for stage in ("test", "test_schema") if isinstance(manifest.get(stage), str)]
         if name[0] == "model":
             try:
@@ -161,7 +161,7 @@ def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damag
             except (DataError, KeyError, TypeError):
                 damaged.add(name)
             else:
-                if base is not None and base not in seen:  # its weights only: what it was made of is not read again
+                if base is not None and base not in seen:  # its weights only: its origin is not read again
                     yield base
 
 

@@ -1,1 +1,1 @@
-"""What is bought from models behind HTTP: answers kept for ever, and what is made of them."""
+"""Teachers, judges and other experts behind HTTP: their prompts, and the reading of their answers."""

@@ -1,4 +1,4 @@
-"""What models are asked beside teaching, in our words, and the one way in which their JSON answers are read."""
+"""Models as experts beside teaching: their prompts, and the one way in which their JSON answers are read."""
 
 import dataclasses
 import functools
@@ -71,7 +71,7 @@ class PairCheck:
     """The verdicts of the two models on one pair."""
 
     example: Example
-    bad: tuple[bool | None, ...]  # each one's verdict, in their order; None where it gave none.
+    bad: tuple[bool | None, ...]  # each one's verdict, in their order; None if it gave none.
     reasons: tuple[str, ...]  # each one's sentence.
 
     @property
@@ -103,7 +103,7 @@ def check(
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
     """The agreement of the first two models on the pairs that both judged, also beyond chance (Cohen's kappa), and the
-    number of pairs that all of them call bad. A lone model agrees with nobody.
+    number of pairs that all of them call bad. A lone model has no agreement.
     """
     both = [
         (bool(case.bad[0]), bool(case.bad[1])) for case in checked if len(case.bad) > 1 and None not in case.bad[:2]
@@ -117,7 +117,7 @@ def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
 
 
 def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
-    """Cohen's kappa of two raters' yes and no: (observed - expected) / (1 - expected); 1.0 where both are constant
+    """Cohen's kappa of two raters' yes and no: (observed - expected) / (1 - expected); 1.0 if both are constant
     and agree.
     """
     if not pairs:
@@ -219,8 +219,8 @@ class Selection:
     """The selector's choice for one question."""
 
     winner: int  # index of the chosen candidate.
-    points: tuple[float, ...]  # each candidate's: one a pair won, half where the two orders disagree.
-    first: float  # share of the answers that chose the query shown first; 0.5 is no liking for a place.
+    points: tuple[float, ...]  # each candidate's: one a pair won, half if the two orders disagree.
+    first: float  # share of the answers that chose the query shown first; 0.5 without a preference for a place.
 
 
 def choose(

@@ -56,7 +56,7 @@ class Draft:
     number: int  # of the try; with the seed it decides its tables, level and style.
     sql: str
     style: str
-    level: str  # what was asked for; the query's own hardness counts.
+    level: str  # the requested one; the query's own hardness counts.
 
 
 @dataclasses.dataclass

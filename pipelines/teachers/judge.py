@@ -10,7 +10,7 @@ from pipelines.rewards import panel
 from pipelines.sql.analyst import without_comments
 from pipelines.teachers.experts import kappa
 
-RIGHT = 0.75  # a grade from here on says "right"
+RIGHT = 0.75  # the lowest grade of a right answer
 Grades = list[float | None]
 
 

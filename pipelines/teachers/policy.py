@@ -48,7 +48,7 @@ class OpenAIPolicy(Policy):
             self._is_reached = True
 
     async def generate(self, request: Request) -> Completion:
-        """One agent turn; see `Connection.ask` for what it raises."""
+        """One agent turn; errors are those of `Connection.ask`."""
         sample = self._first + request.sample
         answer = await self.asker.ask(request.messages, request.sampling, request.stop, request.max_tokens, sample)
         keep = self.asker.endpoint.reasoning == "keep"
@@ -101,7 +101,7 @@ def teacher_policies(
     return policies
 
 
-# STaR-SFT (Reasoning-SQL, 3.3; Zelikman et al., 2022): what a teacher got wrong is reasoned again with the gold SQL
+# STaR-SFT (Reasoning-SQL, 3.3; Zelikman et al., 2022): a wrong answer of a teacher is reasoned again with the gold SQL
 # as a hint, and trained on without the hint.
 
 HINT = """
