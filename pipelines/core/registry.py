@@ -155,9 +155,8 @@ class Registry(Generic[T]):
     home: str  # our own module or package; all its modules are imported before the first look-up.
     fields: tuple[str, ...]  # the places in recipes that name such parts, as dotted paths; `*` stands for every item.
     leading: int = 1  # the number of a function's parameters before its options (its inputs).
-    part: Callable[..., T] | None = (
-        None  # makes the registered value of function and traits; None if it is the function.
-    )
+    # (function, **traits) -> the registered value; None if it is the function.
+    part: Callable[..., T] | None = None
     reads_installed: ClassVar[bool] = True  # a SQL worker is given its plug-ins, and looks for none
     _entries: dict[str, RegisteredPart[T]] = field(default_factory=dict)
     _models: dict[str, type[BaseModel]] = field(default_factory=dict)
@@ -213,31 +212,27 @@ class Registry(Generic[T]):
             raise PydanticCustomError(UNKNOWN_NAME, "{said}", {"said": str(error)}) from None
         return name
 
-    def options_of(self, field: str) -> Callable[[dict[str, Any], ValidationInfo], dict[str, Any]]:
-        """A validator of the options of the part that a section names in `field` (a wrong name fails there)."""
+    def check_options(self, field: str, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Validate, for pydantic, the options of the part that a section names in `field`; a wrong name fails there."""
+        from pydantic import ValidationError
+        from pydantic_core import PydanticCustomError
 
-        def validate(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-            from pydantic import ValidationError
-            from pydantic_core import PydanticCustomError
-
-            if field not in info.data:
-                return options
-            name = info.data[field]
-            model = self.options_model(name)
-            try:
-                model.model_validate(dict(options))
-            except ValidationError as error:
-                first = error.errors()[0]
-                path = ".".join(map(str, first["loc"]))
-                names = ", ".join(model.model_fields) or "none"
-                if first["type"] == "extra_forbidden":
-                    message = f"{self.noun} {name!r} has no option {path!r}. It has: {names}"
-                else:
-                    message = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {names}"
-                raise PydanticCustomError(WRONG_OPTION, "{message}", {"message": message}) from None
+        if field not in info.data:
             return options
-
-        return validate
+        name = info.data[field]
+        model = self.options_model(name)
+        try:
+            model.model_validate(dict(options))
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(map(str, first["loc"]))
+            names = ", ".join(model.model_fields) or "none"
+            if first["type"] == "extra_forbidden":
+                message = f"{self.noun} {name!r} has no option {path!r}. It has: {names}"
+            else:
+                message = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {names}"
+            raise PydanticCustomError(WRONG_OPTION, "{message}", {"message": message}) from None
+        return options
 
     def options_model(self, name: str) -> type[BaseModel]:
         """The model of a part's options: the one it was registered with, or its keyword parameters, with strict types

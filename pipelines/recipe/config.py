@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
@@ -119,7 +120,7 @@ class Optimizer(Section):
     # option `lr_rest`: for tiny models from scratch.
     kind: Annotated[str, pydantic.AfterValidator(OPTIMIZERS.check)] = "adamw"
     # what only that kind knows.
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(OPTIMIZERS.options_of("kind"))] = {}
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(OPTIMIZERS.check_options, "kind"))] = {}
     lr: Amount = 1e-5  # the highest rate.
     betas: tuple[Decay, Decay] = (0.9, 0.95)  # AdamW's two decay rates, each below 1.
     weight_decay: Amount = 0.01  # of each step, times the rate.
@@ -169,7 +170,7 @@ class RewardTerm(Section):
     # the tokens that it pays: all of an episode, or those up to the proposed schema.
     track: Literal["full", "schema"] = "full"
     # what only that term knows.
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(REWARDS.options_of("term"))] = {}
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(REWARDS.check_options, "term"))] = {}
 
 
 def _in_order(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -252,7 +253,7 @@ class Source(Section):
     # a file of corrected gold SQL that is laid over the questions (`pipelines/benchmarks/corrections.py`).
     corrections: str | None = None
     # what only that reader knows (see its docstring).
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(READERS.options_of("kind"))] = {}
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(READERS.check_options, "kind"))] = {}
 
 
 class Benchmark(Source):
@@ -339,7 +340,7 @@ class ProtocolSection(Section):
     format: Literal["strict", "tags"] = "strict"
     forced_final: bool = True  # whether the turn cap forces one last answer (SQL-Trail, algorithm 1, line 29).
     # what only that protocol knows (phases, tag names).
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(PROTOCOLS.options_of("name"))] = {}
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(PROTOCOLS.check_options, "name"))] = {}
 
 
 class Execution(Section):
@@ -449,7 +450,7 @@ class Rollout(Section):
     # `transformers` decodes in process; `vllm` asks a server; or a plug-in's.
     policy: Annotated[str, pydantic.AfterValidator(POLICIES.check)] = "transformers"
     # what only that policy knows.
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(POLICIES.options_of("policy"))] = {}
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(POLICIES.check_options, "policy"))] = {}
     # base URLs of vLLM servers of your own; none: each stage starts its own on this machine and ends them.
     servers: tuple[str, ...] = ()
     # the Python of the environment that has vLLM, for servers that a stage starts; null: where the `vllm` command is.
