@@ -39,9 +39,7 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
 def conversation(rules: str, schema: Schema, question: str, hint: str, **parts: str) -> tuple[Message, ...]:
-    """The rules as the system message; schema, question, hint and further parts, each indented under its name, as the
-    user's.
-    """
+    """The rules as the system's message; schema, question, hint and further parts under their names as the user's."""
     fields = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
     return (("system", rules), ("user", under_headings(fields.items())))
 
@@ -80,9 +78,7 @@ class PairCheck:
         return all(verdict is True for verdict in self.bad)
 
 
-def check(
-    askers: Sequence[Asker], examples: Sequence[Example], schemas: Callable[[Database], Schema]
-) -> list[PairCheck]:
+def check(askers: Sequence[Asker], examples: Sequence[Example], schemas: Schemas) -> list[PairCheck]:
     """Ask each model about each pair, in order."""
     cases = [
         conversation(CLEAN, schemas(example.database), example.question, example.evidence, SQL=example.gold_sql)
@@ -102,9 +98,7 @@ def check(
 
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
-    """The agreement of the first two models on the pairs that both judged, also beyond chance (Cohen's kappa), and the
-    number of pairs that all of them call bad. A lone model has no agreement.
-    """
+    """The agreement of the first two models on the pairs that both judged, and the number of pairs that all drop."""
     both = [
         (bool(case.bad[0]), bool(case.bad[1])) for case in checked if len(case.bad) > 1 and None not in case.bad[:2]
     ]
@@ -117,9 +111,7 @@ def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
 
 
 def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
-    """Cohen's kappa of two raters' yes and no: (observed - expected) / (1 - expected); 1.0 if both are constant
-    and agree.
-    """
+    """Cohen's kappa of two raters' yes and no: (observed - expected) / (1 - expected); 1.0 if both only agree."""
     if not pairs:
         return 0.0
     n = len(pairs)
@@ -129,7 +121,7 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
     return 1.0 if expected == 1.0 else (observed - expected) / (1 - expected)
 
 
-# Schema experts behind endpoints: who links a question to the schema, and who reads a gold SQL's tables and columns.
+# Schema experts behind endpoints: the linker of a question, and the extractor of a gold SQL's tables and columns.
 
 
 def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:
@@ -212,6 +204,9 @@ def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) ->
 
 _LETTER = re.compile(r"\s*\(?([AB])\)?[.:]?\s*")
 ROWS, CELL, CHARS = 5, 60, 1500
+Candidates = Sequence[tuple[str, ExecutionResult]]  # SQL and its result
+Cases = Sequence[tuple[Example, Candidates]]
+Signature = Callable[[ExecutionResult], str | None]  # equal for equal results; None for none (`evaluation/voting.py`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,20 +218,11 @@ class Selection:
     first: float  # share of the answers that chose the query shown first; 0.5 without a preference for a place.
 
 
-def choose(
-    asker: Asker,
-    cases: Sequence[tuple[Example, Sequence[tuple[str, ExecutionResult]]]],
-    schemas: Callable[[Database], Schema],
-    signature: Callable[[ExecutionResult], str | None],
-) -> list[Selection]:
+def choose(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature) -> list[Selection]:
     """The best candidate of each question.
 
     Candidates with the same result stand together: the group is compared once, and votes count its size only among
     equals. Those without a result lose to all that have one.
-
-    Args:
-        cases: each question with its candidates, as SQL and its result.
-        signature: equal for results that count as equal; None for none (`evaluation/voting.py`).
     """
     plans = [groups_of(candidates, signature) for _, candidates in cases]
     pairings: list[tuple[int, int, int]] = []
@@ -268,9 +254,7 @@ def choose(
     return chosen
 
 
-def groups_of(
-    candidates: Sequence[tuple[str, ExecutionResult]], signature: Callable[[ExecutionResult], str | None]
-) -> list[list[int]]:
+def groups_of(candidates: Candidates, signature: Signature) -> list[list[int]]:
     """Indices of the candidates that have a result, by result, in order of their first."""
     groups: dict[str, list[int]] = {}
     for index, (_, result) in enumerate(candidates):
@@ -281,11 +265,7 @@ def groups_of(
 
 
 def _compare(
-    rules: str,
-    example: Example,
-    candidates: Sequence[tuple[str, ExecutionResult]],
-    shown: Mapping[str, int],
-    schemas: Callable[[Database], Schema],
+    rules: str, example: Example, candidates: Candidates, shown: Mapping[str, int], schemas: Schemas
 ) -> tuple[Message, ...]:
     """A question with some of its candidates, given by name and index, and the first rows of each."""
     results = {}
@@ -305,18 +285,11 @@ question, the hint, the drafts and the first rows that each returned. One of the
 is wrong in them and write the SQL query that answers the question. Think first, then give the query between \
 ```sql and ``` as the last thing that you write."""
 _SQL_FENCE = re.compile(r"```sql\s+(.*?)```", re.DOTALL | re.IGNORECASE)
-Candidates = Sequence[tuple[str, ExecutionResult]]
 Execute = Callable[[Sequence[tuple[Database, str]]], Sequence[ExecutionResult]]
 
 
-def merge(
-    asker: Asker,
-    cases: Sequence[tuple[Example, Candidates]],
-    schemas: Callable[[Database], Schema],
-    signature: Callable[[ExecutionResult], str | None],
-    execute: Execute,
-) -> list[str]:
-    """The final SQL of each question, in order; `cases` and `signature` as in `choose`."""
+def merge(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature, execute: Execute) -> list[str]:
+    """The final SQL of each question, in order."""
     plans = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
     split = [number for number, groups in enumerate(plans) if len(groups) > 1]
     drafts_of = [{f"Draft {place}": group[0] for place, group in enumerate(plans[n][:2], 1)} for n in split]
