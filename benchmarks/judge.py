@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -26,13 +26,16 @@ from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
+from pipelines.rewards import panel
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.serving.models import ENDPOINT
+from pipelines.sql.analyst import without_comments
 from pipelines.stages import graph
 from pipelines.stages.context import examples, trajectories
-from pipelines.teachers.judge import check
+from pipelines.teachers.experts import kappa
 
 BATCH = 512  # trajectories between two moves of the bar
+RIGHT = 0.75  # the lowest grade of a right answer
 LOW_KAPPA = 0.6  # "substantial" agreement begins there (Landis and Koch, 1977)
 MOVED = 0.05  # of the grade's range: what a judge that looks at the query alone would not be moved by
 WORDS = {
@@ -56,7 +59,7 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
         count: answers at most.
 
     Returns:
-        What `pipelines.teachers.judge.check` found.
+        The figures of `check`.
     """
     asker = Asker.named(endpoint, store.root / RESPONSES)  # a name that is not there is said before anything runs
     terminal.run(recipe, store, "synthesize")
@@ -75,6 +78,45 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
     _show(endpoint, agreement)
     terminal.say(asker.bill())
     return agreement
+
+
+def check(
+    asker: Asker, outcomes: Sequence[Outcome], examples: Mapping[str, Example], scale: float = 2.0
+) -> dict[str, float]:
+    """Agreement of a judge with execution, and the effect of place and length on its grades.
+
+    It is asked about right answers too, which rewards never do. Returns `answers`, `unread` (answers without a grade),
+    `right_accepted` (share of right answers graded right), `wrong_accepted` (of wrong ones), `kappa` with execution,
+    `place_shift` (mean change of the grade if the prediction is shown first), and `length_shift` (if the prediction
+    stands in brackets inside a longer query that gives the same rows).
+    """
+    cases = [outcome for outcome in outcomes if outcome.trajectory.final_sql and not outcome.broken]
+    answers = [(examples[case.example_id], case.trajectory.final_sql or "") for case in cases]
+    first = [panel.messages(example, sql, scale) for example, sql in answers]
+    swapped = [panel.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
+    padded = []
+    for example, sql in answers:  # the same query, longer
+        query = without_comments([(sql, example.database.engine)])[0].rstrip("; \t\r\n")
+        longer = f"SELECT *\nFROM (\n    {query}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"
+        padded.append(panel.messages(example, longer, scale))
+    grades, turned, lengthened = (
+        [
+            panel.read_grade(answer.text if answer else None, scale)
+            for answer in (asker.ask_all(prompts) if prompts else ())
+        ]
+        for prompts in (first, swapped, padded)
+    )
+    pairs = [(case.correct, grade >= RIGHT) for case, grade in zip(cases, grades, strict=True) if grade is not None]
+    figures = {"answers": float(len(cases)), "unread": float(sum(grade is None for grade in grades))}
+    for name, right in (("right_accepted", True), ("wrong_accepted", False)):
+        accepted = [is_accepted for is_right, is_accepted in pairs if is_right is right]
+        figures[name] = sum(accepted) / max(1, len(accepted))
+    figures["kappa"] = kappa(pairs)
+    for name, after in (("place_shift", turned), ("length_shift", lengthened)):
+        both = zip(grades, after, strict=True)
+        moves = [moved - grade for grade, moved in both if grade is not None and moved is not None]
+        figures[name] = sum(moves) / max(1, len(moves))
+    return figures
 
 
 def _answered(there: Sequence[graph.Step]) -> tuple[list[Trajectory], dict[str, Example]]:

@@ -198,7 +198,7 @@ def test_reasoning_sqls_other_prompts_can_be_put(variant: str, example: Example,
 def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's grade is no judge's, and the oracle no teacher of reasoning."""
     from pipelines.stages.keys import endpoints
-    from pipelines.teachers.judge import GradeSource
+    from pipelines.teachers.experts import GradeSource
     from pipelines.teachers.policy import teacher_policies
 
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(tmp_path / "none.yaml"))

@@ -6,17 +6,19 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, Schemas
 from pipelines.benchmarks.prompt_schema import link as link_shown
-from pipelines.core.types import Database, Example, ExecutionResult, Message, SchemaItems
+from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import Link
 from pipelines.endpoints.answers import whole
 from pipelines.endpoints.asking import Asker
 from pipelines.protocols.observations import failure, table, under_headings
-from pipelines.recipe.config import Sampling
+from pipelines.recipe.config import RewardTerm, Sampling
+from pipelines.rewards import panel
 from pipelines.sql.schema import Schema, render
 
 EXTRACT = """You list the tables and columns that a given SQL query reads. List a table if the query names it, in any \
@@ -119,6 +121,48 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
     yes_a, yes_b = sum(a for a, _ in pairs) / n, sum(b for _, b in pairs) / n
     expected = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
     return 1.0 if expected == 1.0 else (observed - expected) / (1 - expected)
+
+
+# The judge of wrong answers: an endpoint whose grades a reward pays.
+
+
+class GradeSource:
+    """Fills in the grades that a panel's judge term needs; none if no endpoint is named, or if the term weighs nothing.
+
+    Each (question, gold SQL, answer) is asked once, also across runs: answers are kept by their prompt
+    (`endpoints/log.py`).
+    """
+
+    def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
+        name = panel.endpoint_of(terms)
+        self._failed = 0
+        self._asker = None if name is None else Asker.named(name, responses)
+        self._scale = next((float(term.options.get("scale", 2.0)) for term in terms if term.term == "judge"), 0.0)
+
+    def __call__(self, outcomes: list[Outcome], examples: Mapping[str, Example]) -> list[Outcome]:
+        """The outcomes, in order, with their grades."""
+        asker = self._asker
+        if asker is None:
+            return outcomes
+        graded, failed = panel.grade(
+            outcomes,
+            dict(examples),
+            lambda prompts: (
+                [answer.text if answer else None for answer in asker.ask_all(prompts, lenient=True)] if prompts else []
+            ),
+            self._scale,
+        )
+        self._failed += failed
+        return graded
+
+    def take_used(self) -> dict[str, float]:
+        """Answers used since the last call and their cost, whichever run bought them, and texts that no judge answered;
+        {} without a judge.
+        """
+        if self._asker is None:
+            return {}
+        used, failed, self._failed = self._asker.take_used(), self._failed, 0
+        return {"judge_answers": used["answers"], "judge_cost": used["cost"], "judge_failed": float(failed)}
 
 
 # Schema experts behind endpoints: the linker of a question, and the extractor of a gold SQL's tables and columns.

@@ -32,7 +32,7 @@ from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
-from pipelines.teachers.judge import GradeSource
+from pipelines.teachers.experts import GradeSource
 from pipelines.training import losses
 from pipelines.training.plan import Plan
 from pipelines.training.samples import track_mask

@@ -14,6 +14,7 @@ import pytest
 from teacher_server import TeacherServer
 from teacher_world import make, recipe_of
 
+from benchmarks.judge import check
 from pipelines.core.errors import BoundaryError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
@@ -44,12 +45,12 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table, introspect
 from pipelines.stages import keys
 from pipelines.stages.context import examples, trajectories
+from pipelines.teachers import experts
 from pipelines.teachers import experts as cleaning
 from pipelines.teachers import experts as linker
 from pipelines.teachers import experts as merging
 from pipelines.teachers import experts as prompts
 from pipelines.teachers import experts as selector
-from pipelines.teachers import judge
 from pipelines.teachers.policy import HINT
 
 Reply = Callable[[list[dict[str, str]]], str]
@@ -110,20 +111,20 @@ def test_rewards_ask_the_judge_about_wrong_answers_once_and_for_ever(
     cases = {f"q{n}": question(n, music) for n in range(4)}
     outcomes = [answered("q0", GOLD, True), *(answered(f"q{n}", f"SELECT {n}", False) for n in (1, 2, 3, 1))]
     for _ in range(2):  # the second is another run: the log answers it
-        grade = judge.GradeSource(terms, tmp_path / "responses")
+        grade = experts.GradeSource(terms, tmp_path / "responses")
         graded = grade(outcomes, cases)
         assert [one.judge for one in graded] == [None, 0.75, 0.0, 0.0, 0.75]
         assert [one.broken for one in graded] == [False] * 5
         assert grade.take_used() == {"judge_answers": 3.0, "judge_cost": 3 + 13 + 1, "judge_failed": 0.0}
         assert grade.take_used() == {"judge_answers": 0.0, "judge_cost": 0.0, "judge_failed": 0.0}
     assert sum(server.delivered.values()) == 3
-    assert judge.GradeSource([], tmp_path / "responses").take_used() == {}
+    assert experts.GradeSource([], tmp_path / "responses").take_used() == {}
 
 
 def test_a_judge_that_weighs_nothing_asks_nobody(tmp_path: Path, music: Database) -> None:
     """There is no such endpoint, and no key of a stage waits for one."""
     terms = [RewardTerm(term="exec"), RewardTerm(term="judge", weight=0, options={"by": "gone"})]
-    grade, wrong = judge.GradeSource(terms, tmp_path / "responses"), answered("q1", "SELECT 1", False)
+    grade, wrong = experts.GradeSource(terms, tmp_path / "responses"), answered("q1", "SELECT 1", False)
     assert grade([wrong], {"q1": question(1, music)}) == [wrong]
     assert grade.take_used() == {}
     panel = "rewards=[{term: exec}, {term: judge, weight: 0, options: {by: gone}}]"
@@ -147,7 +148,7 @@ def test_how_far_a_judge_is_trusted_by_hand(asker: Any, music: Database) -> None
 
     judged, _ = asker(reply)
     outcomes = [answered(f"q{n}", f"SELECT '{name}'", name in "abc") for n, name in enumerate("abcdef")]
-    found = judge.check(judged, outcomes, {f"q{n}": question(n, music) for n in range(6)})
+    found = check(judged, outcomes, {f"q{n}": question(n, music) for n in range(6)})
     assert (found["answers"], found["unread"]) == (6, 1)
     assert (found["right_accepted"], found["wrong_accepted"]) == (pytest.approx(2 / 3), 0.5)
     assert found["kappa"] == pytest.approx(1 / 6)
@@ -409,12 +410,12 @@ def test_a_text_that_a_judge_fails_at_is_asked_without_its_tail_in_training_and_
     pool = {one.id: one for one in (question(0, music), question(1, music))}
     outcomes = [answered("q0", "SELECT 0", False), answered("q1", "SELECT 1", False)]
     server.sick = judging.messages(pool["q1"], "SELECT 1", 2.0)[-1][1]
-    fill = judge.GradeSource([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
+    fill = experts.GradeSource([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
     graded = fill(outcomes, pool)
     assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (0.5, False)]
     assert fill.take_used()["judge_failed"] == 0.0
     with pytest.raises(BoundaryError, match="1 of 2 requests failed"):
-        judge.check(Asker.named("teacher", tmp_path / "responses"), outcomes, pool)
+        check(Asker.named("teacher", tmp_path / "responses"), outcomes, pool)
 
 
 def test_what_experts_cost_is_said(tmp_path: Path, servers: Any, name_endpoint: Any) -> None:

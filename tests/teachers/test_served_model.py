@@ -24,7 +24,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.recipe.config import RewardTerm
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.stages.context import examples, trajectories
-from pipelines.teachers import judge
+from pipelines.teachers import experts
 
 MODEL = os.environ.get("SQLTRAIN_SERVED_MODEL", "")
 READY_S = 300
@@ -95,7 +95,7 @@ def test_a_served_model_teaches_and_judges(tmp_path: Path, endpoint: str) -> Non
     with sql_engine(recipe) as sql:
         outcomes = make_outcomes(made, cases, sql, schemas(recipe), "strict", recipe.protocol.max_turns)
     wrong = [one for one in outcomes if not one.correct and one.trajectory.final_sql]
-    grade = judge.GradeSource([RewardTerm(term="judge", options={"by": "judge"})], store.root / "responses")
+    grade = experts.GradeSource([RewardTerm(term="judge", options={"by": "judge"})], store.root / "responses")
     graded = grade(wrong, cases)
     # A model that has only learned SQL gives no grades; what it says is kept, and is no zero.
     assert all(one.broken == (one.judge is None) for one in graded)
