@@ -1,7 +1,31 @@
 """What all tests share."""
 
 import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import pytest
 
 # Before torch is imported: tests run in a process for each core, so a thread each is enough. With two, threads of
 # several processes wait for one another in busy loops, and tests of rollouts took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not all(map(find_spec, ("httpx", "mcp", "starlette", "uvicorn"))):  # of the extras serve and mcp
+    collect_ignore_glob = ["serving/*", "review/*", "flows/test_mcp.py"]
+
+
+@pytest.fixture
+def sqltrain(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """A function that runs a command in this process: its exit code, standard output and standard error."""
+    from flows import cli
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sqltrain", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    return run

@@ -99,6 +99,23 @@ def http_server(answer: Any | Callable[[Asked], Any] = 200) -> Iterator[HttpServ
             thread.join()
 
 
+@contextlib.contextmanager
+def asgi_server(app: Any) -> Iterator[str]:
+    """The address of an application that is served until the block ends."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
 def build_database(place: Path | str, *statements: str) -> Database:
     """Run statements, or scripts of them, on a file of DuckDB if it ends with .duckdb, else of SQLite."""
     path = Path(place)

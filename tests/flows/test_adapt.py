@@ -3,29 +3,27 @@
 import csv
 import dataclasses
 import json
-import sqlite3
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import sqltrain
 
 from pipelines.adaptation import outcome, recipe_file
-from pipelines.adaptation import recipe_file as models
 from pipelines.adaptation.estimate import estimate
 from pipelines.adaptation.questions import gather
 from pipelines.adaptation.recipe_file import LORA
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
-from pipelines.core.types import Database, Example, ExecutionStatus, StopReason
+from pipelines.core.types import Database, Example
 from pipelines.databases.of_recipe import schemas
-from pipelines.evaluation.record import EpisodeRecord
 from pipelines.nightly.ledger import Ledger
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import write_card
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System
 from pipelines.stages import graph
+from tests.evaluation.evaluation_world import RECORD
+from tests.fakes import build_database
 
 COLUMNS = ("name", "city", "trade", "age", "visits")
 TABLES = ("customer", "supplier")
@@ -41,14 +39,14 @@ QUICK = (
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+def shop(tmp_path, monkeypatch, sqltrain):
     """A working folder with a connected database and twenty questions about it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SQLTRAIN_STORE", str(tmp_path / "store"))
-    with closing(sqlite3.connect("shop.sqlite")) as database, database:
-        for table in TABLES:
-            database.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(COLUMNS)})")
-            database.execute(f"INSERT INTO {table} VALUES (1, 'Ada', 'Oslo', 'baker', 41, 7)")
+    make = "CREATE TABLE {table} (id INTEGER PRIMARY KEY, {columns});"
+    fill = "INSERT INTO {table} VALUES (1, 'Ada', 'Oslo', 'baker', 41, 7);"
+    script = "".join((make + fill).format(table=table, columns=", ".join(COLUMNS)) for table in TABLES)
+    build_database(Path("shop.sqlite"), script)
     asked = [
         (f"{said} {column} of {table} ?", f"SELECT {select}{column}{end} FROM {table}")
         for said, select, end in (("which", "", ""), ("highest", "max(", ")"))
@@ -57,25 +55,24 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     ]
     with Path("own.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("question", "sql"), *asked])
-    assert sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")[0] == 0
+    assert sqltrain("connect", "shop.sqlite")[0] == 0
     return tmp_path
 
 
-def adapt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    return sqltrain(monkeypatch, capsys, "adapt", "shop", *words)
+@pytest.fixture
+def adapt(shop, sqltrain):
+    return partial(sqltrain, "adapt", "shop")
 
 
-def test_the_recipe_and_its_work_are_shown_first(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = adapt(monkeypatch, capsys, "--questions", "own.csv", "--plan")
+def test_the_recipe_and_its_work_are_shown_first(shop, adapt):
+    code, out, err = adapt("--questions", "own.csv", "--plan")
     assert (code, err) == (0, "")
     assert "12 questions to train on, 2 to watch training by, 6 to measure by: no two parts ask the same" in out
     assert "recipe  recipes/shop.yaml: the tiny model, made from scratch" in out
     assert "cost    no endpoint is asked, so nothing is paid" in out
     assert not (shop / "store" / "sft").exists()
     assert out.endswith("nothing was made; go on with: sqltrain adapt shop\n")
-    _, out, _ = adapt(monkeypatch, capsys, "--plan", "--json", "grpo.steps=3", "title=our shop")
+    _, out, _ = adapt("--plan", "--json", "grpo.steps=3", "title=our shop")
     planned = json.loads(out.splitlines()[-1])
     assert (planned["recipe"], planned["to_make"][0]) == ("recipes/shop.yaml", "data")
     assert {line.split()[0] for line in out.splitlines() if line.startswith("  ")} == set(planned["to_make"])
@@ -88,44 +85,34 @@ def test_the_recipe_and_its_work_are_shown_first(
     assert "&id" not in text  # YAML's references are hard to read, and to edit
 
     Path("recipes/shop.yaml").write_text(text.replace("steps: 12", "steps: 7"))
-    assert adapt(monkeypatch, capsys, "--plan")[0] == 0  # as it was edited
+    assert adapt("--plan")[0] == 0  # as it was edited
     assert recipes.load("recipes/shop.yaml").grpo.steps == 7
-    _, out, _ = adapt(monkeypatch, capsys, "--questions", "own.csv", "--plan")
+    _, out, _ = adapt("--questions", "own.csv", "--plan")
     assert "the recipe that was there is kept as recipes/shop.yaml.old-1" in out
     assert "steps: 7" in Path("recipes/shop.yaml.old-1").read_text()
     assert recipes.load("recipes/shop.yaml").grpo.steps == 12
 
 
-def test_a_mistake_is_one_plain_line(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = sqltrain(monkeypatch, capsys, "adapt", "farm", "--questions", "own.csv")
+def test_a_mistake_is_one_plain_line(shop, sqltrain, adapt):
+    code, _, err = sqltrain("adapt", "farm", "--questions", "own.csv")
     assert (code, err.count("\n")) == (2, 1)
     assert "farm is not connected. Run: sqltrain connect" in err
-    sqltrain(monkeypatch, capsys, "connect", "shop.sqlite", "--name", "miniature")
-    assert "miniature is the name of a shipped recipe" in sqltrain(monkeypatch, capsys, "adapt", "miniature")[2]
-    assert "no questions are named. Pass --questions FILE" in adapt(monkeypatch, capsys)[2]
-    assert "no model in nowhere" in adapt(monkeypatch, capsys, "--questions", "own.csv", "--model", "nowhere")[2]
+    sqltrain("connect", "shop.sqlite", "--name", "miniature")
+    assert "miniature is the name of a shipped recipe" in sqltrain("adapt", "miniature")[2]
+    assert "no questions are named. Pass --questions FILE" in adapt()[2]
+    assert "no model in nowhere" in adapt("--questions", "own.csv", "--model", "nowhere")[2]
     Path("other.jsonl").write_text('{"question": "q", "sql": "SELECT 1", "database": "farm.sqlite"}\n')
-    with closing(sqlite3.connect("farm.sqlite")) as database, database:
-        database.execute("CREATE TABLE t (a)")
-    assert (
-        "other.jsonl asks 1 other databases, too. Take their rows out."
-        in adapt(monkeypatch, capsys, "--questions", "other.jsonl")[2]
-    )
+    build_database(Path("farm.sqlite"), "CREATE TABLE t (a)")
+    assert "other.jsonl asks 1 other databases, too. Take their rows out." in adapt("--questions", "other.jsonl")[2]
     Path("bad.csv").write_text("question\nq\n")
-    assert (
-        "bad.csv has no column sql; its columns: question." in adapt(monkeypatch, capsys, "--questions", "bad.csv")[2]
-    )
+    assert "bad.csv has no column sql; its columns: question." in adapt("--questions", "bad.csv")[2]
     assert not Path("recipes").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_model_that_learned_nothing_is_not_promoted_and_the_page_has_its_failures(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = adapt(monkeypatch, capsys, "--questions", "own.csv", "--json", *QUICK)
+def test_a_model_that_learned_nothing_is_not_promoted_and_the_page_has_its_failures(shop, adapt):
+    code, out, err = adapt("--questions", "own.csv", "--json", *QUICK)
     assert code == 0, err
     line = json.loads(out.splitlines()[-1])
     assert line["decision"] == "kept"
@@ -141,25 +128,23 @@ def test_a_model_that_learned_nothing_is_not_promoted_and_the_page_has_its_failu
     assert ledger.champion() is None
 
 
-def record(id: str, right: bool, level: str = "easy") -> EpisodeRecord:
-    return EpisodeRecord(
-        id, "shop", level, "greedy", 0, "SELECT 1", {"strict": float(right)}, False, None, ExecutionStatus.OK, 1, 1,
-        None, StopReason.SOLUTION, False, True, 1, 0, 0, None, None, 0, None, 0.0,
-        question_digest=id, gold_digest=id,
-    )  # fmt: skip
+def record(id, right):
+    return dataclasses.replace(
+        RECORD, example_id=id, database="shop", scores={"strict": float(right)}, question_digest=id, gold_digest=id
+    )
 
 
-def test_before_and_after_are_paired_within_each_group() -> None:
+def test_before_and_after_are_paired_within_each_group():
     """Of table a: one gained, one lost, one kept right; of b: both gained."""
     before = [record(name, right) for name, right in zip("vwxyz", (0, 1, 1, 0, 0), strict=True)]
     after = [record(name, right) for name, right in zip("vwxyz", (1, 0, 1, 1, 1), strict=True)]
     recipe = recipes.load("miniature")
     found = outcome.paired("s", "t", "table", {"a": ["v", "w", "x"], "b": ["y", "z"]}, before, after, recipe)
-    rows = [(row[0], row[1], row[2], row[3], row[4].difference, *row[5:]) for row in found.rows]  # type: ignore[union-attr]
+    rows = [(row[0], row[1], row[2], row[3], row[4].difference, *row[5:]) for row in found.rows]
     assert rows == [("a", 3, 2 / 3, 2 / 3, 0.0, 1, 1), ("b", 2, 0.0, 1.0, 1.0, 2, 0)]
 
 
-def test_a_question_stands_under_each_table_that_its_gold_reads(shop: Path) -> None:
+def test_a_question_stands_under_each_table_that_its_gold_reads(shop):
     database = Database("shop", "sqlite", str(shop / "shop.sqlite"))
     queries = {
         "both": "SELECT c.name FROM customer AS c JOIN supplier AS s ON s.city = c.city",
@@ -172,40 +157,40 @@ def test_a_question_stands_under_each_table_that_its_gold_reads(shop: Path) -> N
     assert schemas(recipes.load("miniature"))(database).tables
 
 
-def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapters(tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapters(tmp_path):
     taught = recipes.load("mini_trust_sql")
-    for size, folder in ((1_000, tmp_path / "small"), (models.SMALL + 1, tmp_path / "large")):
+    for size, folder in ((1_000, tmp_path / "small"), (recipe_file.SMALL + 1, tmp_path / "large")):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         with (folder / "model.safetensors").open("wb") as file:
             file.truncate(size)
         write_card(folder, taught, "grpo", {})
-    small, large = (models.training_start(str(tmp_path / name), None, 100) for name in ("small", "large"))
+    small, large = (recipe_file.training_start(str(tmp_path / name), None, 100) for name in ("small", "large"))
     assert small.includes == ("recipes/mini_trust_sql", "scales/tiny")
     assert small.settings["protocol"] == taught.protocol.model_dump(mode="json")
     assert "lora" not in small.settings["model"]
     assert large.settings["model"]["lora"] == LORA
     assert large.settings["grpo"]["optimizer"] == {"lr": 1e-5}
     assert large.settings["grpo"]["sampling"]["turn_tokens"] == taught.evaluation.sampling.turn_tokens
-    hub = models.training_start("Qwen/Qwen2.5-Coder-3B-Instruct", "skyrl_sql", 100)
+    hub = recipe_file.training_start("Qwen/Qwen2.5-Coder-3B-Instruct", "skyrl_sql", 100)
     assert (hub.includes, hub.is_small) == (("recipes/skyrl_sql",), False)
 
 
-def test_what_cannot_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_start_is_refused(monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.repo_exists", lambda _, name: name == "Qwen/Qwen2.5-Coder-3B-Instruct")
     with pytest.raises(DataError, match=r"the hub has no model Qwen/Qwen2.5-Coder-3B-Instrct\. Check the spelling"):
-        models.training_start("Qwen/Qwen2.5-Coder-3B-Instrct", None, 100)
+        recipe_file.training_start("Qwen/Qwen2.5-Coder-3B-Instrct", None, 100)
     with pytest.raises(DataError, match="too long for the tiny model"):
-        models.training_start(None, None, 100_000)
+        recipe_file.training_start(None, None, 100_000)
     with pytest.raises(RecipeError, match=r"there is no recipe .sql_trial.\. Did you mean .sql_trail."):
-        models.training_start(None, "sql_trial", 100)
+        recipe_file.training_start(None, "sql_trial", 100)
 
 
 @pytest.mark.parametrize("model", [None, "Qwen/Qwen2.5-Coder-3B-Instruct"])
-def test_every_shipped_recipe_can_be_adapted(shop: Path, model: str | None) -> None:
+def test_every_shipped_recipe_can_be_adapted(shop, model):
     asked = gather(Path("own.csv"), None, str(shop / "shop.sqlite"))
     for name in ("arctic_sql", "mtir_sql", "reasoning_sql", "skyrl_sql", "sql_trail", "sqltrain", "trust_sql"):
-        begun = models.training_start(model, name, 100)
+        begun = recipe_file.training_start(model, name, 100)
         recipe_file.write("shop", recipe_file.recipe_values("shop", begun, asked), begun, asked)
         recipe = recipes.load("recipes/shop.yaml")
         assert (recipe.name, recipe.protocol.name) == ("shop", recipes.load(name).protocol.name)
@@ -215,7 +200,7 @@ def test_every_shipped_recipe_can_be_adapted(shop: Path, model: str | None) -> N
         assert estimate(recipe, asked.counts, graph.plan(recipe, Store(shop / "store")))["grpo"].number > 0
 
 
-def test_the_page_has_the_verdict_and_the_further_tables_as_sections(tmp_path: Path) -> None:
+def test_the_page_has_the_verdict_and_the_further_tables_as_sections(tmp_path):
     wrong = dataclasses.replace(record("v", False), final_sql="SELECT <b>", question_digest="v")
     examples = {"v": Example("v", "how <many> ?", Database("shop", "sqlite", "x"), "SELECT 2")}
     failed = outcome.failed(examples, [wrong, record("w", True)], "strict")

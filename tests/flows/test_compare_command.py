@@ -4,22 +4,20 @@ import csv
 import dataclasses
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-from command_line import sqltrain
 
 from flows.commands.evaluate import copy_page
 from pipelines.core.errors import UserError
 from pipelines.core.types import to_dict, write_jsonl
-from pipelines.evaluation.record import EpisodeRecord
+from pipelines.rollout.engine import Timing
 from pipelines.sql.diagnoses import Diagnosis, Hint
 from pipelines.stages.evaluate import note_time
 from tests.evaluation.evaluation_world import RECORD
 
 
-def records(right: str) -> list[EpisodeRecord]:
+def records(right):
     """One greedy record a character: "1" is right under both equalities, "b" under bird only, "0" wrong."""
     scores = {"1": {"strict": 1.0, "bird": 1.0}, "b": {"strict": 0.0, "bird": 1.0}, "0": {"strict": 0.0, "bird": 0.0}}
     return [
@@ -29,7 +27,7 @@ def records(right: str) -> list[EpisodeRecord]:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[str]:
+def runs(tmp_path):
     """A stage's folder (with a pass that is another system's), and a bare file of records."""
     before = tmp_path / "evaluate_sft"
     before.mkdir()
@@ -41,10 +39,8 @@ def runs(tmp_path: Path) -> list[str]:
     return [str(before), f"after={tmp_path / 'after.jsonl'}"]
 
 
-def test_flips_and_tests_by_hand(
-    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = sqltrain(monkeypatch, capsys, "compare", *runs, "--json")
+def test_flips_and_tests_by_hand(runs, sqltrain, tmp_path):
+    code, out, _ = sqltrain("compare", *runs, "--json")
     assert code == 0
     found = json.loads(out.splitlines()[-1])
     (one,) = found["comparisons"]
@@ -59,14 +55,17 @@ def test_flips_and_tests_by_hand(
     assert one["p_mcnemar"] == pytest.approx(0.625)  # 2 * (C(4,0) + C(4,1)) / 2^4
     assert (one["accuracy_before"], one["accuracy_after"]) == (3 / 8, 5 / 8)
     assert found["runs"]["after"]["figures"]["ex_strict"] == 5 / 8
+    write_jsonl(tmp_path / "few.jsonl", records("010"))
+    _, out, _ = sqltrain("compare", runs[0], str(tmp_path / "few.jsonl"))
+    assert "compared on 3 questions, of 8 and 3: the others are not in both" in out
+    _, out, _ = sqltrain("compare", *runs)
+    assert "the others are not in both" not in out
 
 
-def test_another_equality_and_tables_for_a_paper(
-    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_equality_and_tables_for_a_paper(runs, tmp_path, sqltrain):
     out_folder = tmp_path / "tables"
     arguments = ("compare", *runs, "--equality", "bird", "--flips", "1", "--out", str(out_folder))
-    code, out, _ = sqltrain(monkeypatch, capsys, *arguments)
+    code, out, _ = sqltrain(*arguments)
     assert code == 0
     assert "bird, 8 questions): 50.0 → 75.0 %" in out
     assert "and 3 more that flipped" in out
@@ -76,16 +75,15 @@ def test_another_equality_and_tables_for_a_paper(
     page = (out_folder / "report.html").read_text()
     assert "Paired differences" in page
     assert 'id="trajectories"' not in page  # records alone have no questions to read
+    code, _, err = sqltrain("compare", *runs, "--flips", "-1")
+    assert code == 2
+    assert "Invalid value for '--flips'" in err
 
 
-def test_the_time_that_answers_took_is_read_from_its_side_file(
-    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from pipelines.rollout.engine import Timing
-
+def test_the_time_that_answers_took_is_read_from_its_side_file(runs, sqltrain):
     for seconds in (3.0, 5.0):
         note_time(Path(runs[0]) / "timing.jsonl", "greedy", 4, Timing(wall_s=9, generate_s=seconds, sql_s=1.0))
-    _, out, _ = sqltrain(monkeypatch, capsys, "compare", *runs)
+    _, out, _ = sqltrain("compare", *runs)
     assert "evaluate_sft: 1.25 s a question (greedy)" in out  # (3 + 5 + 1 + 1) / 8
 
 
@@ -98,39 +96,24 @@ def test_the_time_that_answers_took_is_read_from_its_side_file(
         (lambda runs, folder: [runs[0], str(folder / "empty.jsonl")], "holds no records"),
         (lambda runs, folder: [runs[0], str(folder / "other.jsonl")], "the runs share no question"),
         (lambda runs, folder: [runs[0], str(folder / "binary.jsonl")], "line 1 is not UTF-8"),
-        (lambda runs, folder: [str(folder / "damaged"), runs[1]], "is damaged"),
         (lambda runs, folder: [*runs, "--out", str(folder / "empty.jsonl")], "cannot be written: File exists"),
         (lambda runs, folder: [*runs, "--out", str(folder / "empty.jsonl" / "in")], "cannot be written"),
         (lambda runs, folder: [*runs, "--equality", "skyrl"], "not every run was evaluated under skyrl"),
     ],
 )
-def test_a_mistake_is_one_plain_line(
-    change,
-    message,
-    runs: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_one_plain_line(change, message, runs, tmp_path, sqltrain):
     (tmp_path / "broken.jsonl").write_text('{"record": {"example_id": 1}}\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\n")
-    shutil.copytree(runs[0], tmp_path / "damaged")
-    (tmp_path / "damaged" / "summary.json").write_text("{")
     write_jsonl(tmp_path / "other.jsonl", [dataclasses.replace(records("1")[0], example_id="elsewhere")])
-    code, _, err = sqltrain(monkeypatch, capsys, "compare", *change(runs, tmp_path))
+    code, _, err = sqltrain("compare", *change(runs, tmp_path))
     assert code == 2
     assert message in err
     assert len(err.splitlines()) == 1
 
 
-def damaged(runs: list[str], file: str, text: str) -> list[str]:
-    (Path(runs[0]) / file).write_text(text)
-    return runs
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("hostile", "message"),
     [
         ({"scores": {"strict": 7.5, "bird": 1.0}}, "line 8 is no evaluation record: .*'scores.strict'"),
         ({"scores": {"strict": float("nan"), "bird": 1.0}}, "'scores.strict'.*finite"),
@@ -145,85 +128,51 @@ def damaged(runs: list[str], file: str, text: str) -> list[str]:
             "'linking.tables.gold'",
         ),
         ({"hardness": "x"}, "'hardness'"),
+        (("records.jsonl", "[" * 100_000 + "\n"), "line 1: not JSON"),
+        (("records.jsonl", "9" * 5000 + "\n"), "line 1: not JSON"),
+        (("records.jsonl", "5\n"), "line 1 is no evaluation record"),
+        (("summary.json", "[" * 100_000), "is damaged"),
+        (("summary.json", '{"left_out": {"why": 1e400}}'), "is damaged"),
+        (("summary.json", '{"left_out": [1]}'), "is damaged"),
+        (("summary.json", '{"equality": ["strict"]}'), "is damaged"),
+        (("timing.json", '{"r_ves": NaN}'), "is damaged"),
+        (("timing.json", "[]"), "is damaged"),
+        (("timing.jsonl", '{"pass": "greedy", "episodes": 1, "generate_s": NaN, "sql_s": 0}\n'), "is damaged"),
+        (("timing.jsonl", '{"pass": []}\n'), "is damaged"),
+        (("manifest.json", "[]"), "manifest.json is damaged"),
+        (("manifest.json", "[" * 100_000), "is damaged"),
     ],
 )
-def test_a_hostile_record_is_one_plain_line(
-    change: dict[str, object],
-    message: str,
-    runs: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = [to_dict(one) for one in records("0111110b")]
-    rows[7] |= change
-    (tmp_path / "hostile.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, err = sqltrain(monkeypatch, capsys, "compare", runs[0], str(tmp_path / "hostile.jsonl"))
-    assert code == 2
-    assert re.search(message, err)
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("records.jsonl", "[" * 100_000 + "\n", "line 1: not JSON"),
-        ("records.jsonl", "9" * 5000 + "\n", "line 1: not JSON"),
-        ("records.jsonl", "5\n", "line 1 is no evaluation record"),
-        ("summary.json", "[" * 100_000, "is damaged"),
-        ("summary.json", '{"left_out": {"why": 1e400}}', "is damaged"),
-        ("summary.json", '{"left_out": [1]}', "is damaged"),
-        ("summary.json", '{"equality": ["strict"]}', "is damaged"),
-        ("timing.json", '{"r_ves": NaN}', "is damaged"),
-        ("timing.json", "[]", "is damaged"),
-        ("timing.jsonl", '{"pass": "greedy", "episodes": 1, "generate_s": NaN, "sql_s": 0}\n', "is damaged"),
-        ("timing.jsonl", '{"pass": []}\n', "is damaged"),
-        ("manifest.json", "[]", "manifest.json is damaged"),
-        ("manifest.json", "[" * 100_000, "is damaged"),
-    ],
-)
-def test_a_hostile_file_is_one_plain_line(
-    file: str,
-    text: str,
-    message: str,
-    runs: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, _, err = sqltrain(monkeypatch, capsys, "compare", *damaged(runs, file, text))
+def test_a_hostile_record_or_file_is_one_plain_line(hostile, message, runs, tmp_path, sqltrain):
+    if isinstance(hostile, dict):  # values of the last record of eight
+        rows = [to_dict(one) for one in records("0111110b")]
+        rows[7] |= hostile
+        runs[1] = str(tmp_path / "hostile.jsonl")
+        Path(runs[1]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        (Path(runs[0]) / hostile[0]).write_text(hostile[1])
+    code, _, err = sqltrain("compare", *runs)
     assert (code, len(err.splitlines())) == (2, 1)
     assert re.search(message, err)
 
 
-def test_a_clue_of_an_unknown_kind_is_shown_by_its_name(
-    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_clue_of_an_unknown_kind_is_shown_by_its_name(runs, tmp_path, sqltrain):
     why = Diagnosis("syntax", "near x", (Hint("of_tomorrow", "y"),))
     write_jsonl(tmp_path / "wrong.jsonl", [dataclasses.replace(one, diagnosis=why) for one in records("00000000")])
     out = tmp_path / "out"
-    code, _, err = sqltrain(monkeypatch, capsys, "compare", runs[0], str(tmp_path / "wrong.jsonl"), "--out", str(out))
+    code, _, err = sqltrain("compare", runs[0], str(tmp_path / "wrong.jsonl"), "--out", str(out))
     assert (code, err) == (0, "")
     assert (out / "clues.csv").read_text().splitlines()[1].startswith("of_tomorrow,")
 
 
-def test_fewer_than_no_flips_are_refused(
-    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = sqltrain(monkeypatch, capsys, "compare", *runs, "--flips", "-1")
-    assert code == 2
-    assert "Invalid value for '--flips'" in err
-
-
-def test_what_an_endpoint_selected_is_a_system_of_its_own_and_at_once_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_an_endpoint_selected_is_a_system_of_its_own_and_at_once_is_none(tmp_path, sqltrain):
     for name, own, selected in (("a", "1100", "1110"), ("b", "1111", "0000")):
         rows = [{"pass": "greedy", "record": to_dict(one)} for one in records(own)]
         rows += [{"pass": "selected", "record": to_dict(one)} for one in records(selected)]
         rows += [{"pass": "once", "record": to_dict(one)} for one in records("1000")]
         (tmp_path / name).mkdir()
         (tmp_path / name / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, _ = sqltrain(monkeypatch, capsys, "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
+    code, out, _ = sqltrain("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
     assert code == 0
     found = json.loads(out.splitlines()[-1])
     pairs = [(one["before"], one["after"], one["gained"], one["lost"]) for one in found["comparisons"]]
@@ -233,23 +182,13 @@ def test_what_an_endpoint_selected_is_a_system_of_its_own_and_at_once_is_none(
 
 
 @pytest.mark.parametrize("place", ["none/page.html", "taken"])
-def test_a_report_that_cannot_be_copied_is_a_plain_line(tmp_path: Path, place: str) -> None:
+def test_a_report_that_cannot_be_copied_is_a_plain_line(tmp_path, place):
     (tmp_path / "report.html").write_text("page")
     (tmp_path / "taken").mkdir()
     with pytest.raises(UserError, match="cannot be written"):
         copy_page(tmp_path / "report.html", tmp_path / place)
     copy_page(tmp_path / "report.html", tmp_path / "copy.html")
     assert (tmp_path / "copy.html").read_text() == "page"
-
-
-def test_questions_that_are_not_in_both_are_told(
-    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_jsonl(tmp_path / "few.jsonl", records("010"))
-    _, out, _ = sqltrain(monkeypatch, capsys, "compare", runs[0], str(tmp_path / "few.jsonl"))
-    assert "compared on 3 questions, of 8 and 3: the others are not in both" in out
-    _, out, _ = sqltrain(monkeypatch, capsys, "compare", *runs)
-    assert "the others are not in both" not in out
 
 
 @pytest.mark.parametrize(
@@ -262,19 +201,11 @@ def test_questions_that_are_not_in_both_are_told(
         ("1110000b", "0111110b", "not_better", 3),
     ],
 )
-def test_the_paired_interval_decides_the_exit_code(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    before: str,
-    after: str,
-    fail_if: str,
-    expected: int,
-) -> None:
+def test_the_paired_interval_decides_the_exit_code(tmp_path, sqltrain, before, after, fail_if, expected):
     for name, right in (("main", before), ("change", after)):
         write_jsonl(tmp_path / f"{name}.jsonl", records(right))
     runs = [f"{name}={tmp_path / name}.jsonl" for name in ("main", "change")]
-    code, out, said = sqltrain(monkeypatch, capsys, "compare", *runs, "--fail-if", fail_if, "--json")
+    code, out, said = sqltrain("compare", *runs, "--fail-if", fail_if, "--json")
     assert code == expected
     assert json.loads(out.splitlines()[-1])["runs"].keys() == {"main", "change"}
     assert (f"change is {fail_if.replace('_', ' ')} than main (greedy)" in said) == (expected == 3)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import sqltrain
 
 from flows.commands import use
 from pipelines.core.errors import DataError, ResourceError
@@ -21,6 +20,7 @@ from pipelines.databases.catalogue import examine
 from pipelines.recipe import yaml_files
 from pipelines.recipe.config import Execution, Recipe
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
+from tests.fakes import build_database
 
 SHOP = """
 CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, email TEXT, city TEXT);
@@ -35,17 +35,14 @@ INSERT INTO purchase VALUES (1,1,3,1,'2024-05-01'),(2,1,1,2,'01/05/2024'),(3,2,3
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection:
-        connection.executescript(SHOP)
+    build_database(tmp_path / "shop.sqlite", SHOP)
     return tmp_path / "shop.sqlite"
 
 
-def test_a_card_says_what_is_there_and_what_will_hurt(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = sqltrain(monkeypatch, capsys, "connect", "shop.sqlite", "--json")
+def test_a_card_says_what_is_there_and_what_will_hurt(shop, sqltrain):
+    code, out, _ = sqltrain("connect", "shop.sqlite", "--json")
     assert code == 0
     known = yaml.safe_load(Path("databases/shop.yaml").read_text(encoding="utf-8"))
     assert (known["engine"], known["location"]) == ("sqlite", str(shop))
@@ -60,10 +57,8 @@ def test_a_card_says_what_is_there_and_what_will_hurt(
     assert 'odd "名" select: no rows' in out
 
 
-def test_an_edited_card_is_what_the_prompt_shows_and_survives_a_second_look(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")
+def test_an_edited_card_is_what_the_prompt_shows_and_survives_a_second_look(shop, sqltrain):
+    sqltrain("connect", "shop.sqlite")
     place = Path("databases/shop.yaml")
     known = yaml.safe_load(place.read_text(encoding="utf-8"))
     known["tables"]["customer"]["columns"]["email"]["hidden"] = True
@@ -71,7 +66,7 @@ def test_an_edited_card_is_what_the_prompt_shows_and_survives_a_second_look(
     known["tables"]["purchase"]["hidden"] = True
     known["metrics"] = {"big order": "amount over 5", "churn": "no order in 90 days"}
     place.write_text(yaml.safe_dump(known), encoding="utf-8")
-    sqltrain(monkeypatch, capsys, "connect", "shop")
+    sqltrain("connect", "shop")
     for text in ("shop", str(shop), "shop.sqlite"):  # however a command is told of it
         where = named.find(text)
         with where.sql(Execution()) as sql:
@@ -83,33 +78,28 @@ def test_an_edited_card_is_what_the_prompt_shows_and_survives_a_second_look(
     assert named.find("shop").example("Who made a BIG order ?").evidence == "big order = amount over 5"
 
 
-def test_a_renewed_card_keeps_what_is_hidden() -> None:
-    column = card.ColumnCard(type="TEXT", hidden=True, description="mine")
-    old = card.DatabaseCard(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"a": column})})
-    fresh = card.DatabaseCard(
-        engine="sqlite", location="x", tables={"t": card.TableCard(rows=2, columns={"a": card.ColumnCard()})}
-    )
-    table = card.merge(fresh, old).tables["t"]
-    assert (table.rows, table.columns["a"].hidden, table.columns["a"].description) == (2, True, "mine")
-
-
-def test_a_renewed_card_keeps_what_is_hidden_of_what_is_not_there_now() -> None:
+def test_a_renewed_card_keeps_what_is_hidden_also_of_what_is_not_there_now():
     """A table that a night's job makes anew is as hidden when it is back; what was open is not kept."""
-    secret, plain = card.ColumnCard(type="TEXT", hidden=True), card.ColumnCard(type="TEXT")
+    secret, plain = card.ColumnCard(type="TEXT", hidden=True, description="mine"), card.ColumnCard(type="TEXT")
     tables = {
         "t": card.TableCard(columns={"a": secret, "b": plain}),
+        "u": card.TableCard(columns={"a": secret}),
         "pay": card.TableCard(hidden=True, columns={"x": plain}),
         "log": card.TableCard(columns={"ip": secret, "at": plain}),
         "open": card.TableCard(columns={"x": plain}),
     }
-    fresh = card.DatabaseCard(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"c": plain})})
-    renewed = card.merge(fresh, card.DatabaseCard(engine="sqlite", location="x", tables=tables))
+    fresh = {"t": card.TableCard(columns={"c": plain}), "u": card.TableCard(rows=2, columns={"a": card.ColumnCard()})}
+    old, new = (card.DatabaseCard(engine="sqlite", location="x", tables=each) for each in (tables, fresh))
+    renewed = card.merge(new, old)
     assert {name: sorted(table.columns) for name, table in renewed.tables.items()} == {
         "t": ["a", "c"],
+        "u": ["a"],
         "pay": ["x"],
         "log": ["ip"],
     }
-    assert renewed.hidden == (("pay",), {"t": ("a",), "log": ("ip",)})
+    assert renewed.hidden == (("pay",), {"t": ("a",), "u": ("a",), "log": ("ip",)})
+    column = renewed.tables["u"].columns["a"]
+    assert (renewed.tables["u"].rows, column.hidden, column.description) == (2, True, "mine")
 
 
 @pytest.mark.parametrize(
@@ -124,46 +114,41 @@ def test_a_renewed_card_keeps_what_is_hidden_of_what_is_not_there_now() -> None:
         ("postgresql://u:pw@[x/y", "this is no address"),
     ],
 )
-def test_a_wrong_database_is_one_plain_line(
-    command: list[str], database: str, message: str, shop: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_wrong_database_is_one_plain_line(command, database, message, shop, sqltrain):  # fmt: skip
     Path("own.csv").write_text("a,b\n1,2\n")
-    code, _, err = sqltrain(monkeypatch, capsys, *command, database)
+    code, _, err = sqltrain(*command, database)
     assert (code, len(err.splitlines())) == (2, 1)
     assert message in err
     assert "pw" not in err
 
 
-def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trails_protocol(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trails_protocol(shop, monkeypatch, sqltrain):
     asked: list[Recipe] = []
     monkeypatch.setattr(use, "ask_model", lambda recipe, *_: asked.append(recipe))
     file = Path("endpoints.yaml")
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(file))
-    _, out, _ = sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")
+    _, out, _ = sqltrain("connect", "shop.sqlite")
     assert "sqltrain mcp shop serves the SQL tool" in " ".join(out.split())
     file.write_text("big: {base_url: 'http://127.0.0.1:9/v1', model: m}\n")
-    _, out, _ = sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")
+    _, out, _ = sqltrain("connect", "shop.sqlite")
     command = ["ask", "...", "--database", "shop", "--model", "endpoint:big"]
     assert f'sqltrain ask "..." {" ".join(command[2:])}' in " ".join(out.split())
-    assert sqltrain(monkeypatch, capsys, *command)[0] == 0
-    sqltrain(monkeypatch, capsys, *command, "--recipe", "miniature")
+    assert sqltrain(*command)[0] == 0
+    sqltrain(*command, "--recipe", "miniature")
     assert [recipe.name for recipe in asked] == ["sql_trail", "miniature"]
     with pytest.raises(DataError) as untrained:
         use.newest_model(asked[0], Store(Path("store")))
     assert untrained.value.hint.startswith("Pass --model: a checkpoint folder, champion:RECIPE, endpoint:NAME")
 
 
-def test_a_card_with_a_mistake_is_named(shop: Path) -> None:
+def test_a_card_with_a_mistake_is_named(shop):
     card.FOLDER.mkdir()
     card.path_of("shop").write_text("engine: sqlite\nlocation: shop.sqlite\ntables: {a: {hiden: true}}\n")
     with pytest.raises(DataError, match=r"shop\.yaml: tables\.a\.hiden: Extra inputs"):
         named.find("shop")
 
 
-def test_a_password_is_taken_out_and_put_in_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_is_taken_out_and_put_in_from_a_variable(monkeypatch):
     for given in ("mysql://me:p%40ss@host:3306/shop", "mysql://me@host:3306/shop?password=p%40ss"):
         assert addresses.split_password(given) == ("mysql://me@host:3306/shop", "p@ss")
     assert addresses.driver_address("mysql://me@host/shop", "mysql", "p@ss") == "mysql://me:p%40ss@host/shop"
@@ -171,9 +156,6 @@ def test_a_password_is_taken_out_and_put_in_from_a_variable(monkeypatch: pytest.
     monkeypatch.delenv("SHOP_PASSWORD", raising=False)
     with pytest.raises(ResourceError, match="SHOP_PASSWORD is not set"):
         addresses.password_of("mysql", "SHOP_PASSWORD")
-
-
-def test_a_secret_of_another_option_is_refused_and_not_quoted() -> None:
     given = "postgresql://me@host/shop?sslkey=k&sslpassword=hunter2"
     with pytest.raises(DataError, match="the address holds a secret, sslpassword") as refused:
         addresses.split_password(given)
@@ -181,7 +163,7 @@ def test_a_secret_of_another_option_is_refused_and_not_quoted() -> None:
     assert addresses.split_password("postgresql://me@host/shop?passfile=p")[0] == "postgresql://me@host/shop?passfile=p"
 
 
-def test_text_that_looks_like_a_number_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_looks_like_a_number_stays_text(tmp_path, monkeypatch):
     """Postcodes, months, and columns that are called by them."""
     monkeypatch.chdir(tmp_path)
     texts = ["01890", "08", "09", "1e5", "7e10", "0.10", "12", "1_000", "0x1F", "yes", ".5", "5."]
@@ -196,8 +178,8 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path: Path, monkeypatch: p
     assert yaml_files.read_yaml(tmp_path / "each.yaml") == each
 
 
-def test_a_file_can_be_connected_again_by_its_name(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def connected(text: str) -> dict[str, str]:
+def test_a_file_can_be_connected_again_by_its_name(shop, capsys):
+    def connected(text):
         use.connect(text, as_json=True)
         return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
@@ -210,7 +192,7 @@ def test_a_file_can_be_connected_again_by_its_name(shop: Path, capsys: pytest.Ca
     assert [path.name for path in Path("databases").iterdir()] == ["mine.yaml"]
 
 
-def test_findings_are_few_on_a_plain_table() -> None:
+def test_findings_are_few_on_a_plain_table():
     table = Table(
         "orders",
         (Column("id", "INTEGER", True), Column("customer_id", "INTEGER")),
@@ -223,7 +205,7 @@ def test_findings_are_few_on_a_plain_table() -> None:
 
 
 @pytest.mark.services
-def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> None:
+def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path):
     sys.path.insert(0, str(Path(__file__).parents[1] / "sql"))
     from servers import binaries, make_reader, postgres
 
@@ -231,7 +213,7 @@ def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> Non
     if programs is None:
         pytest.skip("PostgreSQL's programs are not installed")
 
-    def run(address: str, *more: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def run(address, *more, **environment):
         command = [sys.executable, "-m", "flows.cli", "connect", address, *more]
         paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
         return subprocess.run(
@@ -287,5 +269,5 @@ def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> Non
         ("something with hunter2 in it", "ValueError"),
     ],
 )
-def test_why_a_server_cannot_be_used_is_said_without_its_own_text(said: str, reason: str) -> None:
+def test_why_a_server_cannot_be_used_is_said_without_its_own_text(said, reason):
     assert addresses.why_unreachable(ValueError(said)).endswith(reason)

@@ -1,29 +1,28 @@
-"""`sqltrain data add`: a download is checked against what its authors say, and noted for recipes to include."""
+"""`sqltrain data add` and `sqltrain check`: what a download and a recipe's gold SQL are held against."""
 
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import sqltrain
 
-from flows.commands import data
+from flows import terminal
+from flows.commands import data, train
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.types import Example
 from pipelines.recipe import recipes
 from pipelines.recipe.yaml_files import read_yaml
+from tests.fakes import build_database
 
 
 @pytest.fixture
-def spider(tmp_path: Path) -> Path:
+def spider(tmp_path):
     """Spider dev in small: two questions that run, one whose gold is broken, one without its database."""
     folder = tmp_path / "spider"
     place = folder / "database" / "harbour" / "harbour.sqlite"
     place.parent.mkdir(parents=True)
-    connection = sqlite3.connect(place)
-    connection.execute("CREATE TABLE ship (name TEXT)")
-    connection.close()
+    build_database(place, "CREATE TABLE ship (name TEXT)")
     queries = ["SELECT name FROM ship", "SELECT count(*) FROM ship", "SELECT flag FROM ship", "SELECT 1"]
     rows = [{"db_id": "harbour", "question": "Which ships?", "query": query} for query in queries]
     rows[3]["db_id"] = "airport"
@@ -31,7 +30,7 @@ def spider(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_partial_download_is_told_and_can_still_be_included(spider: Path, tmp_path: Path) -> None:
+def test_a_partial_download_is_told_and_can_still_be_included(spider, tmp_path):
     said: list[str] = []
     found = data.add("spider_dev", spider, said.append, tmp_path / "local")
     assert (found["rows"], found["usable"], found["databases"]) == (4, 2, 1)
@@ -45,7 +44,7 @@ def test_a_partial_download_is_told_and_can_still_be_included(spider: Path, tmp_
     assert noted["data"]["test"] == [{"name": "spider_dev", "kind": "spider", "split": "dev", "path": str(spider)}]
 
 
-def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider: Path, tmp_path: Path) -> None:
+def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider, tmp_path):
     rows = json.loads((spider / "dev.json").read_text())
     rows[2]["query"] = "SELECT '\x1b[2J', flag FROM ship -- " + "x" * 45_000
     (spider / "dev.json").write_text(json.dumps(rows))
@@ -55,7 +54,7 @@ def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider: P
     assert max(map(len, said)) < 400
 
 
-def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider: Path, tmp_path: Path) -> None:
+def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider, tmp_path):
     first = data.add("spider_dev", spider, lambda line: None, tmp_path / "local")
     again: list[str] = []
     assert data.add("spider_dev", spider, again.append, tmp_path / "local") == first
@@ -67,7 +66,7 @@ def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider: Path, tmp
     assert [line for line in again if "differ from those added before" in line]
 
 
-def test_what_is_not_there_says_where_to_get_it(tmp_path: Path) -> None:
+def test_what_is_not_there_says_where_to_get_it(tmp_path):
     with pytest.raises(DataError, match=r"dev\.json.*Get it from https://bird-bench\.github\.io"):
         data.add("bird_dev", tmp_path, lambda line: None, tmp_path / "local")
     with pytest.raises(DataError, match=r"no benchmark 'spyder'.*spider_dev"):
@@ -75,7 +74,7 @@ def test_what_is_not_there_says_where_to_get_it(tmp_path: Path) -> None:
     assert not (tmp_path / "local").exists()
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_questions_are_checked(spider: Path, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_told_before_the_questions_are_checked(spider, tmp_path):
     (tmp_path / "conf").write_text("a file")
     said: list[str] = []
     with pytest.raises(DataError, match=r"conf/local cannot be written\. Run this in a folder of your own"):
@@ -83,7 +82,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_questions_are_checked
     assert said == []
 
 
-def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path: Path) -> None:
+def test_ones_own_questions_are_checked_like_a_benchmark(spider, tmp_path):
     shutil.copy(spider / "database" / "harbour" / "harbour.sqlite", tmp_path)
     row = {"question": "Which ships?", "database": "harbour.sqlite", "sql": "SELECT name FROM ship"}
     rows = [row, row | {"sql": "SELECT flag FROM ship"}, row | {"database": "airport.sqlite"}]
@@ -99,7 +98,7 @@ def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path:
         data.add("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")
 
 
-def test_several_files_of_ones_own_lie_side_by_side_under_names(spider: Path, tmp_path: Path) -> None:
+def test_several_files_of_ones_own_lie_side_by_side_under_names(spider, tmp_path):
     shutil.copy(spider / "database" / "harbour" / "harbour.sqlite", tmp_path)
     row = {"question": "Which ships?", "database": "harbour.sqlite", "sql": "SELECT name FROM ship"}
     local = tmp_path / "local"
@@ -117,7 +116,7 @@ def test_several_files_of_ones_own_lie_side_by_side_under_names(spider: Path, tm
 
 
 @pytest.mark.parametrize("name", downloads.BENCHMARKS)
-def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name: str) -> None:
+def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name):
     recipe = recipes.load("sql_trail", [f"include=data/{name}"])
     source, _ = downloads.source_of(name, Path("/data"))
     pools = (recipe.data.sft, *recipe.data.rl, *recipe.data.test)
@@ -125,23 +124,18 @@ def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name: s
     assert source.path == "/data"
 
 
-def test_a_noted_benchmark_is_included_by_its_name(
-    spider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_noted_benchmark_is_included_by_its_name(spider, tmp_path, monkeypatch):
     conf = tmp_path / "conf"
     shutil.copytree(recipes.CONF, conf, ignore=shutil.ignore_patterns("local"))
     monkeypatch.setattr(recipes, "CONF", conf)
     found = data.add("spider_dev", spider, lambda line: None, conf / "local")
     recipe = recipes.load("sql_trail", [f"include={found['include']}"])
     assert (recipe.benchmark.kind, recipe.benchmark.path) == ("spider", str(spider))
-
-
-def test_a_benchmark_that_was_never_noted_is_refused() -> None:
     with pytest.raises(RecipeError, match="cannot read"):
         recipes.load("sql_trail", ["include=local/none"])
 
 
-def test_the_page_of_benchmarks_has_each_one() -> None:
+def test_the_page_of_benchmarks_has_each_one():
     page = (recipes.CONF.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("| `")]
     named = {name.strip("` ") for line in table for name in line.split("|")[1].split(",")}
@@ -150,8 +144,8 @@ def test_the_page_of_benchmarks_has_each_one() -> None:
 
 
 def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are_named(
-    spider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    spider, tmp_path, monkeypatch, sqltrain
+):
     """OmniSQL's nine columns in one command: two of them were added."""
     local = tmp_path / "conf" / "local"
     monkeypatch.setattr(recipes, "LOCAL", local)
@@ -161,7 +155,7 @@ def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are
     for name, folder in (("spider_dev", spider), ("spider_dk", small)):
         data.add(name, folder, lambda line: None, local)
     words = ("evaluate", "miniature", "--model", "oracle", "--benchmarks", "omnisql", "data.max_bad_share=1")
-    code, out, err = sqltrain(monkeypatch, capsys, *words, f"--store={tmp_path / 'store'}")
+    code, out, err = sqltrain(*words, f"--store={tmp_path / 'store'}")
     assert code == 0, err
     missing = [line.split()[3].rstrip(",") for line in out.splitlines() if line.startswith("no data of")]
     assert missing == [name for name in downloads.LISTS["omnisql"] if name not in ("spider_dev", "spider_dk")]
@@ -171,3 +165,65 @@ def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are
     assert table[2].split() == ["oracle", "100.0", "100.0"]
     with pytest.raises(DataError, match="none of bird_dev is on this machine"):
         data.chosen("bird_dev", lambda line: None)
+
+
+THREE = "CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('a'), ('b'), ('c')"
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT name FROM ship", "larger than a verdict may read (raise execution.max_rows or execution.max_bytes)"),
+        ("SELECT flag FROM ship", "it does not run (no_such_column)"),
+    ],
+)
+def test_a_gold_sql_that_is_too_large_is_told_from_one_that_fails(sql, said, tmp_path):
+    example = Example("q", "?", build_database(tmp_path / "harbour.sqlite", THREE), sql)
+    recipe = recipes.load("miniature", ["execution.max_rows=2"])
+    (problem,), counts = train.check_gold(recipe, [[example]], terminal.Bars(terminal.console))
+    assert said in problem
+    assert counts == {"gold_checked": 1, "gold_full": 0}
+
+
+def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(tmp_path, sqltrain):
+    """A training file and a test file both number their questions from 1; the training file's first is empty."""
+    build_database(tmp_path / "harbour.sqlite", THREE)
+    asked = {"train": ["SELECT name FROM ship WHERE name > 'c'", "SELECT count(*) FROM ship"]}
+    asked["test"] = ["SELECT min(name) FROM ship", "SELECT max(name) FROM ship", "SELECT name FROM ship"]
+    for pool, queries in asked.items():
+        rows = [
+            {"id": id, "question": f"{sql}?", "database": "harbour.sqlite", "sql": sql}
+            for id, sql in enumerate(queries)
+        ]
+        (tmp_path / f"{pool}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train, test = (f"{{kind: jsonl, path: {tmp_path / pool}.jsonl}}" for pool in asked)
+    own = [f"data.sft={train}", f"data.rl=[{train}]", f"data.dev={test}", f"data.test=[{test}]"]
+    code, out, said = sqltrain("check", "miniature", *own, f"--store={tmp_path / 's'}", "--data", "--json")
+    assert code == 0, said
+    facts = json.loads(out.splitlines()[-1])
+    assert (facts["gold_checked"], facts["gold_full"], facts["health"]["empty"]) == (5, 5, 1)
+    assert facts["empty_trained"] == 1
+    assert "1 training questions have an empty gold result" in out + said
+
+
+def test_a_recipe_of_ones_own_is_checked_with_its_own_variants_and_a_reward_that_fails_is_one_line(tmp_path, sqltrain):
+    """The miniature's variants name terms of its panel, which this recipe leaves out."""
+    (tmp_path / "own.py").write_text(
+        "from pipelines.core.registry import reward\n\n\n"
+        "@reward('own_term')\ndef own_term(outcome):\n    return float(len(outcome.nothing))\n"
+    )
+    pool = "{kind: miniature, split: SPLIT, options: {databases: 1, questions: 2}}"
+    train, dev, test = (pool.replace("SPLIT", name) for name in ("train", "dev", "test"))
+    (tmp_path / "own.yaml").write_text(
+        "include: [recipes/miniature]\nplugins: [own.py]\nrewards:\n  - {term: own_term, weight: 1}\n"
+        f"data: {{sft: {train}, rl: [{train}], dev: {dev}, test: [{test}]}}\n"
+        "variants:\n  short: [grpo.steps=3]\n"
+    )
+    command = ["check", str(tmp_path / "own.yaml"), f"store={tmp_path / 's'}"]
+    code, out, err = sqltrain(*command)
+    assert "1 recipe with 1 variants: all load" in out
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith("error: reward term 'own_term' fails on question ")
+    assert "AttributeError: 'Outcome' object has no attribute 'nothing'" in line
+    assert line.endswith(f"Look at {tmp_path / 'own.py'}, line 6.")

@@ -1,7 +1,5 @@
 """A form changes what a run learns, and never names programs, code or addresses unless the worker's owner lets it."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.prefect import forms
@@ -33,36 +31,31 @@ ALLOWED = ["grpo.steps=3", "seed=2", "hardware.processes=1", "hardware={slot: gp
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_a_key_that_names_a_program_code_or_an_address_is_refused(override: str) -> None:
+def test_a_key_that_names_a_program_code_or_an_address_is_refused(override):
     with pytest.raises(RecipeError, match="a form") as refusal:
         forms.check_form("miniature", ["grpo.steps=3", override])
     assert "\n" not in str(refusal.value)
 
 
-def test_a_plug_in_named_in_a_form_is_not_even_imported(tmp_path: Path) -> None:
+def test_a_plug_in_is_not_even_imported_and_a_recipe_outside_conf_is_refused(tmp_path):
     plugin = tmp_path / "evil.py"
     plugin.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with pytest.raises(RecipeError, match="may not set plugins"):
         forms.check_form("miniature", [f"plugins=[{plugin}]"])
     assert not (tmp_path / "ran").exists()
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("include: [recipes/miniature]\n")
+    with pytest.raises(RecipeError, match="no recipe but those of conf/recipes"):
+        forms.check_form(str(mine), [])
 
 
 @pytest.mark.parametrize("override", ALLOWED)
-def test_a_form_may_change_the_keys_that_are_open_and_only_because_they_are_open(
-    monkeypatch: pytest.MonkeyPatch, override: str
-) -> None:
+def test_a_form_may_change_the_keys_that_are_open_and_only_because_they_are_open(monkeypatch, override):
     forms.check_form("miniature", [override])
     monkeypatch.setattr(forms, "OPEN_SECTIONS", frozenset[str]())
     monkeypatch.setattr(forms, "OPEN_KEYS", frozenset[str]())
     with pytest.raises(RecipeError, match=f"may not set {override.partition('=')[0]}"):
         forms.check_form("miniature", [override])
-
-
-def test_a_recipe_outside_conf_is_refused(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("include: [recipes/miniature]\n")
-    with pytest.raises(RecipeError, match="no recipe but those of conf/recipes"):
-        forms.check_form(str(mine), [])
 
 
 @pytest.mark.parametrize(
@@ -76,9 +69,7 @@ def test_a_recipe_outside_conf_is_refused(tmp_path: Path) -> None:
         ("hardware", "hardware.python=/tmp/python", True),
     ],
 )
-def test_the_worker_s_owner_may_allow_a_key_or_one_value_of_it(
-    monkeypatch: pytest.MonkeyPatch, allowed: str, override: str, taken: bool
-) -> None:
+def test_the_worker_s_owner_may_allow_a_key_or_one_value_of_it(monkeypatch, allowed, override, taken):
     monkeypatch.setenv(forms.FORM_KEYS, allowed)
     if taken:
         forms.check_form("miniature", [override])
@@ -87,9 +78,7 @@ def test_the_worker_s_owner_may_allow_a_key_or_one_value_of_it(
             forms.check_form("miniature", [override])
 
 
-def test_an_include_of_the_owner_may_set_a_key_that_a_form_may_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_include_of_the_owner_may_set_a_key_that_a_form_may_not(monkeypatch, tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "miniature.yaml").write_text("seed: 1\n")
     (tmp_path / "gpu.yaml").write_text("hardware: {python: /opt/gpu/bin/python}\n")
@@ -100,7 +89,7 @@ def test_an_include_of_the_owner_may_set_a_key_that_a_form_may_not(
         forms.check_form("miniature", ["include=gpu", "hardware.python=/tmp/python"])
 
 
-def test_every_open_or_closed_name_is_one_of_the_recipe() -> None:
+def test_every_open_or_closed_name_is_one_of_the_recipe():
     assert set(Recipe.model_fields) - forms.OPEN_SECTIONS == {"hardware", "plugins"}
     tree = Recipe(name="x").model_dump()
     for key in forms.OPEN_KEYS | forms.CLOSED_KEYS:
@@ -108,9 +97,7 @@ def test_every_open_or_closed_name_is_one_of_the_recipe() -> None:
         assert field in tree[section]
 
 
-def test_a_run_works_in_the_folder_that_the_worker_names_or_in_its_checkout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_works_in_the_folder_that_the_worker_names_or_in_its_checkout(monkeypatch, tmp_path):
     monkeypatch.delenv(forms.HOME, raising=False)
     assert forms.set_home() == {"directory": str(recipes.CONF.parent)}
     monkeypatch.setenv(forms.HOME, str(tmp_path))
@@ -133,7 +120,7 @@ FILLED = {
 }
 
 
-def test_every_field_of_the_form_sets_its_key_and_a_free_override_wins() -> None:
+def test_every_field_of_the_form_sets_its_key_and_a_free_override_wins():
     assert set(FILLED) == set(forms.CommonOverrides.model_fields) == {"variant", *forms.KEYS}
     changes = forms.CommonOverrides.model_validate(FILLED).overrides(["seed=4", "rollout.servers=[http://127.0.0.1:1]"])
     recipe = recipes.load("miniature", changes)
@@ -142,14 +129,11 @@ def test_every_field_of_the_form_sets_its_key_and_a_free_override_wins() -> None
     assert (recipe.grpo.steps, recipe.hardware.device) == (7, "cpu")
     assert {term.term: term.weight for term in recipe.rewards}["turns"] == 0  # the variant's
     forms.check_form("miniature", forms.CommonOverrides.model_validate(FILLED).overrides(()))
-
-
-def test_an_empty_form_changes_nothing() -> None:
     assert forms.UNCHANGED.overrides(()) == ()
 
 
 @pytest.mark.parametrize("filled", [{"seed": -1}, {"policy": "mine"}, {"variant": "a=b"}, {"launch": "bash"}])
-def test_a_field_takes_no_value_outside_its_bounds(filled: dict[str, object]) -> None:
+def test_a_field_takes_no_value_outside_its_bounds(filled):
     with pytest.raises(ValueError, match=next(iter(filled))):
         forms.CommonOverrides.model_validate(filled)
 
@@ -158,7 +142,7 @@ def test_a_field_takes_no_value_outside_its_bounds(filled: dict[str, object]) ->
     ("filled", "stage"),
     [({"sft_epochs": 1.0}, "sft"), ({"rl_questions": 9}, "difficulty"), ({"grpo_steps": 3}, "grpo")],
 )
-def test_a_field_that_no_stage_reads_is_refused(filled: dict[str, float], stage: str) -> None:
+def test_a_field_that_no_stage_reads_is_refused(filled, stage):
     whole = recipes.load("miniature")
     less = whole.model_copy(update={"stages": tuple(name for name in whole.stages if name != stage)})
     fields = forms.CommonOverrides.model_validate(filled)

@@ -1,12 +1,9 @@
 """`sqltrain evaluate --model oracle`: killed and run again it gives the same bytes and asks nothing twice."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -14,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import sqltrain
 
 from flows import terminal
 from flows.commands import evaluate as evaluating
@@ -26,6 +22,7 @@ from pipelines.nightly import store_gc
 from pipelines.recipe import recipes
 from pipelines.stages import data, evaluate
 from pipelines.stages.context import Context, Silent, examples
+from tests.fakes import build_database
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -45,12 +42,12 @@ ORACLE = ("--model", "oracle", "data.test.0.options.questions=100")  # of each d
 QUICK = ("evaluation.samples=2", "evaluation.ks=[1, 2]", "evaluation.forced_single_turn=false")
 
 
-def command(store: Path, *more: str) -> list[str]:
+def command(store, *more):
     start = [sys.executable, "-m", "flows.cli", "evaluate", "miniature", "--json"]
     return [*start, *SMALL, f"--store={store}", *more]
 
 
-def run(store: Path, *more: str) -> dict[str, float]:
+def run(store, *more):
     done = subprocess.run(command(store, *more), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -59,35 +56,25 @@ def run(store: Path, *more: str) -> dict[str, float]:
     return metrics
 
 
-def digests(store: Path) -> dict[str, str]:
+def digests(store):
     (manifest,) = store.glob("evaluations/*/manifest.json")
     return {name: facts["sha256"] for name, facts in json.loads(manifest.read_text())["files"].items()}
 
 
-def answers(store: Path) -> dict[str, int]:
+def answers(store):
     return {str(path.relative_to(store)): path.stat().st_mtime_ns for path in store.glob("answers/*/*/*.json")}
 
 
-def kill_after_some_answers(store: Path) -> None:
-    with subprocess.Popen(command(store, *ORACLE), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
-        while started.poll() is None and len(answers(store)) < 3:
-            time.sleep(0.01)
-        os.kill(started.pid, signal.SIGKILL)
-        started.wait()
-
-
 @pytest.fixture
-def harbour(tmp_path: Path) -> Path:
-    """A database for whoever writes questions of it."""
+def harbour(tmp_path):
     path = tmp_path / "download" / "harbour.sqlite"
     path.parent.mkdir()
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript("CREATE TABLE ship (name TEXT, flag TEXT); INSERT INTO ship VALUES ('Aurora', 'NO');")
+    build_database(path, "CREATE TABLE ship (name TEXT, flag TEXT); INSERT INTO ship VALUES ('Aurora', 'NO');")
     return path
 
 
 @pytest.fixture
-def own(harbour: Path) -> Path:
+def own(harbour):
     """Three questions of one's own, and no training question anywhere."""
     queries = ["SELECT name FROM ship", "SELECT count(*) FROM ship", "SELECT flag FROM ship"]
     rows = [{"question": f"{query} ?", "database": harbour.name, "sql": query} for query in queries]
@@ -97,7 +84,7 @@ def own(harbour: Path) -> Path:
 
 
 @pytest.fixture
-def spider2(harbour: Path) -> Path:
+def spider2(harbour):
     """Four instances of Spider 2.0-lite, of which only the first has a gold query."""
     folder = harbour.parent
     standards, results = folder / "evaluation_suite" / "gold", folder / "evaluation_suite" / "gold" / "exec_result"
@@ -116,16 +103,16 @@ def spider2(harbour: Path) -> Path:
     return folder
 
 
-def oracle(store: Path, name: str, *overrides: str) -> None:
+def oracle(store, name, *overrides):
     evaluating.evaluate_named(recipes.load(name, [*QUICK, *overrides]), Store(store), "oracle", True)
 
 
-def figures_of(store: Path) -> list[dict[str, float]]:
+def figures_of(store):
     found = sorted(store.glob("evaluations/*/metrics.json"), key=lambda path: path.stat().st_mtime_ns)
     return [json.loads(path.read_text()) for path in found]
 
 
-def test_a_ready_policy_needs_no_training_questions(own: Path, tmp_path: Path) -> None:
+def test_a_ready_policy_needs_no_training_questions(own, tmp_path):
     """Every paper's recipe trains on benchmarks that nobody has to download to evaluate something."""
     oracle(tmp_path / "store", "sql_trail", "include=data/own", f"data.test.0.path={own}")
     (figures,) = figures_of(tmp_path / "store")
@@ -136,18 +123,16 @@ def test_a_ready_policy_needs_no_training_questions(own: Path, tmp_path: Path) -
     assert json.loads(agreed.read_text())["examples"] == 3
 
 
-def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(
-    harbour: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(harbour, tmp_path, sqltrain):
     path = tmp_path / "q.csv"
     path.write_text("question,sql\n" + "".join(f"how many {n} ?,SELECT count(*) + {n} FROM ship\n" for n in range(4)))
     words = ["--model", "oracle", "--questions", str(path), "--database", str(harbour), f"store={tmp_path / 'store'}"]
     command = ["evaluate", "sql_trail", *words, "evaluation.samples=0"]
-    code, out, err = sqltrain(monkeypatch, capsys, *command, "--limit", "3", "--plan")
+    code, out, err = sqltrain(*command, "--limit", "3", "--plan")
     assert (code, err) == (0, "")
     assert "3 questions of questions: 3 greedy, 3 once; at most" in out
     assert not (tmp_path / "store" / "evaluations").exists()
-    code, out, err = sqltrain(monkeypatch, capsys, *command, "--json")
+    code, out, err = sqltrain(*command, "--json")
     assert (code, err) == (0, "")
     (stage,) = json.loads(out.splitlines()[-1])["stages"].values()
     assert (stage["metrics"]["ex"], stage["metrics"]["n_questions"]) == (1.0, 4)
@@ -155,10 +140,10 @@ def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(
         (["--questions", "no.csv"], "there is no file no.csv"),
         (["--database", "x"], "of --questions"),
     ):
-        assert said in sqltrain(monkeypatch, capsys, "evaluate", "sql_trail", "--model", "oracle", *wrong)[2]
+        assert said in sqltrain("evaluate", "sql_trail", "--model", "oracle", *wrong)[2]
 
 
-def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: Path, tmp_path: Path) -> None:
+def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own, tmp_path):
     store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}")
     oracle(store, "sql_trail", *mine)
     before = answers(store)
@@ -177,7 +162,7 @@ def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: P
     assert len(answers(store)) == 12  # asked in another way
 
 
-def test_another_report_page_asks_nothing_again(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_report_page_asks_nothing_again(own, tmp_path, monkeypatch):
     store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}")
     oracle(store, "sql_trail", *mine)
     before = answers(store)
@@ -190,7 +175,7 @@ def test_another_report_page_asks_nothing_again(own: Path, tmp_path: Path, monke
     assert len(answers(store)) == 2 * len(before)
 
 
-def test_an_edited_prompt_for_one_turn_is_put_anew(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_prompt_for_one_turn_is_put_anew(own, tmp_path, monkeypatch):
     store, mine = (
         tmp_path / "store",
         ("include=data/own", f"data.test.0.path={own}", "evaluation.forced_single_turn=true"),
@@ -202,9 +187,7 @@ def test_an_edited_prompt_for_one_turn_is_put_anew(own: Path, tmp_path: Path, mo
     assert len(answers(store)) == 2 * len(before)
 
 
-def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(own, tmp_path, monkeypatch):
     """What was answered when the prompt still showed it is not taken for an answer now."""
     monkeypatch.chdir(tmp_path)
     store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}", "data.max_bad_share=0.5")
@@ -221,12 +204,12 @@ def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(
     assert len(answers(store)) > len(before)
 
 
-def test_the_oracle_has_nothing_to_play_where_the_gold_is_a_result(spider2: Path, tmp_path: Path) -> None:
+def test_the_oracle_has_nothing_to_play_where_the_gold_is_a_result(spider2, tmp_path):
     with pytest.raises(RecipeError, match=r"the oracle plays gold SQL, and 3 of 4 questions have none"):
         oracle(tmp_path / "store", "sql_trail", "include=data/spider2_lite", f"data.test.0.path={spider2}")
 
 
-def evaluated(folder: Path, source: Path, *overrides: str) -> Path:
+def evaluated(folder, source, *overrides):
     """Any policy's way, without the flow around it: the oracle is wrong where it has nothing to play."""
     settings = (*QUICK, "include=data/spider2_lite", f"data.test.0.path={source}", "evaluation.r_ves=true")
     recipe = recipes.load("sql_trail", [*settings, *overrides])
@@ -239,7 +222,7 @@ def evaluated(folder: Path, source: Path, *overrides: str) -> Path:
     return folder / "evaluation"
 
 
-def test_answers_that_nothing_can_time_are_left_out_of_r_ves(spider2: Path, tmp_path: Path) -> None:
+def test_answers_that_nothing_can_time_are_left_out_of_r_ves(spider2, tmp_path):
     done = evaluated(tmp_path / "one", spider2)
     assert json.loads((done / "metrics.json").read_text())["ex"] == 0.25
     # One gold query, answered by itself: between sqrt(0.25) and sqrt(1.25). Among four it would be 28 at most.
@@ -249,7 +232,7 @@ def test_answers_that_nothing_can_time_are_left_out_of_r_ves(spider2: Path, tmp_
     assert not (done / "timing.json").exists()  # nothing to time is no figure, and no traceback
 
 
-def test_an_included_benchmark_decides_how_it_is_judged_and_not_how_training_is() -> None:
+def test_an_included_benchmark_decides_how_it_is_judged_and_not_how_training_is():
     for name, equality in (("spider2_lite", "spider2"), ("bird_dev", "bird"), ("spider_dev", "strict")):
         recipe = recipes.load("sqltrain", [f"include=data/{name}"])
         assert (recipe.headline, recipe.execution.equality) == (equality, "strict")
@@ -260,11 +243,14 @@ def test_an_included_benchmark_decides_how_it_is_judged_and_not_how_training_is(
 
 
 @pytest.mark.slow
-def test_killed_and_run_again_it_gives_the_same_bytes_and_repeats_nothing(tmp_path: Path) -> None:
+def test_killed_and_run_again_it_gives_the_same_bytes_and_repeats_nothing(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     figures = run(whole, *ORACLE)
     assert (figures["ex"], figures["n_questions"]) == (1.0, 200)
-    kill_after_some_answers(killed)
+    with subprocess.Popen(command(killed, *ORACLE), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
+        while started.poll() is None and len(answers(killed)) < 3:
+            time.sleep(0.01)
+        started.kill()
     before = answers(killed)
     assert 3 <= len(before) < 600  # greedy, sampled and in one turn
     assert run(killed, *ORACLE) == figures
@@ -276,7 +262,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes_and_repeats_nothing(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_checkpoint_is_evaluated_in_other_modes_than_it_was_trained_in(tmp_path: Path) -> None:
+def test_a_checkpoint_is_evaluated_in_other_modes_than_it_was_trained_in(tmp_path):
     """A model of random weights finds nothing, but what it is shown and allowed can be counted."""
     store = tmp_path / "store"
     made = subprocess.run(
@@ -295,10 +281,10 @@ def test_a_checkpoint_is_evaluated_in_other_modes_than_it_was_trained_in(tmp_pat
     assert len(list(store.glob("model/*/manifest.json"))) == 1  # and none makes a model anew
 
 
-def test_gc_takes_nothing_from_under_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_takes_nothing_from_under_an_evaluation(tmp_path, monkeypatch):
     store, claimed = Store(tmp_path), list[str]()
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         claimed.extend(stage for run in store_gc.live_runs(store) for stage, _ in run["stages"])
         raise InterruptedError
 
@@ -310,25 +296,21 @@ def test_gc_takes_nothing_from_under_an_evaluation(tmp_path: Path, monkeypatch: 
     assert store_gc.live_runs(store) == []
 
 
-def test_a_figure_below_its_bound_ends_with_a_code_of_its_own_and_a_wrong_bound_with_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_figure_below_its_bound_ends_with_a_code_of_its_own_and_a_wrong_bound_with_another(tmp_path, sqltrain):
     words = ("evaluate", "miniature", *SMALL, *QUICK, f"--store={tmp_path}", "--model", "oracle", "--at-least")
-    assert sqltrain(monkeypatch, capsys, *words, "ex=1.0")[0] == 0
-    code, out, _ = sqltrain(monkeypatch, capsys, *words, "ex=1.0", "--at-least", "turns=9.5", "--json")
+    assert sqltrain(*words, "ex=1.0")[0] == 0
+    code, out, _ = sqltrain(*words, "ex=1.0", "--at-least", "turns=9.5", "--json")
     assert code == 3
     assert re.search(r"evaluate oracle: turns is 1\.\d+, below 9\.5\n", out)
     assert json.loads(out.splitlines()[-1])["stages"]
     for wrong, said in (("ex", "METRIC=VALUE"), ("accuracy=0.5", "no such figure")):
-        code, _, error = sqltrain(monkeypatch, capsys, *words, wrong)
+        code, _, error = sqltrain(*words, wrong)
         assert code == 2
         assert said in error
 
 
 @pytest.mark.parametrize(("bound", "expected"), [("ex=1.0", 0), ("turns=9.5", 3)])
-def test_the_gate_of_a_pull_request_posts_the_table_and_ends_with_the_commands_code(
-    tmp_path: Path, bound: str, expected: int
-) -> None:
+def test_the_gate_of_a_pull_request_posts_the_table_and_ends_with_the_commands_code(tmp_path, bound, expected):
     """The step of infra/github/gate/action.yml, run by bash with a stand-in of the runner's gh."""
     action = yaml.safe_load((ROOT / "infra" / "github" / "gate" / "action.yml").read_text(encoding="utf-8"))
     (step,) = action["runs"]["steps"]

@@ -1,7 +1,8 @@
-"""Commands of operation on a real store: status, store, champion; each with examples in its help."""
+"""Commands of operation and sweeps as a user types them; and what a terminal shows of names and errors of others."""
 
+import io
 import json
-from collections.abc import Iterator, Mapping
+import sqlite3
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,32 +10,29 @@ from typing import Any
 
 import httpx
 import pytest
-from command_line import sqltrain
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Running
+from rich.console import Console
 
-from flows import cli
-from flows.commands import operate
+from flows import terminal as screen
+from flows.commands import operate, use
 from flows.prefect import remote
+from flows.terminal import Bars
 from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind
+from pipelines.evaluation.stats import Estimate
 from pipelines.nightly.ledger import Ledger
-
-COMMANDS = [
-    ["nightly"],
-    ["status"],
-    ["champion", "show"],
-    ["champion", "rollback"],
-    ["store", "ls"],
-    ["store", "gc"],
-    ["store", "verify"],
-    ["store", "pin"],
-    ["store", "push"],
-    ["store", "pull"],
-]
+from pipelines.protocols.base import build
+from pipelines.recipe import recipes
+from pipelines.report import terminal
+from pipelines.report.formats import ReportTable, TableColumn
+from pipelines.rollout.policies import making
+from pipelines.rollout.policies.base import ScriptedPolicy
+from pipelines.stages import graph
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     """One finished stage, and three nights: a champion, one that was kept, and a better one."""
     made = Store(tmp_path / "store")
     made.make("data", "d1", lambda folder: (folder / "data.txt").write_text("rows") and None, {}, lambda: None)
@@ -46,38 +44,8 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_has_an_example(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = sqltrain(monkeypatch, capsys, *command, "--help")
-    assert code == 0
-    assert f"sqltrain {' '.join(command)}" in out.partition("Example")[2]
-
-
-def test_every_command_names_a_store_a_model_and_a_database_by_the_same_option() -> None:
-    def leaves(group: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-        for name, command in group.items():
-            whole = f"{path} {name}".strip()
-            yield from leaves(command.commands, whole) if hasattr(command, "commands") else [(whole, command)]
-
-    commands = dict(leaves(cli.every_command(), ""))
-    takes = {name for name, command in commands.items() if any("--store" in one.opts for one in command.params)}
-    changes = {
-        name for name, command in commands.items() if {one.name for one in command.params} & {"overrides", "axes"}
-    }
-    assert changes - takes == {"review", "environment serve"}  # they use no store
-    assert takes - changes == {"mcp", "status", *(name for name in commands if name.startswith("store "))}
-    options = {word for command in commands.values() for one in command.params for word in one.opts}
-    assert not options & {"--policy", "--endpoint", "--teacher", "--databases"}  # they are --model and --database
-    texts = [text for one in commands.values() for text in (one.help, *(getattr(p, "help", "") for p in one.params))]
-    assert not [text for text in texts if "store=" in (text or "")]
-
-
-def test_status_tells_the_last_night_and_plots_accuracy(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = sqltrain(monkeypatch, capsys, "status", "--store", str(store.root))
+def test_status_tells_the_last_night_and_plots_accuracy(store, sqltrain):
+    code, out, _ = sqltrain("status", "--store", str(store.root))
     assert code == 0
     assert "nothing runs" in out
     assert "miniature: champion grpo/k3" in out
@@ -86,45 +54,38 @@ def test_status_tells_the_last_night_and_plots_accuracy(
     assert drawn[0] == "    ●"  # 75 %, the third night
     assert drawn[-1] == "●"  # 25 %, the first
     assert sum("○" in line for line in drawn) == 1
-    code, out, _ = sqltrain(monkeypatch, capsys, "status", "--store", str(store.root), "--json")
+    code, out, _ = sqltrain("status", "--store", str(store.root), "--json")
     assert [night["ex"] for night in json.loads(out)["recipes"]["miniature"]["nights"]] == [0.25, 0.5, 0.75]
-
-
-def test_status_shows_several_stores(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    both = ("--store", str(store.root), "--store", str(tmp_path / "empty"))
-    code, out, _ = sqltrain(monkeypatch, capsys, "status", *both)
-    assert code == 0
-    assert [line for line in out.splitlines() if line.startswith("store ")] == [
-        f"store {store.root}",
-        f"store {tmp_path / 'empty'}",
-    ]
-    _, out, _ = sqltrain(monkeypatch, capsys, "status", *both, "--json")
-    assert [list(json.loads(line)["recipes"]) for line in out.splitlines()] == [["miniature"], []]
-
-
-def test_a_plot_of_equal_nights_and_of_none() -> None:
     night = {"at": "", "decision": "kept", "ex": 0.5}
     assert [line for line in operate.plot([night, night]) if "┤○" in line] == ["  50.0 ┤○ ○"]
     assert operate.plot([{"at": "", "decision": "nothing", "ex": None}]) == []
 
 
-def test_a_deployed_night_is_waited_for_while_the_server_restarts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_several_stores(store, tmp_path, sqltrain):
+    (tmp_path / "empty").mkdir()
+    both = ("--store", str(store.root), "--store", str(tmp_path / "empty"))
+    code, out, _ = sqltrain("status", *both)
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("store ")] == [
+        f"store {store.root}",
+        f"store {tmp_path / 'empty'}",
+    ]
+    _, out, _ = sqltrain("status", *both, "--json")
+    assert [list(json.loads(line)["recipes"]) for line in out.splitlines()] == [["miniature"], []]
+
+
+def test_a_deployed_night_is_waited_for_while_the_server_restarts(monkeypatch, sqltrain):
     answers = [Running(), httpx.ConnectError("refused"), httpx.ReadError(""), Completed(name="Kept", message="no gain")]
     asked: list[Any] = []
 
     class Client:
-        def read_flow_run(self, run: str) -> SimpleNamespace:
+        def read_flow_run(self, run):
             answer = answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
             return SimpleNamespace(state=answer)
 
-    def start(name: str, **how: Any) -> SimpleNamespace:
+    def start(name, **how):
         asked.append((name, how["parameters"]))
         return SimpleNamespace(id="r1", name="a night")
 
@@ -134,50 +95,270 @@ def test_a_deployed_night_is_waited_for_while_the_server_restarts(
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     command = ["nightly", "miniature", "seed=1", "--deployment", "retrain/nightly", "--store", "s"]
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        code, out, err = sqltrain(monkeypatch, capsys, *command)
+        code, out, err = sqltrain(*command)
     assert (code, out) == (0, "kept: no gain\n")
     assert err.count("does not answer") == 1
     assert asked == [("retrain/nightly", {"recipe": "miniature", "overrides": ["seed=1"], "store": "s"})]
     with temporary_settings({PREFECT_API_URL: None}):
-        code, _, err = sqltrain(monkeypatch, capsys, *command)
+        code, _, err = sqltrain(*command)
     assert code == 2
     assert "PREFECT_API_URL is not set" in err
 
 
-def test_rollback_is_one_command_and_cannot_go_too_far(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rollback_is_one_command_and_cannot_go_too_far(store, monkeypatch, sqltrain):
     monkeypatch.setattr("tasks.models.announce", lambda *arguments: None)  # the registry is tested in tests/tasks
     where = f"--store={store.root}"
     store.make("grpo", "k1", lambda folder: None, {}, lambda: None)
     with Ledger(store, "miniature").locked():  # a night is at work
-        code, out, _ = sqltrain(monkeypatch, capsys, "champion", "rollback", "miniature", where)
+        code, out, _ = sqltrain("champion", "rollback", "miniature", where)
     assert code == 0
     assert "grpo/k1/model (was grpo/k3)" in out
-    code, out, _ = sqltrain(monkeypatch, capsys, "champion", "show", "miniature", where, "--json")
+    code, out, _ = sqltrain("champion", "show", "miniature", where, "--json")
     assert [one["key"] for one in json.loads(out)["champions"]] == ["k1"]
-    code, _, err = sqltrain(monkeypatch, capsys, "champion", "rollback", "miniature", where)
+    code, _, err = sqltrain("champion", "rollback", "miniature", where)
     assert code == 2
     assert "no earlier champion" in err
 
 
-def test_the_store_is_listed_verified_and_collected(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_store_is_listed_verified_and_collected(store, sqltrain):
     where = ("--store", str(store.root))
-    code, out, _ = sqltrain(monkeypatch, capsys, "store", "ls", "--all", *where)
+    code, out, _ = sqltrain("store", "ls", "--all", *where)
     assert code == 0
     assert "data/d1" in out
-    assert sqltrain(monkeypatch, capsys, "store", "verify", *where)[:2] == (0, "1 stages, 0 damaged\n")
+    assert sqltrain("store", "verify", *where)[:2] == (0, "1 stages, 0 damaged\n")
     (store.folder("data", "d1") / "data.txt").write_text("rowz")
-    code, out, _ = sqltrain(monkeypatch, capsys, "store", "verify", *where)
+    code, out, _ = sqltrain("store", "verify", *where)
     assert code == 1
     assert "damaged:" in out
-    code, out, _ = sqltrain(monkeypatch, capsys, "store", "gc", *where)
+    code, out, _ = sqltrain("store", "gc", *where)
     assert "0 folders" in out
-    code, out, _ = sqltrain(monkeypatch, capsys, "store", "gc", "--days", "0", *where)
+    code, out, _ = sqltrain("store", "gc", "--days", "0", *where)
     assert "would remove data/d1" in out
     assert store.has("data", "d1")
-    code, out, _ = sqltrain(monkeypatch, capsys, "store", "gc", "--days", "0", "--delete", *where)
+    code, out, _ = sqltrain("store", "gc", "--days", "0", "--delete", *where)
     assert "removed data/d1" in out
     assert not store.has("data", "d1")
+
+
+def test_a_papers_table_is_planned_by_its_name(tmp_path, sqltrain):
+    words = ("sweep", "sql_trail/table6", "--miniature", "grpo.steps=2", f"--store={tmp_path}", "--plan")
+    code, out, _ = sqltrain(*words)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[1] == "row=after SFT: nothing to make"  # the row before makes the whole chain
+    assert lines[3] == "row=w/o turns: grpo, evaluate_grpo, report"
+    assert lines[-1].startswith("9 cells: ")
+    assert not list(tmp_path.iterdir())
+    planned = json.loads(sqltrain(*words, "--json")[1].splitlines()[-1])
+    assert planned["cells"]["row=w/o turns"] == "grpo, evaluate_grpo, report"
+    assert planned["sum"] == lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sql_trail/table66",), "there is no table 'sql_trail/table66'. Did you mean 'sql_trail/table6'?"),
+        (("miniature", "--miniature"), "--miniature is for a paper's table"),
+        (("sql_trail/table5", "--miniature"), "SQL-Trail, table 5 has no miniature"),
+        (("miniature", "seed=0..1", "--engine", "workers"), "there is no engine 'workers'"),
+        (("miniature", "after=end"), "there is no checkpoint 'end'"),
+        (("miniature", "variant=none,no_turns", "--baseline", "variant=x"), "no row has 'variant=x'"),
+        (("miniature", "seed=0..1", "--baseline", "seed=0"), "no row has 'seed=0'"),
+        (("sql_trail/table6", "grpo.stepz=1"), "unknown key 'grpo.stepz'"),
+    ],
+)
+def test_a_mistake_is_one_plain_line(words, said, sqltrain):
+    code, _, err = sqltrain("sweep", *words, "--plan")
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_finished_sweep_prints_its_tables_line_by_line(tmp_path, sqltrain):
+    words = (
+        "sweep",
+        "miniature",
+        "seed=0..1",
+        f"--store={tmp_path}",
+        "stages=[data]",
+        "data.sft={kind: jsonl, path: none}",
+    )
+    code, out, _ = sqltrain(*words)  # its cells fail, and the table says so
+    assert code != 0
+    assert "\\n" not in out
+    assert any(line.startswith("| EX | difference |") for line in out.splitlines())
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_a_cell_is_made(tmp_path, sqltrain):
+    (tmp_path / "taken").write_text("")
+    words = ("sweep", "miniature", "seed=0..1", "--out", str(tmp_path / "taken"), f"--store={tmp_path / 'store'}")
+    code, _, err = sqltrain(*words)
+    assert code == 2
+    assert "taken cannot be written: File exists. Name another folder with --out." in err
+    assert not (tmp_path / "store").exists()
+
+
+HOSTILE = "x\x1b]0;pwned\x07\n✓ report  \u202edone"
+SHOWN = "x\\x1b]0;pwned\\x07\\n✓ report  \\u202edone"
+
+
+def console():
+    return Console(file=io.StringIO(), highlight=False, width=100)
+
+
+def printed(of):
+    assert isinstance(of.file, io.StringIO)
+    return of.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "one_line", "lines"),
+    [
+        ("café ✓ [/b] :smile:", "café ✓ [/b] :smile:", "café ✓ [/b] :smile:"),
+        (HOSTILE, SHOWN, SHOWN.replace("\\n", "\n")),
+        ("1\u202f234\u00a0rows", "1 234 rows", "1 234 rows"),
+        ("a\tb\rc", "a\\tb\\rc", "a\\tb\\rc"),
+        ("\u2028\ud83d\x9b", "\\u2028\\ud83d\\x9b", "\\u2028\\ud83d\\x9b"),
+    ],
+)
+def test_what_does_not_print_is_shown_by_its_escape(words, one_line, lines):
+    assert terminal.plain(words) == one_line
+    assert terminal.plain(words, lines=True) == lines
+
+
+def test_tables_and_progress_show_what_others_wrote():
+    out = console()
+    out.print(terminal.render(ReportTable("t", "of [/red]", (TableColumn("sys [/b]"),), ((HOSTILE,),)), 100))
+    Bars(out).say(f"no schema of {HOSTILE} [/red] :warning:")
+    assert printed(out).splitlines() == [
+        "of [/red]".ljust(len(SHOWN)),
+        "sys [/b]".ljust(len(SHOWN)),
+        SHOWN,
+        f"no schema of {SHOWN} [/red] :warning:",
+    ]
+
+
+def test_a_table_fits_the_screen_whole_turned_or_row_by_row():
+    """Of two rows: 6 + 2 + 17 + 2 + 17 = 44 columns; turned 7 + 2 + 17 + 2 + 17 = 45; row by row 7 + 2 + 17 = 26."""
+    columns = (TableColumn("system"), TableColumn("greedy", "estimate"), TableColumn("sampled", "estimate"))
+    one, two = (Estimate(value, 0.5, 0.75, 480, 480, "wilson") for value in (0.625, 0.7))
+    table = ReportTable("t", "EX", columns, (("before", one, two), ("after", two, one)))
+    shown = {}
+    for width in (44, 43, 30):
+        out = Console(file=io.StringIO(), highlight=False, width=width)
+        out.print(terminal.render(table, width))
+        shown[width] = [line.rstrip() for line in printed(out).splitlines()]
+    assert shown[44] == [
+        "EX",
+        "system             greedy            sampled",
+        "before  62.5 [50.0, 75.0]  70.0 [50.0, 75.0]",
+        "after   70.0 [50.0, 75.0]  62.5 [50.0, 75.0]",
+    ]
+    assert (
+        shown[30]
+        == shown[43]
+        == [
+            "EX",
+            *("system   before", "greedy   62.5 [50.0, 75.0]", "sampled  70.0 [50.0, 75.0]"),
+            "",
+            *("system   after", "greedy   70.0 [50.0, 75.0]", "sampled  62.5 [50.0, 75.0]"),
+        ]
+    )
+    wide = ReportTable("t", "EX", (*columns, TableColumn("questions", "count")), (("before", one, two, 480),))
+    out = Console(file=io.StringIO(), highlight=False, width=30)
+    out.print(terminal.render(wide, 30))
+    assert [line.rstrip() for line in printed(out).splitlines()] == [
+        "EX",
+        "system                before",
+        "greedy     62.5 [50.0, 75.0]",
+        "sampled    70.0 [50.0, 75.0]",
+        "questions                480",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_and_lines_of_stages_fit_80_columns(monkeypatch, terminal):
+    out = Console(file=io.StringIO(), highlight=False, width=80, force_terminal=terminal, color_system=None)
+    monkeypatch.setattr(screen, "console", out)
+    metrics = {"questions": 800, "pass_rate": 0.8156, "zero_variance_share": 0.6687, "balanced": 265, "explore": 28}
+    result = graph.StageResult("difficulty", "c34af7f371c821cb", Path("x"), metrics, False)
+
+    def walk(recipe, store, steps, bars, done, _):
+        bars.begin("evaluate_grpo", 2835, "questions")
+        bars.advance(127, "loss 0.406")
+        done(result, 77.61)
+        return []
+
+    monkeypatch.setattr(screen, "walk", walk)
+    screen.run(recipes.load("miniature"), Store(Path("store")), None)
+    lines = printed(out).splitlines()
+    assert max(map(len, lines[1:])) <= 80 + 9 * terminal  # a bar's own line begins with what moves the cursor
+    assert any(
+        "\n".join(lines[place : place + 2]).endswith(
+            "✓ difficulty       c34af7f371c821cb  77.6 s    questions 800  pass_rate 0.8156\n"
+            "    zero_variance_share 0.6687  balanced 265  explore 28"
+        )
+        for place in range(len(lines))
+    )
+    if terminal:
+        assert any("evaluate_grpo" in line and "127/2835 questions    0:00:00 loss 0.406" in line for line in lines)
+
+
+def test_a_reason_of_the_ledger_stays_one_line():
+    last = {"event": "night", "at": "x", "decision": "refused", "reason": HOSTILE}
+    found = {"store": "s", "running": [], "recipes": {"m": {"champion": None, "nights": [], "last": last}}}
+    assert operate.render_state(found).splitlines()[-1] == f"last night, x: refused: {SHOWN}"
+
+
+def test_titles_and_paths_hold_no_markup(tmp_path, monkeypatch, sqltrain):
+    out = console()
+    monkeypatch.setattr(screen, "console", out)
+    folder = tmp_path / "store"
+    pool = "{kind: miniature, split: SPLIT, options: {databases: 1, questions: 2}}"
+    train, dev, test = (pool.replace("SPLIT", name) for name in ("train", "dev", "test"))
+    pools = [
+        f"data.sft={train}",
+        f"data.rl=[{train}]",
+        f"data.dev={dev}",
+        f"data.test=[{test}]",
+        'title="a [/b] :smile:"',
+    ]
+    code, _, err = sqltrain("run", "miniature", *pools, "--until", "data", f"--store={folder}")
+    assert (code, err) == (0, "")
+    assert printed(out).startswith(f"miniature: a [/b] :smile: (store: {folder})\n✓ data ")
+    screen.say("5 questions in r[final].jsonl and s[/old]")
+    assert printed(out).endswith("5 questions in r[final].jsonl and s[/old]\n")
+
+
+def test_an_error_is_one_line_whatever_it_names(tmp_path, sqltrain):
+    code, _, err = sqltrain("ask", "how many ?", "--database", f"/none/{HOSTILE}.sqlite")
+    assert code == 2
+    assert err == f"error: no such database: /none/{SHOWN}.sqlite. Pass a file, an address, or a name of databases/.\n"
+
+
+def test_an_answer_is_shown_and_not_obeyed(tmp_path, monkeypatch):
+    path = tmp_path / "x.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (a TEXT)")
+        connection.execute("INSERT INTO t VALUES (?)", ("\x1b]52;c;cm0=\x07\x1b[2Jhi\r",))
+    connection.close()
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    recipe = recipes.load("miniature")
+    protocol = build(recipe.protocol)
+    said = protocol.write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
+    monkeypatch.setattr(making, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
+    shown: list[str] = []
+    use.ask_model(recipe, Store(tmp_path / "store"), "q", str(path), tmp_path, shown.append)
+    assert shown[-4:] == [
+        '\nSQL: SELECT a AS "\\x1b[31mcol"\nFROM t',
+        "\\x1b[31mcol",
+        "\\x1b]52;c;cm0=\\x07\\x1b[2Jhi\\r",
+        "(1 rows)",
+    ]
+    assert not any("\x1b" in line for line in shown)
+
+
+def test_a_count_is_printed_with_all_its_digits():
+    metrics = {"trajectories": 14000.0, "broken": 0.0, "turns_mean": 1.71739}
+    result = graph.StageResult("synthesize", "key", Path(), metrics, False)
+    assert screen.stage_figures(result) == "trajectories 14,000  turns_mean 1.717  broken 0"

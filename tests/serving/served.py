@@ -3,8 +3,6 @@
 import asyncio
 import json
 import sqlite3
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
 from pipelines.databases.named import OpenableDatabase, find, open_card
@@ -24,6 +21,7 @@ from pipelines.serving.agent import Agent, AnsweringModel, Event, QuestionBudget
 from pipelines.serving.feedback import Feedback
 from pipelines.serving.http_server import Service
 from pipelines.serving.models import script
+from tests.fakes import asgi_server
 
 ENDLESS = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT COUNT(*) FROM t"
 COUNT = "SELECT city, count(*) AS n FROM person GROUP BY city ORDER BY city"
@@ -59,15 +57,12 @@ def people(folder: Path) -> DatabaseCard:
 
 
 def scripted(folder: Path, lines: Mapping[str, list[str]] = LINES, name: str = "script") -> AnsweringModel:
-    """A model that says what these lines say."""
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps({"question": q, "turns": turns}) + "\n" for q, turns in lines.items()))
     return AnsweringModel(name, script(path), recipes.load("sql_trail", []))
 
 
 def says(sql: str) -> AnsweringModel:
-    """A model that looks once and answers with this SQL."""
-
     def say(request: Request) -> str:
         tag = "solution" if request.turn else "sql"
         return f"<reasoning>x</reasoning>\n<{tag}>{sql}</{tag}>"
@@ -76,8 +71,6 @@ def says(sql: str) -> AnsweringModel:
 
 
 def asked(database: str, question: str, sql: str) -> list[Event]:
-    """The events of a question to the agent of a database."""
-
     async def ask(agent: Agent) -> list[Event]:
         async with aclosing(agent.answer(question)) as events:
             return [event async for event in events]
@@ -101,14 +94,12 @@ class Site:
         return self.client.post(self.url + path, json=body, headers=headers)
 
     def ask(self, question: str, **headers: str) -> dict[str, Any]:
-        """The whole answer to a question."""
         body = {"model": "any", "messages": [{"role": "user", "content": question}]}
         found: dict[str, Any] = self.post("/v1/chat/completions", body, **headers).raise_for_status().json()
         return found
 
 
 def events(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The events of a whole answer."""
     found: list[dict[str, Any]] = answer["choices"][0]["message"]["sqltrain"]
     return found
 
@@ -133,15 +124,5 @@ def site(
             from pipelines.serving.mcp_server import add_mcp
 
             add_mcp(service)
-        server = uvicorn.Server(uvicorn.Config(service.app(), port=0, log_level="error", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        try:
-            with httpx.Client(timeout=30) as client:  # a new one for each request takes 30 ms
-                yield Site(f"http://127.0.0.1:{port}", folder, service, models, client)
-        finally:
-            server.should_exit = True
-            thread.join()
+        with asgi_server(service.app()) as url, httpx.Client(timeout=30) as client:  # a new one each time takes 30 ms
+            yield Site(url, folder, service, models, client)

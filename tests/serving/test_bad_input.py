@@ -1,4 +1,4 @@
-"""Databases that are not as one would like: for each an answer or one plain line, and nothing half-written."""
+"""From `connect` to the first answer on each engine, also of databases that are not as one would like."""
 
 import asyncio
 import os
@@ -7,40 +7,38 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette", reason="the serve extra is not installed")
-
+import yaml
 from served import asked, says
 
 from pipelines.databases import named
 from pipelines.recipe.config import Execution
 from pipelines.serving.agent import Agent, Event, QuestionBudget
-from tests.flows.command_line import sqltrain
-from tests.sql.servers import Cluster, binaries, make_reader
+from tests.fakes import build_database
+from tests.sql.servers import Cluster, binaries, make_reader, mariadb, mariadb_programs
 
 ODD = ("my table", 'it\'s "quoted"', "naïve 🛒", "select", "group by", "drop table x; --", "a\nb", "Ünï")
 
 
-def lines_of(statements: str) -> Callable[[sqlite3.Connection], Any]:
+def lines_of(statements):
     return lambda connection: connection.executescript(statements)
 
 
-def large(connection: sqlite3.Connection) -> None:
+def large(connection):
     connection.execute("CREATE TABLE note (id INTEGER, body TEXT)")
     connection.execute("INSERT INTO note VALUES (1, printf('%.*c', 200000000, 'x'))")
 
 
-def many(connection: sqlite3.Connection) -> None:
+def many(connection):
     tables = "".join(f"CREATE TABLE t{n} (id INTEGER PRIMARY KEY, a TEXT);" for n in range(3_000))
     connection.executescript(f"BEGIN; {tables} COMMIT")
 
 
-def odd(connection: sqlite3.Connection) -> None:
+def odd(connection):
     for name in ODD:
         quoted = '"' + name.replace('"', '""') + '"'
         connection.execute(f'CREATE TABLE {quoted} ({quoted} INTEGER, "order" TEXT)')
@@ -87,14 +85,12 @@ CASES: dict[str, tuple[Callable[[sqlite3.Connection], Any], str, str, list[list[
         for name, case in CASES.items()
     ],
 )
-def test_a_database_that_is_not_as_one_would_like(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_database_that_is_not_as_one_would_like(case, tmp_path, monkeypatch, sqltrain):
     make, question, sql, expected = CASES[case]
     monkeypatch.chdir(tmp_path)
     with closing(sqlite3.connect(tmp_path / "own.sqlite")) as connection, connection:
         make(connection)
-    code, _, err = sqltrain(monkeypatch, capsys, "connect", "own.sqlite")
+    code, _, err = sqltrain("connect", "own.sqlite")
     assert (code, err) == (0, "")
     events = asked("own", question, sql)
     last = events[-1]
@@ -105,17 +101,15 @@ def test_a_database_that_is_not_as_one_would_like(
     assert len(str(events)) < 100_000  # nothing of a large cell is told, nor in what the model saw
 
 
-def test_an_empty_database_is_one_plain_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_database_is_one_plain_line(tmp_path, monkeypatch, sqltrain):
     monkeypatch.chdir(tmp_path)
     sqlite3.connect(tmp_path / "own.sqlite").close()
-    code, _, err = sqltrain(monkeypatch, capsys, "connect", "own.sqlite")
+    code, _, err = sqltrain("connect", "own.sqlite")
     assert (code, len(err.splitlines()), "has no tables" in err) == (2, 1, True)
     assert not (tmp_path / "databases").exists()
 
 
-def run(folder: Path, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run(folder, *words, **environment):
     root = Path(__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-m", "flows.cli", *words], cwd=folder, capture_output=True, text=True, timeout=60,
@@ -125,7 +119,7 @@ def run(folder: Path, *words: str, **environment: str) -> "subprocess.CompletedP
 
 @pytest.mark.services
 @pytest.mark.timeout(120)
-def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path, monkeypatch):
     programs = binaries()
     if programs is None:
         pytest.skip("PostgreSQL's programs are not installed")
@@ -178,7 +172,7 @@ def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path: Path, mo
         cluster.remove()
 
 
-async def _killed_in_mid_answer(agent: Agent, cluster: Cluster) -> Event:
+async def _killed_in_mid_answer(agent, cluster):
     last: Event = {}
     async with aclosing(agent.answer("Which ?")) as events:
         async for event in events:
@@ -188,6 +182,54 @@ async def _killed_in_mid_answer(agent: Agent, cluster: Cluster) -> Event:
     return last
 
 
-async def _last(agent: Agent) -> Event:
+async def _last(agent):
     async with aclosing(agent.answer("Which ?")) as events:
         return [event async for event in events][-1]
+
+
+SHOP = """
+CREATE TABLE customer (id INTEGER PRIMARY KEY, name VARCHAR(20), email VARCHAR(40));
+CREATE TABLE purchase (id INTEGER PRIMARY KEY, customer_id INTEGER, amount INTEGER);
+INSERT INTO customer VALUES (1, 'Ada', 'ada@example.org'), (2, 'Bo', 'bo@example.org');
+INSERT INTO purchase VALUES (1, 1, 30), (2, 1, 10), (3, 2, 5);
+"""
+JOIN = "SELECT c.name, SUM(p.amount) AS total FROM customer c JOIN purchase p ON p.customer_id = c.id GROUP BY c.name"
+
+
+@contextmanager
+def shop_of(engine, folder):
+    """The address of the shop's database of an engine."""
+    if engine != "mysql":
+        build_database(folder / f"shop.{engine}", SHOP)
+        yield f"shop.{engine}"
+        return
+    programs = mariadb_programs()
+    if programs is None:
+        pytest.skip("MariaDB's programs are not installed (apt-get install mariadb-server)")
+    import pymysql
+
+    with mariadb(programs) as port:
+        with pymysql.connect(host="127.0.0.1", port=port, user="owner", autocommit=True) as connection:
+            grants = ["CREATE USER viewer@'%'", "GRANT SELECT, SHOW VIEW ON shop.* TO viewer@'%'"]
+            for statement in ["CREATE DATABASE shop", "USE shop", *SHOP.split(";")[:-1], *grants]:
+                connection.cursor().execute(statement)
+        yield f"mysql://viewer@127.0.0.1:{port}/shop"
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb", pytest.param("mysql", marks=pytest.mark.services)])
+def test_the_first_answer_of_an_engine(engine, tmp_path, monkeypatch, sqltrain):
+    """Connect, hide the addresses, ask a question that is answered and one that is not."""
+    monkeypatch.chdir(tmp_path)
+    with shop_of(engine, tmp_path) as address:
+        code, out, err = sqltrain("connect", address)
+        assert (code, err) == (0, "")
+        assert "customer.email: looks like personal data" in out
+        place = Path("databases/shop.yaml")
+        known = yaml.safe_load(place.read_text(encoding="utf-8"))
+        known["tables"]["customer"]["columns"]["email"]["hidden"] = True
+        place.write_text(yaml.safe_dump(known), encoding="utf-8")
+        last = asked("shop", "What did each customer spend ?", f"{JOIN} ORDER BY c.name")[-1]
+        assert last["columns"] == ["name", "total"]
+        assert [[name, int(total)] for name, total in last["rows"]] == [["Ada", 40], ["Bo", 5]]
+        refused = asked("shop", "Where do they get mail ?", "SELECT email FROM customer")[-1]
+        assert (refused["type"], "example.org" in str(refused)) == ("error", False)

@@ -1,48 +1,49 @@
-"""OpenAI's official client, an MCP client and a browser on one server: one answer, and each its own user."""
+"""OpenAI's client, an MCP client and a browser on one server; and the chat page, by keyboard, at 390 px."""
 
 import asyncio
 import json
-from pathlib import Path
-
-import pytest
-
-pytest.importorskip("starlette", reason="the serve extra is not installed")
-pytest.importorskip("mcp", reason="the mcp extra is not installed")
 
 import httpx
 import httpx2
 import openai
+import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from served import COUNT, Site, events, site
+from served import COUNT, WIDE, events, site
 
 from pipelines.serving.access import Access
 from tests.services.browser import CHROMIUM, browser
 
 QUESTION = "How many people by city ?"
+
+
+def in_chromium(test):
+    return pytest.mark.services(
+        pytest.mark.timeout(120)(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")(test))
+    )
+
+
 KEYS = {"ada": "a-key-of-ada-1234567", "bo": "a-key-of-bo-12345678", "cy": "a-key-of-cy-12345678"}
 
 
-def call(running: Site, key: str, *calls: tuple[str, dict[str, str]]) -> list[dict[str, object]]:
-    """What the tools of a server say to a user of it."""
-
-    async def ask() -> list[dict[str, object]]:
+def call(running, key, *calls):
+    async def ask():
         headers = {"Authorization": f"Bearer {key}"}
         async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
             transport = streamable_http_client(f"{running.url}/mcp", http_client=http)
             async with Client(transport) as client:
                 said = [await client.call_tool(name, arguments) for name, arguments in calls]
-                return [json.loads(one.content[0].text) for one in said]  # type: ignore[union-attr]
+                return [json.loads(one.content[0].text) for one in said]
 
     return asyncio.run(ask())
 
 
-def audited(running: Site) -> list[tuple[str, str]]:
+def audited(running):
     rows = [json.loads(line) for line in (running.folder / "questions.jsonl").read_text().splitlines()]
     return [(row["user"], row["outcome"]) for row in rows]
 
 
-def test_an_mcp_client_has_the_keys_the_limits_and_the_audit_log_of_the_server(tmp_path: Path) -> None:
+def test_an_mcp_client_has_the_keys_the_limits_and_the_audit_log_of_the_server(tmp_path):
     with site(tmp_path, Access(KEYS, per_minute=2)) as running:
         asked = ("ask", {"question": QUESTION})
         first, second, third = call(running, KEYS["bo"], asked, ("execute_sql_query", {"sql": "SELECT 7 AS n"}), asked)
@@ -59,10 +60,8 @@ def test_an_mcp_client_has_the_keys_the_limits_and_the_audit_log_of_the_server(t
         assert running.post("/mcp", {"jsonrpc": "2.0"}, Host="evil.example").status_code == 403
 
 
-@pytest.mark.services
-@pytest.mark.timeout(120)
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_openais_client_an_mcp_client_and_a_browser_talk_to_one_server(tmp_path: Path) -> None:
+@in_chromium
+def test_openais_client_an_mcp_client_and_a_browser_talk_to_one_server(tmp_path):
     with site(tmp_path, Access(KEYS)) as running:
         with openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEYS["ada"], max_retries=0) as client:
             answer = client.chat.completions.create(model="any", messages=[{"role": "user", "content": QUESTION}])
@@ -81,3 +80,97 @@ def test_openais_client_an_mcp_client_and_a_browser_talk_to_one_server(tmp_path:
             cells = page.evaluate("[...document.querySelectorAll('tbody td')].map(e => e.textContent).join()")
             assert cells == "Oslo,2,Rome,1"
         assert audited(running) == [("ada", "answer"), ("bo", "answer"), ("cy", "answer")]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with site(tmp_path_factory.mktemp("site")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("profile") / "chromium", 390, 800) as opened:
+        opened.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+        yield opened
+
+
+@pytest.fixture
+def page(running, tab):
+    tab.open(running.url)
+    tab.wait_for("people, answered by script")
+    return tab
+
+
+def type_and_enter(page, text):
+    page.call("Input.insertText", text=text)
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+
+
+@in_chromium
+def test_a_question_is_answered_live_and_judged(running, page):
+    type_and_enter(page, "How many people by city ?")  # the field has the focus when the page is there
+    page.wait_for("SELECT DISTINCT city FROM person")
+    page.wait_for("Download CSV")
+    assert page.evaluate("[...document.querySelectorAll('tbody td')].map(e => e.textContent).join()") == "Oslo,2,Rome,1"
+    assert page.evaluate("document.querySelectorAll('svg rect').length") == 2
+    page.click("n")  # the head of the column sorts
+    assert page.evaluate("document.querySelector('tbody td').textContent") == "Rome"
+    page.evaluate("document.querySelector('article textarea').value = 'SELECT 7 AS seven'")
+    page.click("Run again")
+    page.wait_for("seven")
+    page.click("Right")
+    page.wait_for("the next night learns from it")
+    assert "How many people by city ?" in (running.folder / "feedback" / "inbox" / "serve.jsonl").read_text()
+    page.evaluate("window.confirm = () => true")
+    page.click("Delete mine")
+    page.wait_for("1 of your questions deleted")
+    assert (running.folder / "feedback" / "inbox" / "serve.jsonl").read_text() == ""
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@in_chromium
+def test_cells_of_a_wide_table_stay_whole_and_a_correction_begins_with_the_answer(page):
+    page.evaluate("document.getElementById('question').focus()")
+    type_and_enter(page, "What is wide ?")
+    page.wait_for("Download CSV")
+    for width in (1280, 390):
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 1280
+        )
+        assert page.evaluate("[...document.querySelectorAll('td, th')].every(e => e.offsetHeight < 36)")  # of one line
+        assert page.evaluate("(e => e.scrollWidth > e.clientWidth)(document.querySelector('.scroll'))")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.click("Wrong")
+    assert page.evaluate("document.querySelector('article form textarea').value") == WIDE
+    page.click("Send")
+    page.wait_for("this is the SQL that was wrong: change it first")
+
+
+@in_chromium
+def test_text_of_the_database_and_of_the_model_is_text(page):
+    page.evaluate("document.getElementById('question').focus()")
+    type_and_enter(page, "What are the names ?")
+    page.wait_for("<img src=x onerror=alert(1)>")
+    assert page.evaluate("document.querySelectorAll('article img, article b, #bold').length") == 0
+    csv = "download({columns: ['a'], rows: [['=1+1']]})"
+    kept = "URL.createObjectURL = b => { window.kept = b; return 'blob:x'; }"
+    page.evaluate(f"{kept}; HTMLAnchorElement.prototype.click = () => 0; {csv}")
+    page.evaluate("window.kept.text().then(t => { window.read = t; })")
+    page.wait_for("Ask")
+    assert page.evaluate("window.read") == "a\r\n'=1+1"
+
+
+@in_chromium
+def test_it_is_dark_and_light_and_a_question_can_be_stopped(page):
+    seen = set()
+    for _ in range(2):
+        page.click("Dark or light")
+        seen.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(seen) == 2
+    page.evaluate("document.getElementById('question').focus()")
+    type_and_enter(page, "Wait")
+    page.wait_for("RECURSIVE")
+    page.click("Stop")
+    page.wait_for("stopped")

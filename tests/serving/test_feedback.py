@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from contextlib import closing
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +18,7 @@ from pipelines.recipe.config import Nightly, Source
 from pipelines.serving.agent import Event
 from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback
 from tasks.episodes import send_feedback
-from tests.flows.command_line import sqltrain
+from tests.fakes import build_database
 
 SQL = "SELECT count(*) FROM person"
 ANSWER: list[Event] = [
@@ -28,29 +28,21 @@ ANSWER: list[Event] = [
 ]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.days = 0.0
-
-    def __call__(self) -> float:
-        return 1_000_000_000 + self.days * DAY_S
-
-
-def keep(feedback: Feedback, id: str, user: str = "ada", question: str = "How many ?", database: str = "x") -> None:
+def keep(feedback, id, user="ada", question="How many ?", database="x"):
     feedback.keep(id, user, question, "", "model", database, ANSWER)
 
 
-def lines(folder: Path) -> list[str]:
+def lines(folder):
     return [json.loads(line)["id"] for line in (folder / INBOX).read_text().splitlines()]
 
 
-def holds(folder: Path, words: bytes) -> bool:
+def holds(folder, words):
     return any(words in path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
-def test_feedback_goes_when_its_days_are_over_from_the_file_and_from_the_inbox(tmp_path: Path) -> None:
-    clock = Clock()
-    feedback = Feedback(tmp_path, days=30, clock=clock)
+def test_feedback_goes_when_its_days_are_over_from_the_file_and_from_the_inbox(tmp_path):
+    clock = SimpleNamespace(days=0.0)
+    feedback = Feedback(tmp_path, days=30, clock=lambda: 1_000_000_000 + clock.days * DAY_S)
     keep(feedback, "old", question="the-old-words ?")
     feedback.decide("old", "ada", True, None)
     clock.days = 20
@@ -66,7 +58,7 @@ def test_feedback_goes_when_its_days_are_over_from_the_file_and_from_the_inbox(t
         feedback.decide("old", "ada", False, None)
 
 
-def test_a_mended_answer_is_the_nights_and_the_last_word_counts(tmp_path: Path) -> None:
+def test_a_mended_answer_is_the_nights_and_the_last_word_counts(tmp_path):
     feedback = Feedback(tmp_path)
     keep(feedback, "a")
     assert feedback.decide("a", "ada", False, "SELECT 1")
@@ -78,7 +70,7 @@ def test_a_mended_answer_is_the_nights_and_the_last_word_counts(tmp_path: Path) 
     assert [each["good"] for each in next(feedback.export())["verdicts"]] == [False, True, False]
 
 
-def test_a_question_that_several_people_judge_is_one_row_for_the_night(tmp_path: Path) -> None:
+def test_a_question_that_several_people_judge_is_one_row_for_the_night(tmp_path):
     """More than one row in twenty that says the same would have the whole batch refused."""
     feedback = Feedback(tmp_path)
     for user in ("ada", "bob", "eve"):
@@ -92,25 +84,23 @@ def test_a_question_that_several_people_judge_is_one_row_for_the_night(tmp_path:
     assert lines(tmp_path) == ["of-bob", "elsewhere"]
 
 
-def test_the_commands_print_and_delete_what_is_kept_while_a_server_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_print_and_delete_what_is_kept_while_a_server_writes(tmp_path, sqltrain):
     feedback = Feedback(tmp_path)  # the server's
     for id, user in (("a", "ada"), ("b", "bo"), ("c", "ada")):
         keep(feedback, id, user)
         feedback.decide(id, user, True, None)
-    code, out, _ = sqltrain(monkeypatch, capsys, "feedback", "export", str(tmp_path), "--user", "bo")
+    code, out, _ = sqltrain("feedback", "export", str(tmp_path), "--user", "bo")
     assert (code, [json.loads(line)["id"] for line in out.splitlines()]) == (0, ["b"])
-    code, out, _ = sqltrain(monkeypatch, capsys, "feedback", "delete", str(tmp_path), "--user", "ada")
+    code, out, _ = sqltrain("feedback", "delete", str(tmp_path), "--user", "ada")
     assert (code, out.strip()) == (0, "deleted 2 questions")
     assert lines(tmp_path) == ["b"]
     keep(feedback, "d", "ada")
     assert [row["id"] for row in feedback.export()] == ["b", "d"]
-    code, _, err = sqltrain(monkeypatch, capsys, "feedback", "export", str(tmp_path / "none"))
+    code, _, err = sqltrain("feedback", "export", str(tmp_path / "none"))
     assert (code, len(err.splitlines()), "no feedback in" in err) == (2, 1, True)
 
 
-def test_what_is_deleted_while_somebody_reads_is_gone_soon_and_nobody_waits(tmp_path: Path) -> None:
+def test_what_is_deleted_while_somebody_reads_is_gone_soon_and_nobody_waits(tmp_path):
     """A server deletes between its users' questions: a wait for a reader would be everybody's."""
     feedback = Feedback(tmp_path)
     keep(feedback, "a", question="the-old-words ?")
@@ -130,7 +120,7 @@ def test_what_is_deleted_while_somebody_reads_is_gone_soon_and_nobody_waits(tmp_
     assert [row["id"] for row in feedback.export()] == ["b", "c"]
 
 
-def test_an_export_that_is_read_slowly_keeps_nothing_that_is_deleted(tmp_path: Path) -> None:
+def test_an_export_that_is_read_slowly_keeps_nothing_that_is_deleted(tmp_path):
     feedback, command = Feedback(tmp_path), Feedback(tmp_path)
     for id in ("a", "b", "c"):
         keep(feedback, id, "bo" if id == "c" else "ada", question=f"the-words-of-{id} ?")
@@ -141,7 +131,7 @@ def test_an_export_that_is_read_slowly_keeps_nothing_that_is_deleted(tmp_path: P
     assert [row["id"] for row in rows] == ["c"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_plain_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_plain_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot be read or written"):
         Feedback(tmp_path / "file")
@@ -150,10 +140,9 @@ def test_a_folder_that_cannot_be_written_is_one_plain_line(tmp_path: Path) -> No
         Feedback(tmp_path)
 
 
-def test_a_thumb_is_a_row_of_the_next_nights_batch_once(tmp_path: Path) -> None:
+def test_a_thumb_is_a_row_of_the_next_nights_batch_once(tmp_path):
     database = tmp_path / "people.sqlite"
-    subprocess.run([sys.executable, "-c", f"import sqlite3; sqlite3.connect({str(database)!r}).execute("
-                    "'CREATE TABLE person (name)')"], check=True)  # fmt: skip
+    build_database(database, "CREATE TABLE person (name)")
     feedback, batches = Feedback(tmp_path / "feedback"), tmp_path / "batches"
     settings = Nightly(inbox=str(tmp_path / "feedback" / INBOX.parent))
     for id in ("first", "second"):
@@ -167,7 +156,7 @@ def test_a_thumb_is_a_row_of_the_next_nights_batch_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tmp_path: Path) -> None:
+def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tmp_path):
     feedback, store = Feedback(tmp_path / "feedback"), tmp_path / "store"
     store.mkdir()
     keep(feedback, "a")
@@ -197,11 +186,10 @@ def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tm
         feedback.delete("ada")
         send_feedback(feedback, store)
         place = client.get_experiment_by_name("served questions")
-        assert place is not None
         assert client.search_traces(locations=[place.experiment_id]) == []
 
 
-def test_a_tracking_server_that_is_away_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracking_server_that_is_away_is_told_later(tmp_path, monkeypatch):
     feedback = Feedback(tmp_path)
     keep(feedback, "a")
     feedback.decide("a", "ada", True, None)

@@ -1,44 +1,49 @@
 """The served agent under OpenAI's own client and plain requests: answers, limits, what is hidden, and who may ask."""
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
-
-import pytest
-
-pytest.importorskip("httpx", reason="no HTTP client")
-pytest.importorskip("starlette", reason="the serve extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import openai
-from served import COUNT, Site, events, people, scripted, site
+import pytest
+from served import COUNT, events, people, scripted, site
 
 from pipelines.benchmarks import own_questions
-from pipelines.core.errors import DataError, UserError
-from pipelines.recipe.config import Source
+from pipelines.core.errors import DataError, RecipeError, UserError
+from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
+from pipelines.databases.named import open_card
+from pipelines.nightly.ledger import Ledger
+from pipelines.recipe.config import Execution, Source
+from pipelines.rollout.policies.base import ScriptedPolicy
+from pipelines.serving import http_server, models
 from pipelines.serving.access import Access, Denied, read_keys
-from pipelines.serving.agent import QuestionBudget
+from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget, why_unanswered
+from pipelines.serving.http_server import Metrics
+from pipelines.serving.models import CurrentModel, open_model, script
 from pipelines.serving.web import require_bindable, require_keys
-from tests.flows.command_line import sqltrain
 
 QUESTION = "How many people by city ?"
 KEYS = {"ada": "a-key-of-ada-1234567", "bo": "a-key-of-bo-12345678"}
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Site]:
+def running(tmp_path):
     with site(tmp_path) as opened:
         yield opened
 
 
-def client(running: Site, key: str = "none") -> openai.OpenAI:
+def client(running, key="none"):
     return openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0)
 
 
-def test_openais_client_reads_a_stream(running: Site) -> None:
+def test_openais_client_reads_a_stream_a_whole_answer_and_the_models(running):
     with client(running) as opened:
         stream = opened.chat.completions.create(
             model="any", stream=True, messages=[{"role": "user", "content": QUESTION}]
@@ -56,9 +61,6 @@ def test_openais_client_reads_a_stream(running: Site) -> None:
     assert f"```sql\n{COUNT}\n```" in text
     assert "| Oslo | 2 |" in text
     assert chunks[-1].finish_reason == "stop"
-
-
-def test_openais_client_reads_a_whole_answer_and_the_models(running: Site) -> None:
     with client(running) as opened:
         answer = opened.chat.completions.create(model="any", messages=[{"role": "user", "content": QUESTION}])
         models = [model.id for model in opened.models.list()]
@@ -68,7 +70,7 @@ def test_openais_client_reads_a_whole_answer_and_the_models(running: Site) -> No
     assert models == ["script"]
 
 
-def test_nothing_hidden_is_told_and_the_audit_log_has_every_question(running: Site) -> None:
+def test_nothing_hidden_is_told_and_the_audit_log_has_every_question(running):
     said = running.ask("What are their numbers ?")
     again = running.post("/v1/sql", {"sql": "SELECT * FROM person"}).json()
     assert (events(said)[-1]["type"], again["type"]) == ("error", "error")
@@ -78,7 +80,7 @@ def test_nothing_hidden_is_told_and_the_audit_log_has_every_question(running: Si
     assert "SECRET" not in httpx.get(f"{running.url}/v1/feedback").text
 
 
-def test_health_figures_and_a_database_that_goes_away(running: Site) -> None:
+def test_health_figures_and_a_database_that_goes_away(running):
     running.ask(QUESTION)
     assert httpx.get(f"{running.url}/health").json() == {"status": "ok", "model": "script"}
     figures = httpx.get(f"{running.url}/metrics").text
@@ -91,7 +93,7 @@ def test_health_figures_and_a_database_that_goes_away(running: Site) -> None:
     assert (last["type"], len(last["message"].splitlines())) == ("error", 1)
 
 
-def test_a_client_that_leaves_ends_its_statement(running: Site) -> None:
+def test_a_client_that_leaves_ends_its_statement(running):
     body = {"stream": True, "messages": [{"role": "user", "content": "Wait"}]}
     with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body) as answer:
         lines = answer.iter_lines()
@@ -103,14 +105,14 @@ def test_a_client_that_leaves_ends_its_statement(running: Site) -> None:
         time.sleep(0.05)
 
 
-def test_a_question_past_its_time_says_so(tmp_path: Path) -> None:
+def test_a_question_past_its_time_says_so(tmp_path):
     with site(tmp_path, budget=QuestionBudget(1.0, 2)) as running:
         assert events(running.ask("Wait"))[-1] == {"type": "error", "message": "no answer within 1 s"}
         answer = running.post("/v1/sql", {"sql": "SELECT id FROM person"}).json()
         assert (answer["rows"], answer["more"]) == ([[1], [2]], True)
 
 
-def test_keys_and_limits_are_each_users_own(tmp_path: Path) -> None:
+def test_keys_and_limits_are_each_users_own(tmp_path):
     with site(tmp_path, Access(KEYS, per_minute=2)) as running:
         with client(running, "wrong") as opened, pytest.raises(openai.AuthenticationError):
             opened.models.list()
@@ -139,14 +141,14 @@ def test_keys_and_limits_are_each_users_own(tmp_path: Path) -> None:
         ({}, b" " * 1_000_001, 413),
     ],
 )  # fmt: skip
-def test_a_bad_request_is_one_plain_line(headers: dict[str, str], content: bytes, status: int, running: Site) -> None:
+def test_a_bad_request_is_one_plain_line(headers, content, status, running):
     said = {"Content-Type": "application/json", **headers}
     answer = httpx.post(f"{running.url}/v1/chat/completions", content=content, headers=said)
     assert answer.status_code == status
     assert len(answer.json()["error"]["message"].splitlines()) == 1
 
 
-def test_feedback_goes_to_the_night_and_can_be_taken_out_and_deleted(running: Site) -> None:
+def test_feedback_goes_to_the_night_and_can_be_taken_out_and_deleted(running):
     right, wrong = running.ask(QUESTION)["id"], running.ask("Who ?")["id"]
     assert running.post("/v1/feedback", {"id": right, "good": True}).json() == {"for_the_night": True}
     bad = running.post("/v1/feedback", {"id": wrong, "good": False, "sql": "SELECT nothing FROM person"})
@@ -164,7 +166,7 @@ def test_feedback_goes_to_the_night_and_can_be_taken_out_and_deleted(running: Si
     assert inbox.read_text() == httpx.get(f"{running.url}/v1/feedback").text == ""
 
 
-def test_another_model_answers_from_the_next_question_on(running: Site) -> None:
+def test_another_model_answers_from_the_next_question_on(running):
     lines = {"*": ["<reasoning>New.</reasoning>\n<solution>SELECT 'new' AS champion</solution>"]}
     running.ask(QUESTION)
     running.models.append(scripted(running.folder, lines, "newer"))
@@ -172,17 +174,17 @@ def test_another_model_answers_from_the_next_question_on(running: Site) -> None:
     assert (answer["model"], events(answer)[-1]["rows"]) == ("newer", [["new"]])
 
 
-def test_many_chats_at_once_are_not_crossed(tmp_path: Path) -> None:
+def test_many_chats_at_once_are_not_crossed(tmp_path):
     with site(tmp_path, Access({}, 1000, 1000), workers=2) as running:
 
-        def turns(number: int) -> list[str]:
+        def turns(number):
             sql = f"SELECT {number} AS mine, count(*) FROM person"
             return [f"<reasoning>x</reasoning>\n<{tag}>{sql}</{tag}>" for tag in ("sql", "solution")]
 
         running.models.append(scripted(tmp_path, {f"q{number}": turns(number) for number in range(20)}, "many"))
         found: dict[int, object] = {}
 
-        def ask(number: int) -> None:
+        def ask(number):
             found[number] = events(running.ask(f"q{number}"))[-1]["rows"]
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(20)]
@@ -193,37 +195,30 @@ def test_many_chats_at_once_are_not_crossed(tmp_path: Path) -> None:
         assert found == {number: [[number, 3]] for number in range(20)}
 
 
-def test_an_address_that_others_reach_wants_keys() -> None:
+def test_an_address_that_others_reach_wants_keys(running):
     for host in ("127.0.0.1", "::1", "localhost"):
         require_keys(host, Access({}))
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
         require_keys(host, Access(KEYS))
         with pytest.raises(UserError, match="can be reached from other machines"):
             require_keys(host, Access({}))
+    with pytest.raises(UserError, match=r"cannot listen at 127\.0\.0\.1, port .*in use"):
+        require_bindable("127.0.0.1", int(running.url.rsplit(":", 1)[1]))
 
 
 @pytest.mark.parametrize("host", ["no such host", "x" * 100, "192.0.2.1"])  # the last is set aside for examples
-def test_an_address_that_is_not_this_machines_is_one_plain_line(
-    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_address_that_is_not_this_machines_is_one_plain_line(host, tmp_path, sqltrain):
     people(tmp_path)
     scripted(tmp_path)
     (tmp_path / "keys.yaml").write_text("ada: ada-0123456789abcdef\n")
     options = ("--model", f"script:{tmp_path / 'script.jsonl'}", "--keys", str(tmp_path / "keys.yaml"))
     place = f"--store={tmp_path / 'store'}"
-    told = sqltrain(
-        monkeypatch, capsys, "serve", str(tmp_path / "people.sqlite"), place, *options, f"--host={host}", "--port=8099"
-    )
+    told = sqltrain("serve", str(tmp_path / "people.sqlite"), place, *options, f"--host={host}", "--port=8099")
     assert (told[0], told[1], len(told[2].splitlines())) == (2, "", 1), told
     assert f"cannot listen at {host}, port 8099" in told[2]
 
 
-def test_a_port_that_another_program_has_is_said(running: Site) -> None:
-    with pytest.raises(UserError, match=r"cannot listen at 127\.0\.0\.1, port .*in use"):
-        require_bindable("127.0.0.1", int(running.url.rsplit(":", 1)[1]))
-
-
-def test_keys_are_read_and_bad_ones_named(tmp_path: Path) -> None:
+def test_keys_are_read_and_bad_ones_named(tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("ada: a-key-of-ada-1234567\n")
     assert read_keys(path) == {"ada": "a-key-of-ada-1234567"}
@@ -233,7 +228,7 @@ def test_keys_are_read_and_bad_ones_named(tmp_path: Path) -> None:
             read_keys(path)
 
 
-def test_a_user_asks_so_many_at_a_time() -> None:
+def test_a_user_asks_so_many_at_a_time():
     now = [0.0]
     access = Access({}, per_minute=3, at_once=1, clock=lambda: now[0])
     with access.question("ada"):
@@ -249,3 +244,163 @@ def test_a_user_asks_so_many_at_a_time() -> None:
     now[0] = 60.0
     with access.question("ada"):
         pass
+
+
+QUERY = {"type": "sql", "sql": "SELECT name FROM person"}
+RESULT = {"type": "result", "text": "Ada\nBo\nCy", "rows": 3, "error": None}
+ANSWER = {"type": "answer", "sql": "SELECT 1", "columns": ["a"], "rows": [[1], [2]], "more": False}
+
+
+def noted(events, leaves_after):
+    async def answer(question, model):
+        for event in events:
+            yield event
+
+    lines: list[dict[str, Any]] = []
+    metrics = http_server.Metrics()
+    agent = SimpleNamespace(answer=answer)
+    service = SimpleNamespace(agent=agent, metrics=metrics, write_audit=lines.append, feedback=None)
+    chat = http_server.Chat(service, "ada", "Who ?", SimpleNamespace(name="m"))
+
+    async def listen():
+        stream = chat.events()
+        for _ in range(leaves_after):
+            await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(listen())
+    (line,), (outcome,) = lines, metrics.outcomes
+    assert metrics.running == 0
+    return line, outcome
+
+
+def test_a_question_that_is_left_after_a_result_is_a_line_of_the_log_too():
+    line, outcome = noted([QUERY, RESULT, ANSWER], leaves_after=2)
+    assert (line["outcome"], line["rows"], line["statements"], outcome) == ("left", 0, [QUERY["sql"]], "left")
+    line, outcome = noted([QUERY, RESULT, ANSWER], leaves_after=3)
+    assert (line["outcome"], line["rows"], outcome) == ("answer", 2, "answer")
+
+
+def test_an_engines_message_can_be_no_picture_and_no_tag():
+    """It repeats a name that the model chose, and the model reads what the database holds."""
+    said = 'the SQL does not run: no such table: ![x](https://evil.example/?q=1)\n<img src=x onerror="go()">'
+    error = {"type": "error", "message": said}
+    text = http_server.completion("c", "m", 0, [error])["choices"][0]["message"]["content"]
+    assert text == (
+        r"error: the SQL does not run: no such table: !\[x\](https://evil.example/?q=1) "
+        r'\<img src=x onerror="go()"\>'
+    )
+    assert http_server.chunk("c", "m", 0, error)["choices"][0]["delta"]["content"] == f"\n{text}\n"
+
+
+def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, monkeypatch):
+    store, names = Store(tmp_path), []
+    ledger = Ledger(store, "miniature")
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps({"question": "*", "turns": ["x"]}) + "\n")
+
+    def loaded(folder, recipe, overrides, name):
+        assert folder == store.folder("grpo", name) / "model"
+        return AnsweringModel(name, script(path), models.recipes.load("sql_trail", []))
+
+    monkeypatch.setattr(models, "_checkpoint", loaded)  # weights are loaded elsewhere; here it is about which
+    monkeypatch.setattr(models, "LOOK_S", 0.01)
+
+    def promote(key):
+        store.make("grpo", key, lambda folder: None, {}, lambda: None)
+        ledger.add("night", decision="promoted", challenger={"stage": "grpo", "key": key}, learned=[], new=[])
+
+    async def until(served, key):
+        async with asyncio.timeout(20):
+            while served.model.name != key:
+                await asyncio.sleep(0.01)
+        names.append(served.model.name)
+
+    async def nights():
+        promote("one")
+        served = CurrentModel("champion:miniature", "sql_trail", [], store)
+        following = asyncio.create_task(served.follow())
+        await until(served, "one")
+        promote("two")
+        await until(served, "two")
+        ledger.rollback()
+        await until(served, "one")
+        following.cancel()
+
+    asyncio.run(nights())
+    assert names == ["one", "two", "one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("/none", "no model in /none. Pass a checkpoint folder, champion:RECIPE"),
+        ("champion:miniature", "recipe miniature has no champion"),
+        ("script:/none.jsonl", "no such file: /none.jsonl"),
+        ("endpoint:none", "there is no endpoint 'none'"),
+    ],
+)
+def test_an_unknown_policy_is_reported(text, message, tmp_path):
+    with pytest.raises((DataError, RecipeError)) as raised:
+        open_model(text, "sql_trail", [], Store(tmp_path))
+    assert message in str(raised.value)
+
+
+def test_without_a_champion_the_last_decision_and_its_model_are_named(tmp_path):
+    store = Store(tmp_path)
+    challenger = {"stage": "sft", "key": "0a1b"}
+    Ledger(store, "shop").add("night", decision="kept", reason="not shown to be better", challenger=challenger, new=[])
+    with pytest.raises(DataError) as raised:
+        open_model("champion:shop", "sql_trail", [], store)
+    assert str(raised.value) == (
+        f"recipe shop has no champion in {tmp_path}: its last model was kept, not shown to be better. "
+        f"Add questions and train again, or name that model itself: {tmp_path}/sft/0a1b/model"
+    )
+
+
+def test_what_an_endpoint_takes_is_counted_and_nothing_grows(tmp_path):
+    paid = [{"answers": 2.0, "prompt_tokens": 90.0}, {"answers": 1.0, "prompt_tokens": 10.0}]
+    policy = ScriptedPolicy(lambda _: "<reasoning>x</reasoning>\n<solution>SELECT 1</solution>", "script")
+    policy.take_used = lambda: paid.pop(0)
+    where, model = (
+        open_card("people", people(tmp_path)),
+        AnsweringModel("m", policy, models.recipes.load("sql_trail", [])),
+    )
+
+    async def ask(agent):
+        async with aclosing(agent.answer("Who ?")) as events:
+            async for _ in events:
+                pass
+
+    with where.sql(Execution()) as sql:
+        agent = Agent(where, sql, where.schema(sql), lambda: model, QuestionBudget())
+        for _ in range(2):
+            asyncio.run(ask(agent))
+    assert paid == []
+    assert "sqltrain_endpoint_prompt_tokens_total 100\n" in Metrics().text(agent.used)
+
+
+def test_a_line_without_turns_is_named(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"question": "*", "turns": ["x"]}\n{"question": "y"}\n')
+    with pytest.raises(DataError, match="line 2: no turns"):
+        script(path)
+
+
+def test_why_there_is_no_answer_is_said_as_it_is():
+    def ended(stop, turns, kind=ActionKind.SQL, failure=None):
+        spoken = (Turn("x", Action(kind)),) * turns
+        return why_unanswered(Trajectory("q", 0, "p", "react", (), spoken, None, stop, failure=failure))
+
+    assert "longer than the model's context" in ended(StopReason.TOKEN_LIMIT, 0)
+    assert ended(StopReason.TOKEN_LIMIT, 3) == "the model used up its tokens without an answer"
+    assert ended(StopReason.TURN_LIMIT, 3) == "the model gave no answer within its turns"
+    said = "every turn of the model was malformed: it does not speak the protocol react"
+    assert ended(StopReason.TURN_LIMIT, 3, ActionKind.INVALID).startswith(said)
+    assert "used up its tokens" in ended(StopReason.TOKEN_LIMIT, 1, ActionKind.INVALID)
+    names = ("EndpointError", "database_missing", "KeyError")
+    assert {name: ended(StopReason.BROKEN, 1, failure=name) for name in names} == {
+        "EndpointError": "no answer: the model's server does not answer",
+        "database_missing": "no answer: the database is away",
+        "KeyError": "no answer: the model failed; the server's log says more",
+    }

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("starlette", reason="the serve extra is not installed")
-
 from pipelines.core.processes import free_port
 from tests.nightly import farms
-from tests.services.browser import CHROMIUM, Page, browser
+from tests.services.browser import CHROMIUM, browser
 from tests.services.conftest import wait_for
 from tests.serving.test_tutorial import BLOCKS, PAGE
 from tests.sql.servers import binaries, make_reader, postgres
@@ -54,28 +51,22 @@ WORDS = [f"{{}} {TIMES[time]} {ENDS[end]}" for time, end in PAIRS if (time + end
 
 @dataclass
 class Desk:
-    """A folder in which a person works with the shop.
-
-    Attributes:
-        address: of the database, as a role that only reads.
-    """
+    """A folder in which a person works with the shop."""
 
     folder: Path
-    address: str
+    address: str  # of the database, as a role that only reads
 
-    def run(self, *words: str) -> str:
-        """A command's output."""
+    def run(self, *words):
         command = [sys.executable, "-m", "flows.cli", *words]
         done = subprocess.run(command, cwd=self.folder, env=self.environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         own = {"PYTHONPATH": str(ROOT), "PGPASSWORD": "secret", "SQLTRAIN_STORE": str(self.folder / "store")}
         return {**os.environ, **own, "OMP_NUM_THREADS": "2"}
 
-    def ask_for(self, file: str, wishes: Sequence[int], words: Sequence[str]) -> Path:
-        """A file of questions with their SQL."""
+    def ask_for(self, file, wishes, words):
         rows = [
             {"question": said.format(WISHES[wish][0]), "database": self.address, "sql": WISHES[wish][1]}
             for said in words
@@ -86,7 +77,7 @@ class Desk:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
-    def recipe(self) -> list[str]:
+    def recipe(self):
         """The miniature on these questions, so small that it learns a wish in seconds: SFT alone."""
         base = self.ask_for("base.jsonl", KNOWN, WORDS)
         dev = self.ask_for("dev.jsonl", range(6), HELD_OUT[:1])
@@ -96,8 +87,7 @@ class Desk:
 
 
 @contextmanager
-def serving(desk: Desk) -> Iterator[str]:
-    """`sqltrain serve` of the champion, as a process."""
+def serving(desk):
     port = free_port()
     command = [sys.executable, "-m", "flows.cli", "serve", "shop", "--model=champion:miniature", f"--port={port}"]
     with (desk.folder / "serve.log").open("wb") as log:
@@ -113,23 +103,21 @@ def serving(desk: Desk) -> Iterator[str]:
         server.wait(30)
 
 
-def _answers(url: str) -> bool:
+def _answers(url):
     try:
         return httpx.get(f"{url}/health").is_success
     except httpx.HTTPError:
         return False
 
 
-def answered(url: str, question: str) -> dict[str, Any]:
-    """The last event of a question."""
+def answered(url, question):
     body = {"messages": [{"role": "user", "content": question}]}
     said = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120).raise_for_status().json()
     last: dict[str, Any] = said["choices"][0]["message"]["sqltrain"][-1]
     return last
 
 
-def chat(page: Page, url: str, question: str) -> None:
-    """Ask in the browser, and wait for the answer's end."""
+def chat(page, url, question):
     page.open(url)
     page.wait_for("shop, answered by")
     page.evaluate(f"document.getElementById('question').value = {json.dumps(question)}")
@@ -140,7 +128,7 @@ def chat(page: Page, url: str, question: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_from_a_database_to_a_champion_that_learned_from_a_thumb(tmp_path: Path) -> None:
+def test_from_a_database_to_a_champion_that_learned_from_a_thumb(tmp_path):
     programs = binaries()
     if programs is None:
         pytest.skip("PostgreSQL's programs are not installed")
@@ -156,46 +144,46 @@ def test_from_a_database_to_a_champion_that_learned_from_a_thumb(tmp_path: Path)
             connection.execute(SHOP.encode())
         port = admin.partition("port=")[2].split()[0]
         desk = Desk(tmp_path, f"postgresql://reader@127.0.0.1:{port}/shop")
-        _connect(desk)
+        # Steps 2 and 3 of the tutorial, with this server's address.
+        assert "```sh\nsqltrain connect shop.sqlite\n```" in PAGE
+        assert "customer.email: looks like personal data" in desk.run("connect", desk.address)
+        edit = next(block for block in BLOCKS if "yaml.safe_load" in block).partition("<<'EOF'\n")[2]
+        subprocess.run([sys.executable, "-c", edit.partition("\nEOF")[0]], cwd=tmp_path, check=True)
+        desk.run("connect", "shop")
         (tmp_path / "feedback" / "inbox").mkdir(parents=True)
         first = json.loads(desk.run("nightly", *desk.recipe(), "--json").splitlines()[-1])
         assert first["decision"] == "promoted", first
         with serving(desk) as url, browser(tmp_path / "chromium") as page:
-            _talk(desk, url, page)
+            # A right answer is confirmed, a wrong one mended, and colleagues add a file of their own.
+            chat(page, url, SPOKEN.format(WISHES[2][0]))
+            assert page.evaluate("document.querySelector('tbody td').textContent") == "52"
+            page.click("Right")
+            page.wait_for("the next night learns from it")
+            chat(page, url, SPOKEN.format(WISHES[3][0]))
+            page.click("Wrong")
+            right = f"document.querySelector('[aria-label=\"the right SQL is\"]').value = {json.dumps(WISHES[3][1])}"
+            page.evaluate(right)
+            page.click("Send")
+            page.wait_for("the next night learns from it")
+            assert len((tmp_path / "feedback" / "inbox" / "serve.jsonl").read_text().splitlines()) == 2
+            desk.ask_for("feedback/inbox/colleagues.jsonl", NEW, WORDS)
             second = json.loads(desk.run("nightly", *desk.recipe(), "--json").splitlines()[-1])
             assert (second["decision"], second["rows"]) == ("promoted", 2 + len(NEW) * len(WORDS)), second
-            _is_picked_up(url, second["challenger"]["key"])
+            served = lambda: httpx.get(f"{url}/v1/models").json()["data"][0]["id"]  # noqa: E731
+            wait_for(lambda: served() == second["challenger"]["key"], 60, "the second night's model answers")
             assert answered(url, WORDS[0].format(WISHES[3][0]))["rows"] == [[30]]
             desk.run("champion", "rollback", "miniature")
-            _is_picked_up(url, first["challenger"]["key"])
+            wait_for(lambda: served() == first["challenger"]["key"], 60, "the first night's model answers")
         assert "example.org" not in "".join(path.read_text() for path in (tmp_path / "feedback").rglob("*.jsonl"))
     print(f"from connect to rollback in {(time.monotonic() - began) / 60:.1f} minutes; {first}; {second}")
 
 
-def _connect(desk: Desk) -> None:
-    """Steps 2 and 3 of the tutorial, with this server's address."""
-    assert "```sh\nsqltrain connect shop.sqlite\n```" in PAGE
-    assert "customer.email: looks like personal data" in desk.run("connect", desk.address)
-    edit = next(block for block in BLOCKS if "yaml.safe_load" in block).partition("<<'EOF'\n")[2].partition("\nEOF")[0]
-    subprocess.run([sys.executable, "-c", edit], cwd=desk.folder, check=True)
-    desk.run("connect", "shop")
-
-
-def _talk(desk: Desk, url: str, page: Page) -> None:
-    """A right answer is confirmed, a wrong one mended, and colleagues add a file of their own."""
-    chat(page, url, SPOKEN.format(WISHES[2][0]))
-    assert page.evaluate("document.querySelector('tbody td').textContent") == "52"
-    page.click("Right")
-    page.wait_for("the next night learns from it")
-    chat(page, url, SPOKEN.format(WISHES[3][0]))
-    page.click("Wrong")
-    sql = WISHES[3][1]
-    page.evaluate(f"document.querySelector('[aria-label=\"the right SQL is\"]').value = {json.dumps(sql)}")
-    page.click("Send")
-    page.wait_for("the next night learns from it")
-    assert len((desk.folder / "feedback" / "inbox" / "serve.jsonl").read_text().splitlines()) == 2
-    desk.ask_for("feedback/inbox/colleagues.jsonl", NEW, WORDS)
-
-
-def _is_picked_up(url: str, key: str) -> None:
-    wait_for(lambda: httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == key, 60, f"{key} answers")
+@pytest.mark.services
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(binaries() is None, reason="PostgreSQL's programs are not installed")
+def test_fifty_chats_outlive_kills_of_a_worker_the_model_and_the_database():
+    command = [sys.executable, str(ROOT / "benchmarks" / "serve.py"), "--chats=50", "--seconds=8", "--kills"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "lost 0, crossed 0" in done.stdout
+    assert "killed: SQL worker 1 times, model server 1 times, database 1 times" in done.stdout

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -22,7 +21,6 @@ FARMS = Database("farms", "sqlite", "databases/farms.sqlite")
 
 
 def trajectory(example_id: str = "q1", sample: int = 0, **changes: object) -> Trajectory:
-    """Two turns: a probe, then the answer."""
     probe = Turn(
         text="<reasoning>look</reasoning><sql>SELECT name FROM farm</sql>",
         action=Action(ActionKind.SQL, "SELECT name FROM farm", "look"),
@@ -42,7 +40,7 @@ def trajectory(example_id: str = "q1", sample: int = 0, **changes: object) -> Tr
         "stop": StopReason.SOLUTION,
         **changes,
     }
-    return Trajectory(**values)  # type: ignore[arg-type]
+    return Trajectory(**values)
 
 
 def make_filter(ctx: Context) -> None:
@@ -104,7 +102,7 @@ TOY = (
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def toy(monkeypatch):
     """The stage graph replaced by the toy's; its functions can be patched on the module."""
     module = ModuleType("pipelines.stages.toy")
     for function in (make_filter, make_sft, make_evaluation, make_report):
@@ -116,10 +114,10 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def recipe() -> Recipe:
+def recipe():
     return Recipe(name="toy", seed=3)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "store")

@@ -25,13 +25,13 @@ from tasks.events import night_markdown, report_markdown
 from tests.tasks.conftest import trajectory
 
 
-def example(name: str, question: str, **changes: Any) -> Example:
+def example(name, question, **changes):
     database = Database("farms", "sqlite", "databases/farms.sqlite")
     made = Example(name, question, database, "SELECT count(*) FROM farm", hardness="easy", source="toy")
     return dataclasses.replace(made, **changes)
 
 
-def data_stage(folder: Path, pools: dict[str, list[Example]], quarantine: list[dict[str, str]] | None = None) -> Any:
+def data_stage(folder, pools, quarantine=None):
     rows = [(pool, one) for pool, examples in pools.items() for one in examples]
     frame = frames.to_frame([one for _, one in rows], extra=[{"pool": pool} for pool, _ in rows])
     frames.write(folder / "data.parquet", frame)
@@ -46,29 +46,35 @@ POOLS = {
 }
 
 
-def broken(verdict: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
+def broken(verdict):
     return {item["says"]: item["examples"] for item in verdict["checks"] if not item["passed"]}
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder):
     value: dict[str, Any] = json.loads((folder / "contract.json").read_text())
     return value
 
 
 @pytest.mark.parametrize("text", ['{"checks": [', "", "\0\0", "[]", "{}"])
-def test_a_damaged_verdict_is_given_anew(tmp_path: Path, recipe: Recipe, text: str) -> None:
+def test_a_damaged_verdict_is_given_anew(tmp_path, recipe, text):
     stage = data_stage(tmp_path, POOLS)
     verdict = contracts.check(stage, recipe)
     (tmp_path / "contract.json").write_text(text)
     assert contracts.check(stage, recipe) == verdict == read(tmp_path)
 
 
-def test_good_questions_pass_their_contract(tmp_path: Path, recipe: Recipe) -> None:
-    verdict = contracts.check(data_stage(tmp_path, POOLS), recipe)
-    assert verdict is not None
+def test_good_questions_pass_their_contract_and_the_verdict_is_kept(tmp_path, recipe, monkeypatch):
+    result = data_stage(tmp_path, POOLS)
+    verdict = contracts.check(result, recipe)
     assert verdict["passed"]
     assert verdict["rows"] == 3
     assert verdict == read(tmp_path)
+    page = (tmp_path / "contract.html").read_text()
+    assert "http" not in page
+    assert "src=" not in page
+    monkeypatch.setattr(contracts, "evaluate", lambda *args: pytest.fail("was evaluated again"))
+    assert contracts.check(result, recipe) == verdict
+    assert contracts.check(StageResult("sft", "k", tmp_path, {}, False), recipe) is None
 
 
 @pytest.mark.parametrize(
@@ -81,30 +87,28 @@ def test_good_questions_pass_their_contract(tmp_path: Path, recipe: Recipe) -> N
         ("sft", example("q9", "which FARMS ?"), "its pool asks the same of that database before", "sft/q9"),
     ],
 )
-def test_a_breach_names_rows_and_reasons(
-    tmp_path: Path, recipe: Recipe, pool: str, bad: Example, says: str, row: str
-) -> None:
+def test_a_breach_names_rows_and_reasons(tmp_path, recipe, pool, bad, says, row):
     pools = {**POOLS, pool: [*POOLS[pool], bad]}
     with pytest.raises(DataError) as caught:
         contracts.check(data_stage(tmp_path, pools), recipe)
     assert says in str(caught.value)
     assert row in str(caught.value)
     assert row in [found["row"] for found in broken(read(tmp_path))[says]]
+    assert f"| {says} | {row} |" in contract_markdown(read(tmp_path))
 
 
-def test_accepted_results_stand_for_a_gold_query_in_the_test_pool_alone(tmp_path: Path, recipe: Recipe) -> None:
+def test_accepted_results_stand_for_a_gold_query_in_the_test_pool_alone(tmp_path, recipe):
     judged = example("q9", "why ?", gold_sql="", meta={"gold_results": {"results": [[["n"], ["1"]]]}})
     tested, trained = tmp_path / "tested", tmp_path / "trained"
     tested.mkdir()
     trained.mkdir()
     verdict = contracts.check(data_stage(tested, {**POOLS, "test": [judged]}), recipe)
-    assert verdict is not None
     assert verdict["passed"]
     with pytest.raises(DataError, match=r"the gold SQL is blank in 1 of 4 rows .*: rl/q9"):
         contracts.check(data_stage(trained, {**POOLS, "rl": [judged]}), recipe)
 
 
-def test_rows_set_aside_count_against_the_threshold_with_their_reason(tmp_path: Path, recipe: Recipe) -> None:
+def test_rows_set_aside_count_against_the_threshold_with_their_reason(tmp_path, recipe):
     set_aside = [{"pool": "sft", "row": "dev.json[12]", "reason": "bad_gold", "detail": "no such column: x"}]
     with pytest.raises(
         DataError, match=r"1 of 3 rows of pool sft \(33.3%, allowed 5.0%\): sft/dev.json\[12\] \(bad_gold: no such"
@@ -112,11 +116,10 @@ def test_rows_set_aside_count_against_the_threshold_with_their_reason(tmp_path: 
         contracts.check(data_stage(tmp_path, POOLS, set_aside), recipe)
     tolerant = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_bad_share": 0.34})})
     verdict = contracts.check(data_stage(tmp_path, POOLS, set_aside), tolerant)
-    assert verdict is not None
     assert verdict["passed"]
 
 
-def test_a_threshold_of_the_recipe_is_the_threshold(tmp_path: Path) -> None:
+def test_a_threshold_of_the_recipe_is_the_threshold(tmp_path):
     pools = {"sft": [*POOLS["sft"], example("q9", "which farms ?")], "test": POOLS["test"]}
     result = data_stage(tmp_path, pools)  # one repeated question in the pool's three rows
     with pytest.raises(DataError, match=r"raise contracts\.max_duplicates"):
@@ -124,45 +127,26 @@ def test_a_threshold_of_the_recipe_is_the_threshold(tmp_path: Path) -> None:
     assert contracts.check(result, Recipe(name="toy", contracts=Contracts(max_duplicates=0.34)))
 
 
-def test_a_kept_verdict_is_read_again_without_great_expectations(
-    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result = data_stage(tmp_path, POOLS)
-    first = contracts.check(result, recipe)
-    monkeypatch.setattr(contracts, "evaluate", lambda *args: pytest.fail("was evaluated again"))
-    assert contracts.check(result, recipe) == first
-
-
-def test_a_kept_breach_stops_the_next_run_too(tmp_path: Path, recipe: Recipe) -> None:
-    result = data_stage(tmp_path, {"sft": [example("q1", " ")]})
-    for _ in range(2):
-        with pytest.raises(DataError, match="the question is blank"):
-            contracts.check(result, recipe)
-
-
-def test_a_check_that_raises_is_our_failure_and_no_verdict_about_the_data() -> None:
+def test_a_check_that_raises_is_our_failure_and_no_verdict_about_the_data():
     frame = pl.DataFrame({"row": ["a"], "n": [1]})
     checks = [Check("no such column", "ExpectColumnValuesToBeNull", "absent", {})]
     with pytest.raises(SqltrainError, match="could not be evaluated") as caught:
         contracts.evaluate(frame, checks)
     assert not isinstance(caught.value, DataError)
-
-
-def test_only_the_first_twenty_rows_are_listed_and_all_are_counted() -> None:
     frame = pl.DataFrame({"row": [f"r{number}" for number in range(100)], "n": [1] * 100})
     verdict = contracts.evaluate(frame, [Check("n is small", "ExpectColumnValuesToBeBetween", "n", {"min_value": 2})])
     assert verdict["checks"][0]["bad"] == 100
     assert [found["row"] for found in verdict["checks"][0]["examples"]] == [f"r{number}" for number in range(20)]
 
 
-def test_teacher_trajectories_hold_or_name_what_broke(tmp_path: Path, recipe: Recipe) -> None:
+def test_teacher_trajectories_hold_or_name_what_broke(tmp_path, recipe):
     made = [trajectory("q1"), trajectory("q2", token_ids=(1, 2, 3), agent_mask=(0, 1)), trajectory("q3")]
     frames.write(tmp_path / "data.parquet", frames.to_frame(made))
     with pytest.raises(DataError, match=r"its mask is not as long as its tokens in 1 of 3 rows .* q2#0 \(3 / 2\)"):
         contracts.check(StageResult("synthesize", "k", tmp_path, {}, False), recipe)
 
 
-def test_too_few_accepted_trajectories_stop_the_run(tmp_path: Path) -> None:
+def test_too_few_accepted_trajectories_stop_the_run(tmp_path):
     frames.write(tmp_path / "data.parquet", frames.to_frame([trajectory("q1")]))
     reasons = {"q2": "wrong_result", "q3": "wrong_result", "q4": "format_no_action", "q5": "over_keep"}
     left_out = [{"example_id": name, "sample": 0, "reason": why, "detail": "-"} for name, why in reasons.items()]
@@ -173,20 +157,16 @@ def test_too_few_accepted_trajectories_stop_the_run(tmp_path: Path) -> None:
     assert contracts.check(result, Recipe(name="toy", contracts=Contracts(min_accepted=0.4)))
 
 
-def test_a_stage_that_declares_no_contract_is_not_checked(tmp_path: Path, recipe: Recipe) -> None:
-    assert contracts.check(StageResult("sft", "k", tmp_path, {}, False), recipe) is None
-
-
 HOSTILE = "<script>alert(1)</script> | **bold** \n row"
 
 
-def test_hostile_text_stays_text_in_both_summaries() -> None:
+def test_hostile_text_stays_text_in_both_summaries():
     frame = pl.DataFrame({"row": [HOSTILE], "n": [HOSTILE]})
     verdict = contracts.evaluate(frame, [Check(HOSTILE, "ExpectColumnValuesToBeNull", "n", {})])
     verdict["stage"] = HOSTILE
     tags: list[str] = []
     parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
+    parser.handle_starttag = lambda tag, attrs: tags.append(tag)
     parser.feed(contract_html(verdict))
     assert "script" not in tags
     # head, blank line, table head, rule, one check; blank line, table head, rule, one row
@@ -194,29 +174,14 @@ def test_hostile_text_stays_text_in_both_summaries() -> None:
     assert "<script>" not in contract_markdown(verdict)
 
 
-def test_the_page_needs_no_network(tmp_path: Path, recipe: Recipe) -> None:
-    contracts.check(data_stage(tmp_path, POOLS), recipe)
-    page = (tmp_path / "contract.html").read_text()
-    assert "http" not in page
-    assert "src=" not in page
-
-
-def test_great_expectations_is_not_loaded_before_a_contract_is_checked() -> None:
+def test_great_expectations_is_not_loaded_before_a_contract_is_checked():
     heavy = "('great_expectations', 'mlflow', 'pandas', 'prefect')"
     code = f"import tasks.run, tasks.checks, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_a_reason_may_hold_any_character(tmp_path: Path, recipe: Recipe) -> None:
-    bad = {"pool": "sft", "row": "q.jsonl:7", "reason": "gold_no_such_column", "detail": "SELECT nope, '\u2028\x85'"}
-    result = data_stage(tmp_path, POOLS)
-    (tmp_path / "quarantine.jsonl").write_text(json.dumps(bad, ensure_ascii=False) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"sft/q.jsonl:7 \(gold_no_such_column"):
-        contracts.check(result, recipe)
-
-
-def test_a_share_is_held_in_each_pool_and_not_diluted_over_all(tmp_path: Path, recipe: Recipe) -> None:
+def test_a_share_is_held_in_each_pool_and_not_diluted_over_all(tmp_path, recipe):
     """13 of 100 repeated questions in one pool are 13 %, however many rows the others have."""
     sft = [example(f"s{n}", f"question {n if n < 87 else 0} ?") for n in range(100)]
     rest = {pool: [example(f"{pool}{n}", f"{pool} {n} ?") for n in range(100)] for pool in ("rl", "dev", "test")}
@@ -224,14 +189,14 @@ def test_a_share_is_held_in_each_pool_and_not_diluted_over_all(tmp_path: Path, r
         contracts.check(data_stage(tmp_path, {"sft": sft, **rest}), recipe)
 
 
-def test_a_leak_is_what_the_stage_found_and_no_second_definition(tmp_path: Path, recipe: Recipe) -> None:
+def test_a_leak_is_what_the_stage_found_and_no_second_definition(tmp_path, recipe):
     """Other case, fillers and punctuation: `pipelines/curation/leakage.py` takes it for the same question."""
     pools = {"sft": [example("q1", "Please list all the Farms!")], "test": [example("q2", "list farms")]}
     with pytest.raises(DataError, match="a training pool asks this held-out question too in 1 of 1 rows of pool test"):
         contracts.check(data_stage(tmp_path, pools), recipe)
 
 
-def test_grpo_does_not_begin_where_no_question_is_ever_solved(tmp_path: Path, recipe: Recipe) -> None:
+def test_grpo_does_not_begin_where_no_question_is_ever_solved(tmp_path, recipe):
     scored = pl.DataFrame({"example_id": ["q1", "q2"], "samples": [8, 8], "right": [0, 0]})
     frames.write(tmp_path / "data.parquet", scored)
     result = StageResult("difficulty", "k", tmp_path, {}, False)
@@ -242,13 +207,7 @@ def test_grpo_does_not_begin_where_no_question_is_ever_solved(tmp_path: Path, re
     assert contracts.check(result, recipe)
 
 
-def test_the_artifact_shows_the_rows(tmp_path: Path, recipe: Recipe) -> None:
-    with pytest.raises(DataError):
-        contracts.check(data_stage(tmp_path, {"sft": [example("q1", " ")]}), recipe)
-    assert "| the question is blank | sft/q1 |" in contract_markdown(read(tmp_path))
-
-
-def test_the_text_of_a_question_is_no_markup_in_the_artifact() -> None:
+def test_the_text_of_a_question_is_no_markup_in_the_artifact():
     """Neither an image, which would tell its server who looks at the page, nor a link, a tag or code."""
     live = [
         "![a](http://x.test/a.png)",
@@ -265,7 +224,7 @@ def test_the_text_of_a_question_is_no_markup_in_the_artifact() -> None:
     assert not [tag for tag in ("<img", "<a", "<code") if tag in page]
 
 
-def test_the_report_s_artifact_links_to_what_a_browser_opens() -> None:
+def test_the_report_s_artifact_links_to_what_a_browser_opens():
     page = Path("/store/report/k/report.html")
     shown = report_markdown(page, "http://mlflow:5000/#/experiments/1/runs/abc", "")
     assert "(http://mlflow:5000/#/experiments/1/runs/abc/artifacts/report.html)" in shown

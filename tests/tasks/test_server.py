@@ -1,39 +1,32 @@
-"""A Prefect server that a run cannot talk to is one plain line before the run begins."""
+"""Prefect: a server that a run cannot talk to or waits for, runs whose process is gone, and stages as assets."""
 
 import base64
 import contextlib
-import json
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
+import subprocess
+import sys
 
+import httpx
 import pytest
-
-pytest.importorskip("prefect", reason="the ops extra is not installed")
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.states import Failed
 
 from flows.prefect.pipeline import run_with_prefect
-from pipelines.core.errors import ResourceError
+from pipelines.core.errors import DataError, EndpointError, ResourceError, StoppedError, TrainingError
 from pipelines.core.store import Store
-from pipelines.recipe.config import Recipe
-from tasks.prefect_server import prefect_server
-from tests.in_threads import serving
+from pipelines.recipe import recipes
+from pipelines.stages import graph
+from tasks import events, prefect_server, reaper
+from tasks.prefect_stage import RETRY_DELAYS_S, is_worth_another_try, run_stage
+from tests.fakes import http_server
 
 NOBODY = "http://127.0.0.1:9/api"  # the port of "discard", which nothing listens at
 
 
-class Locked(BaseHTTPRequestHandler):
-    """It is healthy, and tells its version to who has the key, as Prefect's server does."""
-
-    def do_GET(self) -> None:
-        key = f"Basic {base64.b64encode(b'me:s3cret').decode()}"
-        status = 200 if self.path == "/api/health" or self.headers.get("Authorization") == key else 401
-        status = status if self.path.startswith("/api/") else 404
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps("3.4.0").encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+def locked(asked):
+    """Prefect's server: it is healthy for all, and tells its version to who has the key."""
+    key = f"Basic {base64.b64encode(b'me:s3cret').decode()}"
+    status = 200 if asked.path == "/api/health" or asked.headers.get("authorization") == key else 401
+    return status if asked.path.startswith("/api/") else 404, {}, "3.4.0"
 
 
 @pytest.mark.parametrize(
@@ -44,9 +37,7 @@ class Locked(BaseHTTPRequestHandler):
         ("http://me:s3cret#x@host/api", "no Prefect server answers at http://host/api: it is not a valid address"),
     ],
 )
-def test_a_server_that_is_not_there_ends_a_run_before_it_begins(
-    tmp_path: Path, recipe: Recipe, url: str, said: str
-) -> None:
+def test_a_server_that_is_not_there_ends_a_run_before_it_begins(tmp_path, recipe, url, said):
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ResourceError) as error:
         run_with_prefect(recipe, Store(tmp_path / "store"), "data")
     assert said in error.value.message
@@ -63,10 +54,115 @@ def test_a_server_that_is_not_there_ends_a_run_before_it_begins(
         ("", "me:s3cret", "no Prefect server answers at URL: it answers with status 404"),
     ],
 )
-def test_a_server_is_asked_whether_it_takes_the_key(path: str, key: str | None, said: str | None) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Locked)
-    url = f"http://127.0.0.1:{server.server_port}"
-    settings = {PREFECT_API_URL: url + path, PREFECT_API_AUTH_STRING: key}
-    refused = contextlib.nullcontext() if said is None else pytest.raises(ResourceError, match=said.replace("URL", url))
-    with serving(server), temporary_settings(settings), refused, prefect_server():
-        assert said is None
+def test_a_server_is_asked_whether_it_takes_the_key(path, key, said):
+    with http_server(locked) as server, contextlib.ExitStack() as stack:
+        stack.enter_context(temporary_settings({PREFECT_API_URL: server.url + path, PREFECT_API_AUTH_STRING: key}))
+        if said is not None:
+            stack.enter_context(pytest.raises(ResourceError, match=said.replace("URL", server.url)))
+        with prefect_server.prefect_server():
+            assert said is None
+
+
+def test_an_answer_is_asked_for_until_the_server_is_back_and_said_once(monkeypatch):
+    monkeypatch.setattr(prefect_server, "POLL_S", 0.0)
+    tries: list[int] = []
+    said: list[str] = []
+
+    def ask():
+        tries.append(1)
+        if len(tries) < 4:
+            raise RuntimeError("no slot") from httpx.ConnectError("connection refused")
+        return "here"
+
+    assert prefect_server.retry_until_reachable(ask, "the slot", said.append) == "here"
+    assert (len(tries), len(said)) == (4, 1)
+    assert "the slot waits for it" in said[0]
+
+
+def test_a_server_that_says_no_is_not_asked_again():
+    response = httpx.Response(404, request=httpx.Request("GET", "http://server"))
+    error = httpx.HTTPStatusError("no such limit", request=response.request, response=response)
+
+    def refuse():
+        raise error
+
+    with pytest.raises(httpx.HTTPStatusError):
+        prefect_server.retry_until_reachable(refuse, "the slot", pytest.fail)
+
+
+def killed_run(store):
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from pipelines.core.store import Store
+from tasks.reaper import run_lock
+with run_lock(Store(Path({str(store.root)!r})), "killed"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+
+
+def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    killed_run(store)
+    crashed: list[str] = []
+    monkeypatch.setattr(reaper, "mark_crashed", lambda path, say: crashed.append(path.stem))
+    with reaper.run_lock(store, "living"):
+        reaper.reap(store, pytest.fail)
+    assert crashed == ["killed"]
+    reaper.reap(store, pytest.fail)
+    assert crashed == ["killed"]  # once
+
+
+def test_a_run_that_is_started_again_while_its_end_is_noted_keeps_its_lock(tmp_path, monkeypatch):
+    """Without it a later run would not know that this one lives, or that it was killed."""
+    store = Store(tmp_path)
+    killed_run(store)
+    crashed: list[str] = []
+
+    with contextlib.ExitStack() as again:
+
+        def crash(path, say):
+            crashed.append(path.stem)
+            reaper.reap(store, pytest.fail)  # another run's, at the same time: it is at work here already
+            again.enter_context(reaper.run_lock(store, path.stem))
+
+        monkeypatch.setattr(reaper, "mark_crashed", crash)
+        reaper.reap(store, pytest.fail)
+        assert crashed == ["killed"]
+        assert [path.name for path in (tmp_path / reaper.FLOWS).iterdir()] == ["killed.json"]
+        reaper.reap(store, pytest.fail)
+        assert crashed == ["killed"]
+    assert not list((tmp_path / reaper.FLOWS).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [
+        (TrainingError("training died"), True),
+        (EndpointError("no answer"), True),
+        (StoppedError("training was asked to stop"), False),
+        (DataError("no such file"), False),
+    ],
+)
+def test_what_failed_outside_this_process_is_tried_again_and_what_was_asked_to_stop_is_not(error, tried):
+    assert is_worth_another_try(None, None, Failed(data=error)) is tried
+
+
+def test_an_asset_depends_on_stages_and_on_the_files_of_its_questions(tmp_path):
+    questions = tmp_path / "my questions.jsonl"
+    questions.write_text("")
+    recipe = recipes.load("miniature", [f"data.sft={{kind: jsonl, path: '{questions}'}}"])
+    steps = {step.name: step for step in graph.plan(recipe, Store(tmp_path / "store"))}
+    assert events.upstream(steps["data"], recipe, "") == [f"file://{tmp_path}/my-questions.jsonl"]
+    assert events.upstream(steps["filter"], recipe, "batch") == [
+        "sqltrain://miniature/batch/data",
+        "sqltrain://miniature/batch/synthesize",
+    ]
+    assert events.asset_key("miniature", "evaluate_sft", "champion data/dk") == (
+        "sqltrain://miniature/champion-data/dk/evaluate_sft"
+    )
+    task = run_stage.with_options(name="sft", assets=["sqltrain://miniature/sft"], asset_deps=["file:///questions"])
+    assert [asset.key for asset in task.assets] == ["sqltrain://miniature/sft"]
+    assert (task.retries, task.retry_delay_seconds) == (len(RETRY_DELAYS_S), RETRY_DELAYS_S)
+    assert task.retry_condition_fn is run_stage.retry_condition_fn is not None

@@ -1,25 +1,36 @@
+"""A run in MLflow and as a trace: its stages, curves, checkpoints, spans, and what a server that fails costs."""
+
+import base64
+import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from flows.commands import operate
 from pipelines.core import frames, provenance
+from pipelines.core.errors import BoundaryError
+from pipelines.core.processes import free_port
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
 from pipelines.nightly.store_gc import claimed
-from pipelines.recipe.config import Benchmark, Recipe
+from pipelines.recipe.config import Benchmark
+from pipelines.serving.feedback import Feedback
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from tasks import episodes, mlflow_client, models
-from tasks.mlflow_client import MlflowNotes, error_line, flatten
-from tasks.run import Tracker, run_step
+from tasks import run as tracking
+from tasks.mlflow_client import MlflowNotes, Row, error_line, flatten, metric_name, to_metrics
+from tasks.run import CurveFollower, Tracker, read_rows, run_step
+from tests.fakes import http_server
+from tests.services.collector import attributes, collecting
+from tests.services.conftest import ROOT
 
 
-def walk(recipe: Recipe, store: Store, tracker: Tracker | None = None) -> Tracker:
+def walk(recipe, store, tracker=None):
     steps = graph.plan(recipe, store)
     with tracker or Tracker(recipe, store, pytest.fail) as tracker:
         for step in steps:
@@ -27,19 +38,19 @@ def walk(recipe: Recipe, store: Store, tracker: Tracker | None = None) -> Tracke
     return tracker
 
 
-def with_samples(recipe: Recipe, samples: int) -> Recipe:
+def with_samples(recipe, samples):
     evaluation = recipe.evaluation.model_copy(update={"samples": samples})
     return recipe.model_copy(update={"evaluation": evaluation})
 
 
-def children(tracker: Tracker) -> dict[str, Any]:
+def children(tracker):
     query = f"tags.`mlflow.parentRunId` = '{tracker.run.run_id}'"
     runs = tracker.run.client.search_runs([tracker.run.experiment_id], query)
     return {run.info.run_name: run for run in runs}
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def database(tmp_path_factory):
     """An empty tracking database: making its tables takes longer than any of these tests."""
     folder = tmp_path_factory.mktemp("tracking")
     mlflow_client.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
@@ -47,7 +58,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path, database, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store = Store(tmp_path / "store")
     store.root.mkdir()
@@ -56,13 +67,13 @@ def store(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> St
 
 
 @pytest.fixture(autouse=True)
-def traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def traced(request, monkeypatch):
     """Traces cost more than all the rest: only the tests that look at them make them."""
     if "traces" not in request.node.name:
         monkeypatch.setattr(episodes, "log", lambda *_: None)
 
 
-def test_a_run_is_a_parent_with_a_child_a_stage(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+def test_a_run_is_a_parent_with_a_child_a_stage(toy, recipe, store):
     tracker = walk(recipe, store)
     parent = tracker.run.client.get_run(tracker.run.run_id)
     assert parent.info.status == "FINISHED"
@@ -74,14 +85,24 @@ def test_a_run_is_a_parent_with_a_child_a_stage(toy: ModuleType, recipe: Recipe,
         "report.html",
     }
     assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
+    run_id = children(tracker)["sft"].info.run_id
+    losses = tracker.run.client.get_metric_history(run_id, "sft/loss")
+    assert {point.step: point.value for point in losses} == {1: 1.0, 2: 0.5, 3: 1 / 3, 4: 0.25, 5: 0.2}
+    assert len(tracker.run.client.get_metric_history(run_id, "loss/sql")) == 5
+    (used,) = children(tracker)["sft"].inputs.dataset_inputs
+    step = graph.plan(recipe, store)[0]
+    manifest = store.manifest("filter", step.key)
+    assert used.dataset.name == "filter"
+    assert used.dataset.digest == manifest["files"]["data.parquet"]["sha256"][:16]
+    assert used.dataset.source == f"filter/{step.key}/data.parquet"
+    assert walk(recipe, store).run.run_id == ""  # it makes nothing
+    assert set(children(walk(with_samples(recipe, 2), store))) == {"evaluate_sft", "report"}
 
 
-def test_status_shows_a_run_that_waits_for_mlflow(
-    recipe: Recipe, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_shows_a_run_that_waits_for_mlflow(recipe, store, monkeypatch):
     seen: list[str] = []
 
-    def look(*_: object) -> None:
+    def look(*_):
         seen.append(operate.render_state(operate.state_of(store)))
 
     monkeypatch.setattr(MlflowNotes, "note", lambda *_: None)
@@ -102,7 +123,7 @@ def test_status_shows_a_run_that_waits_for_mlflow(
     ]
 
 
-def test_each_benchmark_has_its_own_metrics_report_and_tags(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+def test_each_benchmark_has_its_own_metrics_report_and_tags(toy, recipe, store):
     pools = (Benchmark(name="far"), Benchmark(name="near", count=3))
     tracker = walk(recipe.model_copy(update={"data": recipe.data.model_copy(update={"test": pools})}), store)
     client, made = tracker.run.client, children(tracker)
@@ -118,31 +139,10 @@ def test_each_benchmark_has_its_own_metrics_report_and_tags(toy: ModuleType, rec
     assert (version.tags["ex"], version.tags["near.ex"]) == ("0.7500", "0.7500")
 
 
-def test_curves_arrive_whole_and_leaf_and_branch_do_not_collide(toy: ModuleType, recipe: Recipe, store: Store) -> None:
-    tracker = walk(recipe, store)
-    run_id = children(tracker)["sft"].info.run_id
-    losses = tracker.run.client.get_metric_history(run_id, "sft/loss")
-    assert {point.step: point.value for point in losses} == {1: 1.0, 2: 0.5, 3: 1 / 3, 4: 0.25, 5: 0.2}
-    assert len(tracker.run.client.get_metric_history(run_id, "loss/sql")) == 5
-
-
-def test_a_child_names_its_datasets_by_reference_and_digest(toy: ModuleType, recipe: Recipe, store: Store) -> None:
-    tracker = walk(recipe, store)
-    (used,) = children(tracker)["sft"].inputs.dataset_inputs
-    step = graph.plan(recipe, store)[0]
-    manifest = store.manifest("filter", step.key)
-    assert used.dataset.name == "filter"
-    assert used.dataset.digest == manifest["files"]["data.parquet"]["sha256"][:16]
-    assert used.dataset.source == f"filter/{step.key}/data.parquet"
-
-
-def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(
-    toy: ModuleType, recipe: Recipe, store: Store
-) -> None:
+def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(toy, recipe, store):
     tracker = walk(recipe, store)
     step = graph.plan(recipe, store)[1]
     version = models.find(tracker.run.client, "sqltrain-toy", step.key)
-    assert version is not None
     assert version.source.startswith("models:/m-")  # the logged model: no path of this machine
     assert version.tags["stage"] == "sft"
     assert version.tags["ex"] == "0.7500"
@@ -151,12 +151,7 @@ def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(
     assert len(tracker.run.client.search_model_versions("name = 'sqltrain-toy'")) == 1
 
 
-def verdicts(trace: Any) -> dict[str, object]:
-    """What people and evaluations have said about a trace."""
-    return {one.name: one.value for one in trace.info.assessments}
-
-
-def test_five_trajectories_of_an_evaluation_become_traces(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+def test_five_trajectories_of_an_evaluation_become_traces(toy, recipe, store):
     tracker = walk(recipe, store)
     run_id = children(tracker)["evaluate_sft"].info.run_id
     found = tracker.run.client.search_traces(locations=[tracker.run.experiment_id], run_id=run_id)
@@ -168,12 +163,14 @@ def test_five_trajectories_of_an_evaluation_become_traces(toy: ModuleType, recip
         {"question": "how many farms are there ?"},
         {"sql": "SELECT 1"},
     )
-    said = {trace.info.tags["mlflow.traceName"]: verdicts(trace) for trace in found}
+    said = {
+        trace.info.tags["mlflow.traceName"]: {one.name: one.value for one in trace.info.assessments} for trace in found
+    }
     assert said["t0"] == {"execution_accuracy": True, "error_class": "none"}
     assert said["t2"] == {"execution_accuracy": False, "error_class": "semantic"}
 
 
-def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe: Recipe, store: Store) -> None:
+def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe, store):
     farms = Database("farms", "sqlite", "databases/farms.sqlite")
     asked = [Example(f"q{number}", f"how many, {number} ?", farms, f"SELECT {number}") for number in range(3)]
     folder = store.folder("test", "k1")
@@ -193,19 +190,7 @@ def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe: Recipe
     assert {"question": "how many, 0 ?", "database": "farms"} in list(rows["inputs"])
 
 
-def test_a_walk_that_makes_nothing_records_nothing(toy: ModuleType, recipe: Recipe, store: Store) -> None:
-    walk(recipe, store)
-    assert walk(recipe, store).run.run_id == ""
-
-
-def test_only_stages_that_were_made_have_a_child(toy: ModuleType, recipe: Recipe, store: Store) -> None:
-    walk(recipe, store)
-    assert set(children(walk(with_samples(recipe, 2), store))) == {"evaluate_sft", "report"}
-
-
-def test_a_stage_that_fails_leaves_failed_runs(
-    toy: ModuleType, recipe: Recipe, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_that_fails_leaves_failed_runs(toy, recipe, store, monkeypatch):
     monkeypatch.setattr(toy, "make_sft", lambda ctx: 1 / 0)
     tracker = Tracker(recipe, store, print)
     with pytest.raises(ZeroDivisionError):
@@ -214,9 +199,7 @@ def test_a_stage_that_fails_leaves_failed_runs(
     assert {name: run.info.status for name, run in children(tracker).items()} == {"filter": "FINISHED", "sft": "FAILED"}
 
 
-def test_a_run_whose_process_was_killed_is_closed_by_the_next_one(
-    toy: ModuleType, recipe: Recipe, store: Store
-) -> None:
+def test_a_run_whose_process_was_killed_is_closed_by_the_next_one(toy, recipe, store):
     first = walk(recipe, store)
     first.run.client.update_run(first.run.run_id, status="RUNNING")
     first.run.client.set_tag(first.run.run_id, "sqltrain.process", f"{2**22 + 1}/1")  # above Linux's largest process id
@@ -224,9 +207,7 @@ def test_a_run_whose_process_was_killed_is_closed_by_the_next_one(
     assert first.run.client.get_run(first.run.run_id).info.status == "KILLED"
 
 
-def test_a_tracking_store_that_fails_is_said_once_and_stops_nothing(
-    toy: ModuleType, recipe: Recipe, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracking_store_that_fails_is_said_once_and_stops_nothing(toy, recipe, store, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
     said: list[str] = []
@@ -246,11 +227,11 @@ def test_a_tracking_store_that_fails_is_said_once_and_stops_nothing(
         ({"a": "x" * 7000}, {"a": "x" * 6000}),
     ],
 )
-def test_flatten_gives_dotted_keys(value: Any, expected: dict[str, str]) -> None:
+def test_flatten_gives_dotted_keys(value, expected):
     assert flatten(value) == expected
 
 
-def test_every_shipped_recipe_fits_mlflow() -> None:
+def test_every_shipped_recipe_fits_mlflow():
     from pipelines.recipe import recipes
 
     names: Sequence[str] = recipes.recipe_names()
@@ -259,13 +240,11 @@ def test_every_shipped_recipe_fits_mlflow() -> None:
         assert all(len(key) <= mlflow_client.MAX_KEY for key in flat), name
 
 
-def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(recipe, tmp_path, monkeypatch):
     """Making a new store's tables takes seconds, and a minute on a busy machine."""
     asked: list[str] = []
 
-    def connect(uri: str, root: Path) -> None:
+    def connect(uri, root):
         asked.append(uri)
         raise KeyboardInterrupt
 
@@ -276,11 +255,10 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
     assert len(asked) == 1
 
 
-def test_runs_and_versions_say_what_made_them(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+def test_runs_and_versions_say_what_made_them(toy, recipe, store):
     tracker = walk(recipe, store)
     made_by = provenance.facts()
     version = models.find(tracker.run.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
-    assert version is not None
     parent = tracker.run.client.get_run(tracker.run.run_id).data.tags
     for tags in ({f"sqltrain.{name}": text for name, text in version.tags.items()}, parent):
         assert f"torch {made_by['libraries']['torch']}" in tags["sqltrain.libraries"]
@@ -291,9 +269,7 @@ def test_runs_and_versions_say_what_made_them(toy: ModuleType, recipe: Recipe, s
     assert children(tracker)["sft"].data.tags["sqltrain.libraries"] == parent["sqltrain.libraries"]
 
 
-def test_a_tracking_database_that_may_only_be_read_costs_two_lines(
-    toy: ModuleType, recipe: Recipe, store: Store, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tracking_database_that_may_only_be_read_costs_two_lines(toy, recipe, store, capfd):
     database = store.root / "mlflow.db"
     content = bytearray(database.read_bytes())
     content[18] = 3  # the version that a writer must know, in SQLite's header: none knows it, every reader may read
@@ -306,8 +282,184 @@ def test_a_tracking_database_that_may_only_be_read_costs_two_lines(
     assert capfd.readouterr().err == ""
 
 
-def test_an_error_of_a_database_is_said_without_its_statement() -> None:
+def test_an_error_of_a_database_is_said_without_its_statement():
     text = "(raised by autoflush)\n(sqlite3.OperationalError) database or disk is full\n[SQL: UPDATE runs\nSET ...]"
     assert error_line(RuntimeError(text)) == "(sqlite3.OperationalError) database or disk is full"
     assert error_line(RuntimeError("two\nlines")) == "two lines"
     assert error_line(KeyError()) == "KeyError()"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("loss", "grpo/loss"),
+        ("loss/sql", "loss/sql"),
+        ("reward/exec/std", "reward/exec.std"),
+        ("pass@8 (%)", "grpo/pass_8 ___"),
+        ("/odd/", "grpo/odd"),
+    ],
+)
+def test_a_metric_has_one_group_and_one_name(name, expected):
+    assert metric_name(name, "grpo") == expected
+
+
+def test_no_metric_is_both_leaf_and_branch():
+    names = [metric_name(name, "sft") for name in ("loss", "loss/sql", "loss/sql/easy", "lr")]
+    assert len(set(names)) == 4
+    assert not any(other.startswith(f"{name}/") for name in names for other in names)
+
+
+def test_only_finite_numbers_become_metrics():
+    rows: list[Row] = [(1, {"loss": float("nan"), "ex": 0.5, "note": "text", "done": True, "max": float("inf")})]
+    assert [(metric.key, metric.value, metric.step) for metric in to_metrics(rows, "grpo")] == [
+        ("grpo/ex", 0.5, 1),
+        ("grpo/done", 1.0, 1),
+    ]
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path):
+    path = tmp_path / "curves.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    rows, offset = read_rows([path], 0)
+    assert rows == [(1, {"loss": 2.0})]
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n')
+    assert read_rows([path], offset) == ([(2, {"loss": 1.5})], path.stat().st_size)
+    path = tmp_path / "curves.jsonl"
+    path.write_text('nonsense\n[1]\n{"loss": 1.0}\n{"step": 3, "loss": 1.0}\n')
+    assert read_rows([path], 0)[0] == [(3, {"loss": 1.0})]
+
+
+def test_the_file_is_followed_from_the_work_folder_to_the_finished_one(tmp_path):
+    work, final = tmp_path / "work.jsonl", tmp_path / "final.jsonl"
+    work.write_text('{"step": 1, "loss": 2.0}\n')
+    seen: list[Row] = []
+    first = threading.Event()
+
+    def send(rows):
+        seen.extend(rows)
+        first.set()
+
+    follower = CurveFollower((work, final), send, every_s=0.01)
+    follower.start()
+    assert first.wait(10)
+    with work.open("a") as file:
+        file.write('{"step": 2, "loss": 1.0}\n')
+    work.rename(final)
+    follower.stop()
+    assert [step for step, _ in seen] == [1, 2]
+
+
+def locked(asked):
+    """It is healthy for who has the key, and out of order for others, so that a probe sees the difference."""
+    return 200 if asked.headers.get("authorization") == f"Basic {base64.b64encode(b'me:s3/cr@t').decode()}" else 503
+
+
+def test_a_user_and_a_password_of_the_address_are_sent_to_the_server():
+    with http_server(locked) as server:
+        place = server.url.removeprefix("http://")
+        assert mlflow_client.unreachable_reason(f"http://me:s3%2Fcr%40t@{place}/") == ""
+        assert mlflow_client.unreachable_reason(f"http://me:other@{place}") == "it answers with status 503"
+        assert mlflow_client.unreachable_reason(f"http://{place}") == "it answers with status 503"
+        assert "authorization" not in server.asked[-1].headers
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:pa%40ss@host:5000/x", "http://host:5000/x"),
+        ("postgresql+psycopg2://me:p@ss/wo#rd@host/db", "postgresql+psycopg2://host/db"),
+        ("API request to https://me@host/api failed, see a@b.c", "API request to https://host/api failed, see a@b.c"),
+        ("http://host:5000", "http://host:5000"),
+        ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
+    ],
+)
+def test_an_address_is_shown_without_user_and_password(text, shown):
+    assert mlflow_client.without_password(text) == shown
+
+
+def test_no_line_about_a_server_that_is_away_shows_its_password(tmp_path, recipe, monkeypatch):
+    place = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:s3cret@{place}")
+    lines: list[str] = []
+    tracker = Tracker(recipe, Store(tmp_path), lines.append)
+    tracker.recorder.note("sft: a curve", lambda: None)  # it waits
+    tracker.recorder.close()
+    models.announce(recipe.name, Store(tmp_path), lines.append)
+    with pytest.raises(BoundaryError) as away:
+        episodes.send_feedback(Feedback(tmp_path / "feedback"), tmp_path)
+    tracker.run.run_id, tracker.run.experiment_id = "7", "1"
+    texts = [
+        *lines,
+        str(away.value),
+        tracker.page,
+        mlflow_client.error_line(OSError(f"no way to http://me:s3cret@{place}/api")),
+    ]
+    assert len(lines) == 3
+    assert [text for text in texts if f"http://{place}" not in text or "s3cret" in text] == []
+
+
+@pytest.mark.parametrize("uri", ["http://me:s3cret#x@host", "http://host:s3cret", "postgresql://me:s3cret#x@host"])
+def test_an_address_that_cannot_be_read_is_trouble_that_quotes_none_of_it(uri):
+    assert mlflow_client.unreachable_reason(uri) == "it is not a valid address"
+
+
+RUN = """
+import sys
+from pathlib import Path
+from pipelines.recipe import recipes
+from pipelines.core.errors import DataError
+from pipelines.stages import graph
+from pipelines.core.store import Store
+from tasks.run import Tracker
+
+recipe, store = recipes.load("miniature"), Store(Path(sys.argv[1]))
+data, synthesize = (step for step in graph.plan(recipe, store) if step.name in ("data", "synthesize"))
+try:
+    with Tracker(recipe, store, print, "a night") as tracker:
+        tracker.recorder.off = True
+        with tracker.stage(data, [], recipe, "batch") as stage_run:
+            stage_run.record(graph.StageResult("data", data.key, data.folder, {"quarantined": 2.0}, False))
+        with tracker.stage(synthesize, [], recipe):
+            raise DataError("no teacher answers")
+except DataError:
+    print(data.key)
+"""
+
+
+def run(folder, url):
+    environment = {**os.environ, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "1"}
+    command = [sys.executable, "-c", RUN, str(folder)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+
+
+def test_a_run_is_a_trace_with_a_span_a_stage(tmp_path):
+    with collecting() as collector:
+        key = run(tmp_path, collector.url).stdout.strip()
+    whole, data, failed = (collector.named(name) for name in ("run miniature", "stage data", "stage synthesize"))
+    assert len(collector.spans) == 3
+    assert collector.services == {"sqltrain"}
+    assert {span.trace_id for span in (data, failed)} == {whole.trace_id}
+    assert (whole.parent_span_id, data.parent_span_id, failed.parent_span_id) == (b"", whole.span_id, whole.span_id)
+    about = attributes(data)
+    assert about.pop("sqltrain.run").startswith("a night, ")
+    assert about == {
+        "sqltrain.recipe": "miniature",
+        "sqltrain.stage": "data",
+        "sqltrain.key": key,
+        "sqltrain.why": "not made yet",
+        "sqltrain.role": "batch",
+        "sqltrain.cached": False,
+        "sqltrain.metrics.quarantined": 2.0,
+    }
+    assert (data.status.code, failed.status.code, whole.status.code) == (0, 2, 2)  # 2: an error
+    assert failed.status.message == "DataError: no teacher answers"
+
+
+def test_a_collector_that_is_away_or_not_named_costs_the_spans_alone(monkeypatch, tmp_path):
+    for name in tracking.SPAN_SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+    tracking.span_tracer.cache_clear()
+    assert tracking.span_tracer() is None
+    done = run(tmp_path, f"http://127.0.0.1:{free_port()}/v1/traces")
+    assert done.stdout
+    assert len(done.stderr.splitlines()) == 1

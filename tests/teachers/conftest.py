@@ -1,25 +1,20 @@
 """A miniature data stage, a teacher behind a real server, and the file that names it."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from teacher_server import TeacherServer, scripted_replies
 from teacher_world import KEY, make, recipe_of  # noqa: F401
 
-from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build
-from pipelines.recipe.config import Recipe
 from pipelines.stages.context import examples
+from tests.fakes import build_database
 
 
 @pytest.fixture
-def servers() -> Iterator[Callable[..., TeacherServer]]:
+def servers():
     started: list[TeacherServer] = []
 
-    def start(*args: Any, **kwargs: Any) -> TeacherServer:
+    def start(*args, **kwargs):
         started.append(TeacherServer(*args, **kwargs))
         return started[-1]
 
@@ -29,10 +24,20 @@ def servers() -> Iterator[Callable[..., TeacherServer]]:
 
 
 @pytest.fixture
-def replies() -> Callable[[Recipe, Store], Any]:
+def music(tmp_path):
+    """A database of three singers and of venues."""
+    script = """
+    CREATE TABLE singer (name TEXT, city TEXT, age INTEGER);
+    INSERT INTO singer VALUES ('ann', 'paris', 30), ('bo', 'oslo', 40), ('cy', 'paris', 50);
+    """
+    return build_database(tmp_path / "music.sqlite", script)
+
+
+@pytest.fixture
+def replies():
     """What the oracle says to the questions of a recipe's data stage."""
 
-    def of(recipe: Recipe, store: Store) -> Any:
+    def of(recipe, store):
         folder = make(recipe, store, "data")
         protocol, schema = build(recipe.protocol), schemas(recipe)
         asked = {
@@ -45,10 +50,10 @@ def replies() -> Callable[[Recipe, Store], Any]:
 
 
 @pytest.fixture
-def name_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def name_endpoint(tmp_path, monkeypatch):
     """Write the endpoints' file and the key that it names; a second server is the endpoint "other"."""
 
-    def write(server: TeacherServer, other: TeacherServer | None = None, **settings: Any) -> Path:
+    def write(server, other=None, **settings):
         import yaml
 
         path = tmp_path / "endpoints.yaml"

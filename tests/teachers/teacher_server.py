@@ -19,27 +19,18 @@ HANG_S = 60.0
 class TeacherServer:
     """Answers `POST /v1/chat/completions` by `reply`; some answers fail on their way.
 
-    Args:
-        reply: the text that answers a request's messages.
-        fault_rate: share of requests that fail; which ones and how depends on the request and how often it came.
-        latency_s: before each answer.
-
-    Attributes:
-        seeds: the seed of each request's body, in the order in which they came: the first digits of its key in the log.
-        sick: the last message of a conversation that gets 500 each time, while it is set.
-        delivered: how often each request was answered to the last byte, by its digest: more than once is paid twice. A
-            client that has gone is not answered, as real servers stop writing for one.
-        faults: how often each fault was played.
-        most: requests in flight at once, at most.
+    Which requests fail, and how, depends on the request and how often it came. A client that has gone is not answered,
+    as real servers stop writing for one.
     """
 
     def __init__(self, reply: Callable[[list[dict[str, str]]], str], fault_rate: float = 0.0, latency_s: float = 0.0):
         self.reply, self.fault_rate, self.latency_s = reply, fault_rate, latency_s
+        # How often each request was answered to the last byte, by its digest: more than once is paid twice.
         self.delivered: collections.Counter[str] = collections.Counter()
         self.faults: collections.Counter[str] = collections.Counter()
         self.headers: list[bytes] = []
-        self.sick: str | None = None
-        self.seeds: list[int] = []
+        self.sick: str | None = None  # the last message of a conversation that gets 500 each time
+        self.seeds: list[int] = []  # of the requests in their order: the first digits of their keys in the log
         self._tries: collections.Counter[str] = collections.Counter()
         self.now = self.most = 0
         self._loop = asyncio.new_event_loop()

@@ -36,12 +36,10 @@ def kept(store: Path, endpoint: str = "teacher") -> list[dict[str, Any]]:
 
 
 def recipe_of(databases: int, *more: str) -> Recipe:
-    """The miniature in that world."""
     return recipes.load("miniature", [*world(databases), *more])
 
 
 def make(recipe: Recipe, store: Store, until: str) -> Path:
-    """Run a recipe up to a stage and return its folder."""
     steps = graph.plan(recipe, store, until)
     for step in steps:
         graph.execute(step, recipe, store, Silent(), steps)

@@ -2,41 +2,49 @@
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import Callable
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from teacher_server import TeacherServer, scripted_replies
+from teacher_server import scripted_replies
 from teacher_world import kept, make, recipe_of
 
 from flows.commands import evaluate as evaluating
 from flows.commands import use
 from pipelines.core.errors import BoundaryError, DataError, ResourceError
+from pipelines.core.files import read_json
 from pipelines.core.processes import free_port
 from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases import named
-from pipelines.databases.of_recipe import schemas
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.client import endpoint
 from pipelines.protocols.base import build
-from pipelines.recipe.config import Recipe
+from pipelines.recipe.config import RewardTerm
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.models import open_model
 from pipelines.stages import evaluate
-from pipelines.stages.context import examples
+from pipelines.stages.context import examples, trajectories
+from pipelines.teachers import experts
 
 SAMPLES = ("evaluation.samples=3", "evaluation.ks=[1, 3]", "evaluation.forced_single_turn=false", "rollout.shard=4")
 WRONG = "SELECT 'wrong'"
 CHOOSING = "Answer with one letter and nothing else"  # what only the selector is told
 
 
-def oracle_of(recipe: Recipe, store: Store, wrong: bool = False) -> Callable[[list[dict[str, str]]], str]:
-    """What the oracle says to the test questions; `wrong` answers every third request with another query."""
+def oracle_of(recipe, store, wrong=False):
     folder, protocol, schema = make(recipe, store, "test"), build(recipe.protocol), schemas(recipe)
     asked = {
         protocol.prompt(one, schema(one.database), recipe.protocol.max_turns_eval)[-1][1]: one
@@ -45,7 +53,7 @@ def oracle_of(recipe: Recipe, store: Store, wrong: bool = False) -> Callable[[li
     say = scripted_replies(protocol, asked)
     requests = 0
 
-    def reply(messages: list[dict[str, str]]) -> str:
+    def reply(messages):
         nonlocal requests
         requests += 1
         return (
@@ -57,10 +65,10 @@ def oracle_of(recipe: Recipe, store: Store, wrong: bool = False) -> Callable[[li
     return reply
 
 
-def choosing(answers: Callable[[list[dict[str, str]]], str]) -> Callable[[list[dict[str, str]]], str]:
+def choosing(answers):
     """A server that also compares: it prefers whatever is not the wrong query, and else the first."""
 
-    def reply(messages: list[dict[str, str]]) -> str:
+    def reply(messages):
         if CHOOSING not in " ".join(messages[0]["content"].split()):
             return answers(messages)
         return "B" if "wrong" in messages[-1]["content"].split("Query A:")[1].split("Query B:")[0] else "A"
@@ -68,18 +76,13 @@ def choosing(answers: Callable[[list[dict[str, str]]], str]) -> Callable[[list[d
     return reply
 
 
-def evaluated(store: Store) -> dict[str, float]:
+def evaluated(store):
     (folder,) = (store.root / "evaluations").glob("*/metrics.json")
     metrics: dict[str, float] = json.loads(folder.read_text())
     return metrics
 
 
-def test_an_endpoint_is_evaluated_and_its_cost_told(
-    tmp_path: Path,
-    servers: Callable[..., TeacherServer],
-    name_endpoint: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_endpoint_is_evaluated_asked_and_served_and_its_cost_told(tmp_path, servers, name_endpoint, capsys):
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     server = servers(oracle_of(recipe, store))
     name_endpoint(server, price_in=1000.0, price_out=0.0)
@@ -99,21 +102,14 @@ def test_an_endpoint_is_evaluated_and_its_cost_told(
     assert "model (endpoint:teacher)" in page.read_text()  # which one answered
     assert "Cost and latency" in page.read_text()
     assert sum(server.delivered.values()) >= 32  # eight questions, one greedy answer and three samples each
-
-
-def test_an_endpoint_is_asked_and_served(
-    tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
-) -> None:
-    """What `sqltrain ask --model endpoint:NAME` and `sqltrain serve --model endpoint:NAME` do with one question."""
-    recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
-    name_endpoint(servers(oracle_of(recipe, store)))
+    # What `sqltrain ask --model endpoint:NAME` and `sqltrain serve --model endpoint:NAME` do with one question.
     question = examples(make(recipe, store, "test"), "test")[0]
     model = open_model("endpoint:teacher", "miniature", [], store)
     shown: list[str] = []
     use.ask_model(model.recipe, store, question.question, question.database.location, model.policy, shown.append)
     assert f"\nSQL: {question.gold_sql}" in shown
 
-    async def answered() -> list[dict[str, object]]:
+    async def answered():
         where = named.find(question.database.location)
         with where.sql(recipe.execution) as sql:
             agent = Agent(where, sql, where.schema(sql), lambda: model, QuestionBudget(20, 50))
@@ -126,8 +122,8 @@ def test_an_endpoint_is_asked_and_served(
 
 
 def test_an_endpoint_that_is_down_is_named_before_the_first_question_and_a_line_says_what_is_waited_for(
-    tmp_path: Path, name_endpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, name_endpoint, caplog
+):
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     url = f"http://127.0.0.1:{free_port()}/v1"
     name_endpoint(SimpleNamespace(url=url))
@@ -144,12 +140,7 @@ def test_an_endpoint_that_is_down_is_named_before_the_first_question_and_a_line_
     assert "it is asked again, for 300 s at most" in caplog.text
 
 
-def test_a_model_that_speaks_another_protocol_is_told_so(
-    tmp_path: Path,
-    servers: Callable[..., TeacherServer],
-    name_endpoint: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_model_that_speaks_another_protocol_is_told_so(tmp_path, servers, name_endpoint, capsys):
     recipe, store = recipe_of(1, *SAMPLES, "evaluation.samples=0"), Store(tmp_path / "store")
     name_endpoint(servers(lambda _: "I think it is 42."))
     question = examples(make(recipe, store, "test"), "test")[0]
@@ -164,9 +155,7 @@ def test_a_model_that_speaks_another_protocol_is_told_so(
 
 
 @pytest.mark.services  # it waits for time-outs
-def test_a_broken_episode_is_asked_again_and_only_it(
-    tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
-) -> None:
+def test_a_broken_episode_is_asked_again_and_only_it(tmp_path, servers, name_endpoint):
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     server = servers(oracle_of(recipe, store), fault_rate=0.3)
     name_endpoint(server, retries=1, timeout_s=3.0)
@@ -183,9 +172,7 @@ def test_a_broken_episode_is_asked_again_and_only_it(
     assert sum(server.delivered.values()) - paid == again
 
 
-def test_rate_and_cap_hold_whatever_number_of_processes_the_recipe_has(
-    tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
-) -> None:
+def test_rate_and_cap_hold_whatever_number_of_processes_the_recipe_has(tmp_path, servers, name_endpoint):
     """The cap is over the life of the store: what one evaluation has bought, the next cannot spend again."""
     recipe, store = recipe_of(1, *SAMPLES, "rollout.processes=2"), Store(tmp_path / "store")
     server = servers(oracle_of(recipe, store))
@@ -198,12 +185,7 @@ def test_rate_and_cap_hold_whatever_number_of_processes_the_recipe_has(
     assert sum(row["prompt_tokens"] + row["completion_tokens"] for row in rows) <= 4000
 
 
-def test_an_endpoint_chooses_among_the_samples(
-    tmp_path: Path,
-    servers: Callable[..., TeacherServer],
-    name_endpoint: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_endpoint_chooses_among_the_samples(tmp_path, servers, name_endpoint, capsys):
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     server = servers(choosing(oracle_of(recipe, store, wrong=True)))
     name_endpoint(server)
@@ -235,8 +217,8 @@ def test_an_endpoint_chooses_among_the_samples(
 
 
 def test_another_model_behind_the_selector_chooses_anew_and_no_question_is_asked_again(
-    tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
-) -> None:
+    tmp_path, servers, name_endpoint
+):
     recipe, store = recipe_of(1, *SAMPLES, "evaluation.selector=other"), Store(tmp_path / "store")
     policy, selector = (servers(choosing(oracle_of(recipe, store, wrong=True))) for _ in range(2))
     entries = name_endpoint(policy, selector)
@@ -251,16 +233,11 @@ def test_another_model_behind_the_selector_chooses_anew_and_no_question_is_asked
     assert (sum(policy.delivered.values()), sum(selector.delivered.values())) == (asked, 2 * compared)
 
 
-def test_an_endpoint_merges_the_samples(
-    tmp_path: Path,
-    servers: Callable[..., TeacherServer],
-    name_endpoint: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_endpoint_merges_the_samples(tmp_path, servers, name_endpoint, monkeypatch):
     recipe, store = recipe_of(1, *SAMPLES, "evaluation.selector=merge:teacher"), Store(tmp_path / "store")
     answers = oracle_of(recipe, store, wrong=True)
 
-    def reply(messages: list[dict[str, str]]) -> str:
+    def reply(messages):
         if "Two draft SQL queries" not in messages[0]["content"]:
             return answers(messages)
         drafts = re.findall(r"Draft \d:\n    (.*)", messages[-1]["content"])
@@ -277,3 +254,75 @@ def test_an_endpoint_merges_the_samples(
     assert metrics["selector_answers"] % 8 == 0
     assert metrics["selector_answers"] > 0
     assert "selector_first" not in metrics
+
+
+MODEL = os.environ.get("SQLTRAIN_SERVED_MODEL", "")
+READY_S = 300
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """The server of a copy of the checkpoint: "served", and "judge" with short answers, in the endpoints' file."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(folder), "--device", "cpu"]
+    with open(tmp_path / "server.log", "wb") as log:
+        server = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        _wait(server, port, tmp_path / "server.log")
+        path = tmp_path / "endpoints.yaml"
+        entry = {"base_url": f"http://127.0.0.1:{port}/v1", "model": str(folder)}
+        path.write_text(yaml.safe_dump({"served": entry, "judge": {**entry, "extra": {"max_tokens": 16}}}))
+        monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(path))
+        yield "served"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _wait(server, port, log):
+    for _ in range(READY_S):
+        assert server.poll() is None, log.read_text()
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+            return
+        except urllib.error.HTTPError:
+            return  # it answers
+        except OSError:
+            time.sleep(1)
+    pytest.fail(log.read_text())
+
+
+@pytest.mark.services
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not MODEL, reason="SQLTRAIN_SERVED_MODEL names no checkpoint")
+def test_a_served_model_teaches_and_judges(tmp_path, served):
+    sampling = "{temperature: 0.0, turn_tokens: 72, episode_tokens: 512}"
+    recipe = recipe_of(
+        2,
+        f"synthesis.teacher.endpoint={served}",
+        "synthesis.teacher.concurrency=2",
+        f"synthesis.teacher.sampling={sampling}",
+    )
+    store = Store(tmp_path / "store")
+    made = trajectories(make(recipe, store, "synthesize"))
+    facts = read_json(make(recipe, store, "filter") / "quality.json")
+    teacher = facts["acceptance"]["teacher"]
+    print(teacher)
+    assert [row["teacher"] for row in teacher] == [served]
+    assert sum(one.well_formed for one in made) > 0.8 * len(made)  # it has learned the protocol from our own tokens
+    assert teacher[0]["right"] > 0
+
+    cases = {one.id: one for one in examples(make(recipe, store, "data"), "sft")}
+    with sql_engine(recipe) as sql:
+        outcomes = make_outcomes(made, cases, sql, schemas(recipe), "strict", recipe.protocol.max_turns)
+    wrong = [one for one in outcomes if not one.correct and one.trajectory.final_sql]
+    grade = experts.GradeSource([RewardTerm(term="judge", options={"by": "judge"})], store.root / "responses")
+    graded = grade(wrong, cases)
+    # A model that has only learned SQL gives no grades; what it says is kept, and is no zero.
+    assert all(one.broken == (one.judge is None) for one in graded)
+    assert len(kept(store.root, "judge")) == len({(one.example_id, one.trajectory.final_sql) for one in wrong}) > 0

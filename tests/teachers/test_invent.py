@@ -1,12 +1,9 @@
-"""Inventing questions: what does not run, is empty, is twice the same, or is answered otherwise, is not kept."""
+"""Inventing questions: what does not run, is empty, comes twice or is answered otherwise is not kept; and coverage."""
 
 import collections
 import json
 import re
-import sqlite3
 import textwrap
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +11,13 @@ from flows.cli import app
 from flows.commands import data
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
-from pipelines.core.types import HARDNESS_LEVELS, Database
+from pipelines.core.types import HARDNESS_LEVELS, Database, Example
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.client import Endpoint
 from pipelines.recipe.config import Source
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
-from pipelines.teachers.invent import STYLES, Inventor, read_sql
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect
+from pipelines.teachers.invent import STYLES, Coverage, Inventor, coverage, lines, read_sql
 
 ESCAPED = "\\x3c"  # what a prompt has in place of a tag's first character
 PROPOSALS = [
@@ -34,35 +31,24 @@ PROPOSALS = [
 ]
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    path = tmp_path / "music.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE singer (name TEXT, city TEXT, age INTEGER)")
-        rows = [("ann", "paris", 30), ("bo", "oslo", 40), ("cy", "paris", 50)]
-        connection.executemany("INSERT INTO singer VALUES (?, ?, ?)", rows)
-    connection.close()
-    return Database("music", "sqlite", str(path))
-
-
-def reply(messages: list[dict[str, str]]) -> str:
+def reply(messages):
     """Proposes by number, asks "what is N", and answers that, the last one wrongly."""
     rules, case = messages[0]["content"], messages[1]["content"]
     if "people who work with" in rules:
-        number = int(re.search(r"number (\d+)", case)[1])  # type: ignore[index]
+        number = int(re.search(r"number (\d+)", case)[1])
         return f"Here:\n```sql\n{PROPOSALS[number % len(PROPOSALS)]};\n```"
     if "into words" in rules:
         query = textwrap.dedent(case.partition("SQL:\n")[2])
         return f'"What is {PROPOSALS.index(query)}?"\n'
-    number = int(re.search(r"What is (\d+)", case)[1])  # type: ignore[index]
+    number = int(re.search(r"What is (\d+)", case)[1])
     return "SELECT min(age) FROM singer" if number == 6 else PROPOSALS[number]
 
 
-def test_only_what_is_answered_alike_is_kept(tmp_path: Path, servers: Any, database: Database) -> None:
+def test_only_what_is_answered_alike_is_kept(tmp_path, servers, music):
     server = servers(reply)
     asker = Asker(Endpoint(base_url=server.url, model="m"), "teacher", tmp_path / "responses")
     with SqlEngine(Limits(timeout_s=5)) as sql:
-        made = Inventor(database, introspect(database, 3), sql, asker, asker).make(4)
+        made = Inventor(music, introspect(music, 3), sql, asker, asker).make(4)
     assert [one.gold_sql for one in made.examples] == [PROPOSALS[0], PROPOSALS[4]]
     assert [one.question for one in made.examples] == ["What is 0?", "What is 4?"]
     assert [one.hardness for one in made.examples] == ["easy", "medium"]
@@ -89,26 +75,24 @@ LEVELS = [  # six easy ones, three of each other level
 ]
 
 
-def test_the_command_balances_levels_and_varies_styles(
-    tmp_path: Path, servers: Any, database: Database, name_endpoint: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_balances_levels_and_varies_styles(tmp_path, servers, music, name_endpoint, capsys):
     """A teacher that likes easy queries, asked on the command line for eight: two of each level come."""
 
-    def propose(messages: list[dict[str, str]]) -> str:
+    def propose(messages):
         rules, case = messages[0]["content"], messages[1]["content"]
         if "people who work with" in rules:
-            return LEVELS[int(re.search(r"number (\d+)", case)[1]) % len(LEVELS)]  # type: ignore[index]
+            return LEVELS[int(re.search(r"number (\d+)", case)[1]) % len(LEVELS)]
         style = next(name for name, text in STYLES.items() if text in rules)
         return f"{style} {LEVELS.index(textwrap.dedent(case.partition('SQL:' + chr(10))[2]).replace(ESCAPED, '<'))}"
 
-    def answer(messages: list[dict[str, str]]) -> str:
-        return LEVELS[int(re.search(r"Question:\n +\w+ (\d+)", messages[1]["content"])[1])]  # type: ignore[index]
+    def answer(messages):
+        return LEVELS[int(re.search(r"Question:\n +\w+ (\d+)", messages[1]["content"])[1])]
 
     name_endpoint(servers(propose), servers(answer))
     out = tmp_path / "mine.jsonl"
     who = ["--model", "endpoint:teacher", "--checker", "endpoint:other"]
     where = ["--out", str(out), f"--store={tmp_path / 'store'}", "--json"]
-    app(["invent", "--database", database.location, "--count", "8", *who, *where], standalone_mode=False)
+    app(["invent", "--database", music.location, "--count", "8", *who, *where], standalone_mode=False)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert collections.Counter(row["hardness"] for row in rows) == dict.fromkeys(HARDNESS_LEVELS, 2)
     assert len({row["style"] for row in rows}) >= 3
@@ -119,12 +103,10 @@ def test_the_command_balances_levels_and_varies_styles(
     assert said["coverage"]["tables"] == {"singer": 8}
 
 
-def test_the_command_writes_what_the_reader_reads(
-    tmp_path: Path, servers: Any, database: Database, name_endpoint: Any
-) -> None:
+def test_the_command_writes_what_the_reader_reads(tmp_path, servers, music, name_endpoint):
     name_endpoint(servers(reply))
     out = tmp_path / "mine.jsonl"
-    data.invent(database=database.location, model="teacher", count=2, out=out, overrides=[f"store={tmp_path / 's'}"])
+    data.invent(database=music.location, model="teacher", count=2, out=out, overrides=[f"store={tmp_path / 's'}"])
     loaded = base.read(Source(kind="jsonl", path=str(out)), 0, tmp_path / "stage")
     assert [one.gold_sql for one in loaded.examples] == [PROPOSALS[0], PROPOSALS[4]]
     assert loaded.quarantine == []
@@ -134,14 +116,14 @@ def test_the_command_writes_what_the_reader_reads(
 
 @pytest.mark.parametrize("where", ["folder", "file/mine.jsonl"])
 def test_a_place_that_cannot_be_written_is_said_before_anything_is_bought(
-    tmp_path: Path, servers: Any, database: Database, name_endpoint: Any, where: str
-) -> None:
+    tmp_path, servers, music, name_endpoint, where
+):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     server = servers(reply)
     name_endpoint(server)
     with pytest.raises(DataError, match="cannot be written"):
-        data.invent(database=database.location, model="teacher", out=tmp_path / where, overrides=[])
+        data.invent(database=music.location, model="teacher", out=tmp_path / where, overrides=[])
     assert not server.delivered
 
 
@@ -160,5 +142,47 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_bought(
         (None, None),
     ],
 )
-def test_a_query_is_found_in_an_answer(text: str | None, sql: str | None) -> None:
+def test_a_query_is_found_in_an_answer(text, sql):
     assert read_sql(text) == sql
+
+
+SHOP = Database("shop", "sqlite", "shop.sqlite")
+SCHEMA = Schema(
+    (
+        Table("Customer", (Column("id", "INTEGER", True), Column("name", "TEXT"))),
+        Table(
+            "purchase",
+            (Column("id", "INTEGER", True), Column("customer_id", "INTEGER"), Column("amount", "INTEGER")),
+            (ForeignKey("customer_id", "Customer", "id"),),
+        ),
+        Table("refund", (Column("purchase_id", "INTEGER"),), (ForeignKey("purchase_id", "purchase", "id"),)),
+    )
+)
+QUERIES = {
+    "SELECT count(*) FROM customer": "easy",
+    "SELECT upper(name) FROM Customer WHERE name LIKE 'a%' AND id > 1": "easy",
+    "SELECT c.name, sum(p.amount) FROM customer c JOIN purchase p ON c.id = p.customer_id GROUP BY c.name": "hard",
+    "SELECT my_own(amount), count(*) FROM purchase": "medium",
+    "no SQL at all": "extra",
+}
+
+
+def test_tables_joins_functions_and_levels_are_counted():
+    examples = [
+        Example(str(number), "?", SHOP, sql, hardness=level) for number, (sql, level) in enumerate(QUERIES.items())
+    ]
+    found = coverage(examples, SCHEMA)
+    assert found == Coverage(
+        {"Customer": 3, "purchase": 2, "refund": 0},
+        {"purchase.customer_id = Customer.id": 1, "refund.purchase_id = purchase.id": 0},
+        {"count": 2, "my_own": 1, "sum": 1, "upper": 1},
+        {"easy": 2, "medium": 1, "hard": 1, "extra": 1},
+    )
+    assert list(lines(found)) == [
+        "tables: 2 of 3; no question about refund",
+        "joins over a foreign key: 1 of 2; no question about refund.purchase_id = purchase.id",
+        "functions: count 2, my_own 1, sum 1, upper 1",
+        "hardness: easy 2, medium 1, hard 1, extra 1",
+    ]
+    many = Coverage({f"t{number}": 0 for number in range(12)}, {}, {}, {})
+    assert next(lines(many)) == ("tables: 0 of 12; no question about t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 2 more")
