@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 300  # seconds; a fault that makes its tests loop is seen
 FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faulty code)
-    "advantages credit": [
+    "credit": [
         ("EPS = 1e-4  # TRL's", "EPS = 1e-2  # TRL's"),
         ('rewards.nanmean() if baseline == "batch"', 'rewards.nanmean() if baseline != "group"'),
         ("centred = grouped - mean\n", "centred = grouped + mean\n"),
@@ -42,7 +42,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("values[turn] if turn < paid_turns else 0.0", "values[turn] if turn <= paid_turns else 0.0"),
         ("min(len(ends), len(values))", "len(ends)"),
     ],
-    "gradients loss": [
+    "loss": [
         ("log_ratio = logps - old\n", "log_ratio = old - logps\n"),
         ("/ mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)", ").unsqueeze(-1)"),
         ("ratio.clamp(max=1 + clip_high).detach()", "ratio.clamp(max=1 + clip_high)"),
@@ -92,7 +92,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ('pl.col("samples") < settings.max_pass', 'pl.col("samples") <= settings.max_pass'),
         ("place = min(max(place, 1), group - 1)", "place = max(place, 1)"),
     ],
-    "voting stats metrics": [
+    "metrics": [
         ('return f"number:{cell:.10g}"', 'return f"number:{cell:.6g}"'),
         ("sizes.count(len(best)) > 1", "sizes.count(len(best)) >= 1"),
         ("best = max(groups.values(), key=len)", "best = max(reversed(groups.values()), key=len)"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 import filelock
 import pytest
 
-from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
+from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, write_jsonl
 from pipelines.protocols.base import build
 from pipelines.recipe.config import Grpo, Hardware, Model, Optimizer, Recipe, RewardTerm, Sampling, Sft, TinyModel
 from pipelines.recipe.config import ProtocolSection as ProtocolConfig
 from pipelines.sql.schema import introspect
 from pipelines.training.model import make_tiny
+from tests.fakes import build_database
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = TinyModel(width=32, layers=2, heads=2, ffn=64, vocabulary=400, context=512)
@@ -30,18 +30,16 @@ QUESTIONS = {
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory) -> Database:
-    path = tmp_path_factory.mktemp("databases") / "concerts.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE singer (singer_id INTEGER PRIMARY KEY, name TEXT, country TEXT, age INTEGER)")
-        rows = [(1, "Ann", "FRA", 31), (2, "Bo", "USA", 52), (3, "Cy", "FRA", 25)]
-        connection.executemany("INSERT INTO singer VALUES (?, ?, ?, ?)", rows)
-    connection.close()
-    return Database("concerts", "sqlite", str(path))
+def database(tmp_path_factory):
+    script = """
+    CREATE TABLE singer (singer_id INTEGER PRIMARY KEY, name TEXT, country TEXT, age INTEGER);
+    INSERT INTO singer VALUES (1, 'Ann', 'FRA', 31), (2, 'Bo', 'USA', 52), (3, 'Cy', 'FRA', 25);
+    """
+    return build_database(tmp_path_factory.mktemp("databases") / "concerts.sqlite", script)
 
 
 @pytest.fixture(scope="session")
-def examples(database) -> list[Example]:
+def examples(database):
     return [
         Example(f"q{index}", question, database, sql, hardness="easy")
         for index, (question, sql) in enumerate(QUESTIONS.items())
@@ -49,7 +47,7 @@ def examples(database) -> list[Example]:
 
 
 @pytest.fixture(scope="session")
-def recipe() -> Recipe:
+def recipe():
     """On-policy GRPO on the tiny world, 3 steps of 2 questions; tests change what they look at."""
     return Recipe(
         name="tiny",
@@ -77,7 +75,7 @@ def recipe() -> Recipe:
 
 
 @pytest.fixture(scope="session")
-def trajectories(examples, recipe) -> list[Trajectory]:
+def trajectories(examples, recipe):
     """A demonstration of each question: a look at the table, then the gold SQL."""
     protocol = build(recipe.protocol)
     schema = introspect(examples[0].database)
@@ -104,7 +102,7 @@ def trajectories(examples, recipe) -> list[Trajectory]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory, trajectories, recipe) -> Path:
+def checkpoint(tmp_path_factory, trajectories, recipe):
     """A tiny model that has learned nothing, with a tokenizer of the demonstrations."""
     corpus = [text for one in trajectories for _, text in one.prompt]
     corpus += [turn.text for one in trajectories for turn in one.turns]
@@ -114,7 +112,7 @@ def checkpoint(tmp_path_factory, trajectories, recipe) -> Path:
 
 
 @pytest.fixture(scope="session")
-def taught(tmp_path_factory, trajectories, recipe, checkpoint) -> Path:
+def taught(tmp_path_factory, trajectories, recipe, checkpoint):
     """The same model after a little SFT: it speaks the protocol, and is right often enough that rewards differ."""
     import torch
 
@@ -129,16 +127,60 @@ def taught(tmp_path_factory, trajectories, recipe, checkpoint) -> Path:
         if not (out / "finished").is_file():
             out.mkdir(exist_ok=True)
             section = recipe.sft.model_copy(update={"epochs": 150, "save_steps": 1000})
-            plan = Plan(
-                kind="sft",
-                recipe=recipe.model_copy(update={"sft": section}),
-                checkpoint_in=str(checkpoint),
-                data=out / "unused",
-                out=out,
-            )
+            changed = recipe.model_copy(update={"sft": section})
+            plan = Plan(kind="sft", recipe=changed, checkpoint_in=str(checkpoint), data=out / "unused", out=out)
             sft.train(plan, trajectories, lambda event: None)
             (out / "finished").touch()
     return out / "model"
+
+
+@pytest.fixture
+def plan(tmp_path, recipe, examples, trajectories, checkpoint, taught, monkeypatch):
+    """A function that plans SFT of the untaught model or GRPO of the taught one; `changes` are of that section."""
+    from pipelines.training.plan import Plan
+
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    write_jsonl(tmp_path / "grpo.jsonl", examples)
+    write_jsonl(tmp_path / "sft.jsonl", trajectories)
+
+    def make(kind, name="run", start=None, sections=None, **changes):
+        section = getattr(recipe, kind).model_copy(update=changes)
+        out = tmp_path / name
+        out.mkdir(exist_ok=True)
+        return Plan(
+            kind=kind,
+            recipe=recipe.model_copy(update={kind: section, **(sections or {})}),
+            checkpoint_in=str(start or (checkpoint if kind == "sft" else taught)),
+            data=tmp_path / f"{kind}.jsonl",
+            out=out,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def train():
+    """A function that trains in this process; with `die_at`, it dies as that step is told, as by kill -9."""
+    import torch
+
+    from pipelines.training import grpo, samples, sft
+
+    def run(plan, emit=lambda event: None, die_at=None):
+        def told(event):
+            if event["event"] == "step" and event["step"] == die_at:
+                raise RuntimeError("killed")
+            emit(event)
+
+        torch.set_num_threads(1)
+        module, of = (sft, Trajectory) if plan.kind == "sft" else (grpo, Example)
+        return module.train(plan, samples.records(plan.data, of), told)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def curves():
+    return lambda plan: [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")
@@ -155,8 +197,6 @@ def ranks():
     command = [sys.executable, str(Path(__file__).parent / "ranks.py")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
 
         def run(plan, count=2, timeout_s=90.0, kill_at=None, signs=None):

@@ -1,12 +1,31 @@
-"""Batches of like length, in an order that only the seed decides."""
+"""Samples, token by token; batches of like length, in an order that the seed decides; and the order of questions."""
 
+import dataclasses
 import random
 
+import polars as pl
 import pytest
 
+from pipelines.core import frames
 from pipelines.core.errors import RecipeError
+from pipelines.core.types import Database, Example
+from pipelines.recipe import recipes
 from pipelines.recipe.config import Grpo
-from pipelines.training.samples import grpo_steps, order, padding_share, schedule, split_batch, step_count
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.model_loading import load
+from pipelines.stages import train
+from pipelines.stages.context import Context, Silent
+from pipelines.training.samples import (
+    IGNORED,
+    grpo_steps,
+    order,
+    padding_share,
+    sample,
+    schedule,
+    split_batch,
+    step_count,
+    track_mask,
+)
 
 LENGTHS = random.Random(0).choices(range(40, 200), k=500)
 
@@ -24,23 +43,15 @@ def test_batches_of_like_length_need_little_padding():
     shuffled = random.Random(1).sample(range(500), 496)
     assert padding_share(LENGTHS, indices, 8) < 0.08
     assert padding_share(LENGTHS, shuffled, 8) > 0.25
-
-
-def test_padding_share_by_hand():
     # (3, 1) pads 2 of 6 tokens, (2, 2) none of 4: 2 of 10.
     assert padding_share([3, 1, 2, 2], [0, 1, 2, 3], 2) == pytest.approx(0.2)
+    halves = [sum(LENGTHS[index] for index in half) / 248 for half in (indices[:248], indices[248:])]
+    assert abs(halves[0] - halves[1]) < 25
 
 
 def test_the_seed_decides_the_order():
     assert order(LENGTHS, 8, 496, seed=0) == order(LENGTHS, 8, 496, seed=0)
     assert order(LENGTHS, 8, 496, seed=0) != order(LENGTHS, 8, 496, seed=1)
-
-
-def test_batch_lengths_are_mixed_over_the_run():
-    """A run that saw short samples first would be a curriculum that nobody asked for."""
-    indices = order(LENGTHS, 8, 496, seed=0)
-    halves = [sum(LENGTHS[index] for index in half) / 248 for half in (indices[:248], indices[248:])]
-    assert abs(halves[0] - halves[1]) < 25
 
 
 @pytest.mark.parametrize(
@@ -56,12 +67,10 @@ def test_a_batch_that_cannot_be_shared_out_is_a_recipe_error():
         split_batch(25, 8, 2)
 
 
-def test_the_number_of_optimizer_steps():
-    assert step_count(1000, 2, 128) == 15
-    assert step_count(10, 1, 128) == 1
-
-
-@pytest.mark.parametrize(("samples", "epochs", "batch", "expected"), [(100, 0.29, 1, 29), (50, 4.4, 10, 22)])
+@pytest.mark.parametrize(
+    ("samples", "epochs", "batch", "expected"),
+    [(1000, 2, 128, 15), (10, 1, 128, 1), (100, 0.29, 1, 29), (50, 4.4, 10, 22)],
+)
 def test_epochs_of_sft_are_the_decimal_number_that_was_written(samples, epochs, batch, expected):
     """As floats, 100 * 0.29 is a little less than 29."""
     assert step_count(samples, epochs, batch) == expected
@@ -82,15 +91,64 @@ def test_a_question_comes_again_only_when_all_have_come():
     assert sorted(chosen[:10]) == list(range(10))
     assert sorted(chosen[10:20]) == list(range(10))
     assert all(len(set(chosen[at : at + 4])) == 4 for at in range(0, 20, 4))
-
-
-def test_a_pool_smaller_than_a_generation_is_repeated():
     chosen = schedule(pool=3, questions=4, generations=3, seed=0)
     assert len(chosen) == 12
     assert all(chosen.count(index) == 4 for index in range(3))
-
-
-def test_questions_can_follow_their_difficulty():
-    """The pool comes in the order that is asked for."""
+    # The pool comes in the order that is asked for.
     assert schedule(3, 2, 2, seed=0, order="hard_first") == [0, 1, 2, 0]
     assert schedule(3, 2, 2, seed=0, order="easy_first") == [0, 1, 2, 0]
+
+
+@pytest.fixture(scope="module")
+def codec(checkpoint, recipe):
+    return ChatCodec(load(checkpoint, recipe.model)[1])
+
+
+def test_labels_are_the_agents_words_and_nothing_else(trajectories, codec):
+    trajectory = trajectories[0]
+    made = sample(trajectory, codec)
+    spoken = [label for label in made.labels if label != IGNORED]
+    assert codec.decode(spoken) == "".join(turn.text for turn in trajectory.turns)
+    heard = [token for token, label in zip(made.input_ids, made.labels, strict=True) if label == IGNORED]
+    assert codec.decode(heard) == (
+        f"<|user|>{trajectory.prompt[0][1]}<|end|><|assistant|>"
+        f"<|end|><|user|>{trajectory.turns[0].observation}<|end|><|assistant|>"
+    )
+    assert made.agent_mask == tuple(int(label != IGNORED) for label in made.labels)
+    first = made.input_ids[: made.turn_ends[0]]
+    assert codec.decode(first).endswith(trajectory.turns[0].text)
+    assert made.turn_ends[1] == len(made.input_ids)
+    # A tokenizer's round trip may differ: ids that were sampled are never encoded again.
+    ids = (5, 6, 7, 8, 9)
+    trajectory = dataclasses.replace(trajectories[0], token_ids=ids, agent_mask=(0, 0, 1, 0, 1), turn_ends=(3, 5))
+    made = sample(trajectory, codec)
+    assert made.input_ids == ids
+    assert made.labels == (IGNORED, IGNORED, 7, IGNORED, 9)
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"), [(0, [0, 0, 0, 0, 0]), (1, [0, 1, 1, 0, 0]), (2, [0, 1, 1, 0, 1]), (9, [0, 1, 1, 0, 1])]
+)
+def test_a_track_holds_the_agents_tokens_of_its_turns(turns, expected):
+    """TRUST-SQL, 3.4: the schema track ends with the propose turn."""
+    assert track_mask((0, 1, 1, 0, 1), (3, 5), turns) == expected
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [("hard_first", ["hard", "easy", "never", "never too"]), ("easy_first", ["easy", "hard", "never", "never too"])],
+)
+def test_what_was_never_solved_comes_last_in_either_order(tmp_path, order, names):
+    """Difficulty scoring chose them in ascending S(q): 1 of 6 right, 5 of 6, and twice 0 of 6."""
+    database = Database("d", "sqlite", "d.sqlite")
+    pool = [Example(name, name, database, "SELECT 1") for name in ("easy", "never too", "hard", "never")]
+    folders = {"data": tmp_path / "data", "difficulty": tmp_path / "difficulty"}
+    for folder in folders.values():
+        folder.mkdir()
+    frames.write(folders["data"] / frames.DATA, frames.to_frame(pool, extra=[{"pool": "rl", "part": 0}] * 4))
+    right = {"hard": 1, "easy": 5, "never": 0, "never too": 0}
+    scored = pl.DataFrame({"example_id": [*right], "right": [*right.values()], "samples": [6] * 4})
+    frames.write(folders["difficulty"] / frames.DATA, scored)
+    frames.write(folders["difficulty"] / "selected.parquet", pl.DataFrame({"example_id": [*right], "set": ["x"] * 4}))
+    context = Context("grpo", recipes.load("miniature", [f"grpo.order={order}"]), tmp_path, folders, Silent())
+    assert [example.id for example in train._questions(context)] == names

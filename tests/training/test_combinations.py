@@ -73,13 +73,10 @@ def test_phases_that_the_protocol_lacks_earn_nothing(overrides, words):
         combinations.check(recipes.load("trust_sql", overrides))
 
 
-def test_every_recipe_and_variant_goes_together():
+def test_every_recipe_and_variant_goes_together(tmp_path):
     for name in recipes.recipe_names():
         for variant in ("", *recipes.variants(name)):
             combinations.check(recipes.load(name, [f"variant={variant}"] if variant else []))
-
-
-def test_a_run_hears_of_it_before_its_first_stage(tmp_path):
     recipe = recipes.load("miniature", ["grpo.bounds=[0.5, 2]"])
     with pytest.raises(RecipeError, match=r"grpo\.bounds"):
         preflight.check(recipe, graph.plan(recipe, Store(tmp_path)))

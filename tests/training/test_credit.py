@@ -1,16 +1,18 @@
-"""Credit for each turn: without bias on a small world whose every group of episodes is enumerated."""
+"""Advantages by hand, and credit for each turn: without bias on a small world whose every group is enumerated."""
 
 import itertools
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pipelines.core.types import StopReason, Trajectory
+from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
+from pipelines.curation.filtering import broken_rule
 from pipelines.rewards.panel import Rewards
 from pipelines.training import grpo
-from pipelines.training.losses import estimate, of_turns
+from pipelines.training.losses import estimate, of_turns, useful, zero_variance
 from pipelines.training.rollouts import PaidEpisode
 
 NAN = math.nan
@@ -32,8 +34,7 @@ GROUP = 3
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 
 
-def expected(estimator: Estimator) -> list[float]:
-    """The mean over all groups of the sum over turns of advantage times derivative, by episode."""
+def expected(estimator):
     groups = list(itertools.product(EPISODES, repeat=GROUP))
     payments = torch.tensor([paid for group in groups for _, paid, _ in group], dtype=torch.float64)
     slopes = torch.tensor([slope for group in groups for _, _, slope in group], dtype=torch.float64)
@@ -43,62 +44,59 @@ def expected(estimator: Estimator) -> list[float]:
     return result
 
 
-def same_turn(values: torch.Tensor, divide: bool) -> torch.Tensor:
+def same_turn(values, divide):
     """What the turns of one number have is taken for rewards of one state: their mean taken off, their deviation by."""
     columns = values.view(-1, GROUP, values.size(1)).transpose(1, 2).reshape(-1)
     advantages = estimate(columns, GROUP, scale="group" if divide else "none")
     return advantages.view(-1, values.size(1), GROUP).transpose(1, 2).reshape(values.shape)
 
 
-def to_go(payments: torch.Tensor) -> torch.Tensor:
+def to_go(payments):
     return payments.nan_to_num(0.0).flip(1).cumsum(1).flip(1).where(~payments.isnan(), NAN)
 
 
-def test_the_estimator_of_turns_has_no_bias() -> None:
+def test_the_estimator_of_turns_has_no_bias():
     assert expected(lambda payments: of_turns(payments, GROUP)) == pytest.approx(GRADIENT, abs=1e-12)
 
 
-def test_the_whole_episodes_advantage_has_no_bias_either_but_blames_turns_for_what_came_before() -> None:
-    def whole(payments: torch.Tensor) -> torch.Tensor:
+def test_the_whole_episodes_advantage_has_no_bias_either_but_blames_turns_for_what_came_before():
+    def whole(payments):
         return estimate(payments.nansum(1), GROUP, "others", "none").unsqueeze(1).expand_as(payments)
 
     assert expected(whole) == pytest.approx(GRADIENT, abs=1e-12)
 
 
-def test_normalising_each_turns_own_payment_pushes_the_wrong_way() -> None:
+def test_normalising_each_turns_own_payment_pushes_the_wrong_way():
     """A probe is paid less than an answer, though it is worth more: the policy would unlearn to probe."""
     assert GRADIENT[0] > 0
     assert expected(lambda payments: same_turn(payments, divide=True))[0] < 0
 
 
-def test_a_mean_over_those_that_came_so_far_weighs_turns_by_how_many_came() -> None:
+def test_a_mean_over_those_that_came_so_far_weighs_turns_by_how_many_came():
     """With its own episode in the mean, turn 1 keeps 2/3 of its slope; turn 2 k / (k + 1), of k others that came."""
     found = expected(lambda payments: same_turn(to_go(payments), divide=False))
     kept = 1 / 4 * 0 + 1 / 2 * 1 / 2 + 1 / 4 * 2 / 3
     assert found == pytest.approx([2 / 3 * GRADIENT[0], kept * GRADIENT[1], kept * GRADIENT[2]], abs=1e-12)
 
 
-def test_what_a_turn_earns_is_held_against_the_others() -> None:
+def test_what_a_turn_earns_is_held_against_the_others():
     """Two turns, one, and three of which the first costs 1; and an episode that was left out."""
     payments = torch.tensor([[0.0, 2.0, NAN], [4.0, NAN, NAN], [-1.0, 0.0, 3.0], [NAN] * 3])
     # From each turn on: 2 2 | 4 (also for later turns) | 2 3 3.
     expected = [[2 - 3.0, 2 - 3.5, 0.0], [4 - 2.0, 0.0, 0.0], [2 - 3.0, 3 - 3.0, 3 - 3.0], [0.0] * 3]
     assert of_turns(payments, 4).tolist() == expected
     assert of_turns(payments[2:], 2).tolist() == [[0.0] * 3] * 2  # alone, there is nothing to hold it against
-
-
-def test_rounding_earns_a_turn_nothing() -> None:
-    """Three times 1.1: in 32 bits (3.3 - 1.1) / 2 is 1.1000001, so each turn would earn -1.2e-7."""
+    # Three times 1.1: in 32 bits (3.3 - 1.1) / 2 is 1.1000001, so each turn would earn -1.2e-7.
     assert of_turns(torch.tensor([[1.1]] * 3), 3).tolist() == [[0.0]] * 3
 
 
-def test_paid_at_the_end_alone_it_is_leave_one_out() -> None:
+def test_paid_at_the_end_alone_it_is_leave_one_out():
     payments = torch.tensor([[0.0, 3.0, NAN], [1.0, NAN, NAN], [0.0, 0.0, 0.0], [0.0, 0.0, NAN]])
     whole = estimate(payments.nansum(1), 4, "others", "none")
     assert torch.equal(of_turns(payments, 4), whole.unsqueeze(1).expand(4, 3).where(~payments.isnan(), 0.0))
 
 
-def episode(ids: int, ends: tuple[int, ...], by_turn: tuple[float, ...]) -> PaidEpisode:
+def episode(ids, ends, by_turn):
     """A prompt of two tokens, then turns and observations."""
     mask = tuple(int(place >= 2) for place in range(ids))
     tokens = {"token_ids": tuple(range(ids)), "agent_mask": mask, "turn_ends": ends}
@@ -106,7 +104,7 @@ def episode(ids: int, ends: tuple[int, ...], by_turn: tuple[float, ...]) -> Paid
     return PaidEpisode(trajectory, None, Rewards(sum(by_turn), {}, {}, by_turn))
 
 
-def test_each_token_has_the_advantage_of_its_turn() -> None:
+def test_each_token_has_the_advantage_of_its_turn():
     """Turns end before tokens 4 and 7, the observation between them belongs to the later one and is masked anyway."""
     episodes = [
         episode(7, (4, 7), (0.5, 1.0)),
@@ -121,10 +119,80 @@ def test_each_token_has_the_advantage_of_its_turn() -> None:
         [0.25, 0, 0, 0, 0],
         [0.0] * 5,
     ]
-
-
-def test_an_episode_that_takes_no_part_may_have_more_turns_than_all_that_do() -> None:
     episodes = [episode(3, (3,), (2.0,)), PaidEpisode(episode(7, (4, 7), ()).trajectory, None, None)]
     assert grpo.payments(episodes).nan_to_num(9.0).tolist() == [[2.0], [9.0]]
     values = torch.tensor([[0.5], [0.0]])
     assert grpo.on_tokens(values, episodes, 5).tolist() == [[0.5, 0, 0, 0, 0], [0.0] * 5]
+
+
+EPS = 1e-4  # TRL's
+ALL = math.sqrt(4 / 3) + EPS
+PAIR = math.sqrt(2) + EPS
+
+
+@pytest.mark.parametrize(
+    ("rewards", "group", "settings", "expected"),
+    [
+        # Group 1: mean 2, deviation sqrt((4 + 0 + 4) / 2) = 2. Group 2: mean 1, deviation 1.
+        (
+            [0.0, 2.0, 4.0, 0.0, 1.0, 2.0],
+            3,
+            {},
+            [-2 / 2.0001, 0.0, 2 / 2.0001, -1 / 1.0001, 0.0, 1 / 1.0001],
+        ),
+        # Without the left-out one: mean 3, deviation sqrt(2 * 1) = sqrt(2).
+        ([2.0, NAN, 4.0], 3, {}, [-1 / PAIR, 0.0, 1 / PAIR]),
+        # Reasoning-SQL: r - mean, no deviation.
+        ([0.0, 1.0, 5.0], 3, {"scale": "none"}, [-2.0, -1.0, 3.0]),
+        # REINFORCE++ with a group baseline, which leaves -1, 1, -1, 1: their deviation is sqrt(4 / 3).
+        ([0.0, 2.0, 1.0, 3.0], 2, {"scale": "batch"}, [-1 / ALL, 1 / ALL] * 2),
+        # RLOO: 3 - (1 + 0 + 0) / 3, 1 - 3 / 3, 0 - 4 / 3; and of 2 and 4, where a third is left out, 2 - 4.
+        (
+            [3.0, 1.0, 0.0, 0.0, 2.0, NAN, 4.0, NAN],
+            4,
+            {"baseline": "others", "scale": "none"},
+            [8 / 3, 0.0, -4 / 3, -4 / 3, -2.0, 0.0, 2.0, 0.0],
+        ),
+        # REINFORCE++: of 1, 1, 3, 3 and one left out the mean is 2, the deviation sqrt(4 / 3); equal groups teach, too.
+        (
+            [1.0, 1.0, NAN, 3.0, 3.0, NAN],
+            3,
+            {"baseline": "batch", "scale": "batch"},
+            [-1 / ALL, -1 / ALL, 0.0, 1 / ALL, 1 / ALL, 0.0],
+        ),
+        ([0.7] * 4, 2, {"baseline": "batch", "scale": "batch"}, [0.0] * 4),
+    ],
+)
+def test_an_advantage_is_the_reward_less_a_baseline_by_a_deviation(rewards, group, settings, expected):
+    assert estimate(torch.tensor(rewards), group, **settings).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
+
+
+def test_groups_that_teach_nothing_and_rounding():
+    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, 3.0, NAN, NAN])
+    assert zero_variance(rewards, 2).tolist() == [True, False, True, True]
+    assert useful(torch.tensor([1.0, 1.0, NAN, 3.0, 3.0, NAN]), 3, "batch").tolist() == [True, True, False] * 2
+    assert useful(rewards, 2).tolist() == [False, False, True, True, False, False, False, False]
+    # Sixty equal rewards whose 32-bit mean is not quite their value give no gradient at all.
+    rewards = torch.full((6,), 7.3) + torch.tensor([0.0, 1e-6, 0.0, 0.0, 0.0, 0.0])
+    assert estimate(rewards, 6).tolist() == [0.0] * 6
+
+
+def spoken(*kinds, error=None, final="SELECT 1"):
+    turns = tuple(Turn("...", Action(kind, format_error=error)) for kind in kinds)
+    return Trajectory("q", 0, "p", "react", (), turns, final, StopReason.SOLUTION)
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "rule", "out"),
+    [
+        (spoken(ActionKind.SQL, ActionKind.SOLUTION), "malformed", False),
+        (spoken(ActionKind.SQL, error="text_outside"), "malformed", True),
+        (spoken(ActionKind.INVALID, error="empty_turn"), "malformed", True),
+        (spoken(ActionKind.SQL, final=None), "no_answer", True),
+        (spoken(ActionKind.SOLUTION), "no_answer", False),
+    ],
+)
+def test_grpo_filter_leaves_out_what_its_rule_names(trajectory, rule, out):
+    outcome = SimpleNamespace(trajectory=trajectory)
+    assert broken_rule(outcome, (rule,)) == (rule if out else None)
+    assert broken_rule(outcome, ()) is None

@@ -1,46 +1,63 @@
-"""The parent's side: whatever becomes of the child, one plain error and no process left behind."""
+"""The parent's side: whatever becomes of the child, one plain error and no process left behind; and two machines."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
 from pydantic import ValidationError
 
-from pipelines.core.errors import DataError, ResourceError, StoppedError, TrainingError
+from pipelines.core.errors import DataError, ResourceError, StoppedError, TrainingError, UserError
+from pipelines.core.processes import free_port
 from pipelines.core.types import write_jsonl
 from pipelines.recipe.config import Hardware
-from pipelines.training import child, launch
+from pipelines.training import child, join, launch
 from pipelines.training.plan import Plan
 
 
 @pytest.fixture
-def plan(tmp_path, recipe, checkpoint, trajectories) -> Plan:
+def plan(tmp_path, recipe, checkpoint, trajectories):
     write_jsonl(tmp_path / "t.jsonl", trajectories)
     return Plan(
         kind="sft", recipe=recipe, checkpoint_in=str(checkpoint), data=tmp_path / "t.jsonl", out=tmp_path / "run"
     )
 
 
-def alive(word: str) -> list[str]:
-    """Processes whose command line holds a word."""
+def alive(word):
     listing = subprocess.run(["ps", "-ewwo", "stat,args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listing.splitlines() if word in line and not line.startswith("Z")]
 
 
-def pids() -> list[str]:
-    """The processes that are no zombies."""
+def pids():
     listing = subprocess.run(["ps", "-eo", "stat=,pid="], capture_output=True, text=True, check=True).stdout
     return [line.split()[1] for line in listing.splitlines() if not line.startswith("Z")]
 
 
-def nothing(event) -> None:
+def nothing(event):
     pass
+
+
+def wait_for(condition, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@contextmanager
+def killed(code, **options):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(launch.ROOT), str(options.get("cwd", ""))])}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **options) as parent:
+        try:
+            yield
+        finally:
+            parent.kill()
 
 
 def test_a_users_mistake_in_the_child_is_the_parents_error(plan, tmp_path):
@@ -68,23 +85,21 @@ def test_a_silent_child_is_stopped_with_all_that_it_started(plan):
     assert alive(str(plan.out)) == []
 
 
-def test_the_error_of_a_failed_child_has_its_last_output(plan):
-    broken = Hardware(threads=1, launch=(sys.executable, "-c", "import sys; sys.exit('the last words')"))
-    recipe = plan.recipe.model_copy(update={"hardware": broken})
-    with pytest.raises(TrainingError, match=r"exit code 1: the last words.*Run again"):
-        launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
+def python(code):
+    return Hardware(threads=1, launch=(sys.executable, "-c", code))
 
 
-def test_a_killed_child_is_told_from_a_broken_one(plan):
-    killed = Hardware(threads=1, launch=(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
-    recipe = plan.recipe.model_copy(update={"hardware": killed})
-    with pytest.raises(TrainingError, match=r"was killed .*micro_batch"):
-        launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
-
-
-def test_a_missing_python_is_a_resource_error(plan):
-    recipe = plan.recipe.model_copy(update={"hardware": Hardware(python="/no/such/python")})
-    with pytest.raises(ResourceError, match=r"no such Python.*hardware\.python"):
+@pytest.mark.parametrize(
+    ("hardware", "kind", "said"),
+    [
+        (python("import sys; sys.exit('the last words')"), TrainingError, r"exit code 1: the last words.*Run again"),
+        (python("import os; os.kill(os.getpid(), 9)"), TrainingError, r"was killed .*micro_batch"),
+        (Hardware(python="/no/such/python"), ResourceError, r"no such Python.*hardware\.python"),
+    ],
+)
+def test_a_child_that_ends_badly_is_one_error_with_what_became_of_it(plan, hardware, kind, said):
+    recipe = plan.recipe.model_copy(update={"hardware": hardware})
+    with pytest.raises(kind, match=said):
         launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
 
 
@@ -131,27 +146,15 @@ def test_the_child_dies_with_its_parent(plan, tmp_path, launcher, written):
     }
     plan = plan.model_copy(update={"recipe": plan.recipe.model_copy(update=changes)})
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(f"""
-                from pathlib import Path
-                from pipelines.training import launch
-                from pipelines.training.plan import Plan
-                plan = Plan.model_validate_json(Path({str(tmp_path / "plan.json")!r}).read_text())
-                launch.train(plan, plan.out, print)
-            """),
-        ],
-        env={**os.environ, "PYTHONPATH": str(launch.ROOT)},
-        stdout=subprocess.DEVNULL,
-    )
-
-    try:
+    code = f"""
+from pathlib import Path
+from pipelines.training import launch
+from pipelines.training.plan import Plan
+plan = Plan.model_validate_json(Path({str(tmp_path / "plan.json")!r}).read_text())
+launch.train(plan, plan.out, print)
+"""
+    with killed(code, stdout=subprocess.DEVNULL):
         wait_for(lambda: (plan.out / written).is_file() and alive(f"child {plan.out}"), 120.0)
-    finally:
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
     wait_for(lambda: alive(str(plan.out)) == [])
     assert not (plan.out / "model").exists()
 
@@ -173,15 +176,10 @@ time.sleep(60)
 
 def test_a_spawned_process_dies_with_its_parent_while_it_still_imports(tmp_path):
     (tmp_path / "slow_target.py").write_text(SLOW_TARGET)
-    path = os.pathsep.join([str(launch.ROOT), str(tmp_path)])
-    parent = subprocess.Popen([sys.executable, "-c", SPAWNS], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
-    try:
-        wait_for(lambda: (tmp_path / "started").is_file() and (tmp_path / "started").read_text())
-        assert (tmp_path / "started").read_text() in pids()
-    finally:
-        parent.kill()
-        parent.wait()
-    wait_for(lambda: (tmp_path / "started").read_text() not in pids(), 5.0)
+    started = tmp_path / "started"
+    with killed(SPAWNS, cwd=tmp_path):
+        wait_for(lambda: started.is_file() and started.read_text() in pids())
+    wait_for(lambda: started.read_text() not in pids(), 5.0)
 
 
 @pytest.mark.parametrize("whole_session", [False, True])
@@ -196,12 +194,8 @@ from pipelines.core.processes import parent_bound_prefix
 subprocess.Popen([*parent_bound_prefix({whole_session}), *{server if whole_session else engine!r}])
 time.sleep(60)
 """
-    parent = subprocess.Popen([sys.executable, "-c", starts], env={**os.environ, "PYTHONPATH": str(launch.ROOT)})
-    try:
+    with killed(starts):
         wait_for(lambda: started.is_file() and started.read_text() in pids())
-    finally:
-        parent.kill()
-        parent.wait()
     wait_for(lambda: started.read_text() not in pids(), 5.0)
 
 
@@ -220,13 +214,6 @@ def test_a_run_that_is_sent_sigterm_ends_its_step_and_keeps_it(plan):
     last = json.loads((plan.out / "curves.jsonl").read_text().splitlines()[-1])["step"]
     assert (plan.out / "checkpoints" / f"checkpoint-{last}" / "whole").is_file()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def wait_for(condition, seconds=20.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +240,46 @@ def test_a_process_that_is_lost_is_told_in_one_line(plan):
     dead = launch._death(-signal.SIGABRT, {"tail": [line, "RuntimeError: terminated"]}, plan)
     assert "was lost" in str(dead)
     assert "hardware.timeout_s" in dead.hint
-
-
-def test_other_errors_are_not_guessed_at(plan):
     assert child._named(ValueError("x"), plan) is None
+
+
+def test_the_plan_that_was_written_last_is_joined(tmp_path):
+    assert join.newest(tmp_path) is None
+    for number, name in enumerate(("sft", "grpo")):
+        folder = tmp_path / name / ".work-key"
+        folder.mkdir(parents=True)
+        (folder / "plan.json").touch()
+        os.utime(folder / "plan.json", ns=(number, number))
+    assert join.newest(tmp_path) == (tmp_path / "grpo" / ".work-key" / "plan.json", 1)
+    with pytest.raises(UserError, match="--rdzv-backend"):
+        join.main([str(tmp_path)])
+
+
+@pytest.mark.slow
+def test_a_second_machine_trains_with_the_first(tmp_path, recipe, examples, taught, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    write_jsonl(tmp_path / "examples.jsonl", examples)
+    torchrun = (sys.executable, "-m", "torch.distributed.run")
+
+    def trained(name, launcher):
+        out = tmp_path / name / "grpo" / ".work-key"
+        changes = {"hardware": Hardware(device="cpu", threads=1, launch=launcher)}
+        made = recipe.model_copy(update=changes)
+        plan = Plan(kind="grpo", recipe=made, checkpoint_in=str(taught), data=tmp_path / "examples.jsonl", out=out)
+        launch.train(plan, out, lambda event: None)
+        return [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]
+
+    port = free_port()
+    meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=test"]
+    launcher = (*torchrun, "--nnodes=2", "--nproc-per-node=1", *meeting)
+    (tmp_path / "two").mkdir()
+    command = [sys.executable, "-m", "pipelines.training.join", str(tmp_path / "two"), *launcher]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(launch.ROOT)}, start_new_session=True) as other:
+        try:
+            two = trained("two", launcher)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(other.pid, signal.SIGKILL)
+    one = trained("one", (*torchrun, "--nproc-per-node=2", "--standalone"))
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], abs=1e-5)
+    assert [line["tokens"] for line in two] == [line["tokens"] for line in one]

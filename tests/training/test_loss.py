@@ -1,4 +1,4 @@
-"""The loss against a formula written out by hand, and against TRL's own trainer on the same batch."""
+"""The loss and its gradient by formulas written out by hand, and against TRL's own trainer on the same batch."""
 
 import copy
 import math
@@ -12,7 +12,7 @@ from pipelines.recipe.config import Grpo, Hardware, Optimizer, Sampling
 from pipelines.rollout.model_loading import load
 from pipelines.training import grpo
 from pipelines.training.grpo import GrpoTrainer, StepState, _dataset, arguments
-from pipelines.training.losses import estimate, sampler_weights
+from pipelines.training.losses import averaged, estimate, per_token, ratios, sampler_weights
 from pipelines.training.packing import by_tokens, joined, moving
 from pipelines.training.plan import Plan
 from pipelines.training.trainer import MuonAdamW
@@ -108,36 +108,17 @@ def drifted(network, batch):
     return (log_probabilities(network, batch).detach() + noise) * batch["completion_mask"]
 
 
+def without_schema(batch):
+    return {key: value for key, value in batch.items() if not key.startswith("schema")}
+
+
 def gradients(network):
     return torch.cat([value.grad.flatten() for value in network.parameters()])
 
 
-def clipped_loss(ratio, advantages):
-    clipped = ratio.clamp(1 - LOW, 1 + HIGH)
-    return -torch.min(ratio * advantages.unsqueeze(1), clipped * advantages.unsqueeze(1))
-
-
-@pytest.mark.parametrize("off_policy", [False, True])
-def test_dual_track_is_the_sum_of_two_losses_each_over_its_own_tokens(make, batch, checkpoint, recipe, off_policy):
-    """TRUST-SQL, equation 6: L = L_full + lambda L_schema."""
-    trainer = make(lambda_schema=0.25)
-    by_hand, _ = load(checkpoint, recipe.model)
-    if off_policy:
-        batch["old_per_token_logps"] = drifted(by_hand, batch)
-    trainer._compute_loss(trainer.model, dict(batch)).backward()
-
-    logps = log_probabilities(by_hand, batch)
-    old = batch.get("old_per_token_logps", logps.detach())
-    ratio = (logps - old).exp()
-    full = batch["completion_mask"] * batch["tool_mask"]
-    l_full = (clipped_loss(ratio, batch["advantages"]) * full).sum() / full.sum()
-    l_schema = (clipped_loss(ratio, batch["schema_advantages"]) * batch["schema_mask"]).sum() / batch[
-        "schema_mask"
-    ].sum()
-    (l_full + 0.25 * l_schema).backward()
-
-    expected, got = gradients(by_hand), gradients(trainer.model)
-    assert (got - expected).norm() / expected.norm() < 1e-5
+def agree(network, other):
+    expected = gradients(other)
+    return (gradients(network) - expected).norm() / expected.norm() < 1e-5
 
 
 def test_the_schema_track_counts_its_tokens_over_all_processes(make, batch, monkeypatch):
@@ -151,21 +132,6 @@ def test_the_schema_track_counts_its_tokens_over_all_processes(make, batch, monk
     assert alone != 0.0
 
 
-def test_adding_the_advantages_first_would_be_wrong_off_policy(make, batch):
-    """Why there are two passes: the two tracks clip at different tokens."""
-    trainer, naive = make(lambda_schema=0.25), make()
-    batch["old_per_token_logps"] = drifted(trainer.model, batch)
-    trainer._compute_loss(trainer.model, dict(batch)).backward()
-    share = batch["num_items_in_batch"] / batch["schema_items"]
-    summed = (
-        batch["advantages"].unsqueeze(1) + 0.25 * share * batch["schema_advantages"].unsqueeze(1) * batch["schema_mask"]
-    )
-    one = {key: value for key, value in batch.items() if not key.startswith("schema")}
-    naive._compute_loss(naive.model, {**one, "advantages": summed}).backward()
-    expected, got = gradients(trainer.model), gradients(naive.model)
-    assert (got - expected).norm() / expected.norm() > 0.02
-
-
 def test_muon_is_grpos_optimiser_too_where_the_recipe_says_so(make):
     optimizer = make(optimizer=Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3})).create_optimizer()
     assert isinstance(optimizer, MuonAdamW)
@@ -175,8 +141,7 @@ def test_muon_is_grpos_optimiser_too_where_the_recipe_says_so(make):
 def test_lambda_0_is_plain_grpo_bit_for_bit(make, batch):
     none, plain = make(lambda_schema=0.0), make()
     none._compute_loss(none.model, dict(batch)).backward()
-    without = {key: value for key, value in batch.items() if not key.startswith("schema")}
-    plain._compute_loss(plain.model, without).backward()
+    plain._compute_loss(plain.model, without_schema(batch)).backward()
     assert torch.equal(gradients(none.model), gradients(plain.model))
 
 
@@ -186,7 +151,7 @@ def test_lambda_0_is_plain_grpo_bit_for_bit(make, batch):
 def test_every_loss_is_trls_own(make, batch, loss, level):
     """Rows without padding, rows without weight left out: the numbers of TRL's trainer all the same."""
     ours, plain = make(loss=loss, level=level), make(plain=True, loss=loss, level=level)
-    batch = {key: value for key, value in batch.items() if not key.startswith("schema")}
+    batch = without_schema(batch)
     batch["old_per_token_logps"] = drifted(plain.model, batch)
     batch["advantages"][2] = 0.0
     batch["tool_mask"][3] = 0
@@ -194,8 +159,7 @@ def test_every_loss_is_trls_own(make, batch, loss, level):
     for value in losses:
         value.backward()
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
-    expected = gradients(plain.model)
-    assert (gradients(ours.model) - expected).norm() / expected.norm() < 1e-5
+    assert agree(ours.model, plain.model)
 
 
 def own_loss(network, batch, old, rewards, mask, loss, level, baseline, scale, longest):
@@ -247,7 +211,7 @@ def test_a_step_has_the_gradient_of_an_independent_computation(
     old = batch["old_per_token_logps"] = drifted(trainer.model, batch)
     batch["advantages"] = estimate(torch.tensor(rewards), 2, baseline, scale)
     batch["schema_advantages"] = estimate(torch.tensor(schema_rewards), 2, baseline, scale)
-    given = batch if lambda_schema else {name: value for name, value in batch.items() if "schema" not in name}
+    given = batch if lambda_schema else without_schema(batch)
     own = load(checkpoint, recipe.model)[0].double()
     trainer.compute_loss(trainer.model, dict(given)).backward()
 
@@ -258,8 +222,7 @@ def test_a_step_has_the_gradient_of_an_independent_computation(
         schema = own_loss(own, batch, old, schema_rewards, batch["schema_mask"], **settings, longest=longest)
         total = total + lambda_schema * schema
     total.backward()
-    expected = gradients(own)
-    assert (gradients(trainer.model) - expected).norm() / expected.norm() < 1e-5
+    assert agree(trainer.model, own)
 
 
 @pytest.mark.parametrize(("loss", "micro_tokens"), [("dapo", None), ("grpo", 20)])
@@ -267,7 +230,7 @@ def test_a_step_has_the_gradient_of_an_independent_computation(
 def test_the_penalty_on_leaving_the_reference_is_trls_own(make, batch, loss, micro_tokens):
     """The reference is not the policy, and has the packed forward too; a row with an advantage of 0 is penalised."""
     ours, plain = make(loss=loss, beta=0.5, micro_tokens=micro_tokens), make(plain=True, loss=loss, beta=0.5)
-    batch = {key: value for key, value in batch.items() if not key.startswith("schema")}
+    batch = without_schema(batch)
     batch["old_per_token_logps"] = drifted(plain.model, batch)
     batch["advantages"][2] = 0.0
     batch["tool_mask"][3] = 0
@@ -290,8 +253,7 @@ def test_the_penalty_on_leaving_the_reference_is_trls_own(make, batch, loss, mic
     assert padded == (ROWS, PROMPT + COMPLETION)
     assert torch.allclose(references[0], references[1] * batch["completion_mask"], atol=1e-5)
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
-    expected = gradients(plain.model)
-    assert (gradients(ours.model) - expected).norm() / expected.norm() < 1e-5
+    assert agree(ours.model, plain.model)
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "cispo"])
@@ -305,8 +267,7 @@ def test_parts_of_a_micro_batch_add_up_to_it(make, batch, loss):
     for value in losses:
         value.backward()
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
-    expected = gradients(whole.model)
-    assert (gradients(parted.model) - expected).norm() / expected.norm() < 1e-5
+    assert agree(parted.model, whole.model)
 
 
 def test_a_process_with_fewer_parts_computes_empty_ones_beside_the_others(make, batch, monkeypatch):
@@ -415,32 +376,19 @@ def test_a_batch_without_weight_still_has_a_gradient_of_zero(make, batch):
     assert gradients(trainer.model).abs().max() == 0.0
 
 
-def test_the_loss_logs_drift_and_entropy(make, batch):
+@pytest.mark.parametrize(("gap", "beside"), [(0.01, 0), (0.2, 3)])
+def test_the_loss_logs_drift_and_entropy(make, batch, gap, beside):
+    """Micro-batches beside it whose rows all have advantage 0 hide no drift: 0.2, not a quarter of it."""
     trainer = make()
     logps = log_probabilities(trainer.model, batch).detach()
-    batch["sampling_per_token_logps"] = logps + 0.01 * batch["completion_mask"]
-    inputs = {key: value for key, value in batch.items() if not key.startswith("schema")}
-    trainer._compute_loss(trainer.model, dict(inputs))
-    [entropy] = trainer._metrics["train"]["entropy"]
-    logs = {"loss": 0.0}
-    trainer.log(logs)
-    assert logs["own/drift_mean"] == pytest.approx(0.01, rel=1e-3)
-    assert logs["own/drift_max"] == pytest.approx(0.01, rel=1e-3)
-    assert logs["own/entropy"] == pytest.approx(entropy, rel=1e-4)
-
-
-def test_micro_batches_that_teach_nothing_hide_no_drift(make, batch):
-    """One that is apart by 0.2 beside three whose rows all have advantage 0: apart by 0.2, not by a quarter of it."""
-    trainer = make()
-    inputs = {key: value for key, value in batch.items() if not key.startswith("schema")}
-    logps = log_probabilities(trainer.model, batch).detach()
-    inputs["sampling_per_token_logps"] = logps + 0.2 * batch["completion_mask"]
-    for advantages in (inputs["advantages"], *[torch.zeros(ROWS)] * 3):
+    inputs = without_schema(batch) | {"sampling_per_token_logps": logps + gap * batch["completion_mask"]}
+    for advantages in (inputs["advantages"], *[torch.zeros(ROWS)] * beside):
         trainer._compute_loss(trainer.model, inputs | {"advantages": advantages})
+    entropies = trainer._metrics["train"]["entropy"]
     logs = {"loss": 0.0}
     trainer.log(logs)
-    assert logs["own/drift_mean"] == pytest.approx(0.2, rel=1e-3)
-    assert logs["own/drift_max"] == pytest.approx(0.2, rel=1e-3)
+    assert (logs["own/drift_mean"], logs["own/drift_max"]) == pytest.approx((gap, gap), rel=1e-3)
+    assert beside or logs["own/entropy"] == pytest.approx(*entropies, rel=1e-4)
 
 
 @pytest.mark.parametrize(("staleness", "moved"), [(0, 0.0), (1, 0.0), (1, 0.1)])
@@ -476,13 +424,115 @@ def test_an_episode_that_the_sampler_drew_from_another_policy_is_left_out():
     assert torch.allclose(all_kept, expected)
     assert torch.allclose(sampler_weights(old, sampled, mask, 2.0, (0.8, 1.25)), expected)
     assert sampler_weights(old, sampled, mask, 2.0, (0.8, 1.2)).tolist() == [[0.0] * 3, [1.0] * 3]
-
-
-def test_an_episodes_tokens_can_share_the_product_of_their_ratios():
-    """e^0.5 * e^-0.1 = e^0.4 = 1.49 for both tokens of the first episode; the cap is one on the product."""
-    old = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -1.0, -9.0]])
-    sampled = torch.tensor([[-1.5, -1.9, 0.0], [-2.0, -2.0, 0.0]])
-    mask = torch.tensor([[1, 1, 0], [1, 1, 0]])
+    # Or its tokens share their product, e^0.5 * e^-0.1 = e^0.4 = 1.49; the cap is one on the product.
+    sampled[1] = torch.tensor([-2.0, -2.0, 0.0])
     weights = sampler_weights(old, sampled, mask, cap=3.0, level="sequence")
     assert torch.allclose(weights, torch.tensor([[math.exp(0.4)] * 3, [3.0] * 3]))
     assert sampler_weights(old, sampled, mask, 3.0, (0.5, 2.0), "sequence")[1].tolist() == [0.0] * 3  # e^1 each
+
+
+# Two episodes of three and two tokens; the last place of the second is padding.
+LOGPS = [[-1.0, -2.0, -0.5], [-1.5, -0.7, -9.0]]
+OLD = [[-1.4, -2.22, -0.4], [-1.25, -1.2, -3.0]]  # ratios 1.49, 1.25, 0.90; and 0.78, 1.65
+MASK = [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
+LENGTHS = [3, 2]
+ADVANTAGES = [2.0, -1.0]
+LONGEST, PARTS, SHARE, ITEMS = 8, 2, 4, 20
+
+
+def weight(kind, row):
+    return {
+        "grpo": 1 / (LENGTHS[row] * 2 * PARTS),  # the mean over a row's tokens, over two rows, over the parts
+        "bnpo": 1 / (sum(LENGTHS) * PARTS),
+        "dr_grpo": 1 / (2 * LONGEST * PARTS),
+        "dapo": SHARE / ITEMS,
+        "cispo": SHARE / ITEMS,
+    }[kind]
+
+
+def slope(kind, ratio, advantage):
+    """The derivative of one loss with respect to the logarithm of its ratio."""
+    if kind == "cispo":
+        return -min(ratio, 1 + HIGH) * advantage
+    is_clipped = ratio > 1 + HIGH if advantage > 0 else ratio < 1 - LOW
+    return 0.0 if is_clipped else -ratio * advantage
+
+
+def gradient(kind, level):
+    logps = torch.tensor(LOGPS, requires_grad=True)
+    old, mask, advantages = torch.tensor(OLD), torch.tensor(MASK), torch.tensor(ADVANTAGES).unsqueeze(1)
+    ratio = ratios(logps, old, mask, level)
+    losses = per_token(kind, ratio, logps, advantages, LOW, HIGH)
+    averaged(kind, losses, mask, items=torch.tensor(float(ITEMS)), longest=LONGEST, parts=PARTS, share=SHARE).backward()
+    found: list[list[float]] = logps.grad.tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo"])
+def test_each_loss_has_the_gradient_of_its_formula(kind):
+    wanted = [
+        [
+            MASK[row][at] * weight(kind, row) * slope(kind, math.exp(LOGPS[row][at] - OLD[row][at]), ADVANTAGES[row])
+            for at in range(3)
+        ]
+        for row in range(2)
+    ]
+    assert gradient(kind, "token") == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in wanted]
+
+
+@pytest.mark.parametrize("kind", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_the_sequence_level_is_gspos_gradient(kind):
+    """GSPO, equation 7: the ratio is the geometric mean over an episode, so its tokens share one slope evenly."""
+    wanted = []
+    for row, length in enumerate(LENGTHS):
+        ratio = math.exp(sum(LOGPS[row][at] - OLD[row][at] for at in range(length)) / length)
+        share = length * weight(kind, row) * slope(kind, ratio, ADVANTAGES[row]) / length
+        wanted.append([share * MASK[row][at] for at in range(3)])
+    assert gradient(kind, "sequence") == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in wanted]
+
+
+# Two questions of two episodes, two tokens each; every ratio is 2, 1 or 1/2, so that all numbers below are fractions.
+REWARDS = [3.0, 1.0, 2.0, 2.0]
+RATIOS = [[2.0, 1.0], [1.0, 0.5], [1.0, 2.0], [0.5, 1.0]]
+D = 1.41421356 + 1e-4  # deviation of the first group, sqrt(2), with TRL's epsilon
+B = 0.81649658 + 1e-4  # of the whole generation, whose mean is 2: sqrt((1 + 1 + 0 + 0) / 3)
+METHODS = {
+    # -A * ratio / (2 tokens * 4 episodes), and 0 where it is clipped: 2 > 1.28 with A > 0, 0.5 < 0.8 with A < 0
+    "grpo": ({}, {"loss": "grpo"}, [[0, -1 / D / 8], [1 / D / 8, 0], [0, 0], [0, 0]]),
+    # -A * ratio / (8 tokens * 4 episodes), A = r - mean
+    "dr_grpo": ({"scale": "none"}, {"loss": "dr_grpo"}, [[0, -1 / 32], [1 / 32, 0], [0, 0], [0, 0]]),
+    # -A * ratio / 8 tokens in all
+    "dapo": ({}, {"loss": "dapo"}, [[0, -1 / D / 8], [1 / D / 8, 0], [0, 0], [0, 0]]),
+    # The geometric means of the ratios are sqrt(2) and sqrt(1/2): both are out of their bounds.
+    "gspo": ({}, {"loss": "grpo", "level": "sequence"}, [[0, 0], [0, 0], [0, 0], [0, 0]]),
+    # The same within bounds of 1/2 and 3/2: -A * mean ratio / (2 tokens * 4 episodes)
+    "gspo, wide": (
+        {},
+        {"loss": "grpo", "level": "sequence", "low": 0.5, "high": 0.5},
+        [[-1.41421356 / D / 8] * 2, [0.70710678 / D / 8] * 2, [0, 0], [0, 0]],
+    ),
+    # -A * min(ratio, 1.28) / 8: no token is without a gradient
+    "cispo": ({}, {"loss": "cispo"}, [[-1.28 / D / 8, -1 / D / 8], [1 / D / 8, 0.5 / D / 8], [0, 0], [0, 0]]),
+    # A = r - the other's: 2 and -2
+    "rloo": ({"baseline": "others", "scale": "none"}, {"loss": "dapo"}, [[0, -2 / 8], [2 / 8, 0], [0, 0], [0, 0]]),
+    # A = (r - 2) / deviation of all
+    "reinforce++": (
+        {"baseline": "batch", "scale": "batch"},
+        {"loss": "dapo"},
+        [[0, -1 / B / 8], [1 / B / 8, 0], [0, 0], [0, 0]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_from_its_rewards_to_its_gradient(name):
+    estimator, options, wanted = METHODS[name]
+    settings = Grpo(**estimator, loss=options["loss"], level=options.get("level", "token"))
+    advantages = estimate(torch.tensor(REWARDS), 2, settings.baseline, settings.scale).unsqueeze(1)
+    old, mask = torch.tensor([[-1.0, -2.0]] * 4), torch.ones(4, 2)
+    logps = (old + torch.tensor(RATIOS).log()).requires_grad_()
+    ratio = ratios(logps, old, mask, settings.level)
+    low, high = options.get("low", LOW), options.get("high", HIGH)
+    losses = per_token(settings.loss, ratio, logps, advantages, low, high)
+    averaged(settings.loss, losses, mask, items=mask.sum(), longest=8, parts=1, share=1.0).backward()
+    assert logps.grad.tolist() == [pytest.approx(row, rel=1e-5, abs=1e-8) for row in wanted]

@@ -18,12 +18,12 @@ P = 7_615_616_512  # parameters of Qwen2.5-7B, as its card's index of weights co
 SEVEN = memory.SHAPES["Qwen/Qwen2.5-Coder-7B-Instruct"]
 
 
-def how(way: memory.Way, gpus: int = 1, **changes: object) -> Setup:
+def how(way, gpus=1, **changes):
     settings = {"rows": 8, "tokens": 4096, "slots": 0, "half": True, **changes}
-    return Setup(way, gpus, **settings)  # type: ignore[arg-type]
+    return Setup(way, gpus, **settings)
 
 
-def test_parameters_are_those_that_the_hub_counts() -> None:
+def test_parameters_are_those_that_the_hub_counts():
     counts = {name.rpartition("/")[2]: shape.parameters for name, shape in memory.SHAPES.items()}
     assert counts == {
         "Qwen2.5-Coder-0.5B-Instruct": 494_032_768,
@@ -36,13 +36,10 @@ def test_parameters_are_those_that_the_hub_counts() -> None:
     }
 
 
-def test_all_weights_take_sixteen_bytes_a_parameter_and_two_for_products() -> None:
+def test_all_weights_take_sixteen_bytes_a_parameter_and_two_for_products():
     used = estimate(SEVEN, how("full"))
     assert (used.weights, used.gradients, used.optimizer, used.copies) == (4 * P, 4 * P, 8 * P, 2 * P)
     assert estimate(SEVEN, how("full", gpus=8)).gradients == 8 * P  # and the buckets in which they are sent
-
-
-def test_deepspeed_shares_them_out() -> None:
     two, three = estimate(SEVEN, how("zero2", gpus=8)), estimate(SEVEN, how("zero3", gpus=8, slots=16))
     assert two.weights + two.gradients + two.optimizer == 4 * P + 2 * P
     assert three.weights + three.optimizer == P // 4 + 2 * P
@@ -51,7 +48,7 @@ def test_deepspeed_shares_them_out() -> None:
     assert three.cache == 16 * 4096 * 28 * 2 * 4 * 128 * 2 + 2 * P
 
 
-def test_adapters_leave_the_base_in_bfloat16() -> None:
+def test_adapters_leave_the_base_in_bfloat16():
     """Rank 32: 32 * (inputs + outputs) of each of a block's seven layers."""
     block = 2 * (3584 + 3584) + 2 * (3584 + 512) + 2 * (3584 + 18944) + (18944 + 3584)
     trained = 28 * 32 * block
@@ -59,10 +56,7 @@ def test_adapters_leave_the_base_in_bfloat16() -> None:
     used = estimate(SEVEN, how("lora", rank=32))
     assert (used.weights, used.gradients, used.optimizer) == (2 * P + 4 * trained, 4 * trained, 8 * trained)
     assert (used.copies, estimate(SEVEN, how("lora", rank=32, sent=True)).copies) == (0, 2 * P)
-
-
-def test_a_base_of_four_bits_takes_half_a_byte_a_weight_and_its_scales() -> None:
-    """28 blocks of 233,046,016 weights in matrices: each 1/2 byte, 1/64 for a scale, and 1/4096 for that one's."""
+    # 28 blocks of 233,046,016 weights in matrices: each 1/2 byte, 1/64 for a scale, and 1/4096 for that one's.
     linear = 28 * 233_046_016
     used, plain = estimate(SEVEN, how("qlora", rank=32)), estimate(SEVEN, how("lora", rank=32))
     assert used.weights == 2 * (P - linear) + 3_366_194_944 + 4 * 80_740_352
@@ -70,7 +64,7 @@ def test_a_base_of_four_bits_takes_half_a_byte_a_weight_and_its_scales() -> None
     assert used.copies == 2 * 3584 * 18944  # the largest matrix, as it is computed with
 
 
-def test_what_is_not_needed_at_the_same_time_is_not_added_up() -> None:
+def test_what_is_not_needed_at_the_same_time_is_not_added_up():
     alone, both = estimate(SEVEN, how("lora", rank=32)), estimate(SEVEN, how("lora", rank=32, slots=8))
     assert both.cache == 8 * 4096 * 57_344 < both.activations
     assert both.peak == alone.peak
@@ -81,7 +75,7 @@ INPUTS = 28 * 3584 * 4  # bytes of a token: what each layer keeps of it
 LAYER = 2 * 4 * 3584 + 2 * (4 * 3584 + 3 * 3584 + 4 * 512 + 4 * 18944)  # and while one of them is computed again
 
 
-def test_a_second_process_that_decodes_meanwhile_has_the_network_too() -> None:
+def test_a_second_process_that_decodes_meanwhile_has_the_network_too():
     """Six bytes a parameter more, and its keys and values beside the gradients, in a CUDA context of its own."""
     recipe = recipes.load("sql_trail", ["rollout.policy=transformers", "grpo.staleness=1", "grpo.importance_cap=2"])
     assert memory.setup(recipe, "grpo", 1).twin
@@ -92,10 +86,10 @@ def test_a_second_process_that_decodes_meanwhile_has_the_network_too() -> None:
     assert more == pytest.approx(memory.WASTE * (6 * P + min(alone.training, alone.cache)), abs=2)
 
 
-def test_a_micro_batch_is_one_forward_which_micro_tokens_cut() -> None:
+def test_a_micro_batch_is_one_forward_which_micro_tokens_cut():
     """32 episodes of 4,096 tokens; in parts of 16,384, and of one episode where a part would be shorter."""
 
-    def activations(way: memory.Way = "full", **changes: object) -> int:
+    def activations(way="full", **changes):
         return estimate(SEVEN, how(way, rows=32, padded_rows=24, **changes)).activations
 
     assert activations() == 32 * 4096 * (INPUTS + LAYER)
@@ -105,7 +99,7 @@ def test_a_micro_batch_is_one_forward_which_micro_tokens_cut() -> None:
     assert activations("zero2", gpus=8, most=16_384) == activations("zero2", gpus=8)  # refused there
 
 
-def test_models_that_cannot_be_packed_compute_few_rows_at_a_time_and_keep_what_all_of_them_began_with() -> None:
+def test_models_that_cannot_be_packed_compute_few_rows_at_a_time_and_keep_what_all_of_them_began_with():
     """32 rows are two forwards of 16, whose backward is one; a part of 4 rows is two forwards of 2."""
     window, base = replace(SEVEN, window=True), how("full", rows=32, padded_rows=24)
     assert estimate(window, base).activations == 32 * 4096 * INPUTS + 16 * 4096 * LAYER
@@ -114,7 +108,7 @@ def test_models_that_cannot_be_packed_compute_few_rows_at_a_time_and_keep_what_a
     assert estimate(window, sft).activations == estimate(SEVEN, sft).activations == 32 * 4096 * (INPUTS + LAYER)
 
 
-def test_a_recipe_says_what_a_micro_batch_is() -> None:
+def test_a_recipe_says_what_a_micro_batch_is():
     """768 episodes of a step in micro-batches of at most 20, all of as many: 16, also of 96 on each of eight GPUs."""
     changes = ["grpo.micro_batch=20", "hardware.micro_tokens=16384", "grpo.beta=0.04", "sft.batch=32"]
     recipe = recipes.load("sql_trail", [*changes, "sft.micro_batch=12"])
@@ -125,8 +119,8 @@ def test_a_recipe_says_what_a_micro_batch_is() -> None:
     assert (sft.rows, sft.most, sft.padded_rows, sft.reference) == (8, None, None, False)
 
 
-def test_a_reference_model_is_a_second_network_unless_there_are_adapters() -> None:
-    def more(way: memory.Way, gpus: int) -> int:
+def test_a_reference_model_is_a_second_network_unless_there_are_adapters():
+    def more(way, gpus):
         used, alone = (estimate(SEVEN, how(way, gpus, rank=32, reference=value)) for value in (True, False))
         return used.copies - alone.copies
 
@@ -134,17 +128,17 @@ def test_a_reference_model_is_a_second_network_unless_there_are_adapters() -> No
 
 
 @pytest.mark.parametrize(("half", "error"), [(False, 0.1), (True, 0.2)])
-def test_one_block_keeps_about_what_is_counted_on_a_cpu(half: bool, error: float) -> None:
+def test_one_block_keeps_about_what_is_counted_on_a_cpu(half, error):
     """What the forward of 1,024 tokens keeps for its backward, in the two layers by which two networks differ."""
 
-    def kept(layers: int) -> int:
+    def kept(layers):
         settings = {"vocab_size": 400, "hidden_size": 128, "num_hidden_layers": layers, "intermediate_size": 512}
         network = Qwen2Model(Qwen2Config(**settings, num_attention_heads=8, num_key_value_heads=2, pad_token_id=0))
         own = {value.untyped_storage().data_ptr() for value in network.parameters()}
         sizes = {shape for value in network.parameters() for shape in (value.shape, value.shape[::-1])}
         saved: dict[int, torch.Tensor] = {}
 
-        def keep(value: torch.Tensor) -> torch.Tensor:
+        def keep(value):
             saved[value.untyped_storage().data_ptr()] = value
             return value
 
@@ -162,7 +156,7 @@ def test_one_block_keeps_about_what_is_counted_on_a_cpu(half: bool, error: float
     assert memory._layer(shape, 2 if half else 4, 4) == pytest.approx(counted, rel=error)
 
 
-def test_a_model_that_cannot_fit_is_refused_and_one_that_may_not_is_told() -> None:
+def test_a_model_that_cannot_fit_is_refused_and_one_that_may_not_is_told():
     full, lora = recipes.load("sql_trail"), recipes.load("sql_trail", ["model.lora={rank: 32, alpha: 64}"])
     with pytest.raises(ResourceError, match=r"takes 113 GiB .* for grpo .*has 75.*model\.lora"):
         memory.check(full, "grpo", 80 * 10**9, 1, 80 * 10**9)
@@ -173,17 +167,13 @@ def test_a_model_that_cannot_fit_is_refused_and_one_that_may_not_is_told() -> No
     assert "lower hardware.micro_tokens, grpo.micro_batch" in told
 
 
-def test_the_training_process_asks_its_gpu_before_it_loads_anything(tmp_path, monkeypatch) -> None:
+def test_the_training_process_asks_its_gpu_before_it_loads_anything(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (24 * 10**9, 24 * 10**9))
     recipe = recipes.load("sql_trail")
     plan = Plan(kind="sft", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
     with pytest.raises(ResourceError, match="GPU, which has 22"):
         child._prepare(plan, lambda event: None)
-
-
-def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     recipe = recipes.load("miniature", ["hardware.device=cuda"])
     plan = Plan(kind="sft", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
@@ -191,7 +181,7 @@ def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch) -> None:
         child._prepare(plan, lambda event: None)
 
 
-def test_the_shape_of_a_folder_is_read_there(tmp_path) -> None:
+def test_the_shape_of_a_folder_is_read_there(tmp_path):
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "model_type": "llama"}))
     # Embeddings and head 2 * 6,400, each block 4 * 4,096 + 3 * 6,144 + 2 * 64, and the last norm.

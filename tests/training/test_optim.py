@@ -16,12 +16,12 @@ from pipelines.training.trainer import MuonAdamW, RoundedProducts, build, shares
 SETTINGS = Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-def parameters() -> tuple[nn.Parameter, nn.Parameter]:
+def parameters():
     torch.manual_seed(0)
     return nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(5))
 
 
-def fill(*values: nn.Parameter, seed: int) -> None:
+def fill(*values, seed):
     generator = torch.Generator().manual_seed(seed)
     for value in values:
         value.grad = torch.randn(value.shape, generator=generator).to(value.dtype)
@@ -65,32 +65,19 @@ def test_a_schedule_scales_both_rates_and_a_saved_state_goes_on_exactly():
 class Network(nn.Module):
     """One matrix in a block and one outside; names as in a decoder."""
 
-    def __init__(self, blocks: str):
+    def __init__(self, blocks):
         super().__init__()
         block = nn.ModuleDict({blocks: nn.ModuleList([nn.Linear(4, 6, bias=False)])})
         self.model, self.head = block, nn.Linear(6, 5, bias=False)
 
 
-def test_muon_says_where_a_network_has_nothing_for_it():
-    """Blocks of another name, blocks that are frozen, and blocks alone, as low-rank adapters are."""
-    other, frozen, alone = Network("h"), Network("layers"), Network("layers")
-    frozen.model.requires_grad_(False)
-    alone.head.requires_grad_(False)
-    for network in (other, frozen):
-        with pytest.raises(RecipeError, match=r"no matrices in blocks named \.layers\.\. Set optimizer\.kind=adamw"):
-            build(network, SETTINGS)
-    with pytest.raises(RecipeError, match="no weights to train outside those matrices"):
-        build(alone, SETTINGS)
-    assert [len(group["params"]) for group in build(Network("layers"), SETTINGS).param_groups] == [1, 1]
-
-
-def blocks() -> list[nn.Parameter]:
+def blocks():
     torch.manual_seed(0)
     shapes, numbers = ((6, 4), (4, 4), (3, 9), (5, 2)), (torch.float32, torch.bfloat16, torch.float32, torch.float32)
     return [nn.Parameter(torch.randn(shape).to(kind)) for shape, kind in zip(shapes, numbers, strict=True)]
 
 
-def three_steps(rank: int, ranks: int, folder: str) -> None:
+def three_steps(rank, ranks, folder):
     """Three steps of one process; the last matrix gets its first gradient after the first step."""
     if ranks > 1:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
@@ -148,9 +135,19 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else(checkpoint, reci
     names = {id(value): name for name, value in network.named_parameters()}
     assert {names[id(value)] for value in rest if value.ndim == 2} == {"model.embed_tokens.weight"}
     assert len(build(network, SETTINGS).param_groups) == 2
+    # Blocks of another name, blocks that are frozen, and blocks alone, as low-rank adapters are.
+    other, frozen, alone = Network("h"), Network("layers"), Network("layers")
+    frozen.model.requires_grad_(False)
+    alone.head.requires_grad_(False)
+    for network in (other, frozen):
+        with pytest.raises(RecipeError, match=r"no matrices in blocks named \.layers\.\. Set optimizer\.kind=adamw"):
+            build(network, SETTINGS)
+    with pytest.raises(RecipeError, match="no weights to train outside those matrices"):
+        build(alone, SETTINGS)
+    assert [len(group["params"]) for group in build(Network("layers"), SETTINGS).param_groups] == [1, 1]
 
 
-def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+def orthogonal(matrix):
     """Five steps of Newton and Schulz in float64 (Jordan et al., 2024)."""
     x = matrix.double() / matrix.double().norm()
     for _ in range(5):
@@ -171,9 +168,6 @@ def test_a_cpu_without_bfloat16_multiplies_as_exactly_as_one_that_has_it():
         plain, ours = (((-weight.detach().double() - exact).norm() / exact.norm()).item() for weight in weights)
         assert 0.005 < plain < 0.02  # bfloat16 has eight bits
         assert abs(ours - plain) < 0.001
-
-
-def test_products_of_other_numbers_are_left_as_they_are():
     left, right = torch.randn(8, 4), torch.randn(4, 8)
     with RoundedProducts():
         assert torch.equal(left @ right, torch.mm(left, right))

@@ -6,32 +6,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.core.types import write_jsonl
-from pipelines.training.plan import Plan
-
 pytestmark = pytest.mark.services
 
 
 @pytest.fixture
-def plan(tmp_path, recipe, examples, taught):
-    write_jsonl(tmp_path / "examples.jsonl", examples)
-
-    def make(name, **changes):
-        hardware = recipe.hardware.model_copy(update={"micro_tokens": changes.pop("micro_tokens", None)})
-        section = recipe.grpo.model_copy(update={"questions_per_step": 16, "micro_batch": 32, **changes})
-        return Plan(
-            kind="grpo",
-            recipe=recipe.model_copy(update={"grpo": section, "hardware": hardware}),
-            checkpoint_in=str(taught),
-            data=tmp_path / "examples.jsonl",
-            out=tmp_path / name,
-        )
+def plan(plan, recipe):
+    def make(name, micro_tokens=None, **changes):
+        hardware = recipe.hardware.model_copy(update={"micro_tokens": micro_tokens})
+        changes = {"questions_per_step": 16, "micro_batch": 32, **changes}
+        return plan("grpo", name, sections={"hardware": hardware}, **changes)
 
     return make
-
-
-def curves(plan):
-    return [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +27,7 @@ def curves(plan):
     ],
     ids=["parts", "old log-probabilities"],
 )
-def test_ranks_with_uneven_groups_do_not_wait_for_ever(ranks, plan, changes):
+def test_ranks_with_uneven_groups_do_not_wait_for_ever(ranks, plan, curves, changes):
     """Of 32 rows a rank keeps fewer than the other: fewer parts of 300 tokens. One process alone cuts none."""
     alone, shared = plan("alone", **changes | {"micro_tokens": None}), plan("shared", **changes)
     ended = ranks(alone, count=1)
@@ -56,7 +41,7 @@ def test_ranks_with_uneven_groups_do_not_wait_for_ever(ranks, plan, changes):
     assert any(line["grad_norm"] > 0 for line in curves(shared))
 
 
-def test_two_killed_ranks_go_on_exactly(ranks, plan):
+def test_two_killed_ranks_go_on_exactly(ranks, plan, curves):
     whole, torn = plan("whole", drop_zero_variance=True), plan("torn", drop_zero_variance=True)
     assert ranks(whole)["codes"] == [0, 0]
     assert ranks(torn, kill_at=2)["codes"] != [0, 0]
@@ -67,7 +52,7 @@ def test_two_killed_ranks_go_on_exactly(ranks, plan):
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_a_run_that_was_asked_to_stop_goes_on_with_another_number_of_processes(ranks, plan):
+def test_a_run_that_was_asked_to_stop_goes_on_with_another_number_of_processes(ranks, plan, curves):
     """Whichever process is told, all stop after the same step; the data of the steps to come stay the same."""
     small = {"steps": 8, "save_steps": 8, "questions_per_step": 4, "micro_batch": 8}
     whole, torn = plan("whole", **small), plan("torn", **small)

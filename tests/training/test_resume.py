@@ -1,64 +1,44 @@
-"""Exact resume: a run that died and went on ends with the bits of a run that never did."""
+"""Exact resume: a run that died and went on ends with the bits of a run that never did, also one that samples ahead."""
 
 import dataclasses
-import json
-import os
 import random
-import signal
 import threading
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from pipelines.core.errors import TrainingError
-from pipelines.core.types import Example, Trajectory, write_jsonl
-from pipelines.training import grpo, launch, samples, sft
-from pipelines.training.plan import Plan
-
-
-class Died(Exception):
-    """Stands for kill -9 where a whole process is too slow to start."""
+from pipelines.core.types import write_jsonl
+from pipelines.recipe.config import Optimizer
+from pipelines.training import launch
 
 
 @pytest.fixture
-def data(tmp_path, examples, trajectories):
-    write_jsonl(tmp_path / "examples.jsonl", examples)
-    doubled = [dataclasses.replace(one, sample=sample) for sample in range(3) for one in trajectories]
-    write_jsonl(tmp_path / "trajectories.jsonl", doubled)
-    return tmp_path
-
-
-@pytest.fixture
-def plan(data, recipe, checkpoint, taught, monkeypatch):
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+def plan(plan, tmp_path, trajectories):
+    tripled = [dataclasses.replace(one, sample=sample) for sample in range(3) for one in trajectories]
 
     def make(kind, name, **changes):
-        section = getattr(recipe, kind).model_copy(update=changes)
-        return Plan(
-            kind=kind,
-            recipe=recipe.model_copy(update={kind: section}),
-            checkpoint_in=str(checkpoint if kind == "sft" else taught),
-            data=data / ("trajectories.jsonl" if kind == "sft" else "examples.jsonl"),
-            held_out=None if kind == "sft" else data / "examples.jsonl",
-            out=data / name,
-        )
+        made = plan(kind, name, **changes)
+        write_jsonl(tmp_path / "sft.jsonl", tripled)
+        return made if kind == "sft" else made.model_copy(update={"held_out": made.data})
 
     return make
 
 
-def run(plan, die_at=None):
-    """Train in this process; with `die_at`, die as that step is told."""
-    torch.set_num_threads(1)
+@pytest.fixture
+def dies_and_goes_on(train):
+    """A function that trains by one plan to its end, and by another that dies at a step and goes on: they end alike."""
 
-    def emit(event):
-        if event["event"] == "step" and event["step"] == die_at:
-            raise Died
+    def both(whole, torn, die_at):
+        train(whole)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(torn, die_at=die_at)
+        train(torn)
+        same(whole, torn)
 
-    if plan.kind == "sft":
-        sft.train(plan, samples.records(plan.data, Trajectory), emit)
-    else:
-        grpo.train(plan, samples.records(plan.data, Example), emit)
+    return both
 
 
 def same(one, other):
@@ -70,30 +50,16 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("die_at", [1, 5])
-def test_killed_sft_resumes_from_its_checkpoint(plan, die_at):
-    whole, torn = plan("sft", "whole"), plan("sft", "torn")
-    for one in (whole, torn):
-        one.out.mkdir()
-    run(whole)
-    with pytest.raises(Died):
-        run(torn, die_at)
-    run(torn)
-    same(whole, torn)
+def test_killed_sft_resumes_from_its_checkpoint(plan, dies_and_goes_on, die_at):
+    dies_and_goes_on(plan("sft", "whole"), plan("sft", "torn"), die_at)
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_killed_grpo_resumes_from_its_checkpoint(plan, updates):
+def test_killed_grpo_resumes_from_its_checkpoint(plan, curves, dies_and_goes_on, updates):
     settings = {"updates_per_rollout": updates, "steps": 6, "micro_batch": 4}
     whole, torn = plan("grpo", "whole", **settings), plan("grpo", "torn", **settings)
-    for one in (whole, torn):
-        one.out.mkdir()
-    run(whole)
-    with pytest.raises(Died):
-        run(torn, 5)
-    run(torn)
-    same(whole, torn)
-    curves = [json.loads(line) for line in (torn.out / "curves.jsonl").read_text().splitlines()]
-    assert sum(line["grad_norm"] > 0 for line in curves) >= 3  # rewards differ in most groups: the weights moved
+    dies_and_goes_on(whole, torn, 5)
+    assert sum(line["grad_norm"] > 0 for line in curves(torn)) >= 3  # rewards differ in most groups: the weights moved
 
 
 @pytest.mark.slow
@@ -126,16 +92,50 @@ def killer(rng):
 
 
 def kill_child():
-    """kill -9 every training child of this process."""
-    for pid in os.listdir("/proc"):
-        mine = pid.isdigit() and f"PPid:\t{os.getpid()}\n" in read(f"/proc/{pid}/status")
-        if mine and "pipelines.training" in read(f"/proc/{pid}/cmdline"):
-            os.kill(int(pid), signal.SIGKILL)
+    for child in psutil.Process().children():
+        if any("pipelines.training" in word for word in child.cmdline()):
+            child.kill()
 
 
-def read(path):
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
+@pytest.fixture
+def run(plan, train, curves):
+    def go(name, die_at=None, lr=1e-3, **changes):
+        optimizer = Optimizer(lr=lr, schedule="constant", warmup_ratio=0.0)
+        update = {"steps": 5, "save_steps": 3, "optimizer": optimizer, "held_out": 0, **changes}
+        made = plan("grpo", name, **update)
+        train(made, die_at=die_at)
+        return curves(made), load_file(made.out / "model" / "model.safetensors")
+
+    return go
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    ("staleness", "ages"), [(1, [0, 1, 1, 0, 1]), pytest.param(2, [0, 1, 2, 0, 1], marks=pytest.mark.slow)]
+)
+def test_a_run_that_samples_ahead_is_the_same_each_time(run, staleness, ages):
+    """Steps 1 and 4 have nothing to be ahead of: the first, and the one after the checkpoint of step 3."""
+    lines, weights = run("whole", staleness=staleness)
+    assert [line["staleness"] for line in lines] == ages
+    assert [line["staleness_max"] for line in lines] == ages
+    assert any(line["grad_norm"] > 0 for line in lines[:3])
+    with pytest.raises(RuntimeError, match="killed"):
+        run("torn", die_at=5, staleness=staleness)
+    again, resumed = run("torn", staleness=staleness)
+    assert again == lines
+    assert all(weights[name].equal(value) for name, value in resumed.items())
+
+
+@pytest.mark.slow
+def test_where_weights_do_not_move_being_ahead_changes_nothing(run):
+    ahead, _ = run("ahead", lr=0.0, steps=3, staleness=1)
+    at_once, _ = run("at_once", lr=0.0, steps=3)
+    assert [(line.pop("staleness"), line.pop("staleness_max")) for line in ahead] == [
+        (0.0, 0.0),
+        (1.0, 1.0),
+        (1.0, 1.0),
+    ]
+    for one, other in zip(ahead, at_once, strict=True):
+        assert one.keys() == other.keys()
+        assert all(value == pytest.approx(other[name], abs=1e-5) for name, value in one.items())
+        assert one.get("drift_max", 0.0) < 1e-3

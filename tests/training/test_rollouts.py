@@ -1,4 +1,4 @@
-"""Generations: who takes part in a group, which tokens carry weight, what is watched."""
+"""Generations: who takes part in a group, which tokens carry weight, what is watched; and rejection sampling."""
 
 import dataclasses
 import math
@@ -6,11 +6,18 @@ import math
 import pytest
 import torch
 
-from pipelines.core.errors import BoundaryError, EndpointError
+from pipelines.core.errors import BoundaryError, EndpointError, RecipeError
+from pipelines.core.store import Store
 from pipelines.core.types import StopReason, Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.protocols.base import build
+from pipelines.recipe.config import Sampling, Synthesis, Teacher
+from pipelines.rollout.engine import RolloutEngine, episode_seed
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
+from pipelines.sql.schema import introspect
+from pipelines.stages import graph
+from pipelines.stages.synthesize import TeacherEngines as Teachers
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import FULL, Generation, PaidEpisode, Rollouts, cut, facts, format_errors
 
@@ -137,7 +144,7 @@ def test_groups_that_teach_nothing_are_replaced_by_other_questions(make):
     assert [paid.trajectory.sample for paid in made.episodes] == [0, 1, 2, 3] * 2
 
 
-def trajectory(ids, mask, ends, **changes) -> Trajectory:
+def trajectory(ids, mask, ends, **changes):
     plain = Trajectory("q0", 0, "p", "react", (), (), None, StopReason.TURN_LIMIT)
     return dataclasses.replace(plain, token_ids=ids, agent_mask=mask, turn_ends=ends, **changes)
 
@@ -163,3 +170,39 @@ def test_a_broken_episode_has_no_reward_and_no_weight(make):
     assert rollouts.masks(made, FULL, torch.tensor([True])) == [[0, 0]]
     assert facts(made, ["exec"])["broken"] == [1.0]
     assert math.isnan(facts(made, ["exec"])["term_exec"][0])
+
+
+DRAW = Sampling(temperature=1.0, turn_tokens=24, episode_tokens=200)
+
+
+def of(recipe, checkpoint):
+    teacher = Teacher(kind="policy", sampling=DRAW)
+    model = recipe.model.model_copy(update={"source": str(checkpoint)})
+    return recipe.model_copy(update={"synthesis": Synthesis(teacher=teacher, samples=3), "model": model})
+
+
+def test_the_episodes_are_those_that_the_checkpoint_draws_as_the_teacher_says(taught, recipe, examples, tmp_path):
+    from pipelines.protocols.base import build
+    from pipelines.rollout.policies.making import policy
+    from pipelines.sql.engine import Limits, SqlEngine
+
+    episodes = Teachers(of(recipe, taught), tmp_path).answer(examples)
+    assert [(e.example_id, e.sample) for e in episodes] == [(e.id, n) for e in examples for n in range(3)]
+    with SqlEngine(Limits()) as sql:
+        protocol = build(recipe.protocol)
+        engine = RolloutEngine(policy(str(taught), recipe), protocol, sql, DRAW, recipe.protocol.max_turns, introspect)
+        requests = [EpisodeRequest(e, n, episode_seed(recipe.seed, e.id, n)) for e in examples for n in range(3)]
+        assert [e.turns for e in engine.run(requests)] == [e.turns for e in episodes]
+    assert len({turn.text for e in episodes for turn in e.turns}) > len(examples), "it draws, and is not greedy"
+
+
+def test_the_weights_decide_the_key_of_the_demonstrations(taught, checkpoint, recipe, tmp_path):
+    store = Store(tmp_path)
+
+    def key(model):
+        return next(step.key for step in graph.plan(of(recipe, model), store) if step.name == "synthesize")
+
+    assert key(taught) == key(taught)
+    assert key(taught) != key(checkpoint)
+    with pytest.raises(RecipeError, match="the tiny one has learned nothing"):
+        Teachers(of(recipe, "tiny"), tmp_path)

@@ -38,6 +38,10 @@ FULL_ADVANTAGES = (0.8659, -0.8659, -0.8659, 0.8659, 0.0, 0.0, 0.0, 0.0)
 SCHEMA_ADVANTAGES = (0.26108, -0.78326, 1.30543, -0.78326, 1.4997, -0.4999, -0.4999, -0.4999)
 
 
+def is_close(got, expected):
+    return (got - expected).norm() / expected.norm() < 1e-3
+
+
 def logprobs(network, ids):
     """(T - 1,) of each id but the first, given those before it."""
     predicted = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].log_softmax(-1)
@@ -134,8 +138,9 @@ def gradient(tmp_path, recipe, taught, examples, episodes, monkeypatch):
     return step
 
 
-def by_hand(network, episodes, average):
+def by_hand(taught, recipe, episodes, average):
     """The gradient of -(sum of A log pi) of both tracks: on-policy the ratio is 1, and its gradient that of log pi."""
+    network, _ = load(taught, recipe.model)
     tracks = {"full": [], "schema": []}
     for trajectory, full, schema in zip(episodes, FULL_ADVANTAGES, SCHEMA_ADVANTAGES, strict=True):
         told = logprobs(network, list(trajectory.token_ids))
@@ -173,25 +178,23 @@ def test_a_step_of_two_tracks_has_the_gradient_of_the_formula(
     gradient, episodes, taught, recipe, loss, average, micro_batch
 ):
     """TRUST-SQL, equations 4 to 6, in one micro-batch of 8 and in four of 2."""
-    network, _ = load(taught, recipe.model)
-    expected = by_hand(network, episodes, average)
+    expected = by_hand(taught, recipe, episodes, average)
     got, line = gradient(loss=loss, micro_batch=micro_batch)
-    assert (got - expected).norm() / expected.norm() < 1e-3
+    assert is_close(got, expected)
     assert line["drift_max"] < 1e-3
     assert line["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-3)
 
 
 def test_a_group_that_is_all_alike_trains_on_nothing_when_it_is_dropped(gradient, episodes, taught, recipe):
     """The full track of the second group leaves the mean over tokens too; its schema track stays."""
-    network, _ = load(taught, recipe.model)
 
     def first_group_of_the_full_track(track):
         all_alike = track[4][0].abs().sum() == 0
         return over_tokens(track[:4] if all_alike else track)
 
-    expected = by_hand(network, episodes, first_group_of_the_full_track)
+    expected = by_hand(taught, recipe, episodes, first_group_of_the_full_track)
     got, _ = gradient(drop_zero_variance=True)
-    assert (got - expected).norm() / expected.norm() < 1e-3
+    assert is_close(got, expected)
 
 
 @pytest.mark.parametrize("micro_batch", [8, 2])
@@ -222,14 +225,13 @@ def test_each_turn_can_have_an_advantage_of_its_own(gradient, episodes, taught, 
     expected = torch.cat([value.grad.flatten() for value in network.parameters()])
     changes = {"credit": "turn", "baseline": "others", "scale": "none", "loss": "dr_grpo", "lambda_schema": 0.0}
     got, _ = gradient(micro_batch=micro_batch, **changes)
-    assert (got - expected).norm() / expected.norm() < 1e-3
+    assert is_close(got, expected)
 
 
 def test_old_log_probabilities_are_those_of_all_rows_that_a_track_moves(gradient, episodes, taught, recipe, tmp_path):
     """Of two updates they are computed before the first, whose ratios are 1, also where only the schema track moves."""
-    network, _ = load(taught, recipe.model)
-    expected = by_hand(network, episodes, over_tokens)
+    expected = by_hand(taught, recipe, episodes, over_tokens)
     got, _ = gradient(updates_per_rollout=2, steps=2)
-    assert (got - expected).norm() / expected.norm() < 1e-3
+    assert is_close(got, expected)
     curves = [json.loads(line) for line in (tmp_path / "run" / "curves.jsonl").read_text().splitlines()]
     assert ["drift_max" in line for line in curves] == [True, False]  # the second update is meant to be away from it

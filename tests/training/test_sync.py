@@ -1,48 +1,38 @@
 """Weights on their way to the servers: whole, merged, and sent once a step."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
+from peft import get_peft_model
 from safetensors.torch import load_file
 
 from pipelines.core.errors import EndpointError
+from pipelines.recipe.config import Lora
+from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies import served
-from pipelines.training.model import WeightSync, rounded
+from pipelines.training import grpo
+from pipelines.training.model import WeightSync, adapters, rounded
+from pipelines.training.plan import Plan
+from tests.fakes import http_server
 
 
 @pytest.fixture
 def server():
-    """A server that takes weights the way vLLM's development endpoints do, and remembers what it was asked."""
-    asked, models = [], ["policy"]
+    """A server that takes weights the way vLLM's development endpoints do; `told` has what it was told."""
+    told, models = [], ["policy"]
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"data": [{"id": name} for name in models]}).encode())
+    def answer(asked):
+        if asked.method == "GET":
+            return {"data": [{"id": name} for name in models]}
+        told.append((asked.path, asked.json))
+        unreadable = asked.json.get("kwargs") == {"weights_path": "unreadable"}
+        return 404 if asked.path.startswith("/closed") else 500 if unreadable else 200
 
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.path, body))
-            unreadable = body.get("kwargs") == {"weights_path": "unreadable"}
-            self.send_response(404 if self.path.startswith("/closed") else 500 if unreadable else 200)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
-        yield SimpleNamespace(url=f"http://127.0.0.1:{made.server_port}", asked=asked, models=models)
-        made.shutdown()
-        thread.join()
+    with http_server(answer) as made:
+        yield SimpleNamespace(url=made.url, asked=told, models=models)
 
 
 @pytest.fixture
@@ -57,14 +47,20 @@ def trainer(checkpoint, recipe):
     )
 
 
-def to(url):
-    """What gives a server the weights, as GRPO does."""
-    return lambda folder, step: served.give([url], str(folder), step)
+@pytest.fixture
+def push(trainer, tmp_path):
+    """A function that gives a server the weights, as GRPO does."""
+
+    def sent(*urls, **options):
+        made = WeightSync(lambda folder, step: served.give(list(urls), str(folder), step), tmp_path, **options)
+        made.push(trainer)
+        return made
+
+    return sent
 
 
-def test_weights_are_sent_once_a_step(trainer, server, tmp_path):
-    made = WeightSync(to(f"{server.url}/v1"), tmp_path)
-    made.push(trainer)
+def test_weights_are_sent_once_a_step(trainer, server, push, tmp_path):
+    made = push(f"{server.url}/v1")
     made.push(trainer)
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "served")}}
     assert server.asked == [("/collective_rpc", reload), ("/reset_prefix_cache", {})]
@@ -75,10 +71,10 @@ def test_weights_are_sent_once_a_step(trainer, server, tmp_path):
     assert torch.equal(sent["model.embed_tokens.weight"], trainer.model.get_input_embeddings().weight)
 
 
-def test_a_server_of_bfloat16_is_sent_bfloat16(trainer, server, tmp_path):
+def test_a_server_of_bfloat16_is_sent_bfloat16(trainer, server, push, tmp_path):
     """The same numbers that it would round to itself; a tensor of two names is written once."""
     weights = trainer.model.get_input_embeddings().weight
-    WeightSync(to(f"{server.url}/v1"), tmp_path, dtype=torch.bfloat16).push(trainer)
+    push(f"{server.url}/v1", dtype=torch.bfloat16)
     sent = load_file(tmp_path / "served" / "model.safetensors")
     assert {value.dtype for value in sent.values()} == {torch.bfloat16}
     assert torch.equal(sent["model.embed_tokens.weight"], weights.bfloat16())
@@ -97,18 +93,13 @@ def test_an_embedding_that_is_also_the_head_is_rounded_once(monkeypatch):
     assert {value.dtype for value in sent.values()} == {torch.bfloat16}
 
 
-def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_path):
+def test_a_server_that_takes_no_weights_is_said_plainly(server, push):
     with pytest.raises(EndpointError, match=r"answers 404.*VLLM_SERVER_DEV_MODE=1"):
-        WeightSync(to(f"{server.url}/closed"), tmp_path).push(trainer)
+        push(f"{server.url}/closed")
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapters_are_written_without_their_base(trainer, recipe, tmp_path):
-    from peft import get_peft_model
-
-    from pipelines.recipe.config import Lora
-    from pipelines.training.model import adapters
-
     trainer.model = trainer.model_wrapped = get_peft_model(trainer.model, adapters(Lora(rank=2, alpha=4)))
     WeightSync(lambda folder, step: None, tmp_path, adapters=True).push(trainer)
     names = {path.name for path in (tmp_path / "served").iterdir()}
@@ -160,7 +151,7 @@ def test_a_server_that_cannot_read_the_weights_is_not_left_standing_still(server
     assert server.asked[-1][0] == "/resume"
 
 
-def test_the_only_server_may_come_back_before_it_takes_weights(trainer, server, tmp_path, monkeypatch):
+def test_the_only_server_may_come_back_before_it_takes_weights(server, push, monkeypatch):
     """It is away at the first attempts, as one that is started again."""
     call, calls = served._call, []
 
@@ -172,25 +163,20 @@ def test_the_only_server_may_come_back_before_it_takes_weights(trainer, server, 
 
     monkeypatch.setattr(served, "_call", late)
     monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
-    sync = WeightSync(to(server.url), tmp_path)
-    sync.push(trainer)
-    assert sync.places == [server.url]
+    assert push(server.url).places == [server.url]
     assert [path for path, _ in server.asked] == ["/collective_rpc", "/reset_prefix_cache"]
 
 
-def test_a_server_that_is_away_gets_no_weights_and_is_not_asked(trainer, server, tmp_path, monkeypatch):
+def test_a_server_that_is_away_gets_no_weights_and_is_not_asked(server, push, monkeypatch):
     monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
-    away = "http://127.0.0.1:9/v1"
-    sync = WeightSync(lambda folder, step: served.give([away, server.url], str(folder), step), tmp_path)
-    sync.push(trainer)
-    assert sync.places == [server.url]
+    assert push("http://127.0.0.1:9/v1", server.url).places == [server.url]
 
 
-def test_a_server_that_is_gone_is_tried_again_first(trainer, tmp_path, monkeypatch):
+def test_a_server_that_is_gone_is_tried_again_first(push, monkeypatch):
     waits = []
     monkeypatch.setattr(served.time, "sleep", waits.append)
     with pytest.raises(EndpointError, match="does not answer"):
-        WeightSync(to("http://127.0.0.1:9"), tmp_path).push(trainer)
+        push("http://127.0.0.1:9")
     assert waits[:6] == [2.0, 4.0, 10.0, 2.0, 4.0, 10.0]  # it may be on its way back: ten minutes, and no longer
     assert waits.count(10.0) == 60
 
@@ -204,59 +190,41 @@ def test_a_server_that_is_gone_is_tried_again_first(trainer, tmp_path, monkeypat
         pytest.param({"staleness": 2, "partial": "carry"}, [0, 1, 2], marks=pytest.mark.slow),
     ],
 )
-def test_the_last_steps_weights_are_sent_too(tmp_path, recipe, examples, checkpoint, monkeypatch, changes, ages):
+def test_the_last_steps_weights_are_sent_too(
+    tmp_path, recipe, examples, checkpoint, monkeypatch, curves, changes, ages
+):
     """Three steps, each with its rollout, and the end: four loads, the last of the model that is saved.
 
     With `wait` no request is on its way at a load. With `carry` the server tells the version of each token, that of the
     last load: a generation is never older than its beginning was.
     """
-    from pipelines.rollout.codec import ChatCodec
-    from pipelines.training import grpo
-    from pipelines.training.plan import Plan
-
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     _, tokenizer = load(checkpoint, recipe.model)
     codec, loaded, versions, on_their_way, most = ChatCodec(tokenizer), [], ["0"], [], []
     said = [codec.agent(f"<solution> SELECT {what} FROM singer</solution>") for what in ("count(*)", "name")]
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.reply({"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "v"}]})
+    def answer(asked):
+        body = asked.json
+        if asked.method == "GET":
+            return {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "v"}]}
+        if "kwargs" in body:
+            loaded.append(load_file(f"{body['kwargs']['weights_path']}/model.safetensors"))
+            most.append(len(on_their_way))
+        versions.extend(filter(None, [body.get("new_version")]))
+        if "prompt" not in body and "token_ids" not in body:
+            return {}
+        on_their_way.append(body)
+        ids = said[body.get("seed", body.get("sampling_params", {}).get("seed")) % 2]
+        choice = {"index": 0, "text": "", "finish_reason": "stop", "token_ids": ids}
+        choice["logprobs"] = {"token_logprobs": [-1.0] * len(ids), "tokens": ["x"] * len(ids)}
+        if "token_ids" in body:
+            choice["logprobs"] = {"content": [{"token_id": index, "logprob": -1.0} for index in ids]}
+            choice["weight_versions"] = [{"version": versions[-1], "start": 0, "end": len(ids)}]
+        on_their_way.remove(body)
+        return {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
 
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if "kwargs" in body:
-                loaded.append(load_file(f"{body['kwargs']['weights_path']}/model.safetensors"))
-                most.append(len(on_their_way))
-            versions.extend(filter(None, [body.get("new_version")]))
-            on_their_way.append(body)
-            self.reply(self.completion(body) if "prompt" in body or "token_ids" in body else {})
-            on_their_way.remove(body)
-
-        def completion(self, body):
-            ids = said[body.get("seed", body.get("sampling_params", {}).get("seed")) % 2]
-            choice = {"index": 0, "text": "", "finish_reason": "stop", "token_ids": ids}
-            choice["logprobs"] = {"token_logprobs": [-1.0] * len(ids), "tokens": ["x"] * len(ids)}
-            if "token_ids" in body:
-                choice["logprobs"] = {"content": [{"token_id": index, "logprob": -1.0} for index in ids]}
-                choice["weight_versions"] = [{"version": versions[-1], "start": 0, "end": len(ids)}]
-            return {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
-
-        def reply(self, value):
-            data = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{made.server_port}/v1"
-        rollout = recipe.rollout.model_copy(update={"policy": "vllm", "servers": (url,)})
+    with http_server(answer) as server:
+        rollout = recipe.rollout.model_copy(update={"policy": "vllm", "servers": (f"{server.url}/v1",)})
         plan = Plan(
             kind="grpo",
             recipe=recipe.model_copy(update={"rollout": rollout, "grpo": recipe.grpo.model_copy(update=changes)}),
@@ -264,11 +232,8 @@ def test_the_last_steps_weights_are_sent_too(tmp_path, recipe, examples, checkpo
             data=tmp_path,
             out=tmp_path / "stage" / "run",
         )
-        try:
-            grpo.train(plan, examples, lambda event: None)
-        finally:
-            made.shutdown()
-    lines = [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
+        grpo.train(plan, examples, lambda event: None)
+    lines = curves(plan)
     if ages is None:
         assert "staleness" not in lines[0]
     elif changes.get("partial") == "carry":  # what was sampled after a load is younger than the generation is
