@@ -1,16 +1,11 @@
 """A small harbour world, and a maker of evaluation records that states only what a test is about."""
 
 import dataclasses
-import sqlite3
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from evaluation_world import RECORD
 
-from pipelines.core.types import Database
-from pipelines.evaluation.record import EpisodeRecord
+from tests.fakes import build_database
 
 HARBOUR = """
 CREATE TABLE ships (ship_id INTEGER PRIMARY KEY, name TEXT, type TEXT, flag TEXT, tonnage INTEGER, built INTEGER);
@@ -36,10 +31,10 @@ INSERT INTO visits VALUES
 
 
 @pytest.fixture
-def record() -> Callable[..., EpisodeRecord]:
+def record():
     """A right greedy answer of one turn, with whatever a test changes; `score` sets the strict verdict."""
 
-    def make(score: float | None = None, **changes: Any) -> EpisodeRecord:
+    def make(score=None, **changes):
         if score is not None:
             changes["scores"] = {"strict": score}
         return dataclasses.replace(RECORD, **changes)
@@ -48,10 +43,5 @@ def record() -> Callable[..., EpisodeRecord]:
 
 
 @pytest.fixture(scope="session")
-def harbour(tmp_path_factory: pytest.TempPathFactory) -> Database:
-    """The harbour database: ships, ports and visits."""
-    path: Path = tmp_path_factory.mktemp("harbour") / "harbour.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript(HARBOUR)
-    connection.close()
-    return Database("harbour", "sqlite", str(path))
+def harbour(tmp_path_factory):
+    return build_database(tmp_path_factory.mktemp("harbour") / "harbour.sqlite", HARBOUR)

@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
+from pipelines.core.types import Action, ActionKind, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.evaluation import evaluate
 from pipelines.sql.analysis.diagnosis import diagnose
-from pipelines.sql.diagnoses import ERROR_CLASSES, KINDS, Diagnosis, Failure
+from pipelines.sql.diagnoses import ERROR_CLASSES, KINDS, Failure
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table, introspect
 
@@ -31,7 +30,7 @@ class Case:
     hints: tuple[str, ...]
 
 
-def read_cases() -> list[Case]:
+def read_cases():
     cases = []
     lines = [line for line in CASES.read_text().splitlines() if not line.startswith("#")]
     for paragraph in "\n".join(lines).split("\n\n"):
@@ -54,32 +53,28 @@ def read_cases() -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=1.0)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def found(harbour: Database, engine: SqlEngine) -> dict[str, Diagnosis | None]:
+def found(harbour, engine):
     """The diagnosis of every case, by title: executed and judged together."""
     cases = read_cases()
     examples = {case.title: Example(case.title, "", harbour, case.gold, hardness="easy") for case in cases}
-    records = evaluate.evaluate(
-        [trajectory(case) for case in cases], examples, engine, functools.cache(introspect), EQUALITIES, "greedy"
-    )
+    episodes = []
+    for case in cases:
+        action = Action(ActionKind.SOLUTION if case.pred else ActionKind.INVALID, case.pred or "")
+        turns = (Turn(case.pred or "", action),) * 3
+        episodes.append(Trajectory(case.title, 0, "hand", "react", (), turns, case.pred, case.stop))
+    records = evaluate.evaluate(episodes, examples, engine, functools.cache(introspect), EQUALITIES, "greedy")
     assert not any(record.broken for record in records)
     return {record.example_id: record.diagnosis for record in records}
 
 
-def trajectory(case: Case) -> Trajectory:
-    turns = (
-        Turn(case.pred or "", Action(ActionKind.SOLUTION if case.pred else ActionKind.INVALID, case.pred or "")),
-    ) * 3
-    return Trajectory(case.title, 0, "hand", "react", (), turns, case.pred, case.stop)
-
-
 @pytest.mark.parametrize("case", read_cases(), ids=lambda case: case.title)
-def test_a_wrong_answer_lands_in_its_class(case: Case, found: dict[str, Diagnosis | None]) -> None:
+def test_a_wrong_answer_lands_in_its_class(case, found):
     diagnosis = found[case.title]
     assert diagnosis is not None, "the answer counts as right"
     assert diagnosis.error == case.error, diagnosis
@@ -91,15 +86,12 @@ def test_a_wrong_answer_lands_in_its_class(case: Case, found: dict[str, Diagnosi
         assert set(case.hints) <= set(kinds)
 
 
-def test_the_cases_are_many_and_cover_every_class_and_clue(found: dict[str, Diagnosis | None]) -> None:
+def test_the_cases_are_many_and_cover_every_class_and_clue(found, harbour, engine):
     cases = read_cases()
     assert len(cases) >= 60
     assert len({case.title for case in cases}) == len(cases)
     assert {case.error for case in cases} == set(ERROR_CLASSES)
     assert {hint.kind for diagnosis in found.values() if diagnosis for hint in diagnosis.hints} == set(KINDS)
-
-
-def test_a_right_answer_has_no_diagnosis(harbour: Database, engine: SqlEngine) -> None:
     example = Example("q", "", harbour, "SELECT name FROM ships", hardness="easy")
     answer = evaluate.of_prediction("q", "SELECT T.name FROM ships AS T", "hand")
     (record,) = evaluate.evaluate([answer], {"q": example}, engine, functools.cache(introspect), EQUALITIES, "greedy")
@@ -108,49 +100,14 @@ def test_a_right_answer_has_no_diagnosis(harbour: Database, engine: SqlEngine) -
 
 
 SCHEMA = Schema((Table("t", (Column("a", "TEXT"), Column("b", "INTEGER"))),))
-PIECES = st.sampled_from(
-    [
-        "SELECT",
-        "FROM",
-        "t",
-        "a",
-        "b",
-        "*",
-        ",",
-        "(",
-        ")",
-        "WHERE",
-        "=",
-        "'x'",
-        '"y"',
-        "IN",
-        "JOIN",
-        "ON",
-        "USING",
-        "WITH",
-        "AS",
-        "UNION",
-        "ORDER BY",
-        "LIMIT",
-        "1",
-        "count",
-        "NULL",
-        "t.",
-        ".",
-        "BETWEEN",
-        "NOT",
-        "CASE",
-        "-",
-        ";",
-        "\x00",
-        "é",
-    ]
-)
+WORDS = """SELECT FROM WHERE IN JOIN ON USING WITH AS UNION LIMIT NULL BETWEEN NOT CASE count t t. a b 1 'x' "y" é
+* , ( ) = . - ;"""
+PIECES = st.sampled_from([*WORDS.split(), "ORDER BY", "\x00"])
 
 
 @given(st.lists(PIECES, max_size=14).map(" ".join) | st.text(max_size=40))
 @settings(max_examples=300, deadline=None)
-def test_any_text_gets_a_class(text: str) -> None:
+def test_any_text_gets_a_class(text):
     for status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.TIMEOUT):
         diagnosis, _ = diagnose(Failure(text, "SELECT a FROM t WHERE b = 1", SCHEMA, status=status))
         assert diagnosis.error in ERROR_CLASSES
@@ -159,6 +116,6 @@ def test_any_text_gets_a_class(text: str) -> None:
 
 
 @pytest.mark.parametrize("nesting", [30, 3000])
-def test_deep_nesting_neither_hangs_nor_raises(nesting: int) -> None:
+def test_deep_nesting_neither_hangs_nor_raises(nesting):
     text = "SELECT " + "(" * nesting + "a" + ")" * nesting + " FROM t"
     assert diagnose(Failure(text, "SELECT a FROM t", SCHEMA))[0].error == "semantic"

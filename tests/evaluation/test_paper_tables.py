@@ -1,5 +1,7 @@
 """The papers' tables as sweeps: every file makes real cells, every figure has one; docs/papers.md tells the truth."""
 
+import dataclasses
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +12,6 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.evaluation.measures import measure
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
 from pipelines.sweeps import paper_tables, sweep_plan
 from pipelines.sweeps.sweep_table import BENCHMARK, ROW, SEED, FinishedCell, table
 
@@ -28,7 +29,7 @@ SMALL = [name for name in paper_tables.names() if paper_tables.load(name).miniat
 @pytest.mark.parametrize(
     ("name", "miniature"), [*((name, False) for name in paper_tables.names()), *((name, True) for name in SMALL)]
 )
-def test_every_table_is_a_sweep_of_real_cells(name: str, miniature: bool, tmp_path: Path) -> None:
+def test_every_table_is_a_sweep_of_real_cells(name, miniature, tmp_path):
     source = paper_tables.load(name)
     seed = ["seed=4"] if source.claim is not None else []
     cells, empty = sweep_plan.cells_of_paper_table(name, seed, None, miniature)
@@ -38,15 +39,17 @@ def test_every_table_is_a_sweep_of_real_cells(name: str, miniature: bool, tmp_pa
     assert rows == set(source.form(miniature).rows)
     assert source.paper.startswith(tuple(COUNTS))
     if source.reported and not miniature:
-        asked = {(cell.values[ROW], cell.values.get(BENCHMARK, _only_benchmark(source.axes))) for cell in cells}
+        only = next(word.partition("=")[2] for word in source.axes if word.startswith("benchmark="))
+        asked = {(cell.values[ROW], cell.values.get(BENCHMARK, only)) for cell in cells}
         reported = {(row, benchmark) for row, each in source.reported.items() for benchmark in each}
         assert reported <= asked
-    shown = table(empty_of(empty, [cell.values for cell in cells]))
+    failed = tuple(FinishedCell(cell.values, error="not made") for cell in cells)
+    shown = table(dataclasses.replace(empty, cells=failed))
     assert len(shown.rows) == len({sweep_plan.cell_title({**cell.values, SEED: ""}) for cell in cells})
 
 
 @pytest.mark.parametrize("name", paper_tables.names())
-def test_the_command_in_a_files_head_is_its_own(name: str) -> None:
+def test_the_command_in_a_files_head_is_its_own(name):
     shown = commands_in(paper_tables.FOLDER / f"{name}.yaml")
     assert shown
     for command in shown:
@@ -55,18 +58,18 @@ def test_the_command_in_a_files_head_is_its_own(name: str) -> None:
         assert sweep_plan.cells_of_paper_table(name, words, None, "--miniature" in command)[0]
 
 
-def commands_in(path: Path) -> list[list[str]]:
+def commands_in(path):
     """The commands of a file's head, each as its words; one goes on after a backslash."""
     text = path.read_text(encoding="utf-8").replace("\\\n#", "")
     return [shlex.split(line) for line in re.findall(r"^# (?:Command)? +(sqltrain .+)$", text, re.MULTILINE)]
 
 
-def keys(words: list[str]) -> set[str]:
+def keys(words):
     return {word.partition("=")[0] for word in words}
 
 
 @pytest.mark.parametrize("name", [name for name in paper_tables.names() if not name.startswith("claims/")])
-def test_a_tables_command_names_what_its_recipes_does(name: str) -> None:
+def test_a_tables_command_names_what_its_recipes_does(name):
     """As printed before, the commands trained a 7B model on the scripted teacher's demonstrations, on one process."""
     source = paper_tables.load(name)
     cells = sweep_plan.cells_of_paper_table(name, [], None, False)[0]
@@ -85,7 +88,7 @@ def test_a_tables_command_names_what_its_recipes_does(name: str) -> None:
         assert {"rewards.judge.options.by", "data.linker", "data.cleaners", "variant"} <= given
 
 
-def recipe_of(name: str, row: str, miniature: bool = False) -> Recipe:
+def recipe_of(name, row, miniature=False):
     """The recipe that a row's checkpoint is evaluated by."""
     cell = next(
         cell for cell in sweep_plan.cells_of_paper_table(name, [], None, miniature)[0] if cell.values[ROW] == row
@@ -101,7 +104,7 @@ def recipe_of(name: str, row: str, miniature: bool = False) -> Recipe:
         *(("reasoning_sql/table5", row) for row in ("7B", "14B")),
     ],
 )
-def test_reasoning_sqls_base_models_answer_without_reasoning(name: str, row: str) -> None:
+def test_reasoning_sqls_base_models_answer_without_reasoning(name, row):
     """Tables 1, 2 and 5, "Thinking": a cross for each base model and each SFT model."""
     for recipe in (recipe_of(name, row), recipe_of(name, "SFT" if name.endswith("1") else f"{row} SFT")):
         assert (recipe.protocol.prompt, recipe.protocol.reasoning) == ("direct", False)
@@ -119,7 +122,7 @@ def test_reasoning_sqls_base_models_answer_without_reasoning(name: str, row: str
         ("mtir_sql/table4", "standard reasoning, GRPO"),
     ],
 )
-def test_mtir_sqls_grpo_figures_belong_to_grpo_with_a_kl_term(name: str, row: str) -> None:
+def test_mtir_sqls_grpo_figures_belong_to_grpo_with_a_kl_term(name, row):
     """Section 3.1: "Unlike standard GRPO, we remove the KL divergence constraint": 60.3 and 58.9 have the term."""
     recipe = recipe_of(name, row)
     assert recipe.grpo.beta > 0
@@ -128,7 +131,7 @@ def test_mtir_sqls_grpo_figures_belong_to_grpo_with_a_kl_term(name: str, row: st
     assert "GRPO" not in paper_tables.load("mtir_sql/figure3").reported
 
 
-def test_mtir_sqls_format_rows_are_held_against_training_without_the_filter() -> None:
+def test_mtir_sqls_format_rows_are_held_against_training_without_the_filter():
     against = paper_tables.load("mtir_sql/table5").against
     base = recipe_of("mtir_sql/table5", "w/o the filter")
     for row in ("w/o R_format", "R_format 0.2", "R_format 0.3"):
@@ -138,7 +141,7 @@ def test_mtir_sqls_format_rows_are_held_against_training_without_the_filter() ->
         assert [term.term for term in recipe.rewards] == [term.term for term in base.rewards]
 
 
-def test_each_figure_of_single_pass_rl_has_one_table() -> None:
+def test_each_figure_of_single_pass_rl_has_one_table():
     """SQL-Trail: 56.3 is of RL from the base model without the turn reward; the paper does not say what 62.1 is of."""
     recipe = recipe_of("sql_trail/table2", "single-turn RL")
     assert "sft" not in recipe.stages
@@ -150,7 +153,7 @@ def test_each_figure_of_single_pass_rl_has_one_table() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning_sql", "mtir_sql", "arctic_sql", "csc_sql", "revisql"])
-def test_a_benchmarks_figures_have_one_equality_in_runs_and_sweeps(name: str) -> None:
+def test_a_benchmarks_figures_have_one_equality_in_runs_and_sweeps(name):
     """A run of these recipes reported strict figures on BIRD, and a sweep BIRD's own."""
     recipe = recipes.load(name, [])
     assert (recipe.headline, recipe.execution.equality) == ("bird", "strict")
@@ -168,7 +171,7 @@ CURVED = {
 
 
 @pytest.mark.parametrize("name", [f"{paper}/{name}" for paper, names in CURVED.items() for name in names])
-def test_curves_of_accuracy_are_of_held_out_questions(name: str) -> None:
+def test_curves_of_accuracy_are_of_held_out_questions(name):
     """The papers measure a dev set while they train; `ex` is of the training rollouts."""
     source = paper_tables.load(name)
     assert "ex_held_out" in source.curves
@@ -191,9 +194,7 @@ def test_curves_of_accuracy_are_of_held_out_questions(name: str) -> None:
         ("reasoning_sql/table2", "14B SFT; correct schema", ("protocol.schema_view", "filtered")),
     ],
 )
-def test_a_row_that_is_asked_once_more_trains_as_its_own_row_does(
-    name: str, row: str, asked: tuple[str, object]
-) -> None:
+def test_a_row_that_is_asked_once_more_trains_as_its_own_row_does(name, row, asked):
     cells = {cell.values[ROW]: cell for cell in sweep_plan.cells_of_paper_table(name, [], None, False)[0]}
     own = row.replace("prefilled", "unknown").replace(", names", ", schema").partition("; ")[0].partition(", asked")[0]
     assert cells[row].key == cells[own].key  # nothing is trained for it
@@ -202,17 +203,7 @@ def test_a_row_that_is_asked_once_more_trains_as_its_own_row_does(
     assert getattr(getattr(cells[row].recipe, section), key) != asked[1]
 
 
-def empty_of(empty: sweep_plan.Sweep, values: list[dict[str, str]]) -> sweep_plan.Sweep:
-    from dataclasses import replace
-
-    return replace(empty, cells=tuple(FinishedCell(each, error="not made") for each in values))
-
-
-def _only_benchmark(axes: tuple[str, ...]) -> str:
-    return next(word.partition("=")[2] for word in axes if word.startswith("benchmark="))
-
-
-def test_figures_are_shares_in_percent_and_the_papers_are_the_ones_known_by_heart() -> None:
+def test_figures_are_shares_in_percent_and_the_papers_are_the_ones_known_by_heart():
     for name in paper_tables.names():
         source = paper_tables.load(name)
         for row, benchmarks in source.reported.items():
@@ -248,9 +239,7 @@ GOOD = {
         ({"miniature": {"recipe": "miniature", "rows": {"b": []}}}, "which is the baseline"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, change: dict[str, object], said: str) -> None:
-    import json
-
+def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, said):
     place = tmp_path / "t.yaml"
     place.write_text(json.dumps(GOOD))
     paper_tables.read(place)
@@ -259,14 +248,14 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, change: dict[str, 
         paper_tables.read(place)
 
 
-def test_a_table_that_is_not_there_is_named_with_the_nearest() -> None:
+def test_a_table_that_is_not_there_is_named_with_the_nearest():
     with pytest.raises(RecipeError, match="Did you mean 'sql_trail/table6'"):
         paper_tables.load("sql_trail/tabel6")
     with pytest.raises(RecipeError, match="has no miniature"):
         paper_tables.load("sql_trail/table5").form(True)
 
 
-def rows_of_the_page() -> dict[str, list[list[str]]]:
+def rows_of_the_page():
     """The cells of each row of docs/papers.md, by paper."""
     found: dict[str, list[list[str]]] = {}
     paper = ""
@@ -278,7 +267,7 @@ def rows_of_the_page() -> dict[str, list[list[str]]]:
     return found
 
 
-def test_the_page_has_every_table_and_figure_once_in_one_of_three_states() -> None:
+def test_the_page_has_every_table_and_figure_once_in_one_of_three_states():
     page = rows_of_the_page()
     assert list(page) == list(COUNTS)
     for paper, (tables, figures) in COUNTS.items():
@@ -290,11 +279,11 @@ def test_the_page_has_every_table_and_figure_once_in_one_of_three_states() -> No
             assert "`sqltrain" in how or state == "no", what
 
 
-def commands() -> list[list[str]]:
+def commands():
     return [shlex.split(each) for each in re.findall(r"`(sqltrain [^`]+)`", PAGE.read_text(encoding="utf-8"))]
 
 
-def test_every_command_of_the_page_names_what_is_there() -> None:
+def test_every_command_of_the_page_names_what_is_there():
     swept = set()
     for _, verb, *words in commands():
         if verb == "sweep":
@@ -309,7 +298,7 @@ def test_every_command_of_the_page_names_what_is_there() -> None:
     assert swept == set(paper_tables.names()) - set(paper_tables.claims())  # each file is named, and no other
 
 
-def test_the_page_promises_a_miniature_where_there_is_one() -> None:
+def test_the_page_promises_a_miniature_where_there_is_one():
     for rows in rows_of_the_page().values():
         for what, _, how in rows:
             named = set(re.findall(r"sweep (\S+/[a-z0-9]+)`", how))

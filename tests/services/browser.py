@@ -21,6 +21,7 @@ class Page:
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
+        self.events: list[dict[str, Any]] = []  # of the domains that a test enables
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -31,6 +32,7 @@ class Page:
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
                 return result
+            self.events.append(answer)
 
     def evaluate(self, script: str) -> Any:
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
