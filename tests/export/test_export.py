@@ -1,15 +1,11 @@
 """What an export says of a model, for Ollama and for hubs; and that it says nothing of a database's contents."""
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 
 from flows.commands import use
 from pipelines.core.errors import DataError, ResourceError, UserError
@@ -24,7 +20,7 @@ from pipelines.export import folder as hub
 from pipelines.export.cards import lineage_of
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import write_card
-from pipelines.recipe.config import Recipe
+from tests.fakes import http_server
 
 BASE = "Qwen/Qwen2.5-Coder-3B-Instruct"
 CHATML = (
@@ -43,12 +39,11 @@ SUMMARY = Summary(
     by_difficulty=(),
     by_database=(Level("secret_db", 12, ESTIMATE, None, None, None, None, None),),
     by_links=(),
-    **EMPTY,  # type: ignore[arg-type]
+    **EMPTY,
 )
 
 
-def tokenizer(template: str = CHATML) -> Any:
-    """A tokenizer of two words with a chat template."""
+def tokenizer(template=CHATML):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -57,7 +52,7 @@ def tokenizer(template: str = CHATML) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", chat_template=template)
 
 
-def checkpoint(folder: Path, recipe: Recipe) -> None:
+def checkpoint(folder, recipe):
     """A model's files, the weights of no use, and things beside them that nobody else needs."""
     folder.mkdir(parents=True)
     tokenizer().save_pretrained(folder)
@@ -68,7 +63,7 @@ def checkpoint(folder: Path, recipe: Recipe) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     """A store with a trained model of one's own database, its evaluation, and what it was shown."""
     own = [f"data.{pool}" for pool in ("sft", "dev")]
     overrides = [f"{pool}={{kind: jsonl, path: /home/ada/secret.jsonl}}" for pool in own]
@@ -76,11 +71,11 @@ def store(tmp_path: Path) -> Store:
     recipe = recipes.load("sql_trail", [*overrides, f"model.source={BASE}"])
     kept = Store(tmp_path / "store")
 
-    def make(stage: str, inputs: dict[str, str], reads: list[str], build: Any) -> None:
+    def make(stage, inputs, reads, build):
         about = {"recipe": recipe.slice(*reads), "inputs": inputs, "made_by": {"python": "3.11"}}
         kept.make(stage, f"{stage}1", build, about, lambda: None)
 
-    def data(folder: Path) -> None:
+    def data(folder):
         write_json(folder / "metrics.json", {"sft": 90.0, "rl": 60.0, "dev": 10.0})
 
     make("data", {}, ["data.sft", "data.rl", "data.dev", "seed"], data)
@@ -94,12 +89,12 @@ def store(tmp_path: Path) -> Store:
     return kept
 
 
-def export(store: Store, out: Path, kind: str = "hub-folder", push: str | None = None) -> str:
+def export(store, out, kind="hub-folder", push=None):
     use.export(model="grpo/grpo1", out=out, overrides=[], to=kind, push=push, store=str(store.root))
     return (out / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_card_has_the_model_and_its_figures_with_their_intervals(store: Store, tmp_path: Path) -> None:
+def test_the_card_has_the_model_and_its_figures_and_nothing_private(store, tmp_path):
     text = export(store, tmp_path / "agent")
     about = yaml.safe_load(text.split("---")[1])
     assert (about["base_model"], about["library_name"]) == (BASE, "transformers")
@@ -114,34 +109,20 @@ def test_the_card_has_the_model_and_its_figures_with_their_intervals(store: Stor
     assert "`<solution>`" in text
     assert "name|price\npen|3" in text.replace(" | ", "|")
     assert (tmp_path / "agent" / "dataset" / "README.md").read_text() == "# Demonstrations\n"
-
-
-def test_hubs_read_the_card(store: Store, tmp_path: Path) -> None:
-    from huggingface_hub import ModelCard
-
-    card = ModelCard(export(store, tmp_path / "agent"))
+    card = ModelCard(text)
     assert (card.data.pipeline_tag, card.data.eval_results[0].metric_value) == ("text-generation", 77.7)
-
-
-def test_no_path_address_value_or_name_of_a_database_leaves(store: Store, tmp_path: Path) -> None:
-    export(store, tmp_path / "agent")
     files = [path for path in (tmp_path / "agent").rglob("*") if path.is_file()]
     assert "optimizer.pt" not in {path.name for path in files}
     for path in files:
         assert not any(word in path.read_bytes() for word in (b"/home", b"secret", str(tmp_path).encode())), path
-
-
-def test_an_export_is_asked_by_its_own_card(store: Store, tmp_path: Path) -> None:
-    export(store, tmp_path / "agent")
     lineage = lineage_of(tmp_path / "agent")
-    assert lineage.card is not None
     assert (lineage.card.protocol, lineage.manifests) == (recipes.load("sql_trail").protocol, {})
     again = cards.model_card(lineage, "agent", "model")  # of a folder that no stage made
     assert "## How it is asked" in again
     assert "## Figures" not in again
 
 
-def test_ollama_gets_the_chat_template_and_the_limits(store: Store, tmp_path: Path) -> None:
+def test_ollama_gets_the_chat_template_and_the_limits(store, tmp_path):
     export(store, tmp_path / "agent", "ollama")
     lines = (tmp_path / "agent" / "Modelfile").read_text().splitlines()
     assert lines[0] == "FROM ."
@@ -153,7 +134,7 @@ def test_ollama_gets_the_chat_template_and_the_limits(store: Store, tmp_path: Pa
     assert {f"PARAMETER {limit}" for limit in limits} <= set(lines)
 
 
-def test_a_template_that_does_more_is_refused_and_unsupported_parts_are_warned_of(tmp_path: Path) -> None:
+def test_a_template_that_does_more_is_refused_and_unsupported_parts_are_warned_of(tmp_path):
     with pytest.raises(DataError, match="does more than put each message"):
         ollama.template(tokenizer(THINKING), "think")
     with pytest.raises(DataError, match="refuses a conversation: no system"):
@@ -176,7 +157,7 @@ def test_a_template_that_does_more_is_refused_and_unsupported_parts_are_warned_o
     ]
 
 
-def test_an_export_that_fails_half_way_leaves_nothing(store: Store, tmp_path: Path) -> None:
+def test_an_export_that_fails_half_way_leaves_nothing(store, tmp_path):
     (store.folder("grpo", "grpo1") / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     with pytest.raises(DataError, match="is damaged"):
         export(store, tmp_path / "agent", "ollama")
@@ -187,7 +168,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(store: Store, tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {"store"}
 
 
-def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store: Store, tmp_path: Path) -> None:
+def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store, tmp_path):
     with pytest.raises(DataError, match="no adapters"):
         export(store, tmp_path / "none", "hub-adapter")
     adapter = store.folder("grpo", "grpo1") / "adapter"
@@ -208,7 +189,7 @@ def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store: Store, tmp
     assert json.loads((tmp_path / "lora" / "adapter_config.json").read_text())["base_model_name_or_path"] == BASE
 
 
-def test_adapters_over_the_checkpoint_of_sft_are_not_sent_alone(store: Store, tmp_path: Path) -> None:
+def test_adapters_over_the_checkpoint_of_sft_are_not_sent_alone(store, tmp_path):
     """GRPO began with SFT's merged weights: over the hub's model its adapters would be without SFT."""
     store.make("sft", "sft1", lambda folder: write_json(folder / "metrics.json", {}), {"recipe": {}}, lambda: None)
     manifest = store.folder("grpo", "grpo1") / "manifest.json"
@@ -221,15 +202,12 @@ def test_adapters_over_the_checkpoint_of_sft_are_not_sent_alone(store: Store, tm
         export(store, tmp_path / "lora", "hub-adapter")
 
 
-def test_a_link_to_a_checkpoint_has_its_lineage(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_to_a_checkpoint_has_its_lineage(store, tmp_path, monkeypatch):
     model = store.folder("grpo", "grpo1") / "model"
     (tmp_path / "link").symlink_to(model)
     monkeypatch.chdir(model)
     for place in (tmp_path / "link", Path()):
         assert lineage_of(place).manifests.keys() == lineage_of(model).manifests.keys() > {"grpo", "model"}
-
-
-def test_a_folder_with_a_slash_in_its_name_is_not_a_hub_model(store: Store) -> None:
     manifest = store.folder("model", "model1") / "manifest.json"
     known = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**known, "weights": "0123"}))  # its files were read when the key was made
@@ -239,7 +217,7 @@ def test_a_folder_with_a_slash_in_its_name_is_not_a_hub_model(store: Store) -> N
 
 
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
-def test_every_protocol_has_words_for_its_card(name: str, tmp_path: Path) -> None:
+def test_every_protocol_has_words_for_its_card(name, tmp_path):
     recipe = recipes.load("sql_trail", [f"protocol={{name: {name}}}"])
     checkpoint(tmp_path / "model", recipe)
     text = cards.model_card(lineage_of(tmp_path / "model"), "agent", "model")
@@ -255,9 +233,7 @@ def test_every_protocol_has_words_for_its_card(name: str, tmp_path: Path) -> Non
         ("champion:miniature", "ollama", DataError, "champion"),
     ],
 )
-def test_an_impossible_export_is_one_plain_line(
-    store: Store, tmp_path: Path, what: str, kind: str, kinds: type[UserError], said: str
-) -> None:
+def test_an_impossible_export_is_one_plain_line(store, tmp_path, what, kind, kinds, said):
     with pytest.raises(kinds, match=said):
         use.export(model=what, out=tmp_path / "out", overrides=[], to=kind, store=str(store.root))
     assert {path.name for path in tmp_path.iterdir()} == {"store"}
@@ -266,38 +242,19 @@ def test_an_impossible_export_is_one_plain_line(
         export(store, tmp_path / "there")
 
 
-@contextmanager
-def refusing(status: int) -> Iterator[str]:
-    """A hub that refuses."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def test_without_a_token_nothing_is_written(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_nothing_is_written(store, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ResourceError, match="no token for the hub"):
         export(store, tmp_path / "agent", push="me/agent")
     assert not (tmp_path / "agent").exists()
 
 
-def test_a_token_that_is_refused_is_one_plain_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_is_refused_is_one_plain_line(tmp_path, monkeypatch):
     import huggingface_hub
 
     for status, said in ((401, "the hub refuses the token"), (403, "the hub refuses the token")):
-        with refusing(status) as address:
-            monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        with http_server(status) as server:
+            monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
             with pytest.raises(UserError, match=said):
                 hub.push(tmp_path, "me/agent", "hf_wrong")
     with pytest.raises(UserError, match="is not a valid name of a repository"):

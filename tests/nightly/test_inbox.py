@@ -1,9 +1,6 @@
 """New rows become a frozen batch once; edited rows are new ones; tables and folders alike."""
 
 import json
-import sqlite3
-from contextlib import closing
-from pathlib import Path
 
 import duckdb
 import pytest
@@ -13,40 +10,45 @@ from pipelines.core.errors import DataError
 from pipelines.core.files import read_json
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS, collect, held_out, leave_out
 from pipelines.recipe.config import Nightly, Source
+from tests.fakes import build_database
 
 ROW = {"question": "how many ?", "database": "shop.sqlite", "sql": "SELECT 1"}
 
 
-def write(path: Path, *rows: object) -> None:
+def write(path, *rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
 
 
-def lines(batch: Path) -> list[dict[str, str]]:
+def lines(batch):
     return [json.loads(line) for line in (batch / QUESTIONS).read_text().splitlines()]
 
 
-def test_a_row_is_taken_once_and_an_edited_row_is_a_new_one(tmp_path: Path) -> None:
-    settings, batches = Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches"
+@pytest.fixture
+def collected(tmp_path):
+    def collect_from(place="inbox", table=None, batches="batches"):
+        return collect(Nightly(inbox=str(tmp_path / place), table=table), tmp_path / batches)
+
+    return collect_from
+
+
+def test_a_row_is_taken_once_and_an_edited_row_is_a_new_one(tmp_path, collected):
     write(tmp_path / "inbox" / "a.jsonl", ROW, {**ROW, "question": "two ?"})
-    first = collect(settings, batches)
-    assert first is not None
+    first = collected()
     assert len(read_json(first / ROWS)) == 2
-    assert collect(settings, batches) is None
+    assert collected() is None
     write(tmp_path / "inbox" / "b.jsonl", ROW, {**ROW, "sql": "SELECT 2"})  # the first of them is known
-    second = collect(settings, batches)
-    assert second is not None
+    second = collected()
     assert [row["sql"] for row in lines(second)] == ["SELECT 2"]
     assert [first.name[:5], second.name[:5]] == ["0001-", "0002-"]
 
 
-def test_rows_get_names_of_their_own_and_databases_stay_within_reach(tmp_path: Path) -> None:
+def test_rows_get_names_of_their_own_and_databases_stay_within_reach(tmp_path, collected):
     (tmp_path / "inbox" / "db").mkdir(parents=True)
     (tmp_path / "inbox" / "db" / "shop.sqlite").write_bytes(b"")
     rows = [{**ROW, "id": "q1", "database": "db/shop.sqlite"}, {**ROW, "id": "q1", "database": "gone.sqlite"}, ROW]
     write(tmp_path / "inbox" / "a.jsonl", *rows)
-    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
-    assert batch is not None
+    batch = collected()
     names = [row["id"] for row in lines(batch)]
     assert len(set(names)) == 3
     assert names[0].startswith("q1-")
@@ -55,57 +57,45 @@ def test_rows_get_names_of_their_own_and_databases_stay_within_reach(tmp_path: P
     assert not (batch / "gone.sqlite").exists()
 
 
-def test_a_line_that_is_no_json_is_passed_on_for_the_data_stage_to_set_aside(tmp_path: Path) -> None:
+def test_a_line_that_is_no_json_is_passed_on_for_the_data_stage_to_set_aside(tmp_path, collected):
     write(tmp_path / "inbox" / "a.jsonl", ROW, '{"question": "half')
-    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
-    assert batch is not None
+    batch = collected()
     assert (batch / QUESTIONS).read_text().splitlines()[1] == '{"question": "half'
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_question(tmp_path: Path) -> None:
-    """Editors on Windows write one."""
+    # Editors on Windows write one.
     write(tmp_path / "inbox" / "a.jsonl", "\ufeff" + json.dumps(ROW), {**ROW, "question": "two ?"})
-    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
-    assert batch is not None
+    batch = collected(batches="marked")
     assert [row["question"] for row in lines(batch)] == ["how many ?", "two ?"]
 
 
-def test_rows_of_a_table_are_new_questions_too(tmp_path: Path) -> None:
-    path = tmp_path / "new.sqlite"
-    with closing(sqlite3.connect(path)) as file, file:
-        file.execute("CREATE TABLE asked (question TEXT, database TEXT, sql TEXT, evidence TEXT)")
-        file.execute("INSERT INTO asked VALUES ('how many ?', 'shop.sqlite', 'SELECT 1', NULL)")
-    settings = Nightly(inbox=str(path), table="asked")
-    batch = collect(settings, tmp_path / "batches")
-    assert batch is not None
-    (row,) = lines(batch)
+def test_rows_of_a_table_are_new_questions_too(tmp_path, collected):
+    script = """
+    CREATE TABLE asked (question TEXT, database TEXT, sql TEXT, evidence TEXT);
+    INSERT INTO asked VALUES ('how many ?', 'shop.sqlite', 'SELECT 1', NULL);
+    """
+    build_database(tmp_path / "new.sqlite", script)
+    (row,) = lines(collected("new.sqlite", "asked"))
     assert {name: row[name] for name in ROW} == ROW
     assert "evidence" not in row
-    assert collect(settings, tmp_path / "batches") is None
+    assert collected("new.sqlite", "asked") is None
 
 
 @pytest.mark.parametrize(
     ("inbox", "table", "says"),
-    [(None, None, "names no inbox"), ("nowhere", None, "no inbox at"), ("file.sqlite", None, "nightly.table")],
+    [
+        ("nowhere", None, "no inbox at"),
+        ("file.sqlite", None, "nightly.table"),
+        ("file.sqlite", 'x"y', "cannot read table 'x\"y'"),
+    ],
 )
-def test_an_inbox_that_cannot_be_read_is_said_plainly(
-    tmp_path: Path, inbox: str | None, table: str | None, says: str
-) -> None:
-    (tmp_path / "file.sqlite").write_bytes(b"")
-    where = None if inbox is None else str(tmp_path / inbox)
+def test_an_inbox_that_cannot_be_read_is_said_plainly(tmp_path, collected, inbox, table, says):
+    (tmp_path / "file.sqlite").touch()
+    with pytest.raises(DataError, match="names no inbox"):
+        collect(Nightly(), tmp_path / "batches")
     with pytest.raises(DataError, match=says):
-        collect(Nightly(inbox=where, table=table), tmp_path / "batches")
+        collected(inbox, table)
 
 
-def test_an_unknown_table_is_reported_in_plain_words(tmp_path: Path) -> None:
-    sqlite3.connect(tmp_path / "new.sqlite").close()
-    (tmp_path / "new.sqlite").touch()
-    with pytest.raises(DataError, match="cannot read table 'x\"y'"):
-        collect(Nightly(inbox=str(tmp_path / "new.sqlite"), table='x"y'), tmp_path / "batches")
-
-
-def read(batch: Path, root: Path) -> tuple[list[str], list[str]]:
-    """The questions and the reasons of what is set aside, as the data stage reads a batch."""
+def read(batch, root):
     loaded = base.read(Source(kind="jsonl", path=str(batch / QUESTIONS)), 0, root)
     return [one.question for one in loaded.examples], [one.reason for one in loaded.quarantine]
 
@@ -126,47 +116,42 @@ def read(batch: Path, root: Path) -> tuple[list[str], list[str]]:
         ('{"n": ' + "9" * 5000 + "}", "not_json"),
     ],
 )
-def test_a_row_that_cannot_be_used_stops_no_night(tmp_path: Path, row: object, reason: str) -> None:
+def test_a_row_that_cannot_be_used_stops_no_night(tmp_path, collected, row, reason):
     """The good row beside it is taken; the other one goes to the data stage's quarantine, without its secrets."""
     inbox = tmp_path / "inbox"
     write(inbox / "questions.jsonl", row, ROW)
-    sqlite3.connect(inbox / "shop.sqlite").close()
     (inbox / "shop.sqlite").touch()
-    batch = collect(Nightly(inbox=str(inbox)), tmp_path / "batches")
-    assert batch is not None
+    batch = collected()
     assert read(batch, tmp_path / "stage") == (["how many ?"], [reason])
-    assert collect(Nightly(inbox=str(inbox)), tmp_path / "batches") is None
+    assert collected() is None
     assert not [path for path in batch.iterdir() if path.is_file() and b"SECRET" in path.read_bytes()]
 
 
-def test_brackets_near_the_limit_of_recursion_stop_no_night(tmp_path: Path) -> None:
+def test_brackets_near_the_limit_of_recursion_stop_no_night(tmp_path, collected):
     rows = ['{"question": ' + "[" * depth + "]" * depth + "}" for depth in range(850, 1000)]
     write(tmp_path / "inbox" / "a.jsonl", *rows)
-    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
-    assert batch is not None
+    batch = collected()
     questions, reasons = read(batch, tmp_path / "stage")
     assert (questions, len(reasons), set(reasons)) == ([], 150, {"wrong_type", "not_json"})
 
 
-def test_a_text_that_holds_an_end_of_line_is_one_row(tmp_path: Path) -> None:
+def test_a_text_that_holds_an_end_of_line_is_one_row(tmp_path, collected):
     row = json.dumps({**ROW, "question": "a\u2028b\u0085c"}, ensure_ascii=False)
     (tmp_path / "inbox").mkdir()
     (tmp_path / "inbox" / "a.jsonl").write_text(row + "\r\n", encoding="utf-8")
-    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
-    assert batch is not None
+    batch = collected()
     assert len(read_json(batch / ROWS)) == 1
     assert json.loads((batch / QUESTIONS).read_text(encoding="utf-8"))["question"] == "a\u2028b\u0085c"
 
 
-def test_rows_that_are_left_out_of_a_batch_twice_are_all_kept_on_record(tmp_path: Path) -> None:
+def test_rows_that_are_left_out_of_a_batch_twice_are_all_kept_on_record(tmp_path, collected):
     """A benchmark may grow while a batch waits; a row with an end of line in it stays one row."""
     rows = [json.dumps({**ROW, "question": f"a\u2028b{place}"}, ensure_ascii=False) for place in range(4)]
     (tmp_path / "inbox").mkdir()
     (tmp_path / "inbox" / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
-    assert batch is not None
+    batch = collected()
 
-    def ids() -> list[str]:
+    def ids():
         with (batch / QUESTIONS).open(encoding="utf-8") as file:
             return [json.loads(line)["id"] for line in file]
 
@@ -181,53 +166,51 @@ def test_rows_that_are_left_out_of_a_batch_twice_are_all_kept_on_record(tmp_path
     assert not leave_out(batch, {first: "t1", third: "t2"})  # nothing would be left: the batch is refused as it is
 
 
-def test_a_table_may_hold_times_and_bytes(tmp_path: Path) -> None:
+def test_a_table_may_hold_times_and_bytes(tmp_path, collected):
     (tmp_path / "shop.sqlite").touch()
     with duckdb.connect(str(tmp_path / "new.duckdb")) as lake:
         lake.execute(
             "CREATE TABLE asked (question VARCHAR, sql VARCHAR, database VARCHAR, day TIMESTAMP, price DECIMAL(4, 2))"
         )
         lake.execute("INSERT INTO asked VALUES ('how many ?', 'SELECT 1', 'shop.sqlite', '2026-01-02 03:04:05', 1.5)")
-    settings = Nightly(inbox=str(tmp_path / "new.duckdb"), table="asked")
-    batch = collect(settings, tmp_path / "lake")
-    assert batch is not None
+    batch = collected("new.duckdb", "asked", "lake")
     (row,) = lines(batch)
     assert (row["day"], row["price"]) == ("2026-01-02 03:04:05", "1.50")
     assert read(batch, tmp_path / "stage") == (["how many ?"], [])
-    assert collect(settings, tmp_path / "lake") is None
-    with closing(sqlite3.connect(tmp_path / "new.sqlite")) as file, file:
-        file.execute("CREATE TABLE asked (question, sql, database, vector)")
-        file.execute("INSERT INTO asked VALUES ('how many ?', 'SELECT 1', 'shop.sqlite', x'00ff')")
-        file.execute("INSERT INTO asked VALUES (x'00ff', 'SELECT 1', 'shop.sqlite', NULL)")
-        file.execute("INSERT INTO asked VALUES (CAST(x'61ff' AS TEXT), 'SELECT 1', 'shop.sqlite', NULL)")
-    batch = collect(Nightly(inbox=str(tmp_path / "new.sqlite"), table="asked"), tmp_path / "batches")
-    assert batch is not None
+    assert collected("new.duckdb", "asked", "lake") is None
+    script = """
+    CREATE TABLE asked (question, sql, database, vector);
+    INSERT INTO asked VALUES ('how many ?', 'SELECT 1', 'shop.sqlite', x'00ff');
+    INSERT INTO asked VALUES (x'00ff', 'SELECT 1', 'shop.sqlite', NULL);
+    INSERT INTO asked VALUES (CAST(x'61ff' AS TEXT), 'SELECT 1', 'shop.sqlite', NULL);
+    """
+    build_database(tmp_path / "new.sqlite", script)
+    batch = collected("new.sqlite", "asked")
     assert read(batch, tmp_path / "other") == (["how many ?", "a\ufffd"], ["wrong_type"])
 
 
-def test_a_folder_that_bears_a_files_name_is_said_plainly(tmp_path: Path) -> None:
+def test_a_folder_that_bears_a_files_name_is_said_plainly(tmp_path, collected):
     (tmp_path / "inbox" / "a.jsonl").mkdir(parents=True)
     with pytest.raises(DataError, match=r"cannot read .*a\.jsonl"):
-        collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
+        collected()
 
 
-def test_csv_files_are_taken_too_whatever_the_case_of_their_suffix(tmp_path: Path) -> None:
+def test_csv_files_are_taken_too_whatever_the_case_of_their_suffix(tmp_path, collected):
     (tmp_path / "inbox").mkdir()
     text = 'question,sql,database\nhow many ?,SELECT 1,shop.sqlite\n"a, b",SELECT 2,shop.sqlite\nx,y,z,too many\n'
     (tmp_path / "inbox" / "Monday.CSV").write_text(text)
     write(tmp_path / "inbox" / "b.JSONL", {**ROW, "sql": "SELECT 3"})
-    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
-    assert batch is not None
+    batch = collected()
     *rows, last = (batch / QUESTIONS).read_text().splitlines()
     assert [json.loads(row)["sql"] for row in (rows[0], rows[1], last)] == ["SELECT 1", "SELECT 2", "SELECT 3"]
     assert rows[2].startswith("Monday.CSV: 4 cells under 3 columns")  # the data stage sets it aside
 
 
 @pytest.mark.parametrize("name", ["x.json", "rows.parquet", "sub/y.jsonl"])
-def test_a_file_that_looks_like_questions_and_is_not_read_is_named(tmp_path: Path, name: str) -> None:
+def test_a_file_that_looks_like_questions_and_is_not_read_is_named(tmp_path, collected, name):
     write(tmp_path / "inbox" / "a.jsonl", ROW)
     write(tmp_path / "inbox" / name, ROW)
     with pytest.raises(
         DataError, match=rf"holds files that are not read: {name}\. Questions are taken from \.jsonl and"
     ):
-        collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
+        collected()

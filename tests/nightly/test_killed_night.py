@@ -1,24 +1,23 @@
-"""A night that is killed before its line in the ledger, and one whose champion is rolled back while it is at work."""
+"""A night that is killed or refused, whose champion is rolled back meanwhile, or whose guards cannot be asked."""
 
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows import terminal
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.core.types import to_dict
 from pipelines.evaluation.record import EpisodeRecord
+from pipelines.nightly import inbox, night
 from pipelines.nightly.ledger import Ledger
 from pipelines.nightly.night import NightContext, run_night
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
-from pipelines.stages import evaluate, graph, train
-from pipelines.stages.context import Context, Silent
+from pipelines.stages import evaluate, train
+from pipelines.stages.context import Silent
 from tasks import contracts
 from tasks.run import Tracker
 from tests.evaluation.evaluation_world import RECORD
@@ -29,13 +28,13 @@ class Killed(BaseException):
     """As kill -9: no handler of errors sees it, and the locks of the process are free afterwards."""
 
 
-def model(ctx: Context) -> None:
+def model(ctx):
     (ctx.folder / "model").mkdir(exist_ok=True)
     (ctx.folder / "model" / "model.safetensors").write_bytes(bytes(8))
     ctx.metrics({})
 
 
-def evaluated(ctx: Context) -> None:
+def evaluated(ctx):
     """The base model answers nothing of twelve questions right; each training answers four more than the one before."""
     place = ctx.inputs.get("sft", ctx.folder) / "trainings"
     right = 4 * int(place.read_text()) if place.is_file() else 0
@@ -51,10 +50,10 @@ def evaluated(ctx: Context) -> None:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+def recipe(tmp_path, monkeypatch):
     trainings = itertools.count(1)
 
-    def sft(ctx: Context) -> None:
+    def sft(ctx):
         model(ctx)
         (ctx.folder / "trainings").write_text(str(next(trainings)))
 
@@ -67,12 +66,10 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return recipes.load("miniature", farms.overrides(tmp_path, base))
 
 
-def a_night(
-    recipe: Recipe, store: Store, before: Callable[[str, str], object] = lambda last, role: None
-) -> dict[str, Any]:
+def a_night(recipe, store, before=lambda last, role: None):
     """A night; `before` is called with the last stage and the role of each part that it makes."""
 
-    def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
+    def walk(part, at, steps, role):
         before(steps[-1].name, role)
         with Tracker(part, at, pytest.fail) as tracker:
             tracker.recorder.off = True
@@ -81,12 +78,10 @@ def a_night(
     return run_night(NightContext("miniature", (), recipe, store, walk, contracts.check))
 
 
-def test_the_next_night_decides_the_same_and_makes_nothing_again(
-    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_night_decides_the_same_and_makes_nothing_again(tmp_path, recipe, monkeypatch):
     store = Store(tmp_path / "store")
 
-    def die(ledger: Ledger, event: str, **facts: Any) -> None:
+    def die(ledger, event, **facts):
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -113,14 +108,14 @@ def test_the_next_night_decides_the_same_and_makes_nothing_again(
     ],
 )
 def test_a_night_decides_against_the_champion_that_stands_when_it_ends(
-    tmp_path: Path, recipe: Recipe, start: str, during: tuple[str, str], decision: str, reason: str
-) -> None:
+    tmp_path, recipe, start, during, decision, reason
+):
     """Three trainings answer 4, 8 and 12 of 12; the second one's is rolled back while the third night is at work."""
     recipe = recipe.model_copy(update={"nightly": recipe.nightly.model_copy(update={"start": start})})
     store, rolled_back = Store(tmp_path / "store"), list[str]()
     book = Ledger(store, "miniature")
 
-    def roll_back(last: str, role: str) -> None:
+    def roll_back(last, role):
         if (last, role) == during and not rolled_back:
             rolled_back.extend(champion.key for champion in book.rollback())
 
@@ -134,7 +129,90 @@ def test_a_night_decides_against_the_champion_that_stands_when_it_ends(
     assert line["reason"].startswith(reason)
     assert line["champion"] == {"stage": "sft", "key": keys[0]}
     champion = book.champion()
-    assert champion is not None
     assert champion.key == (keys[2] if decision == "promoted" else keys[0])
     assert len(book.usable()) == 3
     assert book.undecided() == []
+
+
+BROKEN = "SELECT size FROM nowhere"
+
+
+def test_after_mending_the_bad_rows_all_rows_come_again(tmp_path):
+    base = farms.questions(tmp_path / "base", "base.jsonl", farms.named("b", 2), [0, 1])
+    recipe = recipes.load("miniature", [*farms.overrides(tmp_path, base), "stages=[data, sft]"])
+    store, names = Store(tmp_path / "store"), farms.named("n", 20)
+    book = Ledger(store, "miniature")
+    farms.questions(tmp_path / "inbox", "new.jsonl", names, [2, 3], poison=[BROKEN] * 4)
+    with pytest.raises(DataError, match=r"4 of 40 rows .* are in .*All rows of the batch are new again"):
+        a_night(recipe, store)
+    assert book.undecided() == []
+    (line,) = book.lines()
+    assert (line["decision"], line["rows"]) == ("refused", 40)
+    (file,) = (book.folder / "refused").glob("*/quarantine.jsonl")
+    bad = [json.loads(row) for row in file.read_text().splitlines() if '"sft"' in row]
+    assert len(bad) == 4  # each of them, with its reason
+    assert {row["reason"] for row in bad} == {"gold_no_such_table"}
+    farms.questions(tmp_path / "inbox", "new.jsonl", names, [2, 3])  # the four are mended
+    assert len(read_json(inbox.collect(recipe.nightly, book.batches) / "rows.json")) == 40
+
+
+def test_rows_that_ask_what_is_held_out_take_no_part_and_the_others_go_on(tmp_path):
+    """A person has confirmed an answer to a test question: the batch is learned without that row, once."""
+    base = farms.questions(tmp_path / "base", "base.jsonl", farms.named("b", 2), [0, 1])
+    recipe = recipes.load("miniature", [*farms.overrides(tmp_path, base), "sft.epochs=1"])
+    store, book = Store(tmp_path / "store"), Ledger(Store(tmp_path / "store"), "miniature")
+    file = farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 4), [2, 3])
+    held = tmp_path / "held" / "t00.sqlite"
+    question, sql = farms.FAMILIES[1]
+    row = {"id": "confirmed", "question": question, "database": str(held), "sql": sql}
+    file.write_text(file.read_text() + json.dumps(row) + "\n")
+    a_night(recipe, store)
+    (batch,) = book.batches.glob("[0-9]*")
+    (gone,) = [json.loads(line) for line in (batch / "held_out.jsonl").read_text().splitlines()]
+    assert gone["id"].startswith("confirmed")
+    assert len((batch / "questions.jsonl").read_text().splitlines()) == 8
+    (line,) = book.lines()
+    assert (line["decision"] != "refused", line["rows"], line["held_out"]) == (True, 9, 1)
+    assert inbox.collect(recipe.nightly, book.batches) is None
+
+
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """The overrides of a night with one new question; two guards are added, and the questions of one are gone."""
+    local = tmp_path / "conf" / "local"
+    local.mkdir(parents=True)
+    monkeypatch.setattr(recipes, "LOCAL", local)
+    base = farms.questions(tmp_path / "base", "base.jsonl", farms.named("b", 2), [0, 1])
+    for name, path in (("farms", base), ("moved", tmp_path / "moved.jsonl")):
+        source = f"data: {{test: [{{name: {name}, kind: jsonl, split: test, path: {path}}}]}}\n"
+        (local / f"{name}.yaml").write_text(source)
+    farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 1), [0])
+    return farms.overrides(tmp_path, base)
+
+
+@pytest.mark.parametrize(
+    ("guard", "said"),
+    [
+        ("local/spider_dj", "spider_dj"),
+        ("data/spider_dk", "nightly.guards: data/spider_dk: no path to its questions"),
+        ("local/moved", r"nightly.guards: local/moved: nothing is at .*moved\.jsonl"),
+    ],
+)
+def test_a_guard_that_cannot_be_asked_stops_a_night_before_it_begins(tmp_path, words, guard, said):
+    words = [*words, f"nightly.guards=[local/farms, {guard}]"]
+    store = Store(tmp_path / "store")
+
+    def walk(*_):
+        pytest.fail("a stage was made")
+
+    with pytest.raises(RecipeError, match=said):
+        run_night(NightContext("miniature", words, recipes.load("miniature", words), store, walk, walk))
+    assert Ledger(store, "miniature").usable() == []  # its questions wait for the next night
+
+
+def test_a_guard_is_the_recipe_over_other_questions(words):
+    for name, benchmark in (("local/farms", "farms"), ("data/miniature", "miniature_test")):
+        given = [*words, f"nightly.guards=[{name}]"]
+        (guard,) = night.guards("miniature", given, recipes.load("miniature", given)).values()
+        assert guard.benchmark.name == benchmark
+        assert "gold_schema" not in guard.stages

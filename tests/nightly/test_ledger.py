@@ -1,32 +1,40 @@
-"""The champion is what the lines say; a rollback goes one back; a torn line never happened."""
+"""The ledger: the champion is what its lines say, after a rollback, a torn line, and a pull from object storage."""
 
-from pathlib import Path
+import json
+import shutil
 
 import pytest
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
+from pipelines.core.store_remote import Remote
+from pipelines.nightly import inbox, ledger_remote
 from pipelines.nightly.ledger import ChampionChanged, Ledger, NightInProgress, ledgers
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Nightly
+from pipelines.stages import train
+from pipelines.stages.context import Context, Silent, checkpoint_of
+from tests.nightly import farms
 
 
-def ledger(folder: Path) -> Ledger:
+def ledger(folder):
     made = Ledger(Store(folder), "farms")
     made.batches.mkdir(parents=True, exist_ok=True)
     return made
 
 
-def night(book: Ledger, decision: str, key: str = "", new: tuple[str, ...] = ()) -> None:
+def night(book, decision, key="", new=()):
     for name in new:
         (book.batches / name).mkdir(exist_ok=True)
     made = {"stage": "grpo", "key": key}
     book.add("night", decision=decision, reason="", challenger=made, new=list(new), learned=list(new))
 
 
-def make(folder: Path, key: str) -> None:
+def make(folder, key):
     Store(folder).make("grpo", key, lambda place: None, {}, lambda: None)
 
 
-def test_a_champion_whose_checkpoint_is_gone_does_not_come_back(tmp_path: Path) -> None:
+def test_a_champion_whose_checkpoint_is_gone_does_not_come_back(tmp_path):
     book = ledger(tmp_path)
     for key in ("k1", "k2"):
         night(book, "promoted", key)
@@ -35,7 +43,7 @@ def test_a_champion_whose_checkpoint_is_gone_does_not_come_back(tmp_path: Path) 
     assert [one.key for one in book.champions()] == ["k1", "k2"]
 
 
-def test_promotions_push_and_rollbacks_pop(tmp_path: Path) -> None:
+def test_promotions_push_and_rollbacks_pop(tmp_path):
     book = ledger(tmp_path)
     make(tmp_path, "k1")
     assert book.champion() is None
@@ -46,14 +54,13 @@ def test_promotions_push_and_rollbacks_pop(tmp_path: Path) -> None:
     left, came = book.rollback()
     assert (left.key, came.key) == ("k3", "k1")
     champion = book.champion()
-    assert champion is not None
     assert champion.key == "k1"
     assert [row["from"] for row in book.lines() if row["event"] == "rollback"] == ["k3"]
     with pytest.raises(DataError, match="no earlier champion"):
         book.rollback()
 
 
-def test_a_batch_that_was_set_aside_is_not_used_and_one_that_was_kept_is(tmp_path: Path) -> None:
+def test_a_batch_that_was_set_aside_is_not_used_and_one_that_was_kept_is(tmp_path):
     book = ledger(tmp_path)
     night(book, "kept", "k1", ("0002-plain",))
     night(book, "worse", "k2", ("0003-poison",))
@@ -62,7 +69,7 @@ def test_a_batch_that_was_set_aside_is_not_used_and_one_that_was_kept_is(tmp_pat
     assert [path.name for path in book.undecided()] == ["0004-new"]
 
 
-def test_a_refused_batch_was_never_taken_and_may_come_again(tmp_path: Path) -> None:
+def test_a_refused_batch_was_never_taken_and_may_come_again(tmp_path):
     book, bad = ledger(tmp_path), tmp_path / "quarantine.jsonl"
     bad.write_text("{}\n")
     for _ in range(2):  # the same rows, two nights in a row
@@ -73,7 +80,7 @@ def test_a_refused_batch_was_never_taken_and_may_come_again(tmp_path: Path) -> N
         assert book.usable() == book.undecided() == []
 
 
-def test_a_line_that_a_kill_cut_short_never_happened(tmp_path: Path) -> None:
+def test_a_line_that_a_kill_cut_short_never_happened(tmp_path):
     book = ledger(tmp_path)
     night(book, "promoted", "k1")
     with (book.folder / "ledger.jsonl").open("a") as file:
@@ -83,13 +90,19 @@ def test_a_line_that_a_kill_cut_short_never_happened(tmp_path: Path) -> None:
     assert [one.key for one in book.champions()] == ["k1", "k2"]
 
 
-def test_one_night_at_a_time(tmp_path: Path) -> None:
+def test_one_night_at_a_time(tmp_path):
     book = ledger(tmp_path)
     with book.locked(), pytest.raises(NightInProgress, match="another night"), ledger(tmp_path).locked():
         pass
+    night(ledger(tmp_path), "promoted", "k1")
+    assert list(ledgers(Store(tmp_path))) == ["farms"]
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "x")
+    with pytest.raises(ResourceError, match=r"cannot write .*--store DIR"), Ledger(store, "farms").locked():
+        pass
 
 
-def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path: Path) -> None:
+def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path):
     book = ledger(tmp_path)
     make(tmp_path, "k1")
     for key in ("k1", "k2"):
@@ -101,13 +114,179 @@ def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path: Path) ->
     assert [row["event"] for row in book.lines()] == ["night", "night", "rollback"]
 
 
-def test_a_store_that_is_no_folder_is_one_plain_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    store = Store(tmp_path / "file" / "x")
-    with pytest.raises(ResourceError, match=r"cannot write .*--store DIR"), Ledger(store, "farms").locked():
-        pass
+@pytest.fixture
+def here(tmp_path):
+    """A store with two nights and one batch of four rows."""
+    store = Store(tmp_path / "here")
+    book = Ledger(store, "farms")
+    farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 2), [0, 1])
+    batch = inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), book.batches)
+    made = {"stage": "sft", "key": "k1"}
+    book.add("night", decision="promoted", reason="", challenger=made, new=[batch.name], learned=[batch.name])
+    book.add("night", decision="nothing", reason="", new=[])
+    return store
 
 
-def test_a_store_knows_its_recipes(tmp_path: Path) -> None:
-    night(ledger(tmp_path), "promoted", "k1")
-    assert list(ledgers(Store(tmp_path))) == ["farms"]
+@pytest.fixture
+def remote(tmp_path):
+    return Remote((tmp_path / "remote").as_uri())
+
+
+def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path, here, remote):
+    said: list[str] = []
+    ledger_remote.push(remote, here, said.append)
+    there = Store(tmp_path / "there")
+    ledger_remote.pull(remote, there, said.append)
+    assert said == ["pushed 2 nights of farms", "pulled 2 nights of farms"]
+    champion = Ledger(there, "farms").champion()
+    assert (champion.stage, champion.key) == ("sft", "k1")
+    batches = Ledger(there, "farms").batches
+    assert inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), batches) is None
+    (batch,) = batches.glob("[0-9]*")
+    assert (batch / "n00.sqlite").is_file()
+    ledger_remote.pull(remote, there, said.append)
+    ledger_remote.push(remote, there, said.append)
+    assert len(said) == 2  # nothing is new on either side
+
+
+def test_a_pull_that_was_cut_short_is_gone_on_with(tmp_path, here, remote, monkeypatch):
+    """Half a file is none; links that a list of links names are made, however early the pull before it ended."""
+    ledger_remote.push(remote, here, lambda line: None)
+    there, get = Store(tmp_path / "there"), Remote.get
+
+    def cut(remote, name, path):
+        get(remote, name, path)
+        if name.endswith("questions.jsonl"):
+            path.write_bytes(path.read_bytes()[:10])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Remote, "get", cut)
+    with pytest.raises(KeyboardInterrupt):
+        ledger_remote.pull(remote, there, lambda line: None)
+    monkeypatch.setattr(Remote, "get", get)
+    for link in Ledger(there, "farms").batches.rglob("*.sqlite"):
+        link.unlink()
+    ledger_remote.pull(remote, there, lambda line: None)
+    (batch,), (whole,) = (Ledger(store, "farms").batches.glob("[0-9]*") for store in (there, here))
+    assert (batch / "questions.jsonl").read_bytes() == (whole / "questions.jsonl").read_bytes()
+    assert (batch / "n00.sqlite").is_symlink()
+
+
+def test_ledgers_that_have_parted_are_not_mixed(tmp_path, here, remote):
+    ledger_remote.push(remote, here, lambda line: None)
+    there = Store(tmp_path / "there")
+    ledger_remote.pull(remote, there, lambda line: None)
+    Ledger(here, "farms").add("night", decision="kept", reason="", new=[])
+    ledger_remote.push(remote, here, lambda line: None)
+    Ledger(there, "farms").add("night", decision="worse", reason="", new=[])
+    for move in (ledger_remote.push, ledger_remote.pull):
+        with pytest.raises(DataError, match="have parted"):
+            move(remote, there, lambda line: None)
+
+
+def collected(tmp_path, store, kind):
+    farms.questions(tmp_path / "inbox", f"{kind}.jsonl", farms.named(kind, 2), [0, 1])
+    batch = inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), Ledger(store, "farms").batches)
+    assert batch is not None
+    return batch
+
+
+def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path, here, remote):
+    said: list[str] = []
+    with Ledger(here, "farms").locked():
+        ledger_remote.push(remote, here, said.append)
+    assert said == ["not pushed: the nights of farms, of which one is at work; push again when it is over"]
+    assert remote.files_below("nightly") == {}
+    batch = collected(tmp_path, here, "m")
+    ledger_remote.push(remote, here, lambda line: None)
+    pushed = {name.split("/")[1] for name in remote.files_below("nightly/farms") if name.startswith("batches/")}
+    assert pushed == {path.name for path in Ledger(here, "farms").batches.glob("0001-*")}
+    Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
+    ledger_remote.push(remote, here, lambda line: None)
+    assert remote.read(f"nightly/farms/batches/{batch.name}/rows.json") == (batch / "rows.json").read_bytes()
+
+
+def test_rows_that_a_night_left_out_replace_those_that_travelled_before_it(tmp_path, here, remote):
+    batch, there = collected(tmp_path, here, "m"), Store(tmp_path / "there")
+    content = (batch / inbox.QUESTIONS).read_bytes()
+    remote.put(batch / inbox.QUESTIONS, f"nightly/farms/batches/{batch.name}/questions.jsonl")
+    copy = Ledger(there, "farms").batches / batch.name / inbox.QUESTIONS
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(content)
+    assert inbox.leave_out(batch, {json.loads(content.splitlines()[0])["id"]: "held out"})
+    Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
+    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.pull(remote, there, lambda line: None)
+    assert len(copy.read_bytes().splitlines()) == 3
+    assert len(inbox.held_out(copy.parent)) == 1
+
+
+def test_a_batch_that_the_ledger_there_does_not_name_is_not_pulled(tmp_path, here, remote):
+    refused, there = collected(tmp_path, here, "m"), Store(tmp_path / "there")
+    ledger_remote.push(remote, here, lambda line: None)
+    for name in ("questions.jsonl", "rows.json"):
+        remote.put(refused / name, f"nightly/farms/batches/{refused.name}/{name}")
+    ledger_remote.pull(remote, there, lambda line: None)
+    assert [path.name[:4] for path in Ledger(there, "farms").batches.iterdir()] == ["0001"]
+
+
+@pytest.mark.parametrize(
+    "links", ['{".questions.jsonl.partial": "%s"}', '{"questions.jsonl": "%s"}', '{"a/.b": "%s"}', '["%s"]', '{"a": 1}']
+)
+def test_the_links_of_a_batch_lead_no_file_out_of_it(tmp_path, here, remote, links):
+    """Whoever can write to the remote must not be able to write a file of the user's."""
+    own, there = tmp_path / "own.txt", Store(tmp_path / "there")
+    own.write_text("mine")
+    ledger_remote.push(remote, here, lambda line: None)
+    (batch,) = Ledger(here, "farms").batches.glob("0001-*")
+    (tmp_path / "links.json").write_text(links.replace("%s", str(own)))
+    remote.put(tmp_path / "links.json", f"nightly/farms/batches/{batch.name}/links.json")
+    for _ in range(2):
+        with pytest.raises(DataError, match="is refused"):
+            ledger_remote.pull(remote, there, lambda line: None)
+    assert own.read_text() == "mine"
+    assert Ledger(there, "farms").lines() == []
+
+
+def test_a_pull_does_not_write_through_a_link_in_the_place_of_its_own_file(tmp_path, here, remote):
+    own, there = tmp_path / "own.txt", Store(tmp_path / "there")
+    own.write_text("mine")
+    ledger_remote.push(remote, here, lambda line: None)
+    (batch,) = Ledger(here, "farms").batches.glob("0001-*")
+    left = Ledger(there, "farms").batches / batch.name / ".questions.jsonl.partial"
+    left.parent.mkdir(parents=True)
+    left.symlink_to(own)
+    ledger_remote.pull(remote, there, lambda line: None)
+    assert own.read_text() == "mine"
+    assert (left.parent / "questions.jsonl").read_bytes() == (batch / "questions.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "{",
+        '{"event": "night"}',
+        '{"event": "night", "decision": "promoted", "learned": [], "new": []}',
+        '{"event": "night", "decision": "promoted", "learned": [], "new": [], "challenger": {"stage": "..", "key": 0}}',
+        '{"event": "rollback"}',
+    ],
+)
+def test_what_is_no_ledger_is_refused(tmp_path, remote, line):
+    (tmp_path / "ledger.jsonl").write_text(f"{line}\n")
+    remote.put(tmp_path / "ledger.jsonl", "nightly/farms/ledger.jsonl")
+    with pytest.raises(DataError, match="it is not a ledger"):
+        ledger_remote.pull(remote, Store(tmp_path / "there"), lambda line: None)
+
+
+def test_a_reference_to_a_checkpoint_of_the_store_survives_its_move(tmp_path):
+    weights = tmp_path / "old" / "sft" / "k1" / "model"
+    weights.mkdir(parents=True)
+    work = tmp_path / "old" / "model" / "k2"
+    work.mkdir(parents=True)
+    recipe = recipes.load("miniature", [f"model.source={weights}"])
+    train.model(Context("model", recipe, work, {}, Silent()))
+    assert checkpoint_of(work) == str(weights)
+    shutil.move(tmp_path / "old", tmp_path / "new")
+    assert checkpoint_of(tmp_path / "new" / "model" / "k2") == str(tmp_path / "new" / "sft" / "k1" / "model")
+    assert "old" not in (tmp_path / "new" / "model" / "k2" / "reference.json").read_text()

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,24 +39,23 @@ GRPO = [
 class Nights:
     """A recipe with its inbox and a store of its own, each night a command."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.store = folder, Store(folder / "store")
         base = farms.questions(folder / "base", "base.jsonl", farms.named("b", 20), [0, 1])
         self.overrides = [*farms.overrides(folder, base), *GRPO, f"store={self.store.root}"]
         (folder / "inbox").mkdir()
         print(f"\n| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
 
-    def drop(self, file: str, first: int, families: list[int], poison: tuple[str, ...] = ()) -> None:
-        """New questions of 20 databases that were not asked about before."""
+    def drop(self, file, first, families, poison=()):
         farms.questions(self.folder / "inbox", file, NEW[first : first + 20], families, poison)
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self):
         command = [sys.executable, "-m", "flows.cli", "nightly", "miniature", *self.overrides]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
-    def run(self, night: str) -> dict[str, Any]:
+    def run(self, night):
         """A night to its end: what the ledger says of it, printed as a row of the table."""
         before, begun = set(self.store.made()), time.monotonic()
         run = self.start()
@@ -76,17 +74,16 @@ class Nights:
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
         return line
 
-    def grpo(self, line: dict[str, Any]) -> Path:
-        """The folder of the GRPO that a night's challenger comes from."""
+    def grpo(self, line):
         assert line["challenger"]["stage"] == "grpo"
         return self.store.folder("grpo", line["challenger"]["key"])
 
-    def solved(self, line: dict[str, Any]) -> tuple[float, float]:
+    def solved(self, line):
         """Shares of GRPO's sampled episodes that were right: in its first three steps and in its last three."""
         rows = [json.loads(row)["ex"] for row in (self.grpo(line) / "curves.jsonl").read_text().splitlines()]
         return sum(rows[:3]) / 3, sum(rows[-3:]) / 3
 
-    def kill_in_grpo(self) -> tuple[set[tuple[str, str]], list[str]]:
+    def kill_in_grpo(self):
         """A night that is killed as soon as GRPO has a checkpoint: the stages then finished, and GRPO's timed steps."""
         run = self.start()
         while not (whole := list(self.store.root.glob("grpo/.work-*/checkpoints/*/whole"))):
@@ -98,14 +95,14 @@ class Nights:
         return set(self.store.made()), (whole[0].parents[2] / "timing.jsonl").read_text().splitlines()[:step]
 
 
-def shown(line: dict[str, Any]) -> bool:
+def shown(line):
     """Whether a night's numbers show the challenger to be better, and nowhere worse than the bound."""
     numbers = line["numbers"]
     parts = [value for name, value in numbers.items() if name.startswith(("level/", "guard/"))]
     return bool(numbers["low"] > 0 and min(parts) >= -Nightly().max_drop - 1e-9)
 
 
-def test_five_nights_with_grpo(tmp_path: Path) -> None:
+def test_five_nights_with_grpo(tmp_path):
     nights = Nights(tmp_path)
     first = nights.run("1: the recipe's own two families")
     nights.drop("monday.jsonl", 0, [2, 3])

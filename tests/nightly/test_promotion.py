@@ -1,18 +1,36 @@
-"""Decisions over verdicts that can be counted by hand."""
+"""Decisions over verdicts that are counted by hand, unions of batches, and questions that a champion has seen."""
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pipelines.core.types import HARDNESS_LEVELS, Database, Example
-from pipelines.evaluation.record import EpisodeRecord
-from pipelines.nightly.promotion import HeldOutRecords, decide, distance, drift
+from pipelines.core import frames
+from pipelines.core.errors import BoundaryError
+from pipelines.core.files import read_json
+from pipelines.core.frames import DATA
+from pipelines.core.store import Store
+from pipelines.core.types import HARDNESS_LEVELS, Database, Example, to_dict
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.databases.of_recipe import sql_engine
+from pipelines.nightly import night
+from pipelines.nightly.ledger import Champion
+from pipelines.nightly.promotion import HeldOutRecords, decide, distance, drift, trained_on
+from pipelines.nightly.union import UnionPart, unite
+from pipelines.recipe import recipes
 from pipelines.recipe.config import Nightly
+from pipelines.stages import graph
+from pipelines.stages.context import Silent, examples, trajectories
+from pipelines.stages.evaluate import RECORDS
+from pipelines.stages.graph import StageResult
 from tests.evaluation.evaluation_world import RECORD
+from tests.nightly import farms
 
 
-def records(right: Sequence[bool]) -> list[EpisodeRecord]:
+def records(right):
     """Question i is about database i // 4, at level i % 4."""
     return [
         dataclasses.replace(
@@ -26,7 +44,7 @@ def records(right: Sequence[bool]) -> list[EpisodeRecord]:
     ]
 
 
-def held(before: Sequence[bool], after: Sequence[bool]) -> HeldOutRecords:
+def held(before, after):
     return HeldOutRecords(records(before), records(after), "strict")
 
 
@@ -35,7 +53,7 @@ HALF = [index % 8 < 4 for index in range(48)]  # every second database
 
 
 @pytest.mark.parametrize("test", ["bootstrap", "mcnemar"])
-def test_clearly_better_is_promoted_and_clearly_worse_is_set_aside(test: str) -> None:
+def test_clearly_better_is_promoted_and_clearly_worse_is_set_aside(test):
     settings = Nightly.model_validate({"test": test})
     better = decide(held(HALF, ALL), {}, settings, 0)
     assert better.decision == "promoted"
@@ -45,7 +63,7 @@ def test_clearly_better_is_promoted_and_clearly_worse_is_set_aside(test: str) ->
     assert decide(held(ALL, HALF), {}, settings, 0).decision == "worse"
 
 
-def test_a_few_questions_more_are_no_proof() -> None:
+def test_a_few_questions_more_are_no_proof():
     five = [index < 5 for index in range(48)]
     verdict = decide(held(NONE, five), {}, Nightly(test="mcnemar"), 0)
     assert verdict.decision == "kept"
@@ -55,7 +73,7 @@ def test_a_few_questions_more_are_no_proof() -> None:
     assert decide(held(NONE, six), {}, Nightly(test="mcnemar"), 0).decision == "promoted"  # 0.03125
 
 
-def test_a_guard_that_compares_nothing_lets_nobody_be_promoted() -> None:
+def test_a_guard_that_compares_nothing_lets_nobody_be_promoted():
     """Every answer of the challenger broke there, or the champion was trained on all of its questions."""
     broken = [dataclasses.replace(record, broken=True) for record in records(ALL)]
     for guard in (HeldOutRecords(records(HALF), broken, "strict"), HeldOutRecords([], [], "strict")):
@@ -65,7 +83,7 @@ def test_a_guard_that_compares_nothing_lets_nobody_be_promoted() -> None:
         assert verdict.numbers["guard/farms"] == 0.5
 
 
-def test_a_level_that_loses_more_than_the_bound_stops_a_better_challenger() -> None:
+def test_a_level_that_loses_more_than_the_bound_stops_a_better_challenger():
     before = [index % 4 == 3 for index in range(48)]  # only the extra ones
     after = [index % 4 != 3 or index < 40 for index in range(48)]  # all others, and 10 of 12 extra ones
     verdict = decide(held(before, after), {}, Nightly(), 0)
@@ -75,7 +93,7 @@ def test_a_level_that_loses_more_than_the_bound_stops_a_better_challenger() -> N
     assert decide(held(before, after), {}, Nightly(max_drop=0.2), 0).decision == "promoted"
 
 
-def test_a_level_of_which_nothing_was_answered_decides_nothing() -> None:
+def test_a_level_of_which_nothing_was_answered_decides_nothing():
     """The only question of a level broke on one side: the night still decides by the others."""
     pairs = held(NONE, ALL)
     broken = [dataclasses.replace(one, broken=True) if one.hardness == "extra" else one for one in pairs.after]
@@ -84,7 +102,7 @@ def test_a_level_of_which_nothing_was_answered_decides_nothing() -> None:
     assert "level/extra" not in verdict.numbers
 
 
-def test_a_guard_that_is_answered_worse_stops_it_too() -> None:
+def test_a_guard_that_is_answered_worse_stops_it_too():
     guard = held([True] * 20, [index > 0 for index in range(20)])  # one of twenty: five points
     verdict = decide(held(NONE, ALL), {"data/spider_dk": guard}, Nightly(), 0)
     assert verdict.decision == "kept"
@@ -94,29 +112,16 @@ def test_a_guard_that_is_answered_worse_stops_it_too() -> None:
 
 @pytest.mark.parametrize("test", ["bootstrap", "mcnemar"])
 @pytest.mark.parametrize("right", [NONE, HALF, ALL], ids=["none", "half", "all"])
-def test_a_challenger_without_a_difference_is_kept(test: str, right: list[bool]) -> None:
-    settings = Nightly.model_validate({"test": test})
-    assert decide(held(right, right), {}, settings, 0).decision == "kept"
+def test_a_challenger_without_a_difference_or_a_right_answer_is_not_promoted(test, right):
+    assert decide(held(right, right), {}, Nightly(test=test), 0).decision == "kept"
+    assert decide(held(right, NONE), {}, Nightly(test=test, max_drop=1.0), 0).decision != "promoted"
 
 
-@pytest.mark.parametrize("test", ["bootstrap", "mcnemar"])
-@pytest.mark.parametrize("before", [NONE, HALF, ALL], ids=["none", "half", "all"])
-def test_a_challenger_that_answers_nothing_right_is_never_promoted(test: str, before: list[bool]) -> None:
-    settings = Nightly.model_validate({"test": test, "max_drop": 1.0})
-    assert decide(held(before, NONE), {}, settings, 0).decision != "promoted"
-
-
-def test_the_distance_of_two_mixes() -> None:
-    assert distance("aabb", "aabb") == 0
-    assert distance("aaaa", "bb") == 1
-    assert distance("aaab", "ab") == 0.25
-
-
-def test_drift_sees_other_levels_and_other_lengths_but_nothing_in_a_handful() -> None:
-    def asked(hardness: str, words: int, count: int) -> list[Example]:
+def test_drift_sees_other_levels_and_other_lengths_but_nothing_in_a_handful():
+    def asked(hardness, words, count):
         database = Database("d", "sqlite", "d.sqlite")
         return [
-            Example(f"q{n}", " ".join(["w"] * (words + n % 4)), database, "SELECT 1", hardness=hardness)  # type: ignore[arg-type]
+            Example(f"q{n}", " ".join(["w"] * (words + n % 4)), database, "SELECT 1", hardness=hardness)
             for n in range(count)
         ]
 
@@ -126,3 +131,170 @@ def test_drift_sees_other_levels_and_other_lengths_but_nothing_in_a_handful() ->
     assert found["hardness"] == 1.0
     assert found["length"] >= 0.5
     assert drift(old, asked("extra", 40, 49)) == {}
+    assert distance("aabb", "aabb") == 0
+    assert distance("aaaa", "bb") == 1
+    assert distance("aaab", "ab") == 0.25
+
+
+def curated(store, recipe):
+    steps = graph.plan(recipe, store, "gold_schema")
+    return {step.name: graph.execute(step, recipe, store, Silent(), steps).key for step in steps}
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """The base of four databases and a batch of two, two questions of each: eight rows and four."""
+    folder = tmp_path_factory.mktemp("union")
+    store = Store(folder / "store")
+    made = []
+    for name, count, families in (("base", 4, [0, 1]), ("new", 2, [2, 3])):
+        file = farms.questions(folder / name, f"{name}.jsonl", farms.named(name, count), families)
+        recipe = recipes.load("miniature", farms.overrides(folder, file))
+        made.append(curated(store, recipe))
+    return store, recipe, made
+
+
+def united(parts, fresh, replay):
+    store, _, made = parts
+    both = [UnionPart(keys, is_new) for keys, is_new in zip(made, fresh, strict=True)]
+    return {stage: store.folder(stage, key) for stage, key in unite(store, both, replay, seed=0).items()}
+
+
+def test_a_union_holds_every_row_once_and_its_gold_runs(parts):
+    found = united(parts, [False, True], None)
+    data = found["data"]
+    assert len(examples(data, "sft")) == 12
+    assert len(examples(data, "rl")) == 4  # the champion has learned the others
+    assert len(examples(data, "dev")) == 12  # the held-out ones once
+    asked = examples(data, "sft", "rl", "dev")
+    assert all(Path(one.database.location).is_file() for one in asked)
+    with sql_engine(parts[1], workers=1) as sql:
+        assert all(result.ok for result in sql.execute_many([(one.database, one.gold_sql) for one in asked]))
+    assert {one.example_id for one in trajectories(found["filter"])} == {one.id for one in examples(data, "sft")}
+    schemas = gold_schemas(found["gold_schema"])
+    assert schemas is not None
+    assert set(schemas) == {one.id for one in asked}
+
+
+def test_each_source_of_the_rl_pool_keeps_a_number_of_its_own(parts):
+    data = united(parts, [True, True], None)["data"]
+    assert [len(examples(data, "rl", part=part)) for part in range(3)] == [8, 4, 0]
+    assert read_json(data / "metrics.json")["rl_sources"] == 2
+    first, again = united(parts, [False, True], 0.5), united(parts, [False, True], 0.5)
+    assert first == again
+    assert first["filter"] != united(parts, [False, True], 1.0)["filter"]
+
+
+@pytest.mark.parametrize(("replay", "kept"), [(None, 12), (0.0, 4), (0.5, 6), (1.0, 8), (9.0, 12)])
+def test_old_demonstrations_are_replayed_by_the_number_of_new_ones(parts, replay, kept):
+    assert frames.read(united(parts, [False, True], replay)["filter"] / DATA).height == kept
+
+
+TEST = [
+    ("t1", "How many ships are there ?", "SELECT count(*) FROM ship"),
+    ("t2", "Which port is the oldest ?", "SELECT name FROM port ORDER BY built LIMIT 1"),
+    ("t3", "Who sails the Ada ?", "SELECT captain FROM ship WHERE name = 'Ada'"),
+]
+OLD = [  # the champion's: t1's question in other words, and t3's query with another value
+    ("a", "there are how many ships", "SELECT count(id) FROM ship"),
+    ("b", "Who sails the Bo ?", "SELECT captain FROM ship WHERE name = 'Bo'"),
+    ("c", "Which ship is the longest ?", "SELECT name FROM ship ORDER BY length DESC LIMIT 1"),
+]
+NEW = [("d", "What is the name of each port ?", "SELECT name FROM port")]
+
+
+def questions(store, stage, key, asked, pool):
+    database = Database("harbour", "sqlite", "harbour.sqlite")
+    made = [Example(id, question, database, sql) for id, question, sql in asked]
+    rows = [{"pool": pool, "part": 0}] * len(made)
+    store.make(
+        stage, key, lambda folder: frames.write(folder / DATA, frames.to_frame(made, extra=rows)), {}, pytest.fail
+    )
+
+
+def trained(store, key, data):
+    for stage, own, inputs in (("filter", key, {"data": data}), ("sft", key, {"filter": key})):
+        store.make(stage, own, lambda folder: (folder / "x").write_text(""), {"inputs": inputs}, pytest.fail)
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "store")
+    questions(store, "data", "old", OLD, "sft")
+    questions(store, "data", "new", NEW, "rl")
+    questions(store, "data", "watched", TEST, "dev")  # no model learns from them
+    questions(store, "test", "t", TEST, "test")
+    for key, data in (("champion", "old"), ("challenger", "new"), ("other", "watched")):
+        trained(store, key, data)
+    return store
+
+
+def test_questions_that_a_champion_was_trained_on_are_found(store):
+    test = store.folder("test", "t")
+    assert trained_on(store, ("sft", "champion"), ("sft", "challenger"), test) == {"t1", "t3"}
+    assert trained_on(store, ("sft", "other"), ("sft", "challenger"), test) == frozenset()
+    assert trained_on(store, ("sft", "champion"), ("sft", "champion"), test) == frozenset()
+    assert trained_on(store, ("model", "base"), ("sft", "challenger"), test) == frozenset()  # nobody trained it here
+
+
+def write_text(text, folder):
+    (folder / RECORDS).write_text(text)
+
+
+def record(id, right):
+    return dataclasses.replace(
+        RECORD, example_id=id, scores={"strict": float(right)}, question_digest=id, gold_digest=id
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "decision", "said"),
+    [
+        (["t1", "t2", "t3"], "promoted", "better: 0.0 to 100.0 % of 1 questions"),
+        (["t1", "t3"], "kept", "the champion was trained on all 2 questions that are held out now"),
+    ],
+)
+def test_they_do_not_count_when_a_challenger_is_held_against_it(store, monkeypatch, held, decision, said):
+    """The champion knows the two that it was trained on; only the challenger knows the answer to the other one."""
+    right = {"champion": {"t1", "t3"}, "challenger": {"t2"}}
+    for key in right:
+        lines = [{"pass": "greedy", "record": to_dict(record(name, name in right[key]))} for name in held]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        about = {"inputs": {"sft": key, "test": "t"}}
+        store.make("evaluate_sft", key, partial(write_text, text), about, pytest.fail)
+
+    def evaluated(site, recipe, who, role):
+        return StageResult("evaluate_sft", who.key, store.folder("evaluate_sft", who.key), {}, True)
+
+    monkeypatch.setattr(night, "evaluated", evaluated)
+
+    def promoted(test, *_):
+        before, after = (sum(item.scores["strict"] for item in side) for side in (test.before, test.after))
+        reason = f"better: {100 * before:.1f} to {100 * after:.1f} % of {len(test.before)} questions"
+        return night.PromotionDecision("promoted", reason, {})
+
+    monkeypatch.setattr(night, "decide", promoted)
+    site = SimpleNamespace(name="miniature", overrides=(), store=store, recipe=recipes.load("miniature"))
+    challenger = night.Challenger("sft", "challenger", "base", ())
+    verdict = night.compare_with_champion(site, challenger, Champion("sft", "champion", (), 1), set())
+    assert verdict.decision == decision
+    assert verdict.reason.startswith(said)
+
+
+@pytest.mark.parametrize(("broken", "share", "stops"), [(3, 0.05, True), (1, 0.05, True), (1, 0.5, False)])
+def test_nothing_is_decided_by_an_evaluation_that_a_boundary_broke(store, broken, share, stops):
+    """It is asked again the next night: kept in the store, it would decide on every night to come."""
+    made = [record(id, True) for id, _, _ in TEST]
+    made[:broken] = [dataclasses.replace(row, broken=True, failure="connection") for row in made[:broken]]
+    text = "".join(json.dumps({"pass": "greedy", "record": to_dict(row)}) + "\n" for row in made)
+    store.make("evaluate_sft", "e", partial(write_text, text), {}, pytest.fail)
+    result = StageResult("evaluate_sft", "e", store.folder("evaluate_sft", "e"), {}, False)
+    site = SimpleNamespace(store=store, make=lambda recipe, steps, role: {"evaluate_sft": result})
+    recipe = recipes.load("miniature", [f"contracts.max_broken={share}"])
+    challenger = night.Challenger("sft", "challenger", "base", ())
+    if stops:
+        with pytest.raises(BoundaryError, match=f"{broken} of 3 held-out questions of miniature_test broke: connec"):
+            night.evaluated(site, recipe, challenger, "")
+    else:
+        assert night.evaluated(site, recipe, challenger, "") == result
+    assert store.has("evaluate_sft", "e") is not stops

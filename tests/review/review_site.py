@@ -1,17 +1,13 @@
 """A shop, questions about it, and a running review of them, for the tests that look through questions."""
 
 import json
-import sqlite3
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from pipelines.databases import card, named
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
@@ -19,6 +15,7 @@ from pipelines.recipe.config import Execution
 from pipelines.review import items
 from pipelines.review.decisions import Review, ReviewFiles
 from pipelines.review.server import ReviewApp
+from tests.fakes import asgi_server, build_database
 
 SHOP = """
 CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price INTEGER, cost INTEGER);
@@ -33,8 +30,7 @@ QUESTIONS = [COUNT, {**DEAREST, "votes": [VOTE]}, HIDDEN, {"question": "Which na
 
 def shop(folder: Path) -> Path:
     """The database, its card in databases/ of the working folder (what an item cost is hidden), and questions."""
-    with closing(sqlite3.connect(folder / "shop.sqlite")) as connection:
-        connection.executescript(SHOP)
+    build_database(folder / "shop.sqlite", SHOP)
     names = {"id": ColumnCard(key=True), "name": ColumnCard(), "price": ColumnCard(), "cost": ColumnCard(hidden=True)}
     known = DatabaseCard(
         engine="sqlite", location=str(folder / "shop.sqlite"), tables={"item": TableCard(columns=names)}
@@ -48,8 +44,6 @@ def shop(folder: Path) -> Path:
 
 @dataclass
 class Running:
-    """A review that is served."""
-
     url: str
     site: ReviewApp
 
@@ -76,7 +70,6 @@ class Running:
 
 @contextmanager
 def reviewing(path: Path, database: str | None = None) -> Iterator[Running]:
-    """A review of a file, served and ended."""
     files = ReviewFiles.of(path.with_name("mine.reviewed.jsonl"))
     given, databases = items.read_file(path, database)
     with named.sandbox(databases, Execution(timeout_s=20)) as sql:
@@ -88,19 +81,9 @@ def reviewing(path: Path, database: str | None = None) -> Iterator[Running]:
 
 @contextmanager
 def listening(site: ReviewApp) -> Iterator[Running]:
-    """A server of the site on a free port."""
-    server = uvicorn.Server(uvicorn.Config(site.app(), port=0, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield Running(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", site)
-    finally:
-        server.should_exit = True
-        thread.join()
+    with asgi_server(site.app()) as url:
+        yield Running(url, site)
 
 
 def lines(path: Path) -> Sequence[dict[str, Any]]:
-    """The rows of a JSONL file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,16 +1,16 @@
-"""Questions looked through: what is decided is kept at once, and comes out as questions or as corrections."""
+"""Questions looked through, also in a real browser: what is decided is kept at once, and outlives a kill."""
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("httpx", reason="no HTTP client")
-pytest.importorskip("starlette", reason="the serve extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-
 import httpx
+import pytest
 from review_site import COUNT, DEAREST, HIDDEN, VOTE, lines, listening, reviewing, shop
 
 from flows.commands import data
@@ -18,21 +18,22 @@ from pipelines.benchmarks import own_questions
 from pipelines.core.errors import DataError, ResourceError, UserError
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe, Source
+from pipelines.recipe.config import Source
 from pipelines.review import items
 from pipelines.review.decisions import Decision, Review, ReviewFiles
 from pipelines.review.server import ReviewApp
+from tests.services.browser import CHROMIUM, browser
 
 BETTER = "SELECT name FROM item WHERE price = 5"
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return shop(tmp_path)
 
 
-def test_what_is_right_comes_out_as_questions_and_the_rest_with_its_reason(mine: Path) -> None:
+def test_what_is_right_comes_out_as_questions_and_the_rest_with_its_reason(mine):
     with reviewing(mine) as running:
         assert running.decide(0, "accepted").json()["choice"] == "accepted"
         assert running.decide(1, "accepted", sql=BETTER, reason="all of them").json()["choice"] == "mended"
@@ -47,7 +48,7 @@ def test_what_is_right_comes_out_as_questions_and_the_rest_with_its_reason(mine:
     assert [one.gold_sql for one in read.examples] == [COUNT["sql"], BETTER]
 
 
-def test_a_question_is_shown_with_what_speaks_for_and_against_it(mine: Path) -> None:
+def test_a_question_is_shown_with_what_speaks_for_and_against_it(mine):
     with reviewing(mine) as running:
         _, dearest, hidden, bare = (running.get(f"/v1/item?key={key}") for key in running.keys)
         assert dearest["votes"] == [VOTE]
@@ -58,7 +59,7 @@ def test_a_question_is_shown_with_what_speaks_for_and_against_it(mine: Path) -> 
         assert said == [False, True, True, True]  # a question without SQL is doubted, too
 
 
-def test_nothing_hidden_is_shown_and_what_does_not_run_is_not_kept(mine: Path) -> None:
+def test_nothing_hidden_is_shown_and_what_does_not_run_is_not_kept(mine):
     with reviewing(mine) as running:
         for sql in (HIDDEN["sql"], "SELECT * FROM item", "SELECT nothing FROM item", "DROP TABLE item"):
             assert running.post("/v1/run", key=running.keys[0], sql=sql).json()["type"] == "error"
@@ -72,7 +73,7 @@ def test_nothing_hidden_is_shown_and_what_does_not_run_is_not_kept(mine: Path) -
     assert "9992" not in kept
 
 
-def test_a_decision_is_taken_back_and_the_next_review_goes_on(mine: Path) -> None:
+def test_a_decision_is_taken_back_and_the_next_review_goes_on(mine):
     with reviewing(mine) as running:
         running.decide(0, "accepted")
         running.decide(1, "rejected", reason="vague")
@@ -84,13 +85,13 @@ def test_a_decision_is_taken_back_and_the_next_review_goes_on(mine: Path) -> Non
         assert [row[2] for row in running.get("/v1/review")["items"]] == ["rejected", "open", "open"]
 
 
-def test_one_database_for_all_questions_stands_in_each_line(mine: Path) -> None:
+def test_one_database_for_all_questions_stands_in_each_line(mine):
     with reviewing(mine, "shop") as running:
         running.decide(0, "accepted")
     assert lines(mine.with_name("mine.reviewed.jsonl"))[0]["database"] == str(mine.parent / "shop.sqlite")
 
 
-def test_only_who_has_the_token_may_look(mine: Path) -> None:
+def test_only_who_has_the_token_may_look(mine):
     with reviewing(mine) as running:
         for headers in ({}, {"Authorization": "Bearer guess"}):
             assert httpx.get(f"{running.url}/v1/review", headers=headers).status_code == 401
@@ -101,7 +102,7 @@ def test_only_who_has_the_token_may_look(mine: Path) -> None:
         assert "script-src 'sha256-" in page.headers["content-security-policy"]
 
 
-def test_a_line_that_a_kill_cut_short_is_passed_over_and_not_written_behind(tmp_path: Path) -> None:
+def test_a_line_that_a_kill_cut_short_is_passed_over_and_not_written_behind(tmp_path):
     files = ReviewFiles.of(tmp_path / "mine.jsonl")
     path, review = files.decisions, Review("mine", [], files)
     review.keep(Decision("k1", "one", "accepted", "2026-01-01T00:00:00Z"))
@@ -115,12 +116,12 @@ def test_a_line_that_a_kill_cut_short_is_passed_over_and_not_written_behind(tmp_
     assert [row["key"] for row in lines(path)] == ["k1", "k3"]
 
 
-def test_a_decision_that_finds_no_room_leaves_the_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_that_finds_no_room_leaves_the_file_whole(tmp_path, monkeypatch):
     files = ReviewFiles.of(tmp_path / "mine.jsonl")
     review = Review("mine", [], files)
     review.keep(Decision("k1", "one", "accepted", "2026-01-01T00:00:00Z"))
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -131,15 +132,12 @@ def test_a_decision_that_finds_no_room_leaves_the_file_whole(tmp_path: Path, mon
     assert len(lines(files.decisions)) == 1
 
 
-def reading(path: Path, corrections: Path | None = None) -> Recipe:
-    """A recipe whose pools all read one file."""
+def reading(path, corrections=None):
     own = json.dumps({"kind": "jsonl", "path": str(path), "corrections": corrections and str(corrections)})
     return recipes.load("miniature", [f"data.sft={own}", f"data.rl=[{own}]", f"data.dev={own}", f"data.test=[{own}]"])
 
 
-def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(tmp_path, monkeypatch):
     """What is mended stands in the file with the reason; the next file has it, too."""
     monkeypatch.chdir(tmp_path)
     path, stage = shop(tmp_path), tmp_path / "stage"
@@ -163,9 +161,7 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(
     assert items.corrected(mended) == {"1": lines(files.out)[0]}
 
 
-def test_questions_of_two_sources_with_one_id_are_all_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_of_two_sources_with_one_id_are_all_looked_at(tmp_path, monkeypatch):
     """Where both need a correction they are refused, for a file of corrections knows them by their id alone."""
     monkeypatch.chdir(tmp_path)
     path, other = shop(tmp_path), tmp_path / "other.jsonl"
@@ -186,7 +182,7 @@ def test_questions_of_two_sources_with_one_id_are_all_looked_at(
             items.corrected(given)
 
 
-def test_two_lines_that_say_the_same_are_decided_apart(mine: Path) -> None:
+def test_two_lines_that_say_the_same_are_decided_apart(mine):
     mine.write_text(2 * (json.dumps({**COUNT, "database": "shop.sqlite"}) + "\n"))
     with reviewing(mine) as running:
         running.decide(0, "accepted")
@@ -206,22 +202,144 @@ def test_two_lines_that_say_the_same_are_decided_apart(mine: Path) -> None:
         ("{\n", "line 1: not JSON"),
     ],
 )
-def test_a_file_that_cannot_be_reviewed_is_one_plain_line(mine: Path, text: str, said: str) -> None:
+def test_a_file_that_cannot_be_reviewed_is_one_plain_line(mine, text, said):
     mine.write_text(text)
     with pytest.raises(DataError, match=said):
         items.read_file(mine, None)
 
 
-def test_options_that_do_not_go_together_are_refused(mine: Path) -> None:
+def test_options_that_do_not_go_together_are_refused(mine):
     with pytest.raises(UserError, match=r"grpo\.steps=2 changes a recipe, and mine\.jsonl is a file"):
         data.review("mine.jsonl", ["grpo.steps=2"])
     with pytest.raises(UserError, match="--database is of a file's questions"):
         data.review("miniature", data=True, database="shop")
 
 
-def test_a_file_that_no_review_wrote_is_not_written_over(mine: Path) -> None:
+def test_a_file_that_no_review_wrote_is_not_written_over(mine):
     (mine.parent / "precious.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match="no review wrote it"):
         data.review(str(mine), out=mine.parent / "precious.jsonl")
     with pytest.raises(DataError, match="no such folder"):
         data.review(str(mine), out=mine.parent / "none" / "out.jsonl")
+
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+
+
+@pytest.fixture
+def running(mine):
+    with reviewing(mine) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("profile") / "chromium", 390, 800) as opened:
+        opened.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+        yield opened
+
+
+def press(page, key, **more):
+    text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, **({**text, **more} if kind == "keyDown" else more))
+
+
+def value(page, id):
+    return str(page.evaluate(f"document.getElementById('{id}').value"))
+
+
+@pytest.mark.services
+@needs_chromium
+def test_questions_are_looked_through_by_keyboard_and_a_closed_page_loses_nothing(running, page):
+    page.open(f"{running.url}/#{running.site.token}")
+    page.wait_for("0 of 4")
+    page.wait_for("count(*)")  # the result, without asking for it
+    assert value(page, "question") == COUNT["question"]
+    press(page, "a")
+    page.wait_for("1 of 4: 1 accepted")
+    press(page, "u")
+    page.wait_for("0 of 4")
+    press(page, "a")
+    page.wait_for("1 of 4: 1 accepted")
+    page.wait_for("order ambiguous: rows 1 and 2 tie on 5")
+    page.wait_for("other answered the question with SQL that gives another result")
+    press(page, "e")
+    page.evaluate("document.getElementById('sql').select()")
+    page.call("Input.insertText", text=BETTER)
+    press(page, "Enter", modifiers=2)
+    page.wait_for("2 rows")
+    press(page, "Escape")
+    page.wait_for("Keep as mended")
+    press(page, "a")
+    page.wait_for("2 of 4: 1 accepted, 1 mended")
+    page.wait_for("failing: hidden")
+    press(page, "r")
+    page.wait_for("Say why")
+    page.call("Input.insertText", text="nobody may know")
+    press(page, "Enter")
+    page.wait_for("1 rejected")
+    page.open("about:blank")
+    page.open(f"{running.url}/#{running.site.token}")
+    page.wait_for("3 of 4: 1 accepted, 1 mended, 1 rejected")
+    press(page, "w")
+    page.wait_for("wrote 2 to mine.reviewed.jsonl, 1 to mine.rejected.jsonl; 1 to decide")
+    out = lines(running.site.review.files.out)
+    assert [row["sql"] for row in out] == [COUNT["sql"], BETTER]
+
+
+@pytest.mark.services
+@needs_chromium
+def test_it_fits_a_phone_in_dark_and_light_and_shows_text_as_text(running, page):
+    page.open(f"{running.url}/#{running.site.token}")
+    page.wait_for("0 of 4")
+    page.evaluate("document.getElementById('question').value = 'How many items of each kind are there ? '.repeat(5)")
+    assert page.evaluate("(e => e.scrollHeight <= e.clientHeight)(document.getElementById('question'))")
+    page.evaluate("document.getElementById('sql').value = 'SELECT name FROM item'")
+    page.evaluate("document.getElementById('run').click()")
+    page.wait_for("<img src=x onerror=alert(1)>")
+    assert page.evaluate("document.querySelectorAll('main img').length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    seen = set()
+    for _ in range(2):
+        page.click("Dark or light")
+        seen.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(seen) == 2
+    small = "[...document.querySelectorAll('.foot button')].filter(b => b.getBoundingClientRect().height < 24).length"
+    assert page.evaluate(small) == 0
+
+
+@contextmanager
+def command(folder):
+    words = [sys.executable, "-m", "flows.cli", "review", "mine.jsonl"]
+    root = str(Path(__file__).resolve().parents[2])
+    process = subprocess.Popen(
+        words, cwd=folder, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"open (http://127\.0\.0\.1:\d+)/#(\S+)", line):
+                yield process, found[1], {"Authorization": f"Bearer {found[2]}"}
+                break
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.services
+def test_what_was_decided_outlives_a_kill(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shop(tmp_path)
+    with command(tmp_path) as (process, url, headers):
+        key = httpx.get(f"{url}/v1/review", headers=headers).json()["items"][2][0]
+        body = {"key": key, "choice": "rejected", "reason": "nobody may know"}
+        assert httpx.post(f"{url}/v1/decide", json=body, headers=headers).json()["counts"]["rejected"] == 1
+        process.kill()
+    with command(tmp_path) as (process, url, headers):
+        assert [row[2] for row in httpx.get(f"{url}/v1/review", headers=headers).json()["items"]].count("rejected") == 1
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+        assert "0 accepted, 0 mended, 1 rejected, 3 open" in said
+        assert process.returncode == 0
+    assert [row["reason"] for row in lines(tmp_path / "mine.rejected.jsonl")] == ["nobody may know"]
