@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -140,3 +141,9 @@ def load_script(path: Path) -> Any:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def succeeded(done: "subprocess.CompletedProcess[str]") -> "subprocess.CompletedProcess[str]":
+    """What a command left, which must have ended with exit code 0."""
+    assert done.returncode == 0, (done.stdout or "") + (done.stderr or "")
+    return done

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flows.cli import every_command
+from tests.fakes import succeeded
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -34,8 +35,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         path = ROOT / name
         (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / name)
     command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
     assert (
         "Your first recipe" in (tmp_path / "build" / "site" / "tutorials" / "first-recipe" / "index.html").read_text()
     )
@@ -65,8 +65,7 @@ def test_the_tutorial_of_the_first_recipe_does_what_it_says(tmp_path: Path) -> N
     outputs = []
     for words in typed(page):
         command = [sys.executable, "-m", "flows.cli", *words[1:]]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = succeeded(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
         outputs.append(done.stdout)
     lines = {line.split()[1]: line for line in outputs[-1].splitlines() if line.startswith("✓ ")}
     assert {stage for stage, line in lines.items() if "cached" not in line} == {"sft", "evaluate_sft", "report"}

@@ -19,6 +19,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from pipelines.recipe import recipes
+from tests.fakes import succeeded
 
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
@@ -140,8 +141,7 @@ def test_compose_parses_by_its_own_tool(monkeypatch: pytest.MonkeyPatch) -> None
         pytest.skip("docker has no compose plugin here")
     monkeypatch.setenv("POSTGRES_PASSWORD", "x")
     command = ["docker", "compose", "-f", str(INFRA / "compose.yaml"), "config", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    succeeded(subprocess.run(command, capture_output=True, text=True))
 
 
 def instructions(path: Path) -> Iterator[tuple[str, str]]:
@@ -252,8 +252,7 @@ def test_the_slurm_script_starts_one_launcher_a_machine_and_is_queued_again_when
 def test_kubernetes_objects_parse_by_kubectl(tmp_path: Path) -> None:
     shutil.copy(INFRA / "kubernetes" / "worker.yaml", tmp_path)
     (tmp_path / "kustomization.yaml").write_text("resources: [worker.yaml]\n")
-    done = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True))
     assert len(list(yaml.safe_load_all(done.stdout))) == 6
 
 

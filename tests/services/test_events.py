@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import HttpServer, build_database, http_server
+from tests.fakes import HttpServer, build_database, http_server, succeeded
 from tests.services.conftest import Site, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
@@ -36,13 +36,11 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, t
     with http_server(204) as listener:
         urls = f"--notify {listener.url}/notify --reload {listener.url}/reload"
         for _ in range(2):  # the second time changes the first ones
-            done = site.run(f"python infra/automations.py {urls}")
-            assert done.returncode == 0, done.stderr
+            succeeded(site.run(f"python infra/automations.py {urls}"))
         assert len(site.api("automations/filter", {})) == 3
         wrong = [f"data.sft={{kind: jsonl, path: {tmp_path}/nowhere.jsonl}}"]
         assert site.deployment_run("synthesize/cpu", wrong, store=str(tmp_path / "failed")).returncode == 0
-        done = site.run(f'python -c "{code}" {tmp_path}/store')
-        assert done.returncode == 0, done.stderr
+        succeeded(site.run(f'python -c "{code}" {tmp_path}/store'))
         told = wait_for(lambda: heard(listener, "/reload", "farms"), 60, "the promotion was told")
         assert (told["stage"], told["key"], told["model"]) == ("sft", "k1", f"{tmp_path}/store/sft/k1/model")
         text = wait_for(lambda: heard(listener, "/notify", "nowhere.jsonl"), 120, "the failed run was told")["text"]
@@ -66,8 +64,7 @@ def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site: Sit
     )
     with http_server(204) as listener:
         # Ten seconds are the shortest that Prefect takes.
-        done = site.run(f"python infra/automations.py --notify {listener.url}/notify --stuck {1 / 6}")
-        assert done.returncode == 0, done.stderr
+        succeeded(site.run(f"python infra/automations.py --notify {listener.url}/notify --stuck {1 / 6}"))
         busy, idle = (site.begin(["python", "-c", code, name]) for name in ("busy", "idle"))
         assert (busy.wait(120), idle.wait(120)) == (0, 0)
         text = wait_for(lambda: heard(listener, "/notify", "no progress"), 60, "the run was told of")["text"]
@@ -81,8 +78,7 @@ def test_stages_are_assets_from_the_question_file_on(site: Site, tmp_path: Path)
     (tmp_path / "questions.jsonl").write_text(json.dumps(row) + "\n")
     small = ["data.rl=[]", "data.dev.options={databases: 1, questions: 2}", "rollout.processes=1"]
     mine = [*small, f"data.sft={{kind: jsonl, path: {tmp_path}/questions.jsonl}}"]
-    done = site.deployment_run("synthesize/cpu", mine, "--watch", store=str(tmp_path / "store"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(site.deployment_run("synthesize/cpu", mine, "--watch", store=str(tmp_path / "store")))
     stages = {"sqltrain://miniature/data", "sqltrain://miniature/synthesize"}
     made = wait_for(lambda: stages <= (made := materialized(site, "synthesize")).keys() and made, 30, "both are assets")
     upstream = {

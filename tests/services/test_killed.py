@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import succeeded
 from tests.services.conftest import SMALL, Site, processes, wait_for
 from tests.services.test_prefect import artifacts, await_grpo, digests, parent_of
 
@@ -25,8 +26,7 @@ LONG = [*SMALL, "grpo.steps=60", "grpo.save_steps=1"]  # some seconds to be kill
 def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     store = tmp_path_factory.mktemp("undisturbed")
     quoted = " ".join(f"'{one}'" for one in LONG)
-    done = site.run(f"sqltrain run miniature --store={store} {quoted}")
-    assert done.returncode == 0, done.stderr
+    succeeded(site.run(f"sqltrain run miniature --store={store} {quoted}"))
     return digests(store)
 
 
@@ -58,8 +58,7 @@ def test_the_next_run_ends_with_the_same_store(
     else:
         site.kill(victim)
         site.up(victim)
-    again = site.deployment_run("retrain/miniature", LONG, "--watch", store=str(store))
-    assert again.returncode == 0, again.stdout + again.stderr
+    succeeded(site.deployment_run("retrain/miniature", LONG, "--watch", store=str(store)))
     assert digests(store) == undisturbed
     rows = {row["stage"]: row["state"] for row in _stages(site)}
     assert all(rows[name.partition("/")[0]] == "cached" for name in done_before)

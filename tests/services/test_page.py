@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipelines.core.processes import free_port
-from tests.fakes import HttpServer, http_server
+from tests.fakes import HttpServer, http_server, succeeded
 from tests.nightly import farms
 from tests.services.browser import CHROMIUM, Page, browser
 from tests.services.collector import Collector, attributes, collecting
@@ -59,8 +59,7 @@ def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
             reader = Reader(site)
             log_in(page, site)
             urls = f"--notify {listener.url}/notify --reload {listener.url}/reload"
-            made = site.run(f"python infra/automations.py {urls}")
-            assert made.returncode == 0, made.stderr
+            succeeded(site.run(f"python infra/automations.py {urls}"))
             a_schedule_starts_runs(site)
             reader.follow("night", code=1)  # there is no inbox yet: it says so and fails
             wait_for(lambda: heard(listener, "/notify", "no inbox"), 120, "the failed night was told of")
@@ -81,11 +80,9 @@ def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
 
 
 def a_schedule_starts_runs(site: Site) -> None:
-    changed = site.run(EVERY_MINUTE)
-    assert changed.returncode == 0, changed.stdout + changed.stderr
+    succeeded(site.run(EVERY_MINUTE))
     wait_for(lambda: started_by_schedule(site), 180, "a scheduled run has started")
-    cleared = site.run("prefect deployment schedule clear retrain/nightly --accept-yes")
-    assert cleared.returncode == 0, cleared.stdout + cleared.stderr
+    succeeded(site.run("prefect deployment schedule clear retrain/nightly --accept-yes"))
 
 
 def a_form_is_filled(site: Site, page: Page) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import succeeded
 from tests.services.conftest import SMALL, SMALL_DATA, Site, end, processes, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
@@ -20,8 +21,7 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def made(site: Site) -> str:
-    done = site.deployment_run("retrain/miniature", SMALL, "--watch")
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(site.deployment_run("retrain/miniature", SMALL, "--watch"))
     return str(site.newest_run("retrain")["id"])
 
 
@@ -82,8 +82,7 @@ def test_a_good_run_exits_0_and_shows_what_it_made(site: Site, made: str) -> Non
 @pytest.mark.usefixtures("made")
 def test_the_same_run_again_makes_nothing(site: Site) -> None:
     before = digests(site.store)
-    done = site.deployment_run("retrain/miniature", SMALL, "--watch")
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(site.deployment_run("retrain/miniature", SMALL, "--watch"))
     stages = json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])
     assert {row["state"] for row in stages} == {"cached"}
     assert digests(site.store) == before
@@ -115,8 +114,7 @@ def test_a_parameter_of_the_wrong_type_is_refused_with_the_reason(site: Site) ->
 
 def test_cancel_in_mid_grpo_leaves_no_process_and_frees_the_slot(site: Site) -> None:
     long = [*SMALL, "grpo.steps=500", "grpo.save_steps=1", "hardware.slot=gpu"]
-    started = site.deployment_run("retrain/miniature", long)
-    assert started.returncode == 0, started.stdout + started.stderr
+    succeeded(site.deployment_run("retrain/miniature", long))
     child = ("pipelines.training.child", str(site.store), "/grpo/")
     await_grpo(site, lambda: list(site.store.glob("grpo/.work-*/checkpoints/*")), "GRPO has written a checkpoint")
     assert processes(*child)
@@ -143,8 +141,7 @@ def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site:
     flow = [pid for pid in processes("prefect", "engine") if parent_of(processes(*child)[0]) == pid]
     os.kill(flow[0], signal.SIGKILL)
     wait_for(lambda: not processes(*child), 20, "the training child died with its flow")
-    again = site.deployment_run("retrain/miniature", long, "--watch")
-    assert again.returncode == 0, again.stdout + again.stderr
+    succeeded(site.deployment_run("retrain/miniature", long, "--watch"))
     stages = {row["stage"]: row for row in json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])}
     assert stages["sft"]["state"] == "cached"
     assert stages["grpo"]["why"] == "was interrupted: resumes"
@@ -172,8 +169,7 @@ def test_gpu_stages_go_to_their_own_pool_and_the_chain_waits(site: Site) -> None
 
 @pytest.mark.slow
 def test_a_cancelled_chain_cancels_what_it_waits_for(site: Site) -> None:
-    started = site.deployment_run("retrain/miniature", [*SMALL_DATA, "seed=9"], gpu_pool=True)
-    assert started.returncode == 0, started.stdout + started.stderr
+    succeeded(site.deployment_run("retrain/miniature", [*SMALL_DATA, "seed=9"], gpu_pool=True))
     chain = site.newest_run("retrain")["id"]
     waiting = wait_for(
         lambda: site.newest_run("train", parent=chain), 240, "train/gpu is scheduled; nobody works on it"
@@ -206,8 +202,7 @@ def cpu_seconds(site: Site, command: str) -> float:
 def test_a_run_without_a_server_starts_one_and_ends_it_with_itself(site: Site, tmp_path: Path) -> None:
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
     command = f"unset PREFECT_API_URL; sqltrain run miniature --store={tmp_path} --engine prefect --until synthesize"
-    done = site.run(f"{command} {quoted}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = succeeded(site.run(f"{command} {quoted}"))
     assert sorted(path.split("/")[0] for path in digests(tmp_path)) == ["data", "synthesize"]
     assert "Error logging to API" not in done.stderr
     assert servers(site) == []
@@ -248,8 +243,7 @@ UNTRAINED = ["stages=[data, evaluate, report]", "evaluation.samples=0"]  # nothi
 def test_each_cell_of_a_sweep_is_a_flow_run_of_its_own(site: Site) -> None:
     words = " ".join(f"'{one}'" for one in (*SMALL, *UNTRAINED))
     command = f"sqltrain sweep miniature protocol.cell_chars=20,24 {words} --engine prefect --json"
-    done = site.run(f"{command} --out {site.folder}/sweep")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = succeeded(site.run(f"{command} --out {site.folder}/sweep"))
     assert json.loads(done.stdout.splitlines()[-1])["failed"] == {}
     runs = site.api("flow_runs/filter", {"flows": {"name": {"any_": ["run"]}}, "sort": "START_TIME_DESC", "limit": 2})
     assert {run["name"]: run["state"]["type"] for run in runs} == {

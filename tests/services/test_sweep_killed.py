@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes import succeeded
 from tests.services.conftest import SMALL, wait_for
 from tests.services.test_prefect import digests
 
@@ -30,16 +31,14 @@ def command(store: Path) -> list[str]:
 
 def test_a_sweep_that_is_killed_while_it_trains_ends_with_the_same_table(tmp_path: Path) -> None:
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    whole = subprocess.run(command(undisturbed), capture_output=True, text=True, check=False)
-    assert whole.returncode == 0, whole.stderr
+    succeeded(subprocess.run(command(undisturbed), capture_output=True, text=True, check=False))
     with subprocess.Popen(command(killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: in_second_cell(killed) or process.poll() is not None, 900, "the second cell trains")
         assert process.poll() is None
         process.kill()
     before = {path: path.stat().st_mtime_ns for path in killed.glob("*/*/manifest.json")}
     assert len([path for path in before if path.parent.parent.name == "grpo"]) == 1
-    again = subprocess.run(command(killed), capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    succeeded(subprocess.run(command(killed), capture_output=True, text=True, check=False))
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was made twice
     assert digests(killed) == digests(undisturbed)
     for name in ("sweep.md", "sweep.csv", "sweep.html"):
