@@ -1,14 +1,26 @@
-"""Pages name only what exists: paths, and what an example imports."""
+"""Pages name only what exists, the site builds, and docs/reference/ is what the code says."""
 
 import ast
 import importlib
 import importlib.util
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated, Any, Literal
 
 import pytest
+from typer.main import get_command
+
+from flows.cli import app, every_command
+from pipelines.core.registry import ALL
+from pipelines.recipe.config import Benchmark, Recipe, Section
+from tests.fakes import succeeded
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -116,3 +128,121 @@ def test_a_missing_path_or_name_is_reported() -> None:
     ]
     code = "from pipelines.report import writer, gone\nwriter.write\nwriter.gone\n"
     assert list(missing_names(code)) == ["pipelines.report.gone", "writer.gone"]
+
+
+SITE_PAGES = sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def named_pages(nav: list[dict[str, Any]]) -> set[str]:
+    """The files that a navigation of the site names, at any depth."""
+    entries = [entry for item in nav for entry in item.values()]
+    return {page for entry in entries for page in ({entry} if isinstance(entry, str) else named_pages(entry))}
+
+
+def typed(page: Path) -> list[list[str]]:
+    lines = [line for _, text in BLOCK.findall(page.read_text(encoding="utf-8")) for line in text.splitlines()]
+    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ sqltrain ")]
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    for name in ("docs", "zensical.toml"):
+        path = ROOT / name
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / name)
+    command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict"]
+    succeeded(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
+    assert (
+        "Your first recipe" in (tmp_path / "build" / "site" / "tutorials" / "first-recipe" / "index.html").read_text()
+    )
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    assert named_pages(nav) == {str(page.relative_to(ROOT / "docs")) for page in SITE_PAGES}
+
+
+@pytest.mark.parametrize("page", [*SITE_PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_every_command_that_a_page_shows_exists(page: Path) -> None:
+    for words in typed(page):
+        path = words[1:]
+        command = every_command()[path.pop(0)]
+        while path and hasattr(command, "commands") and path[0] in command.commands:
+            command = command.commands[path.pop(0)]
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word.partition("=")[0] for word in path if word.startswith("--")} <= known | {"--help"}, words
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_the_first_recipe_does_what_it_says(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "tutorials" / "first-recipe.md"
+    recipe = next(text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == "yaml")
+    (tmp_path / "first.yaml").write_text(recipe)
+    outputs = []
+    for words in typed(page):
+        command = [sys.executable, "-m", "flows.cli", *words[1:]]
+        done = succeeded(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
+        outputs.append(done.stdout)
+    lines = {line.split()[1]: line for line in outputs[-1].splitlines() if line.startswith("✓ ")}
+    assert {stage for stage, line in lines.items() if "cached" not in line} == {"sft", "evaluate_sft", "report"}
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(ROOT / "docs"))
+    import build_reference
+
+    yield build_reference
+    sys.path.remove(str(ROOT / "docs"))
+
+
+@pytest.mark.parametrize("name", ["recipe.md", "commands.md", "parts.md"])
+def test_a_page_is_what_the_code_says(builder: ModuleType, name: str) -> None:
+    written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    assert written == builder.PAGES[name](), "run: python docs/build_reference.py"
+
+
+def sections(builder: ModuleType, kind: type[Section] = Recipe) -> set[type[Section]]:
+    below = {inner for field in kind.model_fields.values() if (inner := builder.section_of(field.annotation))}
+    return {kind}.union(*(sections(builder, each) for each in below))
+
+
+def test_every_setting_of_a_recipe_has_a_use(builder: ModuleType) -> None:
+    kinds = sections(builder)
+    assert {Recipe, Benchmark} <= kinds
+    missing = {kind.__name__: set(kind.model_fields) - builder.uses(kind).keys() for kind in kinds}
+    assert {name: fields for name, fields in missing.items() if fields} == {}
+    stale = {kind.__name__: builder.uses(kind).keys() - set(kind.model_fields) for kind in kinds}
+    assert {name: fields for name, fields in stale.items() if fields} == {}
+
+
+def test_every_argument_and_option_of_a_command_has_a_use(builder: ModuleType) -> None:
+    lines = builder.commands_page().splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
+    assert len(rows) > 100
+    assert [row for row in rows if row.endswith("|  |")] == []
+    headings = {line.split("`")[1].split()[1] for line in lines if line.startswith("## ")}
+    assert headings == set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_every_part_of_ours_says_what_it_is(builder: ModuleType) -> None:
+    rows = [line for line in builder.parts_page().splitlines() if line.startswith("| `")]
+    own = [
+        name for registry in ALL for name in sorted(registry) if registry.entry(name).module.startswith("pipelines.")
+    ]
+    assert [row.split("`")[1] for row in rows if row.count("|") == 4] == own
+    assert [row for row in rows if row.endswith("|  |")] == []
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (int | None, "whole number or null"),
+        (tuple[str, ...], "list of text"),
+        (tuple[float, float], "2 of number"),
+        (Literal["a", "b"], "a or b"),
+        (Annotated[bool, "checked"], "true or false"),
+        (dict[str, Any], "mapping"),
+    ],
+)
+def test_types_are_told_in_words(builder: ModuleType, annotation: Any, words: str) -> None:
+    assert builder.type_of(annotation) == words

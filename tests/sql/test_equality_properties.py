@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from pipelines.core.registry import EQUALITIES
 from pipelines.core.types import ExecutionResult, ExecutionStatus
 from pipelines.sql.equalities.compare import UNKNOWN, Gold
+from tests.fakes import load_script
 
 Row = tuple[Any, ...]
 Rows = list[Row]
@@ -281,3 +283,30 @@ def test_a_sum_in_another_order_is_the_same_sum(tmp_path: Any) -> None:
     assert left != right
     assert score("strict", left, right[::-1], (3, 3)) == 1.0
     assert score("strict", left, [*right[1:], (right[0][0], right[0][1] + 0.01, right[0][2])], (3, 3)) == 0.0
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def fuzz() -> Any:
+    return load_script(ROOT / "benchmarks" / "fuzz.py")
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_random_cases_find_nothing(fuzz: Any, tmp_path: Path, engine: str) -> None:
+    assert fuzz.hunt(fuzz.make_database(tmp_path, engine), 600, 0) == []
+
+
+def test_the_reference_tells_what_strict_says_of_itself(fuzz: Any) -> None:
+    assert fuzz.same_bag([(1, "a"), (None, b"x")], [(None, b"x"), (1.0, "a")])
+    assert not fuzz.same_bag([(1,)], [(1,), (1,)])
+    assert not fuzz.same_cell(2**53, 2**53 + 1)
+    assert fuzz.same_cell(0.1 + 0.2, 0.3)
+    assert not fuzz.same_cell(1.0, 1.000001)
+    assert not fuzz.same_cell(1, "1")
+
+
+def test_the_fuzzer_reports_a_lax_equality(fuzz: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "EQUALITIES", dict.fromkeys(("strict", "bird"), fuzz.EQUALITIES["bird"]))
+    assert fuzz.hunt(fuzz.make_database(tmp_path, "sqlite"), 900, 0)
