@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pipelines.benchmarks.prompt_schema import NO_TEXT
 from pipelines.core.types import is_valid_unicode
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
@@ -31,8 +32,11 @@ from pipelines.serving.agent import QUESTION_CHARS, Agent, AnsweringModel, Event
 from pipelines.serving.feedback import Feedback, utc_time
 from pipelines.serving.web import Handler, body_of, guarded, page, while_connected
 from pipelines.sql.audit import append
+from pipelines.sql.schema import Schema
 
 PAGE = Path(__file__).with_name("page.html")
+NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")  # in a declared type
+SHOWN_TABLES = 50  # of which the chat page names the columns
 SHOWN_ROWS = 50  # of a Markdown table; `sqltrain` has all of them
 BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds of the histogram's buckets
 SYNC_S = 60.0  # between two looks at old feedback and new verdicts
@@ -97,6 +101,19 @@ def _fenced(text: str, language: str) -> str:
 def _escaped(text: str) -> str:
     """Text of a database or an engine in one line of Markdown, where it can be no link, picture or tag."""
     return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", re.sub(r"\s+", " ", text))
+
+
+def questions_to_try(schema: Schema) -> list[str]:
+    """Three questions about the table with most columns: its rows, the values of a text, the largest number."""
+    table = max(schema.tables, key=lambda table: len(table.columns), default=None)
+    if table is None:
+        return []
+    questions = [f"How many rows are in {table.name} ?"]
+    others = [column for column in table.columns if not column.primary_key]
+    texts = [column.name for column in others if not any(word in column.type.upper() for word in NO_TEXT)]
+    numbers = [column.name for column in others if any(word in column.type.upper() for word in NUMBERS)]
+    questions += [f"Which {name} are there in {table.name} ?" for name in texts[:1]]
+    return questions + [f"What is the largest {name} in {table.name} ?" for name in numbers[:1]]
 
 
 @dataclass
@@ -189,7 +206,14 @@ class Service:
 
     async def _models(self, _: Request, user: str) -> Response:
         entry = {"id": self.agent.model().name, "object": "model", "created": 0, "owned_by": "sqltrain"}
-        facts = {"database": self.agent.openable.database.id, "feedback": self.feedback is not None}
+        tables = [[table.name, [column.name for column in table.columns]] for table in self.agent.schema.tables]
+        facts = {
+            "database": self.agent.openable.database.id,
+            "feedback": self.feedback is not None,
+            "tables": tables[:SHOWN_TABLES],
+            "more_tables": len(tables[SHOWN_TABLES:]),
+            "questions": questions_to_try(self.agent.schema),
+        }
         return JSONResponse({"object": "list", "data": [entry], "sqltrain": facts})
 
     async def _chat(self, request: Request, user: str) -> ASGIApp:

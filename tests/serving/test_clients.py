@@ -110,11 +110,18 @@ def type_and_enter(page, text):
 
 @in_chromium
 def test_a_question_is_answered_live_and_judged(running, page):
+    page.wait_for("Which name are there in person ?")  # one of the questions to try
+    tables = page.evaluate("[...document.querySelectorAll('#tables dt, #tables dd')].map(e => e.textContent).join('|')")
+    assert tables == "person|id, name, city"  # and no hidden column
     type_and_enter(page, "How many people by city ?")  # the field has the focus when the page is there
     page.wait_for("SELECT DISTINCT city FROM person")
     page.wait_for("Download CSV")
     assert page.evaluate("[...document.querySelectorAll('tbody td')].map(e => e.textContent).join()") == "Oslo,2,Rome,1"
     assert page.evaluate("document.querySelectorAll('svg rect').length") == 2
+    first, last = "article section > :first-child", "article section > details:last-child textarea"
+    assert page.evaluate(f"document.querySelector('{first}').querySelectorAll('table').length") == 1  # then the SQL
+    clauses = ["SELECT city, count(*) AS n", "FROM person", "GROUP BY city", "ORDER BY city"]
+    assert page.evaluate(f"document.querySelector('{last}').value").split("\n") == clauses
     page.click("n")  # the head of the column sorts
     assert page.evaluate("document.querySelector('tbody td').textContent") == "Rome"
     page.evaluate("document.querySelector('article textarea').value = 'SELECT 7 AS seven'")
