@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -98,17 +99,18 @@ def scheduled() -> None:
         logging.getLogger("prefect.flow_runs").debug("the event of the first state was not sent: %s", error)
 
 
+@dataclass
 class Pulse:
     """Progress events of the flow run at work; a run without one for long is stuck."""
 
-    def __init__(self) -> None:
-        self._run, self._emitted = runtime.flow_run.id, float("-inf")
+    run: str | None = field(default_factory=lambda: runtime.flow_run.id)
+    emitted: float = float("-inf")
 
     def beat(self) -> None:
         """Emit the event of progress, at most once in `EVERY_S`."""
-        if self._run is not None and time.monotonic() - self._emitted >= EVERY_S:
-            self._emitted = time.monotonic()
-            emit_event(PROGRESS, {"prefect.resource.id": f"prefect.flow-run.{self._run}"})
+        if self.run is not None and time.monotonic() - self.emitted >= EVERY_S:
+            self.emitted = time.monotonic()
+            emit_event(PROGRESS, {"prefect.resource.id": f"prefect.flow-run.{self.run}"})
 
 
 # Tables and texts about a run, published as Prefect's artifacts.

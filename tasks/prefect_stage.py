@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -65,6 +64,8 @@ class TaskProgress:
         self.stage = stage
         self.every_s = every_s
         self.log = get_run_logger()
+        self.say: Callable[[str], None] = functools.partial(self.log.info, "%s")
+        self.warn: Callable[[str], None] = functools.partial(self.log.warning, "%s")
         self.artifact: UUID | None = None
         self._label, self._unit, self._note, self._done, self._total = stage, "", "", 0, 0
         self._pulse = events.Pulse()
@@ -72,15 +73,15 @@ class TaskProgress:
         run = contextvars.copy_context().run  # Prefect keeps the task run and its settings in context variables
         self._thread = threading.Thread(target=run, args=(self._watch,), name="progress", daemon=True)
 
-    def __enter__(self) -> TaskProgress:
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[TaskProgress]:
+        """The progress, sent until the block ends."""
         self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(timeout=30)
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            self._thread.join(timeout=30)
 
     def begin(self, stage: str, total: int, unit: str) -> None:
         """A stage, or a part of it, starts."""
@@ -91,14 +92,6 @@ class TaskProgress:
         """`count` more units are done."""
         self._done += count
         self._note = note or self._note
-
-    def say(self, text: str) -> None:
-        """A line of the task's log."""
-        self.log.info("%s", text)
-
-    def warn(self, text: str) -> None:
-        """A warning of the task's log."""
-        self.log.warning("%s", text)
 
     def _watch(self) -> None:
         sent, is_over = "", False
@@ -190,7 +183,7 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
     """
     log = get_run_logger()
     log.info("%s %s: %s", step.name, step.key, step.why)
-    with device_slot(step, walk.recipe), TaskProgress(step.name) as progress:
+    with device_slot(step, walk.recipe), TaskProgress(step.name).shown() as progress:
         started = time.perf_counter()
         try:
             result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker, walk.role)

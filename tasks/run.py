@@ -19,6 +19,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -172,16 +173,21 @@ class Tracker:
         about = {"run": self.name, "recipe": self.recipe.name, "stage": step.name, "key": step.key, "why": step.why}
         needs = [other for other in steps if other.name in step.needs]
         with span(f"stage {step.name}", about | ({"role": role} if role else {})) as note:
-            stage_run = StageRun(self, step, needs, recipe, role, note)
+            run = MlflowRun(self.run.uri, self.run.store)
+            stage_run = StageRun(self, step, needs, graph.seen_by(step.name, recipe), role, note, run)
             if not step.cached:
                 self.begin()
                 stage_run.begin()
+            error: BaseException | None = None
             try:
                 yield stage_run
-            except BaseException as error:
-                stage_run.end(error)
+            except BaseException as raised:
+                error = raised
                 raise
-            stage_run.end(None)
+            finally:
+                if stage_run.follower is not None:
+                    stage_run.follower.stop()
+                    stage_run.note("its end", lambda: _terminate(run, error))
 
     def found(self, role: str, result: StageResult) -> None:
         """Note a cached stage in the parent once that is open: a comparison of runs has no holes."""
@@ -220,37 +226,29 @@ class Tracker:
         self.run.client.set_tag(self.run.run_id, f"sqltrain.key.{group}"[:MAX_KEY], result.key)
 
 
+@dataclass
 class StageRun:
     """One stage's run under its parent; of a cached stage, only the metrics are noted."""
 
-    def __init__(
-        self,
-        tracker: Tracker,
-        step: Step,
-        needs: Sequence[Step],
-        recipe: Recipe,
-        role: str,
-        note_span: Callable[[Mapping[str, Any]], None],
-    ) -> None:
-        self.tracker = tracker
-        self.step = step
-        self.needs = needs
-        self.recipe = graph.seen_by(step.name, recipe)
-        self.role = role
-        self.run = MlflowRun(tracker.run.uri, tracker.run.store)
-        self._note_span = note_span
-        self._begun = time.perf_counter()
-        self._follower: CurveFollower | None = None
+    tracker: Tracker
+    step: Step
+    needs: Sequence[Step]
+    recipe: Recipe  # as the stage sees it.
+    role: str
+    note_span: Callable[[Mapping[str, Any]], None]
+    run: MlflowRun
+    began: float = field(default_factory=time.perf_counter)
+    follower: CurveFollower | None = None  # of a stage that is made.
 
     def begin(self) -> None:
         """Open the run, and follow the stage's curves."""
-        self._note("its run", self._open)
+        self.note("its run", self._open)
         store, step = self.tracker.store, self.step
         paths = (store.work(step.kind, step.key) / "curves.jsonl", step.folder / "curves.jsonl")
-        self._follower = CurveFollower(
-            paths, lambda rows: self._note("its curves", lambda: self.run.log_rows(step.name, rows))
+        self.follower = CurveFollower(
+            paths, lambda rows: self.note("its curves", lambda: self.run.log_rows(step.name, rows))
         )
-        self._follower.start()
+        self.follower.start()
 
     def _open(self) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -278,40 +276,34 @@ class StageRun:
 
     def record(self, result: StageResult) -> None:
         """Note a finished stage: its numbers, its files, and its checkpoint, report or evaluation."""
-        self._note_span({"cached": result.cached, **{f"metrics.{name}": x for name, x in result.metrics.items()}})
-        if self._follower is None:
+        self.note_span({"cached": result.cached, **{f"metrics.{name}": x for name, x in result.metrics.items()}})
+        if self.follower is None:
             self.tracker.found(self.role, result)
             return
         run, parent = self.run, self.tracker.run
-        numbers = {**result.metrics, "seconds": time.perf_counter() - self._begun}
-        self._follower.flush()
-        own = {name: value for name, value in numbers.items() if name not in self._follower.names}
+        numbers = {**result.metrics, "seconds": time.perf_counter() - self.began}
+        self.follower.flush()
+        own = {name: value for name, value in numbers.items() if name not in self.follower.names}
         timing, _ = read_rows([result.folder / "timing.jsonl"], 0)
-        self._note("its numbers", lambda: run.log_rows(self.step.name, [(0, own)]))
-        self._note("its numbers in the parent", lambda: self.tracker.summarise(self.role, result, numbers))
-        self._note("its timing", lambda: run.log_rows("timing", timing))
+        self.note("its numbers", lambda: run.log_rows(self.step.name, [(0, own)]))
+        self.note("its numbers in the parent", lambda: self.tracker.summarise(self.role, result, numbers))
+        self.note("its timing", lambda: run.log_rows("timing", timing))
         for path in (result.folder / name for name in SMALL_FILES):
             if path.is_file():
-                self._note(path.name, lambda path=str(path): run.client.log_artifact(run.run_id, path))  # type: ignore[misc]
+                self.note(path.name, lambda path=str(path): run.client.log_artifact(run.run_id, path))  # type: ignore[misc]
         if result.kind == "report":
             # That of the first benchmark lies on top, that of another in a folder of its name.
             page, folder = str(result.folder / "report.html"), graph.benchmark_of(result.name) or None
-            self._note("the report", lambda: parent.client.log_artifact(parent.run_id, page, folder))
+            self.note("the report", lambda: parent.client.log_artifact(parent.run_id, page, folder))
         about = (run, self.recipe)
         if result.name in TRAINING:
-            self._note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))
+            self.note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))
         if result.name.startswith("evaluate_"):
-            self._note("its checkpoint's accuracy", lambda: models.note_accuracy(*about, self.needs, result))
-            self._note("its traces", lambda: episodes.log(*about, self.needs, result))
-            self._note("its questions", lambda: episodes.log_questions(*about, self.needs))
+            self.note("its checkpoint's accuracy", lambda: models.note_accuracy(*about, self.needs, result))
+            self.note("its traces", lambda: episodes.log(*about, self.needs, result))
+            self.note("its questions", lambda: episodes.log_questions(*about, self.needs))
 
-    def end(self, error: BaseException | None) -> None:
-        """Stop following, and close the run."""
-        if self._follower is not None:
-            self._follower.stop()
-            self._note("its end", lambda: _terminate(self.run, error))
-
-    def _note(self, content: str, write: Callable[[], object]) -> None:
+    def note(self, content: str, write: Callable[[], object]) -> None:
         self.tracker.recorder.note(f"{_label(self.step.name, self.role)}: {content}", write)
 
 
