@@ -14,7 +14,7 @@ from typing import Any
 from pipelines.report import writer
 from pipelines.report.data import report_of_predictions
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.scoring import GoldQuery, locate
+from pipelines.sql.scoring import GoldQuery, locate_database
 
 PAGE = Path(__file__).parents[1] / "build" / "published_systems.html"
 VERDICTS = Path("vectors") / "spider_dev_slice_verdicts.jsonl"
@@ -44,7 +44,7 @@ def gather(shared: Path) -> writer.ReportData:
 
 def _one(name: str, found: Sequence[Mapping[str, Any]], folder: Path, sql: SqlEngine) -> writer.ReportData:
     gold = [GoldQuery(row["gold"], row["db_id"]) for row in found]
-    databases = {one.db_id: locate(one.db_id, str(folder), "sqlite") for one in gold}
+    databases = {one.db_id: locate_database(one.db_id, str(folder), "sqlite") for one in gold}
     return report_of_predictions(name, gold, dict(enumerate(row["pred"] for row in found)), databases, EQUALITIES, sql)
 
 

@@ -214,7 +214,7 @@ def walk(
             results.append(result)
     if is_cached:
         for result in results:  # a night's champion was evaluated before: its numbers belong to this night, too
-            tracker.found(role, result)
+            tracker.note_cached(role, result)
     return results
 
 

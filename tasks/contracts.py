@@ -38,7 +38,7 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
         [[item.says, item.expectation, item.column, dict(item.options), item.allowed, item.pools] for item in checks]
     )
     path = result.folder / "contract.json"
-    verdict = kept(path)
+    verdict = read_verdict(path)
     if verdict.get("terms") != terms:
         verdict = {"stage": result.name, "terms": terms, **evaluate(ROWS[result.kind](result.folder), checks)}
         write_json(path, verdict)
@@ -57,7 +57,7 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
     return verdict
 
 
-def kept(path: Path) -> dict[str, Any]:
+def read_verdict(path: Path) -> dict[str, Any]:
     """The verdict of an earlier run; {} if there is none, or its file is damaged: then it is given anew."""
     try:
         verdict = read_json(path)

@@ -46,7 +46,7 @@ QUIET = {"MLFLOW_GENAI_EVAL_MAX_WORKERS": "1", "MLFLOW_GENAI_EVAL_MAX_SCORER_WOR
 MAX_QUESTIONS = 2000  # of a dataset: MLflow looks each row up before it writes it, some 2 ms a row
 
 
-def log(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: StageResult) -> None:
+def log_traces(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: StageResult) -> None:
     """Send an evenly spaced sample of an evaluation's greedy trajectories, and their verdicts."""
     folders = [step.folder for step in needs if step.kind == "test"]
     questions = {example.id: example for folder in folders for example in examples(folder, "test")}
@@ -62,7 +62,7 @@ def log(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: StageResu
         judged = {trace: verdicts[name] for trace, name in names.items() if name in verdicts}
         if not judged:
             return
-        logged = (models.logged(run.client, run.experiment_id, step.key) for step in needs)
+        logged = (models.find_logged_model(run.client, run.experiment_id, step.key) for step in needs)
         model = next((model.model_id for model in logged if model is not None), None)
         gold = {trace: questions[name].gold_sql for trace, name in names.items() if name in questions}
         expected = [{"expected_response": gold[trace]} if gold.get(trace) else {} for trace in judged]

@@ -43,7 +43,7 @@ def asset_key(recipe: str, name: str, role: str = "") -> str:
     return f"sqltrain://{_NOT_ALLOWED.sub('-', path)}"
 
 
-def upstream(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
+def upstream_assets(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
     """The addresses of a stage's inputs: other stages, or the files of its questions."""
     sources = {"data": (recipe.data.sft, *recipe.data.rl, recipe.data.dev), "test": tuple(recipe.data.test)}
     paths = [Path(str(source.path)).expanduser().resolve() for source in sources.get(step.kind, ()) if source.path]
@@ -64,7 +64,7 @@ def publish_champion_asset(line: Mapping[str, Any]) -> None:
     add_asset_metadata({**line["challenger"], **line["numbers"]})
 
 
-def promoted(recipe: str, store: Store, line: Mapping[str, Any]) -> None:
+def publish_champion(recipe: str, store: Store, line: Mapping[str, Any]) -> None:
     """Publish a new champion: servers of the recipe may load it now."""
     stage, key = line["challenger"]["stage"], line["challenger"]["key"]
     deps: list[str | Asset] = [asset_key(recipe, name) for name in (stage, f"evaluate_{stage}")]
@@ -80,7 +80,7 @@ def emit(event: str, recipe: str, payload: Mapping[str, str]) -> None:
     emit_event(event, about, payload={"recipe": recipe, **{name: text[:LONGEST] for name, text in payload.items()}})
 
 
-def scheduled() -> None:
+def emit_first_state() -> None:
     """Emit the event of this flow run's first state, which Prefect's scheduler does not send.
 
     Automations hold back each event of a run until they have seen the one before it, for a quarter of an hour. An event

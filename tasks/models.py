@@ -77,7 +77,7 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
         "digest": hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
         "manifest": f"{result.name}/{result.key}/{MANIFEST}",
     }
-    model = logged(client, run.experiment_id, result.key)
+    model = find_logged_model(client, run.experiment_id, result.key)
     if model is None:
         settings = flatten(recipe.slice("model", result.name, "seed"))
         model = client.create_logged_model(
@@ -100,7 +100,7 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    if find(client, name, result.key) is None:
+    if find_version(client, name, result.key) is None:
         source = f"models:/{model.model_id}"
         client.create_model_version(name, source, run_id=run.run_id or None, tags=tags, model_id=model.model_id)
 
@@ -113,10 +113,10 @@ def note_accuracy(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result:
     datasets = [dataset for need in needs if need.kind == "test" and (dataset := dataset_reference(need))]
     about = {"dataset_name": datasets[0][0], "dataset_digest": datasets[0][1]} if datasets else {}
     for step in needs:
-        model = logged(run.client, run.experiment_id, step.key)
+        model = find_logged_model(run.client, run.experiment_id, step.key)
         if model is not None:
             run.log_rows(result.name, [(0, result.metrics)], {"model_id": model.model_id, **about})
-        version = find(run.client, model_name(recipe.name), step.key)
+        version = find_version(run.client, model_name(recipe.name), step.key)
         if version is None:
             continue
         for key in (key for key in HEADLINE if key in result.metrics):
@@ -124,13 +124,13 @@ def note_accuracy(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result:
             run.client.set_model_version_tag(version.name, version.version, tag, f"{result.metrics[key]:.4f}")
 
 
-def find(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
+def find_version(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
     """The version whose checkpoint has that store key."""
     versions = client.search_model_versions(f"name = '{name}' and tags.key = '{key}'", max_results=1)
     return versions[0] if versions else None
 
 
-def logged(client: MlflowClient, experiment_id: str, key: str) -> LoggedModel | None:
+def find_logged_model(client: MlflowClient, experiment_id: str, key: str) -> LoggedModel | None:
     """The logged model whose checkpoint has that store key."""
     models = client.search_logged_models([experiment_id], filter_string=f"tags.`key` = '{key}'", max_results=1)
     return models[0] if models else None
@@ -163,7 +163,7 @@ OWNER = "nights"  # tag of a registered model: the series of nights to which its
 REGISTERED = "registry.json"  # beside a ledger: the registry that has its champion, and that champion's key
 
 
-def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
+def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     """Set the aliases to what the ledger says, and tag the last challenger's version with its decision and numbers.
 
     The ledger stays the truth: a registry that could not be written, or whose night was killed, is brought up to date
@@ -226,7 +226,7 @@ def announce_if_stale(recipe: str, store: Store, say: Callable[[str], None]) -> 
     ledger = Ledger(store, recipe)
     champion = ledger.champion()
     if champion is not None and _registered(ledger).get("champion", champion.key) != champion.key:
-        announce(recipe, store, say)
+        announce_champion(recipe, store, say)
 
 
 def _registered(ledger: Ledger) -> dict[str, str]:
@@ -238,7 +238,7 @@ def _registered(ledger: Ledger) -> dict[str, str]:
 
 def _mark(client: MlflowClient, name: str, key: str, alias: str, tags: Mapping[str, str]) -> bool:
     """Put an alias and tags on the version of a checkpoint; False if it has no version."""
-    version = find(client, name, key)
+    version = find_version(client, name, key)
     if version is None:
         return False
     client.set_registered_model_alias(name, alias, version.version)

@@ -188,7 +188,7 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
         try:
             result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker, walk.role)
         finally:
-            verdict = contracts.kept(step.folder / "contract.json")
+            verdict = contracts.read_verdict(step.folder / "contract.json")
             if verdict:
                 show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
     events.add_asset_metadata({"stage": result.name, "key": result.key, **result.metrics})

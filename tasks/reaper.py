@@ -32,7 +32,7 @@ def run_lock(store: Store, flow_run: str) -> Iterator[None]:
         yield
 
 
-def reap(store: Store, say: Callable[[str], None]) -> None:
+def mark_dead_runs(store: Store, say: Callable[[str], None]) -> None:
     """Mark the flow runs of this store whose process is gone as crashed; if the server is away, another run does it."""
     for path in sorted((store.root / FLOWS).glob("*.json")):
         try:  # another user's file can be locked, too; some file systems lock for writers alone

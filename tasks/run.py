@@ -133,7 +133,7 @@ class Tracker:
         self.recorder.note("the run and its parameters", self._open)
         self.recorder.note("the prompt", lambda: models.link_prompt(self.run, self.recipe.protocol))
         for role, result in self._cached:
-            self.found(role, result)
+            self.note_cached(role, result)
         self._cached.clear()
 
     def _open(self) -> None:
@@ -189,7 +189,7 @@ class Tracker:
                     stage_run.follower.stop()
                     stage_run.note("its end", lambda: _terminate(run, error))
 
-    def found(self, role: str, result: StageResult) -> None:
+    def note_cached(self, role: str, result: StageResult) -> None:
         """Note a cached stage in the parent once that is open: a comparison of runs has no holes."""
         if not self._begun:
             self._cached.append((role, result))
@@ -203,7 +203,7 @@ class Tracker:
 
         self.recorder.note(f"the numbers of {_label(result.name, role)}", write)
 
-    def decided(self, line: Mapping[str, Any]) -> None:
+    def note_decision(self, line: Mapping[str, Any]) -> None:
         """Note a night's decision.
 
         Args:
@@ -278,7 +278,7 @@ class StageRun:
         """Note a finished stage: its numbers, its files, and its checkpoint, report or evaluation."""
         self.note_span({"cached": result.cached, **{f"metrics.{name}": x for name, x in result.metrics.items()}})
         if self.follower is None:
-            self.tracker.found(self.role, result)
+            self.tracker.note_cached(self.role, result)
             return
         run, parent = self.run, self.tracker.run
         numbers = {**result.metrics, "seconds": time.perf_counter() - self.began}
@@ -300,7 +300,7 @@ class StageRun:
             self.note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))
         if result.name.startswith("evaluate_"):
             self.note("its checkpoint's accuracy", lambda: models.note_accuracy(*about, self.needs, result))
-            self.note("its traces", lambda: episodes.log(*about, self.needs, result))
+            self.note("its traces", lambda: episodes.log_traces(*about, self.needs, result))
             self.note("its questions", lambda: episodes.log_questions(*about, self.needs))
 
     def note(self, content: str, write: Callable[[], object]) -> None:

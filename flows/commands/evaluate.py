@@ -166,7 +166,7 @@ def below(results: Iterable[graph.StageResult], bounds: Mapping[str, float]) -> 
 class Answerer:
     """The policy that is evaluated."""
 
-    policy: str  # as `pipelines.stages.evaluate.answering` takes it
+    policy: str  # as `pipelines.stages.evaluate.evaluated_policy` takes it
     name: str  # for people
     about: Mapping[str, object]  # distinguishes it from any other, for the keys
     note: str = ""  # the same in a few words, for the report
@@ -525,7 +525,7 @@ def score(
         hint = "Pass the folder that holds ID/ID.sqlite for each database."
         raise UserError(f"{databases} is not a folder", hint)
     else:
-        located = {item.db_id: scoring.locate(item.db_id, databases, engine) for item in items}
+        located = {item.db_id: scoring.locate_database(item.db_id, databases, engine) for item in items}
     # Whether all that will be written can be, before the first query.
     if report is not None and all(EQUALITIES[name].timed for name in names):
         raise UserError(f"{report}: {NOTHING_TO_REPORT}")
@@ -554,7 +554,7 @@ def score(
         if out is not None:
             _write(out, "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in scored))
         summary = scoring.summarise(scored, names)
-        rewritten = scoring.rewritten_there(scored, predictions)
+        rewritten = scoring.rewritten_by_official_script(scored, predictions)
         _show_score(summary, names, len(items) - len(scored), rewritten)
         if report is not None:  # last: what was scored is told whatever becomes of it
             _report_score(report, items, predictions, located, scored, sql)
@@ -632,7 +632,7 @@ def _report_score(
     _write(folder / SUMMARY, json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
     try:
         if not any(DIALECTS[database.engine].is_server for database in databases.values()):  # an address is secret
-            asking.keep(folder, tuple(data.examples.values()), system)
+            asking.write_texts(folder, tuple(data.examples.values()), system)
         writer.write_all(data, folder)
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None

@@ -20,7 +20,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
 from pipelines.stages import graph
 from tasks import contracts
-from tasks.models import announce, announce_if_stale
+from tasks.models import announce_champion, announce_if_stale
 from tasks.run import Tracker
 
 Stores = Annotated[
@@ -101,8 +101,8 @@ def nightly(
                 return terminal.walk(part, at, steps, bars, lambda *_: None, tracker, role)
 
             line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check))
-            tracker.decided(line)
-        announce(loaded.name, store, bars.say)
+            tracker.note_decision(line)
+        announce_champion(loaded.name, store, bars.say)
     if as_json:
         emit(line)
     else:
@@ -148,7 +148,7 @@ def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
     """
     loaded, store = open_recipe(recipe, overrides)
     former, came = Ledger(store, loaded.name).rollback()
-    announce(loaded.name, store, typer.echo)
+    announce_champion(loaded.name, store, typer.echo)
     typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {former.stage}/{former.key})")
 
 

@@ -42,7 +42,7 @@ from pipelines.stages import graph, prompt_fit
 from pipelines.stages.context import examples
 from pipelines.sweeps import sweep_plan, sweep_table
 from tasks import contracts
-from tasks.models import announce
+from tasks.models import announce_champion
 from tasks.run import Tracker
 
 if TYPE_CHECKING:
@@ -212,9 +212,9 @@ def adapt(
             else:
                 curated = {name: results[name].key for name in night.CURATION if name in results}
                 line, before = night.conclude(context, ledger, challenger, [curated]), champion or base
-        tracker.decided(line)
+        tracker.note_decision(line)
         sides = [(who, night.evaluated(context, loaded, who, "")) for who in (before, challenger)]
-        announce(loaded.name, store, bars.say)
+        announce_champion(loaded.name, store, bars.say)
     old_side, new_side = ((result.folder, f"{who.stage} {who.key}") for who, result in sides)
     verdict = f"{line['decision']}: {line['reason']}"
     data = outcome.page(loaded, results["test"].folder, old_side, new_side, verdict)
@@ -441,7 +441,7 @@ def check(
             rest_of = chain(*(questions for pool, questions in pools if pool not in ("sft", "rl")))
             with sql_engine(loaded) as sql:
                 report = gold_health.examine([*training, *rest_of], sql)
-            for line in gold_health.lines(report):
+            for line in gold_health.report_lines(report):
                 bars.say(line)
             pools_counted = prompt_fit.count(loaded, dict(zip((step.name for step in steps), folders, strict=True)))
             for counted in pools_counted:
@@ -449,12 +449,12 @@ def check(
             problems += [f"{counted.line}. {counted.hint}" for counted in pools_counted if counted.hint]
             n_trained = 0 if loaded.data.drop_empty else len(training)
             trained_on = [finding for finding in report if finding.place < n_trained]
-            empty = gold_health.counts(trained_on)["empty"]
+            empty = gold_health.count_reasons(trained_on)["empty"]
             if empty:
                 equal = "have an empty gold result, which any query without rows equals:"
                 bars.say(f"note: {empty} training questions {equal}")
                 bars.say("  data.drop_empty=true leaves them out")
-            facts |= {"health": gold_health.counts(report), "empty_trained": empty}
+            facts |= {"health": gold_health.count_reasons(report), "empty_trained": empty}
             facts |= {"unfit": {counted.pool: counted.unfit for counted in pools_counted}}
     problems += gold_problems
     if as_json:

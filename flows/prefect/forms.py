@@ -84,7 +84,7 @@ def set_home() -> dict[str, str]:
     """The pull step of every deployment: a run works in `SQLTRAIN_HOME`, else in the checkout of the worker."""
     from tasks import events
 
-    events.scheduled()
+    events.emit_first_state()
     home = os.environ.get(HOME)
     folder = Path(home) if home else CHECKOUT
     if not home and not (folder / "pyproject.toml").is_file():

@@ -16,7 +16,7 @@ from pipelines.nightly.ledger import Ledger, NightInProgress
 from pipelines.nightly.night import NightContext, run_night, title
 from tasks import contracts, events
 from tasks.events import night_markdown
-from tasks.models import announce, announce_if_stale
+from tasks.models import announce_champion, announce_if_stale
 from tasks.prefect_stage import show
 
 
@@ -64,9 +64,9 @@ def retrain(
             if any(row.get("decision") == "refused" for row in ledger.lines()[before:]):
                 events.emit(events.REFUSED, loaded.name, {"reason": str(error)})
             raise
-        tracker.decided(line)
+        tracker.note_decision(line)
     show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
-    announce(loaded.name, opened, get_run_logger().warning)
+    announce_champion(loaded.name, opened, get_run_logger().warning)
     if line["decision"] == "promoted":
-        show(events.promoted, loaded.name, opened, line)
+        show(events.publish_champion, loaded.name, opened, line)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])

@@ -29,7 +29,7 @@ from tasks import events
 from tasks.events import accuracy_markdown, report_markdown, stage_rows
 from tasks.prefect_server import prefect_server, retry_until_reachable
 from tasks.prefect_stage import Walk, artifact_key, run_stage, show, uses_device
-from tasks.reaper import reap, run_lock
+from tasks.reaper import mark_dead_runs, run_lock
 from tasks.run import Tracker, span_tracer
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_names()]})]
@@ -52,7 +52,7 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
     """
     own, say = str(runtime.flow_run.id), get_run_logger().warning
     tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}
-    reap(store, say)
+    mark_dead_runs(store, say)
     try:
         # The flow run that this one was started by, directly or not; itself if it is the first.
         root = str(retry_until_reachable(lambda: runtime.flow_run.root_flow_run_id, "the run", say) or own)
@@ -83,7 +83,7 @@ def walk(
                     task_run_name=f"{recipe.name}: {step.name} {step.key}",
                     tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
                     assets=[events.asset_key(recipe.name, step.name, role)],
-                    asset_deps=events.upstream(step, recipe, role),
+                    asset_deps=events.upstream_assets(step, recipe, role),
                 )
                 # quote() what is not a task result: Prefect matches results by id() and would add false edges to the
                 # lineage.

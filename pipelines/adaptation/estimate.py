@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipelines.benchmarks.splitting import Part
 from pipelines.recipe.config import Recipe
 from pipelines.stages.graph import GRAPH, Step, kind_of
-from pipelines.stages.keys import asked
+from pipelines.stages.keys import asked_endpoints
 
 Counts = Mapping[Part, int]
 
@@ -56,6 +56,8 @@ def price(recipe: Recipe, counts: Counts) -> str:
             words = f"some {sum_of_all:,.2f} {entry.currency} if each conversation grows to {tokens:,} tokens"
             cost = words if sum_of_all else "its entry has no price"
             lines.append(f"{teacher.endpoint}: {cost}")
-    others = {name for stage in recipe.stages if stage != "synthesize" for name in asked(recipe, stage) if name}
+    others = {
+        name for stage in recipe.stages if stage != "synthesize" for name in asked_endpoints(recipe, stage) if name
+    }
     lines += [f"{name}: is asked too, at a cost that is not estimated" for name in sorted(others)]
     return "; ".join(lines) or "no endpoint is asked, so nothing is paid"

@@ -17,7 +17,7 @@ from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, source_folde
 from pipelines.core.registry import reader
 from pipelines.core.types import Example
 from pipelines.recipe.config import Section, Source
-from pipelines.sql.equalities.official import is_unanswerable, repaired
+from pipelines.sql.equalities.official import ehrsql_query, is_unanswerable
 
 EQUALITY = "ehrsql"  # of the figures, where a recipe names none
 HINT = "EHRSQL's layout is dataset/ehrsql/<mimic_iii or eicu>/valid.json and its .sqlite file beside it"
@@ -34,7 +34,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 
     def finish(example: Example, row: Any) -> Example:
         meta = {key: row[key] for key in ("template", "q_tag", "t_tag") if isinstance(row.get(key), str | list)}
-        return dataclasses.replace(example, gold_sql=repaired(example.gold_sql), meta=meta)
+        return dataclasses.replace(example, gold_sql=ehrsql_query(example.gold_sql), meta=meta)
 
     return _layout(source).read(source, root, finish)
 

@@ -92,10 +92,10 @@ class CheckedTrajectory:
         reason, detail = fault(outcome) or (None, "")
         if reason is None and (rule := broken_rule(outcome, drop)) is not None:
             reason, detail = f"rule_{rule}", f"the filter rule {rule} leaves it out"
-        behaviour = similarity.plan(trajectory), (sql_shape(trajectory.final_sql or ""),)
+        behaviour = similarity.plan_shape(trajectory), (sql_shape(trajectory.final_sql or ""),)
         plan, shape, signature = (
             int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest(), "big") >> 1
-            for parts in (*behaviour, similarity.signature(trajectory, database))
+            for parts in (*behaviour, similarity.trajectory_shape(trajectory, database))
         )
         return cls(
             trajectory.example_id,

@@ -169,7 +169,7 @@ def _signatures(
         [(database, rewrite(text) if rewrite else text) for database, text in jobs if text is not None]
     )
     if rewrite:
-        results = [dataclasses.replace(result, rows=official.vote(result.rows)) for result in results]
+        results = [dataclasses.replace(result, rows=official.unordered_outcome(result.rows)) for result in results]
     signatures = {job: signature(result, part.form) for job, result in zip(jobs, results, strict=True)}
     return {pair: signatures[pair.database, pair.predicted_sql] for pair in ran}
 

@@ -21,7 +21,7 @@ from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.recipe import config
 from pipelines.sql.audit import AuditEntry, AuditLog
 from pipelines.sql.dialects.base import OK, Bounds, HiddenNames, identity
-from pipelines.sql.equalities.spider_grammar import NamesOf
+from pipelines.sql.equalities.spider_grammar import DatabaseNames
 from pipelines.sql.lexical import is_ordered
 from pipelines.sql.sandbox.pool import ANALYSIS, Pool, Task, WorkerDeath
 
@@ -127,7 +127,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         self._pools: dict[str, Pool] = {}
         # By location, text, and whether it is as given (or rewritten): it has run, or failed when it was asked alone.
         self._golds: dict[tuple[str, str, bool], bool] = {}
-        self._names = NamesOf(tables)
+        self._names = DatabaseNames(tables)
         self._audit = None if audit is None else AuditLog(audit)
         self._lock = threading.RLock()
         self._gathered: list[tuple[str, Task]] = []

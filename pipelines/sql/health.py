@@ -96,11 +96,11 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
     ]
 
 
-def counts(findings: Sequence[GoldFinding]) -> dict[str, int]:
+def count_reasons(findings: Sequence[GoldFinding]) -> dict[str, int]:
     return {reason: len({f.place for f in findings if f.reason == reason}) for reason in REASONS}
 
 
-def lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
+def report_lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
     """The report for a person: each reason with its first examples."""
     by_reason: Mapping[str, list[GoldFinding]] = collections.defaultdict(list)
     for finding in findings:

@@ -77,7 +77,7 @@ def _gold_records(path: Path, records: Any) -> list[GoldQuery]:
         except BadRow as bad:
             raise DataError(f"{where}: {bad.detail}", "It needs a db_id and an SQL or query.") from None
         if "is_impossible" in row:
-            sql = official.repaired(sql)  # as published, some of EHRSQL's queries do not run
+            sql = official.ehrsql_query(sql)  # as published, some of EHRSQL's queries do not run
         id = "" if row.get("id") is None else str(row["id"])
         golds.append(GoldQuery(sql, db_id, level or None, question, evidence, id, answerable))
     return golds
@@ -201,7 +201,7 @@ class ScoredItem:
         return {**fields, **verdicts, "error": self.error}
 
 
-def locate(db_id: str, databases: str, engine: EngineName) -> Database:
+def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
     """A benchmark's database: DIR/ID/ID.sqlite as Spider and BIRD lay it out, else DIR/ID.sqlite.
 
     Args:
@@ -322,7 +322,7 @@ def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary
     )
 
 
-def rewritten_there(items: Sequence[ScoredItem], predictions: Mapping[int, str]) -> list[int]:
+def rewritten_by_official_script(items: Sequence[ScoredItem], predictions: Mapping[int, str]) -> list[int]:
     """Predictions that are right under a test suite equality here, and that the official script changes before it runs
     them: it replaces the letters "value" by "1" wherever they stand (`evaluation.py: evaluate`), also in names.
     """

@@ -57,14 +57,14 @@ def normalised(question: str) -> tuple[str, ...]:
 # Near-duplicate trajectories: equal in their plan and their SQL's shape, whatever the words and values.
 
 
-def plan(trajectory: Trajectory) -> tuple[str, ...]:
+def plan_shape(trajectory: Trajectory) -> tuple[str, ...]:
     """The plan of an episode: each turn's action with the shape of its SQL; wording and values left out."""
     return tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
 
 
-def signature(trajectory: Trajectory, database: str) -> tuple[str, ...]:
+def trajectory_shape(trajectory: Trajectory, database: str) -> tuple[str, ...]:
     """Equal for near-duplicates: the same database, the same plan, and the same answer but for its values."""
-    return (database, *plan(trajectory), sql_shape(trajectory.final_sql or "", names=True))
+    return (database, *plan_shape(trajectory), sql_shape(trajectory.final_sql or "", names=True))
 
 
 def distinct_2(trajectories: Iterable[Trajectory]) -> float:

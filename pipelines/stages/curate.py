@@ -40,7 +40,7 @@ def filter_trajectories(ctx: Context) -> None:
     example_ids = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
     rows = rows_of(ctx.inputs["data"], "sft")
     places = example_ids.to_frame("id").join(rows, on="id", how="left", maintain_order="left")["row"]
-    shards = _in_shards(ctx, places, "trajectories", judging, source, data=ctx.inputs["data"])
+    shards = _in_shards(ctx, places, "trajectories", make_judging_run, source, data=ctx.inputs["data"])
     tables = [pl.DataFrame(shards.read(index), schema=filtering.COLUMNS) for index in range(len(shards))]
     judged = pl.concat([pl.DataFrame(schema=filtering.COLUMNS), *tables])
     selected = filtering.select(judged, settings, ctx.recipe.seed)
@@ -91,7 +91,7 @@ def _in_shards(
     return shards
 
 
-def judging(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
+def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
     """A process's own sandbox; its run judges the trajectories in these rows of `source`.
 
     Args:
@@ -123,7 +123,7 @@ class Views:
     views: dict[str, SchemaItems | None]
 
 
-def extracting(recipe: Recipe, data: Path, places: Path) -> Run:
+def make_extraction_run(recipe: Recipe, data: Path, places: Path) -> Run:
     """A process's own schemas; its run writes the static extractors' views of one example a line.
 
     Args:
@@ -150,7 +150,7 @@ def gold_schema(ctx: Context) -> None:
         data, pools = ctx.inputs["data"], ["sft", "rl", "dev"]
     rows = rows_of(data, *pools)["row"]
     extractors = llm_extractors(ctx, examples_at(data, rows.to_list())) if ctx.recipe.gold_schema.extractors else {}
-    shards = _in_shards(ctx, rows, "gold SQL", extracting, data=data)
+    shards = _in_shards(ctx, rows, "gold SQL", make_extraction_run, data=data)
     accepted = apart = 0
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     with (ctx.folder / "disagreements.jsonl").open("w", encoding="utf-8") as file:

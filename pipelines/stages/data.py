@@ -61,7 +61,7 @@ class CheckedSource:
     rejected: list[Rejected]
 
 
-def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> SourcePart:
+def read_source(ctx: Context, number: int, pool: str, part: int, source: Source) -> SourcePart:
     """Read a source, unless a killed run has: the examples that its levels and count choose, and the rejected rows.
 
     Args:
@@ -93,14 +93,20 @@ def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> Sou
     return SourcePart(pool, part, source.kind, path, facts["rows"], tuple(Rejected(*row) for row in facts["rejected"]))
 
 
-def check(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSource]:
+def check_sources(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSource]:
     """Run the gold SQL of all sources, in shards that are shared among processes or a cluster."""
     total = sum(part.rows for part in parts)
     shards = Shards(range(total), BATCH, ctx.folder)
     ctx.progress.begin(ctx.stage, total, "gold SQL")
     rollout = ctx.recipe.rollout
     workers = None if rollout.processes == 1 or total <= BATCH else 1
-    shards.run(checking, (ctx.recipe, ctx.folder, tuple(parts), workers), rollout.processes, ctx.progress, rollout.dask)
+    shards.run(
+        make_gold_check_run,
+        (ctx.recipe, ctx.folder, tuple(parts), workers),
+        rollout.processes,
+        ctx.progress,
+        rollout.dask,
+    )
     checked = [CheckedSource(array("q"), [], list(part.rejected)) for part in parts]
     for row in shards.rows():
         source = checked[row["source"]]
@@ -110,7 +116,7 @@ def check(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSource]:
     return checked
 
 
-def checking(recipe: Recipe, folder: Path, parts: Sequence[SourcePart], workers: int | None) -> Run:
+def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart], workers: int | None) -> Run:
     """A process's own sandbox; its run writes a line for each source that its rows are of."""
     sql = sql_engine(recipe, workers)
     starts = [0, *itertools.accumulate(part.rows for part in parts)]
@@ -134,7 +140,7 @@ def checking(recipe: Recipe, folder: Path, parts: Sequence[SourcePart], workers:
     return run
 
 
-def windows(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
+def kept_windows(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
     """The kept rows of a source with their levels, a window at a time."""
     start = 0
     for frame in frames.windows(part.path, checked.kept) if checked.kept else ():
@@ -272,9 +278,9 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
     parts: list[SourcePart] = []
     # All are read before the gold SQL of the first is run: a missing file is reported in seconds.
     for number, (pool, place, source) in enumerate(sources):
-        parts.append(read(ctx, number, pool, place, source))
+        parts.append(read_source(ctx, number, pool, place, source))
         ctx.progress.advance(1, f"{pool}: {parts[-1].rows} questions")
-    checked = check(ctx, parts)
+    checked = check_sources(ctx, parts)
     data, faults = ctx.recipe.data, []
     for part, rows in zip(parts, checked, strict=True):
         bad_rows = [row for row in rows.rejected if row.chosen and is_fault(part.pool, row.reason)]
@@ -288,7 +294,7 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
     path = ctx.folder / DATA
     writer = frames.Writer(path, ctx.folder / SHARDS)
     for (_, _, source), part, rows in zip(sources, parts, checked, strict=True) if not faults else ():
-        name, kept_frames = f"{part.pool}{part.part or ''}", windows(part, rows)
+        name, kept_frames = f"{part.pool}{part.part or ''}", kept_windows(part, rows)
         # Experts are asked about all examples of a source at once, which are then all in memory; so are values.
         if data.cleaners or data.linker or data.values:
             examples = [example for frame in kept_frames for example in frames.from_frame(frame, Example)]

@@ -23,7 +23,7 @@ from pipelines.rollout.engine import RolloutEngine, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.making import policy
 from pipelines.stages.context import Context, examples_at, rows_of, single_thread
-from pipelines.stages.shards import Run, Shards, asking
+from pipelines.stages.shards import Run, Shards, policy_for_shards
 
 
 def build(ctx: Context) -> None:
@@ -33,9 +33,9 @@ def build(ctx: Context) -> None:
     rows = array("q", pl.concat(pools).unique("id", keep="first", maintain_order=True)["row"])
     shards = Shards(rows, ctx.recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(rows), "questions")
-    with asking(ctx, shards, ctx.checkpoint) as recipe:
+    with policy_for_shards(ctx, shards, ctx.checkpoint) as recipe:
         args = (recipe, ctx.checkpoint, data)
-        shards.run(start, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
+        shards.run(make_scoring_run, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
     tables = [pl.DataFrame(shards.read(index), schema=difficulty.COLUMNS) for index in range(len(shards))]
     scored = pl.concat([pl.DataFrame(schema=difficulty.COLUMNS), *tables])
     unscored = len(rows) - len(scored)
@@ -91,7 +91,7 @@ def _candidates(ctx: Context) -> list[pl.DataFrame]:
     ]
 
 
-def start(recipe: Recipe, checkpoint: str, data: Path) -> Run:
+def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
     """A process's own policy; its run writes one line a question: samples that count, and how many were right.
 
     Args:

@@ -48,7 +48,7 @@ from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.equalities.official import r_ves
 from pipelines.stages.context import Context, checkpoint_of, examples, single_thread
 from pipelines.stages.keys import Digests
-from pipelines.stages.shards import Run, Shards, asking
+from pipelines.stages.shards import Run, Shards, policy_for_shards
 
 RECORDS = "records.jsonl"
 SINGLE_TURN = "once"  # the greedy pass in which the agent must answer without looking
@@ -66,7 +66,7 @@ _digests = Digests(None)  # of the databases of kept answers
 # An evaluation's answers by question, kept so that none is made twice, and where the time of making them went.
 
 
-class Answers:
+class KeptAnswers:
     """The episodes of each question, in one file a question.
 
     Only what was asked and answered is kept, no verdict on it: another equality, another vote, a mended gold query asks
@@ -259,7 +259,7 @@ def left_out(test: Path) -> dict[str, int]:
     return dict(Counter(str(row["reason"]).replace("_", " ") for row in rows if row["pool"] == "test").most_common())
 
 
-def taken(timing: Mapping[str, Latency], r_ves: float | None) -> dict[str, float]:
+def answer_costs(timing: Mapping[str, Latency], r_ves: float | None) -> dict[str, float]:
     """The costs of an answer by name: seconds by pass, tokens that an endpoint counted, R-VES."""
     figures = {f"seconds ({name})": latency.total_s for name, latency in timing.items()}
     for name, latency in timing.items():
@@ -268,7 +268,7 @@ def taken(timing: Mapping[str, Latency], r_ves: float | None) -> dict[str, float
     return figures if r_ves is None else {**figures, "R-VES": r_ves}
 
 
-def keep(folder: Path, questions: Sequence[Example], system: System) -> None:
+def write_texts(folder: Path, questions: Sequence[Example], system: System) -> None:
     """Write what `texts` reads of a system of greedy answers that lies in no store."""
     frame = frames.to_frame(system.trajectories, extra=[{"pass": "greedy"}] * len(system.trajectories))
     frames.write(folder / DATA, frame)
@@ -310,9 +310,9 @@ def evaluate_questions(
     # An endpoint's rate and cap hold in one process: a second one would have its own.
     processes = 1 if answerer.startswith(ENDPOINT) else recipe.rollout.processes
     guard = MalformedGuard(shards)
-    with asking(ctx, shards, checkpoint) as served:
+    with policy_for_shards(ctx, shards, checkpoint) as served:
         args = (served, answerer, ctx.responses, gold, answers)
-        shards.run(start, args, processes, ctx.progress, enough=guard.is_triggered)
+        shards.run(make_evaluation_run, args, processes, ctx.progress, enough=guard.is_triggered)
     if guard.is_triggered():
         guard.skip_the_rest(recipe, gold)
         ctx.progress.say(f"the first {FIRST_EPISODES} questions got malformed answers only: the others are not asked")
@@ -424,7 +424,7 @@ def _accuracy(name: str, evaluated: Sequence[EpisodeRecord], recipe: Recipe) -> 
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
+def evaluated_policy(name: str, recipe: Recipe, responses: Path) -> Policy:
     """The policy that is evaluated.
 
     Args:
@@ -491,12 +491,14 @@ def judged_lines(
     ]
 
 
-def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None) -> Run:
+def make_evaluation_run(
+    recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None
+) -> Run:
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
     from pipelines.teachers.policy import OpenAIPolicy
 
     sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
-    model = answering(answerer, recipe, responses)
+    model = evaluated_policy(answerer, recipe, responses)
     user = simulated_user(build_protocol(recipe.protocol), responses)
 
     def run(questions: Sequence[Any], path: Path) -> str:
@@ -505,7 +507,7 @@ def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, ans
             # Answers are kept under the digest of the settings that decide them beside the policy and the question.
             settings = {name: getattr(evaluation, name).model_dump(mode="json") for name in ("protocol", "sampling")}
             key = digest({**settings, "max_turns": evaluation.max_turns})
-            answers_kept = Answers(None if answers is None else answers / key)
+            answers_kept = KeptAnswers(None if answers is None else answers / key)
             samples = {question.id: answers_kept.of(question) for question in questions}
             requests = [
                 EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))

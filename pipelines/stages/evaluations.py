@@ -25,8 +25,8 @@ from pipelines.stages.evaluate import (
     SINGLE_TURN,
     TIMING,
     Latency,
+    answer_costs,
     latencies,
-    taken,
     texts,
 )
 
@@ -70,7 +70,7 @@ def comparison(
             tuple(dataclasses.replace(record, example_id=name[record.example_id]) for record in records)
             for records in (run.records, run.single_turn)
         )
-        costs = taken(run.timing, run.r_ves)
+        costs = answer_costs(run.timing, run.r_ves)
         systems.append(System(run.name, own, single_turn=once, left_out=run.left_out, costs=costs))
     data = ReportData("comparison", choose(loaded, equality), tuple(systems), examples={})
     if not data.comparisons:

@@ -246,8 +246,8 @@ def plan(
         elif (work := store.work(kind, key)).is_dir():
             why = f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
         else:
-            cause = causes.nearest(store.root / kind, about)
-            why = causes.shown(cause) if cause else "not made yet"
+            cause = causes.nearest_changes(store.root / kind, about)
+            why = causes.changes_line(cause) if cause else "not made yet"
         steps.append(Step(stage.name, key, store.folder(kind, key), cached, why, needs))
     return steps
 

@@ -178,7 +178,7 @@ def walk(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterato
                 yield from walk(entry, above | {place})
 
 
-def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
+def asked_endpoints(recipe: Recipe, stage: str) -> Iterator[str | None]:
     """The endpoints that a stage asks, by name; None for a teacher that is one and names none."""
     if stage in ("data", "test"):
         yield from recipe.data.cleaners if stage == "data" else ()
@@ -206,7 +206,7 @@ def endpoints(recipe: Recipe, stage: str) -> Mapping[str, Any]:
     """
     from pipelines.endpoints.client import endpoint
 
-    names = sorted({name for name in asked(recipe, stage) if name is not None})
+    names = sorted({name for name in asked_endpoints(recipe, stage) if name is not None})
     facts: dict[str, Any] = dict.fromkeys(names)
     for name in names:
         with contextlib.suppress(RecipeError):
@@ -230,7 +230,7 @@ ABSENT = "nothing"
 KINDS = ("recipe", "sources", "cards", "weights", "prompt", "endpoints", "version", "plugins", "libraries", "inputs")
 
 
-def nearest(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
+def nearest_changes(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
     """The changes since the finished stage of a kind that differs in the fewest points; None if there is none.
 
     Args:
@@ -247,7 +247,7 @@ def nearest(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
     return min(candidates, key=len, default=None)
 
 
-def shown(causes: list[str]) -> str:
+def changes_line(causes: list[str]) -> str:
     """A few causes on one line: "changed: grpo.steps (170 -> 50), sft (its input)"."""
     more = f", and {len(causes) - SHOWN} more" if len(causes) > SHOWN else ""
     return f"changed: {', '.join(causes[:SHOWN])}{more}"

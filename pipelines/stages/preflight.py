@@ -10,7 +10,7 @@ from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.policies.making import device, teaching
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
-from pipelines.stages.keys import asked
+from pipelines.stages.keys import asked_endpoints
 from pipelines.training import combinations
 from pipelines.training.combinations import IN_PROCESS
 
@@ -66,7 +66,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     can_serve = POLICIES[recipe.rollout.policy].can_serve
     if can_serve is not None and (decodes or "grpo" in missing):
         can_serve(recipe, "grpo" in missing)
-    names = [name for stage in sorted(missing) for name in asked(recipe, stage)]
+    names = [name for stage in sorted(missing) for name in asked_endpoints(recipe, stage)]
     if None in names:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
     for name in dict.fromkeys(filter(None, names)):

@@ -31,7 +31,7 @@ def build(ctx: Context) -> None:
     tables.mkdir(exist_ok=True)
     writer.write_tables(data, tables)
     clock = {
-        when: evaluate.taken(latencies(ctx.inputs[name]), read_json(ctx.inputs[name] / EFFICIENCY).get("r_ves"))
+        when: evaluate.answer_costs(latencies(ctx.inputs[name]), read_json(ctx.inputs[name] / EFFICIENCY).get("r_ves"))
         for name, when in WHEN.items()
         if name in ctx.inputs
     }

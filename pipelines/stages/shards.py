@@ -65,7 +65,7 @@ def fan_out(
             client = stack.enter_context(Client(where, timeout=WAIT_S))
         except (OSError, ValueError) as error:
             raise ResourceError(f"rollout.dask: no scheduler at {address}: {error}", "Start: dask scheduler") from None
-        todo = {client.submit(work, plan, *job, pure=False, retries=WORKER_RETRIES): len(job[0]) for job in jobs}
+        todo = {client.submit(run_shard, plan, *job, pure=False, retries=WORKER_RETRIES): len(job[0]) for job in jobs}
         try:
             for future in as_completed(todo):
                 advance(todo[future], future.result())
@@ -75,7 +75,7 @@ def fan_out(
             client.cancel(list(todo))
 
 
-def work(plan: bytes, items: Sequence[Any], path: Path) -> str:
+def run_shard(plan: bytes, items: Sequence[Any], path: Path) -> str:
     """One shard, in a worker process.
 
     Args:
@@ -172,7 +172,7 @@ class Shards(Generic[Item]):
             try:
                 with pool:
                     todo: dict[Future[str], int] = {
-                        pool.submit(work, plan, self.part(index), self.path(index)): len(self.part(index))
+                        pool.submit(run_shard, plan, self.part(index), self.path(index)): len(self.part(index))
                         for index in missing
                     }
                     while todo:
@@ -205,7 +205,7 @@ class Shards(Generic[Item]):
 
 
 @contextlib.contextmanager
-def asking(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterator[Recipe]:
+def policy_for_shards(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterator[Recipe]:
     """While shards are made by the policy of a checkpoint; what it asks is started only where some are missing.
 
     Args:

@@ -19,7 +19,7 @@ from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import COSTS, Context, examples
-from pipelines.stages.shards import Run, Shards, asking
+from pipelines.stages.shards import Run, Shards, policy_for_shards
 from pipelines.teachers.policy import HintedPolicy, OpenAIPolicy, pick, teacher_policies
 
 SHARD = 512  # questions of the oracle or the policy: what a killed run loses of each process
@@ -37,8 +37,8 @@ def build(ctx: Context) -> None:
     shards = Shards(questions, SHARD if local else BOUGHT_SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     processes = ctx.recipe.rollout.processes if local else 1
-    with asking(ctx, shards, making.teaching(ctx.recipe) if "policy" in kinds else None) as recipe:
-        shards.run(start, (recipe, ctx.responses), processes, ctx.progress)
+    with policy_for_shards(ctx, shards, making.teaching(ctx.recipe) if "policy" in kinds else None) as recipe:
+        shards.run(make_synthesis_run, (recipe, ctx.responses), processes, ctx.progress)
     parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
     # A dataset without what an endpoint failed to answer would be finished, and found again by every later run.
     lost = 0
@@ -64,7 +64,7 @@ def build(ctx: Context) -> None:
     ctx.metrics({"trajectories": len(trajectories), "broken": broken, "turns_mean": turns, **spent})
 
 
-def start(recipe: Recipe, responses: Path) -> Run:
+def make_synthesis_run(recipe: Recipe, responses: Path) -> Run:
     """A process's own engines; their run answers one shard of questions.
 
     Args:

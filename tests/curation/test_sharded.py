@@ -124,7 +124,7 @@ def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path: Path) -> No
     """A stage's run holds an SQL engine with its processes, or a model: those of stages before it must go."""
     for suffix in "!?":
         plan = pickle.dumps((upper, (suffix,), card.FOLDER))
-        assert shards.work(plan, ["a", "b"], tmp_path / "shard") == suffix
+        assert shards.run_shard(plan, ["a", "b"], tmp_path / "shard") == suffix
         assert (tmp_path / "shard").read_text() == f"AB{suffix}"
         assert list(shards._runs) == [plan]
 

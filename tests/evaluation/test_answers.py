@@ -33,7 +33,16 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.policies.making import device
 from pipelines.stages import data, evaluate, report, shards
 from pipelines.stages.context import Context, Silent, examples, trajectories
-from pipelines.stages.evaluate import Answers, Latency, keep, latencies, left_out, note_time, taken, texts
+from pipelines.stages.evaluate import (
+    KeptAnswers,
+    Latency,
+    answer_costs,
+    latencies,
+    left_out,
+    note_time,
+    texts,
+    write_texts,
+)
 from pipelines.stages.shards import Shards
 from tests.fakes import build_database
 
@@ -47,7 +56,7 @@ def question_of(database):
 
 
 def test_whole_answers_are_kept_by_sample(harbour, tmp_path):
-    question, kept = question_of(harbour), Answers(tmp_path / "answers")
+    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
     assert kept.of(question) == {}
     kept.keep(question, {0: episode(0, StopReason.BROKEN)})
     assert not (tmp_path / "answers").exists()
@@ -56,13 +65,13 @@ def test_whole_answers_are_kept_by_sample(harbour, tmp_path):
     kept.keep(question, {1: episode(1), 0: episode(0)})
     assert kept.of(question) == {0: episode(0), 1: episode(1)}
     assert kept.of(dataclasses.replace(question, id="q1")) == {}
-    nowhere = Answers(None)
+    nowhere = KeptAnswers(None)
     nowhere.keep(question, {0: episode(0)})
     assert nowhere.of(question) == {}
 
 
 def test_a_damaged_file_holds_no_answers_and_is_written_anew(harbour, tmp_path):
-    question, kept = question_of(harbour), Answers(tmp_path / "answers")
+    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
     kept.keep(question, {0: episode(0)})
     (path,) = (tmp_path / "answers").iterdir()
     whole = path.read_bytes()
@@ -74,7 +83,7 @@ def test_a_damaged_file_holds_no_answers_and_is_written_anew(harbour, tmp_path):
 
 
 def test_a_moved_database_is_the_same_and_a_changed_one_or_question_is_not(harbour, tmp_path):
-    question, kept = question_of(harbour), Answers(tmp_path / "answers")
+    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
     kept.keep(question, {0: episode(0)})
     place = tmp_path / "elsewhere.sqlite"
     shutil.copyfile(harbour.location, place)
@@ -148,7 +157,7 @@ def test_a_prediction_files_texts_lie_beside_its_records(tmp_path):
         dataclasses.replace(each, database=dataclasses.replace(each.database, location="db.sqlite"))
         for each in (example(0), example(1))
     )
-    keep(tmp_path, asked, System("mine", (), made))
+    write_texts(tmp_path, asked, System("mine", (), made))
     found = texts(tmp_path, ("greedy",))
     assert found.trajectories == made
     assert [each.question for each in found.examples] == [each.question for each in asked]
@@ -166,14 +175,14 @@ def test_questions_left_out_are_counted_by_their_reason(tmp_path):
 
 def test_the_cost_of_answers_by_name():
     timing = {"greedy": Latency(4, 1.0, 0.5), "sampled": Latency(8, 2.0, 0.0, 100.0, 20.0)}
-    assert taken(timing, 71.5) == {
+    assert answer_costs(timing, 71.5) == {
         "seconds (greedy)": 1.5,
         "seconds (sampled)": 2.0,
         "tokens in (sampled)": 100.0,
         "tokens out (sampled)": 20.0,
         "R-VES": 71.5,
     }
-    assert taken({}, None) == {}
+    assert answer_costs({}, None) == {}
 
 
 QUESTIONS = 9
@@ -190,7 +199,7 @@ def evaluated(tmp_path, monkeypatch):
     settings += ["rollout.processes=1", "evaluation.samples=0", "evaluation.forced_single_turn=false"]
 
     def run(say, shard=2):
-        monkeypatch.setattr(evaluate, "answering", lambda *_: ScriptedPolicy(say))
+        monkeypatch.setattr(evaluate, "evaluated_policy", lambda *_: ScriptedPolicy(say))
         recipe = recipes.load("sql_trail", [*settings, f"rollout.shard={shard}"])
         for name in ("test", "evaluation"):
             (tmp_path / name).mkdir()

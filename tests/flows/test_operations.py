@@ -106,7 +106,8 @@ def test_a_deployed_night_is_waited_for_while_the_server_restarts(monkeypatch, s
 
 
 def test_rollback_is_one_command_and_cannot_go_too_far(store, monkeypatch, sqltrain):
-    monkeypatch.setattr("tasks.models.announce", lambda *arguments: None)  # the registry is tested in tests/tasks
+    # The registry is tested in tests/tasks.
+    monkeypatch.setattr("tasks.models.announce_champion", lambda *arguments: None)
     where = f"--store={store.root}"
     store.make("grpo", "k1", lambda folder: None, {}, lambda: None)
     with Ledger(store, "miniature").locked():  # a night is at work

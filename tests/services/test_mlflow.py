@@ -87,11 +87,11 @@ def test_a_server_takes_all_of_a_run(toy: ModuleType, recipe: Recipe, store: Sto
         ("filter", "sft", "evaluate_sft", "report"), "FINISHED"
     )
     key = graph.plan(recipe, store)[1].key
-    model = models.logged(tracker.run.client, tracker.run.experiment_id, key)
+    model = models.find_logged_model(tracker.run.client, tracker.run.experiment_id, key)
     assert model is not None
     assert (str(model.status), model.source_run_id) == ("READY", runs["sft"].info.run_id)
     assert {one.key: one.value for one in model.metrics}["evaluate_sft/ex"] == 0.75
-    version = models.find(tracker.run.client, "sqltrain-toy", key)
+    version = models.find_version(tracker.run.client, "sqltrain-toy", key)
     assert version is not None
     assert (version.source, version.tags["ex"]) == (f"models:/{model.model_id}", "0.7500")
     found = tracker.run.client.search_traces(

@@ -45,11 +45,11 @@ def test_each_flaw_is_found_and_no_other(findings: list[health.GoldFinding], sql
 
 
 def test_the_report(findings: list[health.GoldFinding]) -> None:
-    found = health.counts(findings)
+    found = health.count_reasons(findings)
     assert found["failing"] == 2
     assert found["empty"] == 1
     assert found["nondeterministic"] == 4
-    text = list(health.lines(findings))
+    text = list(health.report_lines(findings))
     assert text[0] == "failing: 2 gold queries"
     assert any("no_such_column" in line and "SELECT nope" in line for line in text)
     assert any("tie on 3" in line for line in text)

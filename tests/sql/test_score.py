@@ -334,10 +334,10 @@ def test_half_a_character_is_a_wrong_prediction_in_the_report_too(folder: Path) 
 
 
 def test_a_schema_of_a_postgresql_database_is_a_quoted_name() -> None:
-    found = scoring.locate("Car 1", "host=h dbname=bird", "postgres")
+    found = scoring.locate_database("Car 1", "host=h dbname=bird", "postgres")
     assert conninfo_to_dict(found.location)["options"] == '-csearch_path="car\\ 1"'
     with pytest.raises(UserError, match="no connection string") as raised:
-        scoring.locate("shop", "pass-word", "postgres")
+        scoring.locate_database("shop", "pass-word", "postgres")
     assert "pass-word" not in str(raised.value)
 
 
@@ -400,14 +400,14 @@ def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path: 
     [(3.0, 1.25), (2.0, 1.25), (1.99, 1.0), (1.0, 1.0), (0.9, 0.75), (0.5, 0.75), (0.3, 0.5), (0.25, 0.5), (0.1, 0.25)],
 )
 def test_the_r_ves_reward_has_the_published_steps(ratio: float, paid: float) -> None:
-    assert official.reward([ratio]) == paid
+    assert official.speed_reward([ratio]) == paid
 
 
 def test_the_r_ves_reward_by_hand() -> None:
     # 99 ones and one 100: mean 1.99, variance 0.99 * 0.99^2 + 0.01 * 98.01^2 = 97.03, so the bound is 29.55.
-    assert official.reward([1.0] * 99 + [100.0]) == 1.0
-    assert official.reward([1.0, 3.0]) == 1.25  # both lie within: their mean is 2
-    assert official.reward([2.0, 2.0]) == 1.25  # the published script drops all of them and divides by zero
+    assert official.speed_reward([1.0] * 99 + [100.0]) == 1.0
+    assert official.speed_reward([1.0, 3.0]) == 1.25  # both lie within: their mean is 2
+    assert official.speed_reward([2.0, 2.0]) == 1.25  # the published script drops all of them and divides by zero
     assert official.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(25.0 * (math.sqrt(1.25) + 1.0 + 0.5))
     with pytest.raises(ValueError, match="needs questions"):
         official.r_ves([])
@@ -419,10 +419,10 @@ def test_both_queries_are_timed_a_hundred_times_in_turn_and_a_failure_earns_noth
     def query(name: str, ms: float | None) -> Callable[[], float | None]:
         return lambda: order.append(name) or ms
 
-    assert official.timed(query("ours", 2.0), query("theirs", 4.0), timeout_s=60) == 1.25
+    assert official.timed_reward(query("ours", 2.0), query("theirs", 4.0), timeout_s=60) == 1.25
     assert order == ["ours", "theirs"] * 100
-    assert official.timed(query("ours", None), query("theirs", 4.0), timeout_s=60) == 0.0
-    assert official.timed(query("ours", 2.0), query("theirs", 4.0), timeout_s=0) == 0.0  # past all time limits
+    assert official.timed_reward(query("ours", None), query("theirs", 4.0), timeout_s=60) == 0.0
+    assert official.timed_reward(query("ours", 2.0), query("theirs", 4.0), timeout_s=0) == 0.0  # past all time limits
 
 
 def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.equalities.official import IN_ORDER, cleaned
+from pipelines.sql.equalities.official import IN_ORDER, cleaned_query
 from pipelines.sql.lexical import statements, writes
 from pipelines.sql.schema import introspect
 from tests.fakes import build_database
@@ -243,7 +243,7 @@ def test_what_ends_a_transaction_writes(script: str) -> None:
 
 
 def test_a_query_is_cleaned_as_the_official_evaluator_cleans_it() -> None:
-    assert cleaned("SELECT DISTINCT a, COUNT(DISTINCT b) FROM t") == "SELECT a, COUNT(DISTINCT b) FROM t"
-    assert cleaned("SELECT ROUND(AVG(ROUND(a, 2)), 1), round (b) FROM t") == "SELECT AVG(a), b FROM t"
-    assert cleaned("SELECT '--a' -- b") == "SELECT '--a'"
-    assert cleaned("SELECT ROUND(1") == "SELECT ROUND(1"
+    assert cleaned_query("SELECT DISTINCT a, COUNT(DISTINCT b) FROM t") == "SELECT a, COUNT(DISTINCT b) FROM t"
+    assert cleaned_query("SELECT ROUND(AVG(ROUND(a, 2)), 1), round (b) FROM t") == "SELECT AVG(a), b FROM t"
+    assert cleaned_query("SELECT '--a' -- b") == "SELECT '--a'"
+    assert cleaned_query("SELECT ROUND(1") == "SELECT ROUND(1"

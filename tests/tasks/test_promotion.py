@@ -50,7 +50,7 @@ def decided(store, key, decision):
 
 def night(store, key, decision):
     decided(store, key, decision)
-    models.announce("farms", store, pytest.fail)
+    models.announce_champion("farms", store, pytest.fail)
 
 
 def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store):
@@ -69,7 +69,7 @@ def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store):
     assert alias(store, "champion")[0] == alias(store, "challenger")[0] == "k3"
     store.make("sft", "k1", lambda folder: None, {}, lambda: None)
     Ledger(store, "farms").rollback()
-    models.announce("farms", store, pytest.fail)
+    models.announce_champion("farms", store, pytest.fail)
     assert alias(store, "champion")[0] == "k1"
 
 
@@ -78,7 +78,7 @@ def test_what_a_killed_night_did_not_tell_the_next_one_tells(store):
     decided(store, "k2", "promoted")  # killed here: the ledger has it, the registry does not
     assert alias(store, "champion")[0] == "k1"
     Ledger(store, "farms").add("night", decision="nothing", reason="no new questions", new=[])
-    models.announce("farms", store, pytest.fail)
+    models.announce_champion("farms", store, pytest.fail)
     assert alias(store, "champion")[0] == "k2"
     assert alias(store, "challenger")[1]["decision"] == "promoted"
 
@@ -86,12 +86,12 @@ def test_what_a_killed_night_did_not_tell_the_next_one_tells(store):
 def test_a_registry_that_cannot_be_written_or_has_no_version_is_one_line(store, tmp_path, monkeypatch):
     said: list[str] = []
     decided(store, "k9", "promoted")
-    models.announce("farms", store, said.append)
+    models.announce_champion("farms", store, said.append)
     assert len(said) == 1
     assert "was not moved: it has no version of sft/k9. With that variable" in said[0]
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
-    models.announce("farms", store, said.append)
+    models.announce_champion("farms", store, said.append)
     assert len(said) == 2
     assert "was not told" in said[1]
 
@@ -108,7 +108,7 @@ def test_the_aliases_belong_to_the_store_that_set_them_first(server, tmp_path):
     night(first, "k1", "promoted")
     for key in ("k2", "k3"):
         decided(second, key, "promoted")
-        models.announce("farms", second, said.append)
+        models.announce_champion("farms", second, said.append)
     series = Ledger(second, "farms").series()
     line = f"@champion of {NAME} belongs to another store's nights: the aliases of these end with -{series}"
     assert said == [line, line]
@@ -118,7 +118,7 @@ def test_the_aliases_belong_to_the_store_that_set_them_first(server, tmp_path):
     shutil.copytree(first.root, tmp_path / "copy")  # as a pull makes it
     night(Store(tmp_path / "copy"), "k2", "promoted")
     assert alias(server, "champion")[0] == "k2"
-    models.announce("farms", first, said.append)  # which has not pulled that night
+    models.announce_champion("farms", first, said.append)  # which has not pulled that night
     assert "it knows later nights. Run: sqltrain store pull" in said[-1]
     assert alias(server, "champion")[0] == "k2"
 
@@ -133,12 +133,12 @@ def test_a_rollback_from_a_shell_without_the_address_says_so_and_the_next_look_m
     with monkeypatch.context() as shell:
         shell.delenv("MLFLOW_TRACKING_URI")
         Ledger(store, "farms").rollback()
-        models.announce("farms", store, said.append)
+        models.announce_champion("farms", store, said.append)
     assert alias(server, "champion")[0] == "k2"
     where = f"@champion of {NAME} in sqlite:///{tmp_path}/mlflow.db was not moved"
     why = "MLFLOW_TRACKING_URI names another registry here. With that variable set as for the nights"
     assert said == [f"{where}: {why}, run: sqltrain champion show farms"]
     models.announce_if_stale("farms", store, pytest.fail)
     assert alias(server, "champion")[0] == "k1"
-    monkeypatch.setattr(models, "announce", pytest.fail)
+    monkeypatch.setattr(models, "announce_champion", pytest.fail)
     models.announce_if_stale("farms", store, pytest.fail)  # it is right

@@ -108,9 +108,9 @@ def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path, monkeypatch):
     crashed: list[str] = []
     monkeypatch.setattr(reaper, "mark_crashed", lambda path, say: crashed.append(path.stem))
     with reaper.run_lock(store, "living"):
-        reaper.reap(store, pytest.fail)
+        reaper.mark_dead_runs(store, pytest.fail)
     assert crashed == ["killed"]
-    reaper.reap(store, pytest.fail)
+    reaper.mark_dead_runs(store, pytest.fail)
     assert crashed == ["killed"]  # once
 
 
@@ -124,14 +124,14 @@ def test_a_run_that_is_started_again_while_its_end_is_noted_keeps_its_lock(tmp_p
 
         def crash(path, say):
             crashed.append(path.stem)
-            reaper.reap(store, pytest.fail)  # another run's, at the same time: it is at work here already
+            reaper.mark_dead_runs(store, pytest.fail)  # another run's, at the same time: it is at work here already
             again.enter_context(reaper.run_lock(store, path.stem))
 
         monkeypatch.setattr(reaper, "mark_crashed", crash)
-        reaper.reap(store, pytest.fail)
+        reaper.mark_dead_runs(store, pytest.fail)
         assert crashed == ["killed"]
         assert [path.name for path in (tmp_path / reaper.FLOWS).iterdir()] == ["killed.json"]
-        reaper.reap(store, pytest.fail)
+        reaper.mark_dead_runs(store, pytest.fail)
         assert crashed == ["killed"]
     assert not list((tmp_path / reaper.FLOWS).iterdir())
 
@@ -154,8 +154,8 @@ def test_an_asset_depends_on_stages_and_on_the_files_of_its_questions(tmp_path):
     questions.write_text("")
     recipe = recipes.load("miniature", [f"data.sft={{kind: jsonl, path: '{questions}'}}"])
     steps = {step.name: step for step in graph.plan(recipe, Store(tmp_path / "store"))}
-    assert events.upstream(steps["data"], recipe, "") == [f"file://{tmp_path}/my-questions.jsonl"]
-    assert events.upstream(steps["filter"], recipe, "batch") == [
+    assert events.upstream_assets(steps["data"], recipe, "") == [f"file://{tmp_path}/my-questions.jsonl"]
+    assert events.upstream_assets(steps["filter"], recipe, "batch") == [
         "sqltrain://miniature/batch/data",
         "sqltrain://miniature/batch/synthesize",
     ]

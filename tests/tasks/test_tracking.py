@@ -70,7 +70,7 @@ def store(tmp_path, database, monkeypatch):
 def traced(request, monkeypatch):
     """Traces cost more than all the rest: only the tests that look at them make them."""
     if "traces" not in request.node.name:
-        monkeypatch.setattr(episodes, "log", lambda *_: None)
+        monkeypatch.setattr(episodes, "log_traces", lambda *_: None)
 
 
 def test_a_run_is_a_parent_with_a_child_a_stage(toy, recipe, store):
@@ -112,7 +112,7 @@ def test_status_shows_a_run_that_waits_for_mlflow(recipe, store, monkeypatch):
         tracker.begin()
         with claimed(store, [("sft", "k1")], {"recipe": recipe.name}):
             look()
-    models.announce(recipe.name, store, lambda line: None)
+    models.announce_champion(recipe.name, store, lambda line: None)
     look()
     waits = f"runs: {recipe.name}: between two stages, or waits for MLflow"
     assert [text.splitlines()[2].partition(", for")[0] for text in seen] == [
@@ -142,7 +142,7 @@ def test_each_benchmark_has_its_own_metrics_report_and_tags(toy, recipe, store):
 def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(toy, recipe, store):
     tracker = walk(recipe, store)
     step = graph.plan(recipe, store)[1]
-    version = models.find(tracker.run.client, "sqltrain-toy", step.key)
+    version = models.find_version(tracker.run.client, "sqltrain-toy", step.key)
     assert version.source.startswith("models:/m-")  # the logged model: no path of this machine
     assert version.tags["stage"] == "sft"
     assert version.tags["ex"] == "0.7500"
@@ -258,7 +258,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(r
 def test_runs_and_versions_say_what_made_them(toy, recipe, store):
     tracker = walk(recipe, store)
     made_by = provenance.facts()
-    version = models.find(tracker.run.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
+    version = models.find_version(tracker.run.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
     parent = tracker.run.client.get_run(tracker.run.run_id).data.tags
     for tags in ({f"sqltrain.{name}": text for name, text in version.tags.items()}, parent):
         assert f"torch {made_by['libraries']['torch']}" in tags["sqltrain.libraries"]
@@ -384,7 +384,7 @@ def test_no_line_about_a_server_that_is_away_shows_its_password(tmp_path, recipe
     tracker = Tracker(recipe, Store(tmp_path), lines.append)
     tracker.recorder.note("sft: a curve", lambda: None)  # it waits
     tracker.recorder.close()
-    models.announce(recipe.name, Store(tmp_path), lines.append)
+    models.announce_champion(recipe.name, Store(tmp_path), lines.append)
     with pytest.raises(BoundaryError) as away:
         episodes.send_feedback(Feedback(tmp_path / "feedback"), tmp_path)
     tracker.run.run_id, tracker.run.experiment_id = "7", "1"

@@ -46,7 +46,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table, introspect
 from pipelines.stages import keys
 from pipelines.stages.context import examples, trajectories
-from pipelines.stages.keys import asked
+from pipelines.stages.keys import asked_endpoints
 from pipelines.teachers import experts
 from pipelines.teachers.policy import HINT
 from pipelines.training.plan import Plan
@@ -121,8 +121,8 @@ def test_a_judge_that_weighs_nothing_asks_nobody(tmp_path, music):
     assert grade([wrong], {"q1": question(1, music)}) == [wrong]
     assert grade.take_used() == {}
     panel = "rewards=[{term: exec}, {term: judge, weight: 0, options: {by: gone}}]"
-    assert list(keys.asked(recipes.load("miniature", [panel]), "grpo")) == []
-    assert list(keys.asked(recipes.load("miniature", [panel, "rewards.judge.weight=2"]), "grpo")) == ["gone"]
+    assert list(keys.asked_endpoints(recipes.load("miniature", [panel]), "grpo")) == []
+    assert list(keys.asked_endpoints(recipes.load("miniature", [panel, "rewards.judge.weight=2"]), "grpo")) == ["gone"]
 
 
 def test_how_far_a_judge_is_trusted_by_hand(asker, music):
@@ -405,7 +405,10 @@ def test_what_experts_cost_is_said(tmp_path, servers, name_endpoint):
     folder = make(recipe, store, "data")
     numbers = read_json(folder / "metrics.json")
     asked = len(examples(folder, "sft"))
-    assert (numbers["sft_cleaner_answers_other"], numbers["sft_cleaner_cost_other"]) == (asked, asked * 13)
+    assert (numbers["sft_cleaner_answers_other"], numbers["sft_cleaner_cost_other"]) == (
+        asked,
+        asked * 13,
+    )
     assert (numbers["sft_linker_answers_other"], numbers["dev_linker_refused_other"]) == (asked, 0.0)
     costs = read_json(make(recipe, store, "gold_schema") / "costs.json")
     assert costs["teacher"]["answers"] * 13 == costs["teacher"]["cost"] > 0
@@ -508,6 +511,6 @@ def test_the_model_that_plays_the_user_is_part_of_a_stages_key():
     recipe = recipe_of(1)
     speech = ProtocolSection(name="ask", options={"user": "teacher"})
     changed = recipe.model_copy(update={"protocol": speech})
-    assert "teacher" in set(asked(changed, "evaluate_test"))
+    assert "teacher" in set(asked_endpoints(changed, "evaluate_test"))
     plain = recipe.model_copy(update={"protocol": ProtocolSection(name="ask")})
-    assert "teacher" not in set(asked(plain, "evaluate_test"))
+    assert "teacher" not in set(asked_endpoints(plain, "evaluate_test"))

@@ -209,10 +209,10 @@ def schema_items(sql: str, schema: Schema, engine: EngineName = "sqlite") -> Sch
     columns: set[Item] = set()
     try:
         for scope in traverse_scope(tree):
-            pairs = sources(scope)
+            pairs = scope_sources(scope)
             bases = [(alias.lower(), source.name.lower()) for alias, source in pairs if isinstance(source, exp.Table)]
             tables.update(table for _, table in bases)
-            for column in own_columns(scope):
+            for column in scope_columns(scope):
                 item = _read_item(scope, column, known)
                 columns |= {item} if item is not None else set()
             for star in _own_stars(scope):
@@ -240,7 +240,7 @@ def _read_item(scope: Scope, column: exp.Column, known: Mapping[str, frozenset[s
         return None
     level: Scope | None = scope
     while level is not None:
-        for alias, source in sources(level):
+        for alias, source in scope_sources(level):
             if qualifier and alias.lower() != qualifier:
                 continue
             if isinstance(source, exp.Table):
@@ -258,14 +258,14 @@ def _read_item(scope: Scope, column: exp.Column, known: Mapping[str, frozenset[s
 
 def _outputs(query: Scope, known: Mapping[str, frozenset[str]], within: tuple[Scope, ...] = ()) -> set[str]:
     """The names of a subquery's columns, those of its stars included."""
-    names = outputs(query)
+    names = output_names(query)
     if "*" not in names or query in within:
         return names
     first = query
     while first.set_operation_scopes:  # the first query of a set operation names its columns
         first = first.set_operation_scopes[0]
     stars = set(_own_stars(first))
-    for alias, source in sources(first):
+    for alias, source in scope_sources(first):
         if stars & {"", alias.lower()}:
             if isinstance(source, exp.Table):
                 names |= known.get(source.name.lower(), frozenset())
@@ -274,7 +274,7 @@ def _outputs(query: Scope, known: Mapping[str, frozenset[str]], within: tuple[Sc
     return names
 
 
-def sources(scope: Scope) -> list[tuple[str, exp.Table | Scope]]:
+def scope_sources(scope: Scope) -> list[tuple[str, exp.Table | Scope]]:
     """The tables and subqueries of a scope's FROM and JOIN, each with its alias: without the CTEs that it could read
     and does not. SQLite takes one alias twice.
     """
@@ -285,7 +285,7 @@ def sources(scope: Scope) -> list[tuple[str, exp.Table | Scope]]:
     ]
 
 
-def own_columns(scope: Scope) -> Iterator[exp.Column]:
+def scope_columns(scope: Scope) -> Iterator[exp.Column]:
     """The columns of a scope that are no stars."""
     for column in scope.find_all(exp.Column):
         if isinstance(column, exp.Column) and not isinstance(column.this, exp.Star):
@@ -301,7 +301,7 @@ def _own_stars(scope: Scope) -> Iterator[str]:
             yield item.table.lower()
 
 
-def outputs(source: Scope) -> set[str]:
+def output_names(source: Scope) -> set[str]:
     """The lower-cased names of a subquery's columns, those of its alias before its own; "*" if it has none."""
     names = source.outer_columns or getattr(source.expression, "named_selects", [])
     return {name.lower() for name in names} or {"*"}

@@ -6,7 +6,7 @@ from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from pipelines.core.types import EngineName
-from pipelines.sql.analysis.name_resolution import outputs, own_columns, sources
+from pipelines.sql.analysis.name_resolution import output_names, scope_columns, scope_sources
 from pipelines.sql.analysis.parsing import parse, unwrap
 from pipelines.sql.schema import Schema
 
@@ -34,9 +34,9 @@ def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
     names: set[str] = set()
     try:
         for scope in traverse_scope(tree):
-            tables = [source for _, source in sources(scope) if isinstance(source, exp.Table)]
+            tables = [source for _, source in scope_sources(scope) if isinstance(source, exp.Table)]
             names |= {table.name.lower() for table in tables if table.name}
-            names |= {column.name.lower() for column in own_columns(scope) if _is_read(scope, column, text)}
+            names |= {column.name.lower() for column in scope_columns(scope) if _is_read(scope, column, text)}
     except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
         return None
     # Own words: aliases, names of CTEs and their columns, texts in results, words in double quotes without a table.
@@ -68,7 +68,7 @@ def _is_read(scope: Scope, column: exp.Column, sql: str) -> bool:
     name, qualifier = column.name.lower(), column.table.lower()
     level: Scope | None = scope
     while qualifier and level is not None:
-        for alias, source in sources(level):
+        for alias, source in scope_sources(level):
             if alias.lower() == qualifier:
                 return isinstance(source, exp.Table) and name not in _renamed(source)
         level = level.parent
@@ -85,10 +85,10 @@ def _is_read(scope: Scope, column: exp.Column, sql: str) -> bool:
     has_table = False
     level = scope
     while level is not None:  # a subquery of a condition or of a SELECT list sees the query around it; no other does
-        for _, source in sources(level):
+        for _, source in scope_sources(level):
             if isinstance(source, exp.Table):
                 has_table |= bool(source.name)
-            if name in (_renamed(source) if isinstance(source, exp.Table) else outputs(source)):
+            if name in (_renamed(source) if isinstance(source, exp.Table) else output_names(source)):
                 return False
         level = level.parent if level.is_subquery else None
     return has_table

@@ -318,13 +318,13 @@ def strict_nonempty(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> f
     return strict(gold, predicted, facts) if gold.rows else 0.0
 
 
-@equality("ehrsql", rewrite=official.repaired)
+@equality("ehrsql", rewrite=official.ehrsql_query)
 def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """EHRSQL's execution match: the bag of texts in the first column (Lee et al. 2022, `process_answer`)."""
     return float(sorted(str(row[0]) for row in gold.rows) == sorted(str(row[0]) for row in predicted.rows))
 
 
-@equality("livesqlbench", rewrite=official.prepared, by_outcome=True, form="set")
+@equality("livesqlbench", rewrite=official.outcome_query, by_outcome=True, form="set")
 def livesqlbench_outcome(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """LiveSQLBench's default test case for queries, and the state of the database for statements that change it.
 

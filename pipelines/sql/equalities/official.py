@@ -27,7 +27,7 @@ VITALS = {
 _LOWER, _UPPER = (re.compile(rf"[ \n]+([a-zA-Z0-9_]+_{end})") for end in ("lower", "upper"))
 
 
-def repaired(sql: str) -> str:
+def ehrsql_query(sql: str) -> str:
     """The query that the official script runs in place of this one (`post_process_sql`): lower case, a fixed current
     time, the usual ranges of vital signs, and single quotes.
     """
@@ -75,15 +75,15 @@ MOST_ROUNDS = 1000  # calls of ROUND in one query that are taken out
 _ROUND = re.compile(r"ROUND\s*\(", re.IGNORECASE)
 
 
-def prepared(sql: str) -> str:
+def outcome_query(sql: str) -> str:
     """The text that runs in place of a gold query or an answer: a query cleaned, a script that writes as it is; either
     asks for its outcome.
     """
-    text = sql if writes(sql) else cleaned(sql)
+    text = sql if writes(sql) else cleaned_query(sql)
     return f"{text}{TURN_SEPARATOR}{ORDERED if sql.startswith(IN_ORDER) else OUTCOME}"
 
 
-def cleaned(sql: str) -> str:
+def cleaned_query(sql: str) -> str:
     """The query without comments, DISTINCT and ROUND (`remove_comments`, `remove_distinct` as the evaluators for SQLite
     have it, `remove_round`).
 
@@ -114,7 +114,7 @@ def cleaned(sql: str) -> str:
     return text
 
 
-def vote(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+def unordered_outcome(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
     """An outcome without what tells two answers apart that are the same: the order of their rows."""
     order = OUTCOME_COLUMNS.index("in_order")
     return tuple((*row[:order], *row[order + 1 :]) for row in rows)
@@ -126,7 +126,7 @@ REPEATS = 100  # `iterate_num` of the official script
 _STEPS = ((2.0, 1.25), (1.0, 1.0), (0.5, 0.75), (0.25, 0.5))
 
 
-def timed(predicted: Callable[[], float | None], gold: Callable[[], float | None], timeout_s: float) -> float:
+def timed_reward(predicted: Callable[[], float | None], gold: Callable[[], float | None], timeout_s: float) -> float:
     """The reward of a right query, timed in turn with the gold query (`iterated_execute_sql`).
 
     Each is run `REPEATS` times; one that fails then, or more than `REPEATS` time limits in all, earns 0.
@@ -142,10 +142,10 @@ def timed(predicted: Callable[[], float | None], gold: Callable[[], float | None
         if ours is None or theirs is None or perf_counter() > end:
             return 0.0
         ratios.append(theirs / max(ours, 1e-6))
-    return reward(ratios)
+    return speed_reward(ratios)
 
 
-def reward(ratios: Sequence[float]) -> float:
+def speed_reward(ratios: Sequence[float]) -> float:
     """The reward of a right query from the ratios of gold time to predicted time, one a repetition; at least one.
 
     Ratios beyond three standard deviations are left out; the mean of the rest pays 1.25 from 2 on, 1 from 1, 0.75 from

@@ -311,14 +311,14 @@ Unit = tuple[Any, ...]
 Units = tuple[tuple[Unit, ...] | None, tuple[Unit, ...] | None]
 
 
-class Names(NamedTuple):
+class ParserNames(NamedTuple):
     """The names that the official parser reads from a database."""
 
     columns: Columns  # lower-cased columns by lower-cased table.
     keys: Mapping[str, str] | None  # the name of each column of a foreign key; None to leave names as they are.
 
 
-class NamesOf:
+class DatabaseNames:
     """The names that value units are read by, of each database.
 
     Args:
@@ -327,7 +327,7 @@ class NamesOf:
 
     def __init__(self, tables: Path | None = None) -> None:
         self._keys: dict[str, dict[str, str]] | None = None
-        self._names: dict[Database, Names] = {}
+        self._names: dict[Database, ParserNames] = {}
         if tables is None:
             return
         try:
@@ -354,7 +354,7 @@ class NamesOf:
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(f"{tables} is not a tables.json as Spider's ({type(error).__name__}: {error})") from None
 
-    def __call__(self, database: Database) -> Names:
+    def __call__(self, database: Database) -> ParserNames:
         """The names of a database."""
         if database not in self._names:
             from pipelines.sql.schema import introspect
@@ -366,11 +366,11 @@ class NamesOf:
                     for table in introspect(database).tables
                 }
             keys = None if self._keys is None else self._keys.get(database.id, {})
-            self._names[database] = Names(columns, keys)
+            self._names[database] = ParserNames(columns, keys)
         return self._names[database]
 
 
-def value_units(names: Names, gold_sql: str, predicted_sql: str) -> Units:
+def value_units(names: ParserNames, gold_sql: str, predicted_sql: str) -> Units:
     """Units of both queries; None where the official parser cannot read one. For a worker: it parses."""
     columns, keys = names
     units: list[tuple[Unit, ...] | None] = []

@@ -282,7 +282,7 @@ class JobServer:
                 if not scores[name]:
                     break
             if scores[name] and equality.timed:  # the R-VES reward of a right prediction
-                scores[name] = official.timed(
+                scores[name] = official.timed_reward(
                     functools.partial(self._cold_ms, number, 1, locations[0], predicted_text),
                     functools.partial(self._cold_ms, number, 0, locations[0], gold_text),
                     self._bounds.timeout_s,
