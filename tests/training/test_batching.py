@@ -1,14 +1,16 @@
 """Samples, token by token; batches of like length, in an order that the seed decides; and the order of questions."""
 
+import contextlib
 import dataclasses
 import random
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
 from pipelines.core import frames
 from pipelines.core.errors import RecipeError
-from pipelines.core.types import Database, Example
+from pipelines.core.types import Database, Example, read_jsonl
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Grpo
 from pipelines.rollout.codec import ChatCodec
@@ -138,11 +140,11 @@ def test_a_track_holds_the_agents_tokens_of_its_turns(turns, expected):
     ("order", "names"),
     [("hard_first", ["hard", "easy", "never", "never too"]), ("easy_first", ["easy", "hard", "never", "never too"])],
 )
-def test_what_was_never_solved_comes_last_in_either_order(tmp_path, order, names):
+def test_what_was_never_solved_comes_last_in_either_order(tmp_path, order, names, monkeypatch):
     """Difficulty scoring chose them in ascending S(q): 1 of 6 right, 5 of 6, and twice 0 of 6."""
     database = Database("d", "sqlite", "d.sqlite")
     pool = [Example(name, name, database, "SELECT 1") for name in ("easy", "never too", "hard", "never")]
-    folders = {"data": tmp_path / "data", "difficulty": tmp_path / "difficulty"}
+    folders = {name: tmp_path / name for name in ("data", "difficulty", "model")}
     for folder in folders.values():
         folder.mkdir()
     frames.write(folders["data"] / frames.DATA, frames.to_frame(pool, extra=[{"pool": "rl", "part": 0}] * 4))
@@ -151,4 +153,8 @@ def test_what_was_never_solved_comes_last_in_either_order(tmp_path, order, names
     frames.write(folders["difficulty"] / frames.DATA, scored)
     frames.write(folders["difficulty"] / "selected.parquet", pl.DataFrame({"example_id": [*right], "set": ["x"] * 4}))
     context = Context("grpo", recipes.load("miniature", [f"grpo.order={order}"]), tmp_path, folders, Silent())
-    assert [example.id for example in train._questions(context)] == names
+    served = SimpleNamespace(recipe=context.recipe, training=None)
+    monkeypatch.setattr(train, "serving", lambda *arguments: contextlib.nullcontext(served))
+    monkeypatch.setattr(train, "_train", lambda *arguments: None)
+    train.grpo(context)
+    assert [example.id for example in read_jsonl(tmp_path / "input.jsonl", Example)] == names
