@@ -47,15 +47,6 @@ FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  #
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
 
 QUIET_SECONDS = 10.0
-SHOWN = {
-    "synthesize": ("trajectories", "turns_mean", "broken"),
-    "filter": ("kept", "acceptance"),
-    "gold_schema": ("examples", "agreement", "disagreements"),
-    "sft": ("steps", "loss", "accuracy"),
-    "difficulty": ("questions", "pass_rate", "zero_variance_share", "balanced", "explore"),
-    "grpo": ("steps", "reward", "ex", "turns", "zero_variance"),
-    "evaluate": ("ex", "ex_sampled", "majority", "turns", "tokens"),
-}
 MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 console = Console(highlight=False)
 
@@ -228,7 +219,12 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
         how = "cached" if result.cached else f"{seconds:.1f} s"
         head = f"✓ {result.name:<16} {result.key}  {how:<10}"
         # A figure stays beside its name: a pair that does not fit goes to the next line.
-        figures = stage_figures(result).replace("  ", "\0").replace(" ", "\xa0").replace("\0", "  ")
+        figures = (
+            terminal.stage_figures(result.name, result.metrics)
+            .replace("  ", "\0")
+            .replace(" ", "\xa0")
+            .replace("\0", "  ")
+        )
         folded = textwrap.fill(head + figures, console.width, subsequent_indent="    ", break_on_hyphens=False)
         line = Text(folded.replace("\xa0", " "))
         line.stylize("green", 0, 1)
@@ -239,17 +235,6 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
 
     with Bars(console) as bars, Tracker(recipe, store, bars.say) as tracker:
         return walk(recipe, store, graph.plan(recipe, store, until), bars, done, tracker)
-
-
-def stage_figures(result: graph.StageResult) -> str:
-    """The most telling metrics of a stage, for one line: a whole number with all its digits, any other with four."""
-    names = SHOWN.get(result.name.partition("_")[0]) or SHOWN.get(result.kind) or tuple(result.metrics)[:4]
-    parts = []
-    for name in names:
-        if name in result.metrics:
-            value = result.metrics[name]
-            parts.append(f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:,.4g}")
-    return "  ".join(parts)
 
 
 def print_results(

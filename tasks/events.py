@@ -25,6 +25,7 @@ from prefect.events.worker import EventsWorker
 
 from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe
+from pipelines.report.terminal import stage_figures
 from pipelines.stages.graph import StageResult, Step, seen_by
 from tasks.contracts import markdown_cell
 from tasks.models import HEADLINE
@@ -117,24 +118,37 @@ class Pulse:
 
 
 def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[dict[str, Any]]:
-    """One row a stage: its key, its state and its folder."""
+    """One row a stage: its key, its state, its figures and its folder."""
     rows = []
     for step in steps:
         result = done.get(step.name)
         state = "not made" if result is None else "cached" if result.cached else "made"
-        rows.append({"stage": step.name, "state": state, "key": step.key, "why": step.why, "folder": str(step.folder)})
+        figures = "" if result is None else stage_figures(step.name, result.metrics)
+        row = {"stage": step.name, "state": state, "figures": figures, "key": step.key, "why": step.why}
+        rows.append({**row, "folder": str(step.folder)})
     return rows
 
 
 def accuracy_markdown(results: Iterable[StageResult], recipe: Recipe) -> str:
-    """The headline figures of every evaluation as one table; "" without an evaluation."""
+    """The headline figures of every evaluation, with their intervals in percent and the number of questions, as one
+    table; "" without an evaluation.
+    """
     lines = []
     for result in results:
         if result.kind.startswith("evaluate_"):
-            benchmark = markdown_cell(seen_by(result.name, recipe).benchmark.name)
-            figures = [f"{result.metrics[key]:.1%}" if key in result.metrics else "" for key in HEADLINE]
-            lines.append(f"| {' | '.join((result.kind.removeprefix('evaluate_'), benchmark, *figures))} |")
-    head = ["| checkpoint | benchmark | " + " | ".join(HEADLINE) + " |", "|---" * (len(HEADLINE) + 2) + "|"]
+            cells = [result.kind.removeprefix("evaluate_"), markdown_cell(seen_by(result.name, recipe).benchmark.name)]
+            cells.append(f"{result.metrics.get('n_questions', 0):,.0f}")
+            for key in HEADLINE:
+                bounds = [
+                    f"{100 * result.metrics[name]:.1f}"
+                    for name in (f"{key}_low", f"{key}_high")
+                    if name in result.metrics
+                ]
+                interval = f" [{', '.join(bounds)}]" if bounds else ""
+                cells.append(f"{100 * result.metrics[key]:.1f}{interval}" if key in result.metrics else "")
+            lines.append(f"| {' | '.join(cells)} |")
+    names = ("checkpoint", "benchmark", "questions", *HEADLINE)
+    head = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     return "\n".join([*head, *lines]) if lines else ""
 
 

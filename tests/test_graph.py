@@ -186,6 +186,14 @@ def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_th
     assert [line.split(" | ")[:2] for line in table[2:]] == [["| model", "near"], ["| model", "far"]]
 
 
+def test_the_accuracy_of_a_run_stands_with_its_interval_and_its_number_of_questions() -> None:
+    figures = {"ex": 0.5, "ex_low": 0.25, "ex_high": 0.75, "majority": 0.625, "n_questions": 1600}
+    result = graph.StageResult("evaluate_sft", "key", Path(), figures, False)
+    head, _, row = accuracy_markdown([result], recipes.load("miniature")).splitlines()
+    assert head == "| checkpoint | benchmark | questions | ex | ex_sampled | majority | pass_at_k |"
+    assert row == "| sft | miniature_test | 1,600 | 50.0 [25.0, 75.0] |  | 62.5 |  |"
+
+
 def test_a_ready_policy_is_evaluated_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

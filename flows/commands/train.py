@@ -21,6 +21,7 @@ from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit,
 from pipelines.adaptation import estimate, outcome, recipe_file
 from pipelines.adaptation.questions import counts_of, gather
 from pipelines.core.errors import DataError, RecipeError, UserError
+from pipelines.core.files import read_json
 from pipelines.core.registry import DIALECTS, REWARDS
 from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn
@@ -92,16 +93,18 @@ def run(
 @app.command()
 @with_store
 def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List a recipe's stages: key, whether the store has it, and why not.
+    """List a recipe's stages: key, whether the store has it, and its figures, or why not.
 
     Example: sqltrain stages miniature rewards.exec.weight=3
     """
     loaded, store = open_recipe(recipe, overrides)
     steps = graph.plan(loaded, store)
-    table = Table("stage", "key", "state", "why", box=None, pad_edge=False)
+    table = Table("stage", "key", "state", "figures, or why", box=None, pad_edge=False)
     for step in steps:
         state = "[green]cached[/]" if step.cached else "[yellow]to do[/]"
-        table.add_row(step.name, step.key, state, Text(report_terminal.plain(step.why)))
+        metrics = read_json(step.folder / "metrics.json") if step.cached else {}
+        told = report_terminal.stage_figures(step.name, metrics) if step.cached else report_terminal.plain(step.why)
+        table.add_row(step.name, step.key, state, Text(told))
     terminal.console.print(table)
     if as_json:
         emit({"stages": [{"name": s.name, "key": s.key, "cached": s.cached, "why": s.why} for s in steps]})

@@ -15,6 +15,15 @@ from pipelines.report import formats
 from pipelines.report.formats import Cell, ReportTable, TableColumn
 
 SHOWN_FLIPS = 10
+STAGE_FIGURES = {  # the most telling metrics, by the kind of stage
+    "synthesize": ("trajectories", "turns_mean", "broken"),
+    "filter": ("kept", "acceptance"),
+    "gold_schema": ("examples", "agreement", "disagreements"),
+    "sft": ("steps", "loss", "accuracy"),
+    "difficulty": ("questions", "pass_rate", "zero_variance_share", "balanced", "explore"),
+    "grpo": ("steps", "reward", "ex", "turns", "zero_variance"),
+    "evaluate": ("ex", "ex_sampled", "majority", "turns", "tokens"),
+}
 
 
 def render(table: ReportTable, width: int) -> RichTable:
@@ -164,3 +173,13 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
         console.print(_line(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}"), soft_wrap=True)
     if len(comparison.flips) > shown:
         console.print(_line(f"  and {len(comparison.flips) - shown} more that flipped"))
+
+
+def stage_figures(stage: str, metrics: Mapping[str, float]) -> str:
+    """The most telling metrics of a stage, for one line: a whole number with all its digits, any other with four."""
+    kind = stage.partition(".")[0]
+    names = STAGE_FIGURES.get(kind.partition("_")[0]) or STAGE_FIGURES.get(kind) or tuple(metrics)[:4]
+    found = [(name, metrics[name]) for name in names if name in metrics]
+    return "  ".join(
+        f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:,.4g}" for name, value in found
+    )

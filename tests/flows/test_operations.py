@@ -26,6 +26,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe import recipes
 from pipelines.report import terminal
 from pipelines.report.formats import ReportTable, TableColumn
+from pipelines.report.terminal import stage_figures
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.stages import graph
@@ -361,5 +362,4 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path, monkeypatch):
 
 def test_a_count_is_printed_with_all_its_digits():
     metrics = {"trajectories": 14000.0, "broken": 0.0, "turns_mean": 1.71739}
-    result = graph.StageResult("synthesize", "key", Path(), metrics, False)
-    assert screen.stage_figures(result) == "trajectories 14,000  turns_mean 1.717  broken 0"
+    assert stage_figures("synthesize", metrics) == "trajectories 14,000  turns_mean 1.717  broken 0"
