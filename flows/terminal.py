@@ -1,4 +1,4 @@
-"""Options that commands share, and what they print: progress of a run, its stages, its figures, where its results are.
+"""Shared options of commands, and their output: progress of a run, its stages, its figures, the paths of its results.
 
 On a terminal progress is bars, elsewhere plain lines.
 """
@@ -71,7 +71,7 @@ def open_recipe(name: str, overrides: Sequence[str] | None, model: Path | None =
     """A recipe with its overrides, and the store that they name.
 
     Args:
-        model: a checkpoint that is prompted as its own card says; overrides come last and win.
+        model: a checkpoint, whose own card gives the protocol; overrides come last and win.
     """
     words = [*(overrides or [])]
     if model is not None:
@@ -86,7 +86,7 @@ def open_recipe(name: str, overrides: Sequence[str] | None, model: Path | None =
 
 
 def split_store(overrides: Sequence[str] | None) -> tuple[list[str], Store]:
-    """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from what is the recipe's own."""
+    """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from the recipe's own overrides."""
     words = overrides or []
     roots = [word.removeprefix("store=") for word in words if word.startswith("store=")]
     root = roots[-1] if roots else os.environ.get("SQLTRAIN_STORE") or "store"
@@ -245,7 +245,7 @@ def print_results(
     figures: Mapping[str, Mapping[str, Summary]] | None = None,
     more: Iterable[str] = (),
 ) -> None:
-    """The end of a run: the EX figures, where to look, and with `as_json` one JSON object on the last line.
+    """The end of a run: the EX figures, the paths of the results, and with `as_json` one JSON object on the last line.
 
     Args:
         figures: figures by benchmark and system; None for those of the checkpoints among the results.

@@ -124,7 +124,7 @@ def connect(
             raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
     first = card.name_of(openable.address)
     if old is None and first is not None:
-        say(f"note: {card.path_of(first)} describes this database, too; what either hides is hidden")
+        say(f"note: {card.path_of(first)} describes this database, too; the hidden names of both hold")
     # The password of an address is not written; the card names a variable for it.
     is_address = engine_of_address(database) is not None
     has_password = is_address and named.split_password(database)[1] is not None
@@ -133,7 +133,7 @@ def connect(
         bars.begin("read", 1, "tables")
         fresh, problems = catalogue.read(openable, variable)
         bars.advance(1)
-    # What a person wrote into an earlier card stays.
+    # The edits of an earlier card stay.
     database_card = fresh if old is None else card.merge(fresh, old)
     card.write(place, database_card)
     tables = fresh.tables.values()

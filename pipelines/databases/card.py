@@ -1,7 +1,7 @@
 """The card of a database, `databases/NAME.yaml`: its contents, their meaning, and the hidden tables and columns.
 
-`sqltrain connect` writes it and a person edits it. What prompts show of the schema comes from here and from nowhere
-else, so a table that nobody has looked at is not shown. No password is ever in it.
+`sqltrain connect` writes it and a person edits it. Prompts show the schema of the card and no other, so a table that no
+person has looked at is not shown. A card never has a password.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DatabaseCard(Section):
         return (tables, columns) if tables or columns else None
 
     def shown(self) -> Schema:
-        """The schema as prompts show it: without what is hidden, and without keys that name it."""
+        """The schema as prompts show it: without hidden names, and without keys that hold one."""
         columns = {
             name: {column: facts for column, facts in table.columns.items() if not facts.hidden}
             for name, table in self.tables.items()
@@ -164,7 +164,7 @@ def read(path: Path) -> DatabaseCard:
 def by_database() -> dict[str, DatabaseCard]:
     """The cards of the working folder by the `identity` of their databases.
 
-    Of several cards of one database the first by name counts, and what any of them hides is hidden.
+    Of several cards of one database the first by name counts, with the hidden names of all of them.
     """
     cards: dict[str, DatabaseCard] = {}
     for path in sorted(FOLDER.glob("*.yaml")):

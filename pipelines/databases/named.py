@@ -31,7 +31,7 @@ REASONS = {
     ("no such file", "unable to open"): "there is no such file",
     ("does not exist", "unknown database", "1049"): "the server has no such database or user",
     UNREACHABLE: "the server does not answer",
-    NO_DATABASE: "it is no database",
+    NO_DATABASE: "it is not a database",
     ("lock",): "another process writes to it",
 }  # by what a driver's message holds; the first that matches
 
@@ -42,7 +42,7 @@ def split_password(address: str) -> tuple[str, str | None]:
         parts = urlsplit(address)
         _ = parts.port
     except ValueError:
-        raise DataError("this is no address of a database server", HINT) from None
+        raise DataError("not an address of a database server", HINT) from None
     if not parts.path.strip("/"):
         raise DataError("the address names no database", HINT)
     options = parse_qsl(parts.query, keep_blank_values=True)
@@ -114,7 +114,7 @@ class OpenableDatabase:
         shown, select = self.card.shown(), "SELECT {} FROM {} LIMIT 0"
         if self.card.hidden is None:
             return shown
-        # Views and columns that the sandbox refuses, since they hold what is hidden, are left out.
+        # Views and columns that the sandbox refuses, since they hold a hidden column, are left out.
         names = [[quoted(column.name) for column in table.columns] for table in shown.tables]
         probes = [select.format(", ".join(own), quoted(t.name)) for t, own in zip(shown.tables, names, strict=True)]
         results = sql.execute_many([(self.database, probe) for probe in probes])
@@ -157,7 +157,7 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
         raise DataError(f"no such database: {text}", hint) from None
     engine = engine_of_head(head, file) or (None if head else engine_of_file(file))
     if engine is None:
-        raise DataError(f"{text} is no SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")
+        raise DataError(f"{text} is not an SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")
     path = str(file.resolve())
     return OpenableDatabase(Database(file.stem, engine, path), path, card.by_database().get(identity(path)))
 
@@ -168,7 +168,7 @@ def has_card(text: str) -> bool:
 
 
 def open_card(name: str, known: DatabaseCard) -> OpenableDatabase:
-    """The database that a card describes; what another card of the same database hides is hidden, too."""
+    """The database that a card describes; the hidden names of other cards of the same database hold, too."""
     merged = card.by_database().get(identity(known.location))
     if merged is not None and merged.hidden is not None:
         known = known.with_hidden(merged.hidden)

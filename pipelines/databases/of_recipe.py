@@ -1,7 +1,7 @@
 """The databases of a recipe: the sandbox that runs its SQL, and their schemas as its prompts show them.
 
 A database that a card of the working folder describes is read by its card, however the recipe's data name it: its
-prompts show what `ask` shows, and no stage's statement reads what is hidden.
+prompts show what `ask` shows, and no stage's statement reads a hidden column.
 """
 
 import dataclasses

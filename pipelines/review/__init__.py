@@ -1,1 +1,1 @@
-"""Questions that a person looks through one by one: what each holds, what was decided, which files come of it."""
+"""A person's review of questions, one by one: the questions, the decisions on them, and the files that result."""

@@ -61,8 +61,8 @@ class Review:
         title: of the page.
         items: the questions.
         corrects: None if the questions are one's own; else the sources' corrections so far by the id of the question,
-            and the review writes corrections (`pipelines/benchmarks/corrections.py`): these stay, but for what is
-            mended again.
+            and the review writes corrections (`pipelines/benchmarks/corrections.py`): an entry stays, unless its
+            question is mended again.
         address: of the database of all questions; None if each line names its own.
     """
 
@@ -110,7 +110,7 @@ class Review:
             self.decisions[decision.key] = decision
 
     def write(self) -> dict[str, int]:
-        """Write the questions or corrections, and what was rejected; returns the number of questions by choice."""
+        """Write the questions or corrections, and the rejected ones; returns the number of questions by choice."""
         entries, rejected, right = dict(self.corrects or {}), [], []
         address = {} if self._address is None else {"database": self._address}
         for item in self.items.values():

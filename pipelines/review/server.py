@@ -37,7 +37,7 @@ class ReviewApp:
     review: Review
     sql: SqlEngine
     say: Callable[[str], None] = print  # takes the line about the files that were written
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # whoever has it may look and decide
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # its holder may read and decide
 
     def app(self) -> Starlette:
         """The application; when it ends, the files are written."""
@@ -104,7 +104,7 @@ class ReviewApp:
             raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
         for name, text in texts.items():
             if not isinstance(text, str) or not is_valid_unicode(text) or len(text) > TEXT_CHARS:
-                raise DataError(f"{name} is no text, or too long")
+                raise DataError(f"{name} is not text, or too long")
         texts = {name: text.strip() for name, text in texts.items()}
         choice: Choice = body["choice"]
         if choice in ("accepted", "mended"):

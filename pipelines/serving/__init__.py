@@ -1,1 +1,1 @@
-"""The agent as a service: questions in, turns and an answer out, whoever asks and whatever speaks the protocol."""
+"""The agent as a service: questions in, turns and an answer out, for users, programs and MCP clients."""

@@ -65,7 +65,7 @@ class Access:
         if self.is_open:
             return ANYBODY
         scheme, _, key = authorization.partition(" ")
-        # Digests are compared, all of them and in constant time: the time of a refusal says nothing about a key.
+        # Digests are compared, all of them and in constant time: the time of a refusal is independent of the keys.
         key_digest = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
         users = [user for digest, user in self._users.items() if hmac.compare_digest(digest, key_digest)]
         if scheme.lower() != "bearer" or not users:

@@ -96,7 +96,7 @@ def why_unanswered(trajectory: Trajectory) -> str:
         return f"no answer: {FAILURES.get(failure, other)}"
     if trajectory.stop is StopReason.TOKEN_LIMIT:
         return "the model used up its tokens without an answer" if trajectory.turns else TOO_LONG
-    # A turn that was cut off is malformed, too, and says nothing of the protocol: that case is above.
+    # A turn that was cut off is malformed, too, whatever its protocol: that case is above.
     if trajectory.turns and all(turn.action.kind is ActionKind.INVALID for turn in trajectory.turns):
         hint = "name the recipe that taught it (--recipe)"
         return f"every turn of the model was malformed: it does not speak the protocol {trajectory.protocol}; {hint}"
@@ -171,7 +171,7 @@ class Agent:
                             action = step.turn.action
                             if action.reasoning.strip():
                                 emit({"type": "reasoning", "text": action.reasoning.strip()})
-                            # The final SQL is no such event: its own result, with all rows, ends the question.
+                            # The final SQL is left out: its own result, with all rows, ends the question.
                             is_query = action.kind not in (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK)
                             if is_query and action.content:
                                 emit({"type": "sql", "sql": action.content})

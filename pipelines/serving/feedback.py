@@ -111,7 +111,7 @@ class Feedback:
     def export(self, user: str | None = None) -> Iterator[dict[str, Any]]:
         """All rows of a user, or of all users: each question with its verdicts.
 
-        However slowly the rows are taken, no reading is left open: it would keep what is deleted meanwhile in the log.
+        However slowly the rows are taken, no reading is left open: the log would keep rows that are deleted meanwhile.
         """
         for asked in self._read("SELECT id FROM asked WHERE ? IS NULL OR user = ? ORDER BY at, id", user, user):
             for row in self._read("SELECT * FROM asked WHERE id = ?", asked["id"]):  # none if it is deleted by now
@@ -122,14 +122,15 @@ class Feedback:
     def delete(self, user: str) -> int:
         """Remove all rows of a user, from the inbox too; returns the number of questions.
 
-        What a night has taken already is in its batches, and stays there.
+        Lines that a night has taken already stay in its batches.
         """
         with self._change(inbox=True, trim=True) as db:
             return db.execute("DELETE FROM asked WHERE user = ?", (user,)).rowcount
 
     def prune(self) -> int:
-        """Remove what is older than `days`, from the inbox too, and what a reader has kept in the log of all that was
-        deleted before; returns the number of questions.
+        """Remove rows older than `days`, from the inbox too, and deleted text that a reader has kept in the log.
+
+        Returns the number of questions.
         """
         oldest = "" if self.days is None else utc_time(self._clock() - self.days * DAY_S)  # no moment is before ""
         with self._change(inbox=True, trim=True) as db:

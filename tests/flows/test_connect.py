@@ -108,10 +108,10 @@ def test_a_renewed_card_keeps_what_is_hidden_also_of_what_is_not_there_now():
 @pytest.mark.parametrize(
     ("database", "message"),
     [
-        ("own.csv", "own.csv is no SQLite or DuckDB file"),
+        ("own.csv", "own.csv is not an SQLite or DuckDB file"),
         ("none.sqlite", "no such database: none.sqlite"),
         ("mysql://u:pw@localhost:1/", "the address names no database"),
-        ("postgresql://u:pw@[x/y", "this is no address"),
+        ("postgresql://u:pw@[x/y", "not an address"),
     ],
 )
 def test_a_wrong_database_is_one_plain_line(command, database, message, shop, sqltrain):  # fmt: skip
