@@ -218,13 +218,7 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
     def done(result: graph.StageResult, seconds: float) -> None:
         how = "cached" if result.cached else f"{seconds:.1f} s"
         head = f"✓ {result.name:<16} {result.key}  {how:<10}"
-        # A figure stays beside its name: a pair that does not fit goes to the next line.
-        figures = (
-            terminal.stage_figures(result.name, result.metrics)
-            .replace("  ", "\0")
-            .replace(" ", "\xa0")
-            .replace("\0", "  ")
-        )
+        figures = terminal.stage_figures(result.name, result.metrics)
         folded = textwrap.fill(head + figures, console.width, subsequent_indent="    ", break_on_hyphens=False)
         line = Text(folded.replace("\xa0", " "))
         line.stylize("green", 0, 1)

@@ -176,10 +176,12 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
 
 
 def stage_figures(stage: str, metrics: Mapping[str, float]) -> str:
-    """The most telling metrics of a stage, for one line: a whole number with all its digits, any other with four."""
+    """The most telling metrics of a stage, for one line: a whole number with all its digits, any other with four. A
+    no-break space keeps a figure beside its name.
+    """
     kind = stage.partition(".")[0]
     names = STAGE_FIGURES.get(kind.partition("_")[0]) or STAGE_FIGURES.get(kind) or tuple(metrics)[:4]
     found = [(name, metrics[name]) for name in names if name in metrics]
     return "  ".join(
-        f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:,.4g}" for name, value in found
+        f"{name}\xa0{value:,.0f}" if float(value).is_integer() else f"{name}\xa0{value:,.4g}" for name, value in found
     )

@@ -362,4 +362,5 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path, monkeypatch):
 
 def test_a_count_is_printed_with_all_its_digits():
     metrics = {"trajectories": 14000.0, "broken": 0.0, "turns_mean": 1.71739}
-    assert stage_figures("synthesize", metrics) == "trajectories 14,000  turns_mean 1.717  broken 0"
+    said = stage_figures("synthesize", metrics).replace("\xa0", " ")
+    assert said == "trajectories 14,000  turns_mean 1.717  broken 0"
