@@ -70,7 +70,7 @@ def _leaked(folder: Path) -> pl.DataFrame:
 
 
 def example_rows(folder: Path) -> pl.DataFrame:
-    """The questions of the data stage and what it set aside, one row each.
+    """The questions of the data stage and the rows that it set aside, one row each.
 
     `duplicate_of` names the pool that asks the same question of the same database twice; `leaked_from` the training
     pool that asks a held-out question of its database too, as the stage itself found. `gold` is the gold SQL or, of a
@@ -141,7 +141,7 @@ def filtered_rows(folder: Path) -> pl.DataFrame:
 
 
 def scored_rows(folder: Path) -> pl.DataFrame:
-    """The questions whose difficulty was scored; `unsolved` where no sample was right."""
+    """The questions whose difficulty was scored; `unsolved` if no sample was right."""
     frame = frames.read(folder / "data.parquet")
     unsolved = pl.when(pl.col("right") == 0).then(pl.format("0 of {} samples", "samples"))
     return frame.select(row="example_id", unsolved=unsolved)

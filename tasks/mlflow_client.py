@@ -304,7 +304,7 @@ class MlflowNotes:
                 self._write_waiting()
 
     def close(self) -> None:
-        """Try once more what still waits, and say what was not recorded."""
+        """Try the waiting notes once more, and report those that were not recorded."""
         with self._lock:
             self._closing, self._next_look = True, 0.0
             self._write_waiting()
@@ -322,7 +322,7 @@ class MlflowNotes:
             self._closing = False
 
     def _write_waiting(self) -> None:
-        """Write what waits, in order, until a note has to wait for the store."""
+        """Write the waiting notes, in order, until one has to wait for the store."""
         place = f"MLflow at {without_password(self.uri)}"
         while self._waiting and not self.off and time.monotonic() >= self._next_look:
             name, write = self._waiting[0]

@@ -164,7 +164,7 @@ REGISTERED = "registry.json"  # beside a ledger: the registry that has its champ
 
 
 def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> None:
-    """Set the aliases to what the ledger says, and tag the last challenger's version with its decision and numbers.
+    """Set the aliases to those of the ledger, and tag the last challenger's version with its decision and numbers.
 
     The ledger stays the truth: a registry that could not be written, or whose night was killed, is brought up to date
     by the next night, also by one without new questions. One line says what a registry did not get.

@@ -58,7 +58,7 @@ class ServedAgent:
     weights: Path
 
     def predict(self, rows: Any, params: dict[str, Any] | None = None) -> list[str]:
-        """The SQL of each row's question about its database; "" where the agent gave no answer.
+        """The SQL of each row's question about its database; "" if the agent gave no answer.
 
         Args:
             rows: a pandas frame with the columns of the signature.

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
 
 csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
-EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
+EMPTY = "gold_empty"  # the reason of `check_gold` that is not a fault
 HIDDEN_SQL = "its SQL is not repeated here, for the database has hidden parts"
-PROBE_SQL = "SELECT 1"  # run where the gold is a result and not a query: is the database there?
+PROBE_SQL = "SELECT 1"  # run if the gold is a result and not a query: is the database there?
 Options = TypeVar("Options", bound=Section)
 
 
@@ -129,8 +129,8 @@ def mark_chosen(rejected: list[Rejected], chosen: int, good: int) -> list[Reject
 def files(source: Source) -> Iterator[Path] | None:
     """The files that a source's reader reads, the databases that its questions name among them, there or not.
 
-    They are what `files(source)` beside the reader, in its module, gives; None where a plug-in has no such function.
-    A stage's key holds their digests: what a reader reads and does not name here can change without notice.
+    `files(source)` beside the reader, in its module, names them; None if a plug-in has no such function. A stage's key
+    holds their digests: a file that a reader reads and does not name here can change without notice.
     """
     module = sys.modules[READERS.entry(source.kind).module]
     name_files: Callable[[Source], Iterator[Path]] | None = getattr(module, "files", None)

@@ -19,7 +19,7 @@ from pipelines.core.types import Example
 from pipelines.recipe.config import Section, Source
 from pipelines.sql.equalities.official import ehrsql_query, is_unanswerable
 
-EQUALITY = "ehrsql"  # of the figures, where a recipe names none
+EQUALITY = "ehrsql"  # of the figures, if a recipe names none
 HINT = "EHRSQL's layout is dataset/ehrsql/<mimic_iii or eicu>/valid.json and its .sqlite file beside it"
 FILES = {"train": "train.json", "dev": "valid.json", "test": "test.json"}
 
@@ -30,7 +30,7 @@ class EhrsqlOptions(Section):
 
 @reader("ehrsql", options=EhrsqlOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The answerable questions of a split, over both databases where both are there."""
+    """The answerable questions of a split, over both databases if both are there."""
 
     def finish(example: Example, row: Any) -> Example:
         meta = {key: row[key] for key in ("template", "q_tag", "t_tag") if isinstance(row.get(key), str | list)}

@@ -41,7 +41,7 @@ from pipelines.sql.dialects.sqlite import SETUP_SUFFIX
 from pipelines.sql.equalities.official import IN_ORDER
 from pipelines.sql.lexical import writes
 
-EQUALITY = "livesqlbench"  # of the figures, where a recipe names none
+EQUALITY = "livesqlbench"  # of the figures, if a recipe names none
 GOLD = re.compile(r".*_gts?(?:_.*)?\.jsonl", re.IGNORECASE)
 HINT = (
     "The gold SQL and the test cases are not in the public file: write to bird.bench25@gmail.com, with the subject "

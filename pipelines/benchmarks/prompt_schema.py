@@ -36,7 +36,7 @@ TABLES = ("tables.json", "test_tables.json", "KaggleDBQA_tables.json")
 
 
 def describe(schema: Schema, database: Database) -> Schema:
-    """The schema with descriptions of its tables and columns, where there are any."""
+    """The schema with descriptions of its tables and columns, if there are any."""
     words = catalogs.comments(database) if database.engine != "sqlite" else beside(Path(database.location))
     tables = []
     for table in schema.tables:
@@ -50,7 +50,7 @@ def describe(schema: Schema, database: Database) -> Schema:
 
 
 def beside(location: Path) -> Words:
-    """The descriptions in a benchmark's files of an SQLite database among them; {} where there are none."""
+    """The descriptions in a benchmark's files of an SQLite database among them; {} if there are none."""
     file = location.resolve()
     words: dict[tuple[str, str], str] = {}
     for path in files(file):
@@ -118,7 +118,7 @@ Schemas = Callable[[Database], Schema]
 
 
 def link(example: Example, items: SchemaItems | None, schema: Schema, key: str = LINKED) -> Example:
-    """The example with the shown part of its schema; all of it where nothing was chosen."""
+    """The example with the shown part of its schema; all of it if nothing was chosen."""
     if items:
         tables, pairs = items.tables, items.columns
     else:
@@ -129,7 +129,7 @@ def link(example: Example, items: SchemaItems | None, schema: Schema, key: str =
 
 
 def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, SchemaItems | None]:
-    """The items that each example's gold SQL reads, by the example's id; None where it cannot be read."""
+    """The items that each example's gold SQL reads, by the example's id; None if it cannot be read."""
     queries = [(example.gold_sql, schema(example.database), example.database.engine) for example in examples]
     return dict(zip((example.id for example in examples), analyst.schema_items(queries), strict=True))
 

@@ -25,7 +25,7 @@ from pipelines.core.registry import reader
 from pipelines.core.types import SQL, Database
 from pipelines.recipe.config import Section, Source
 
-EQUALITY = "test_suite"  # of the figures, where a recipe names none
+EQUALITY = "test_suite"  # of the figures, if a recipe names none
 HINT = "ScienceBenchmark's layout is <db_id>/dev.json and databases/<db_id>/<db_id>.sqlite"
 FILES = {"train": "seed.json", "dev": "dev.json", "test": "dev.json"}
 

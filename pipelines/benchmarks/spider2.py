@@ -32,7 +32,7 @@ from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Section, Source
 
-EQUALITY = "spider2"  # of the figures, where a recipe names none
+EQUALITY = "spider2"  # of the figures, if a recipe names none
 HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in the repository's folder spider2-lite"
 LOCAL = "local"
 QUESTIONS = "spider2-lite.jsonl"

@@ -1,4 +1,4 @@
-"""What SQL text says, asked of worker processes: no text of a model or of a benchmark is parsed in this one.
+"""The analysis of SQL text, asked of worker processes: no text of a model or of a benchmark is parsed in this one.
 
 One pool of such workers serves the whole process. It starts when it is first asked, and ends with the process. A text
 that the worker cannot read within its bounds is answered like one that nobody can read: with None, "extra", or a
@@ -74,7 +74,7 @@ class SqlAnalysis(Generic[Query, Answer]):
 # The tables and columns that each query reads; a column that no table in its scope has comes with the table "".
 schema_items: SqlAnalysis[tuple[str, Schema, EngineName], SchemaItems | None]
 schema_items = SqlAnalysis("schema_items", SchemaItems | None, None)
-# The same of a prepared query, as SQLite says; None if SQLite refuses it, or the database is another's or unreadable.
+# The same by SQLite itself; None if it refuses to prepare the query, or the database is another's or unreadable.
 prepared_items: SqlAnalysis[tuple[Database, str], SchemaItems | None]
 prepared_items = SqlAnalysis("read_items", SchemaItems | None, None)
 # Spider's level of each query.

@@ -1,4 +1,4 @@
-"""Why an answer is wrong: what an error analysis is given, and what it says. The analysis runs in a worker."""
+"""The input and the result of an error analysis: a wrong answer, and its diagnosis. The analysis runs in a worker."""
 
 from __future__ import annotations
 

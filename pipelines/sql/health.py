@@ -1,8 +1,8 @@
-"""The health of gold SQL: what fails, is too large, is empty, is slow, hangs on ties under a LIMIT, changes from run to
-run, or contradicts another one.
+"""The health of gold SQL: queries that fail, are too large, empty or slow, hang on ties under a LIMIT, change from run
+to run, or contradict another one.
 
-Such gold queries cost a benchmark its meaning: no prediction can be right where gold fails or gives more than a verdict
-may read, any empty result is where it is empty, and for the last three chance decides on a right prediction.
+Such gold queries cost a benchmark its meaning: no prediction can be right if gold fails or gives more than a verdict
+may read, any empty result is right if gold is empty, and for the last three chance decides on a right prediction.
 """
 
 import collections

@@ -56,11 +56,11 @@ def is_ordered(sql: str) -> bool:
     return around in at_depths
 
 
-# Scripts of several SQL statements, by their signs alone: where statements end, what is a comment, what may write.
+# Scripts of several SQL statements, by their signs alone: the ends of statements, comments, words that write.
 
 OUTCOME, ORDERED = "outcome", "outcome in order"  # as the last turn of a script: what it led to, as `outcome` tells
 MOST_STATEMENTS = 1000  # of one turn
-# Quoted texts and comments, whole where they are never closed, and what parts statements.
+# Quoted texts and comments, whole if they are never closed, and the ends of statements.
 _PIECE = re.compile(
     r"""'(?:[^']|'')*(?:'|\Z)|"(?:[^"]|"")*(?:"|\Z)|`[^`]*(?:`|\Z)|\[[^\]]*(?:\]|\Z)"""
     r"""|(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<end>;)|[^'"`\[;/-]+|.""",
@@ -97,6 +97,6 @@ def without_comments(script: str) -> str:
 
 
 def writes(script: str) -> bool:
-    """Whether a script may change data or schema: a word outside quotes and comments says so, rather too often."""
+    """Whether a script may change data or schema, by a word outside quotes and comments; rather too often."""
     pieces = (match[0] for match in _PIECE.finditer(script) if match["comment"] is None)
     return _WORD_THAT_WRITES.search(" ".join(piece for piece in pieces if piece[0] not in "'\"`[")) is not None

@@ -39,7 +39,7 @@ class GoldQuery:
     sql: str
     db_id: str
     difficulty: str | None = None  # BIRD's level, where the file tells it.
-    # question, evidence: of a split's JSON; "" where the file has only SQL.
+    # question, evidence: of a split's JSON; "" if the file has only SQL.
     question: str = ""
     evidence: str = ""
     id: str = ""  # of a split's JSON, where it has one; predictions may name it (EHRSQL).
@@ -268,15 +268,15 @@ class ScoreSummary:
 
     figures: Mapping[str, Mapping[str, float]]  # percent by equality and level ("all" first); R-VES in its own unit.
     counts: Mapping[str, int]  # scored items by level.
-    # (equality that says yes, the one that says no) -> item numbers.
+    # (equality that accepts, one that rejects) -> item numbers.
     disagreements: Mapping[tuple[str, str], Sequence[int]]
-    # gold_errors, unavailable: (item number, class) of what was left out.
+    # gold_errors, unavailable: (item number, class) of items that were left out.
     gold_errors: Sequence[tuple[int, str]]
     unavailable: Sequence[tuple[int, str]]
     errors: Mapping[str, int]  # classes of predictions that did not run, and how many, the most frequent first.
-    # the figures of all items when those of `unavailable` count as wrong; {} where there are none.
+    # the figures of all items when those of `unavailable` count as wrong; {} if there are none.
     with_unavailable: Mapping[str, float]
-    # by equality, EHRSQL's six figures over all questions; {} where each has an answer.
+    # by equality, EHRSQL's six figures over all questions; {} if each has an answer.
     reliability: Mapping[str, Mapping[str, float]]
 
     @property
@@ -287,7 +287,7 @@ class ScoreSummary:
 
 
 def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary:
-    """The figures by level: BIRD's difficulty where every item has one, else Spider's hardness."""
+    """The figures by level: BIRD's difficulty if every item has one, else Spider's hardness."""
     scored = [item for item in items if item.counted]
     by_difficulty = bool(items) and all(item.difficulty is not None for item in items)
     levels: dict[str, list[ScoredItem]] = {"all": scored}

@@ -68,7 +68,7 @@ def trajectory_shape(trajectory: Trajectory, database: str) -> tuple[str, ...]:
 
 
 def distinct_2(trajectories: Iterable[Trajectory]) -> float:
-    """Distinct word pairs of the reasoning over all of them (Li et al., 2016): near 0 where teachers repeat themselves.
+    """Distinct word pairs of the reasoning over all of them (Li et al., 2016): near 0 if teachers repeat themselves.
 
     It falls with the amount of text, so compare it between as many trajectories.
     """

@@ -51,7 +51,7 @@ class Context:
 
     stage: str
     recipe: Recipe
-    folder: Path  # the work folder; it holds what a killed run left.
+    folder: Path  # the work folder, with the leavings of a killed run.
     inputs: Mapping[str, Path]  # the finished folder of each stage that this one needs, by name.
     progress: Progress
 
@@ -87,8 +87,8 @@ def base_of(folder: Path) -> str | None:
 
 # The files that stages read of one another: examples by pool, trajectories.
 
-COSTS = "costs.json"  # what endpoints' answers cost, by endpoint
-LEAKAGE = "leakage.json"  # of the data stage: what `curation/leakage.py` reports of each training pool
+COSTS = "costs.json"  # the cost of endpoints' answers, by endpoint
+LEAKAGE = "leakage.json"  # of the data stage: the report of `curation/leakage.py` on each training pool
 
 
 def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example]:

@@ -1,4 +1,4 @@
-"""Stages 3 and 4: which demonstrations are kept, and what tables and columns each question's gold SQL needs.
+"""Stages 3 and 4: the demonstrations that are kept, and the tables and columns that each question's gold SQL needs.
 
 Both read their input a shard at a time and keep some hundred bytes a row between, so that SynSQL's two and a half
 million rows need no more memory than a laptop has.
@@ -118,7 +118,7 @@ def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-    """What the static extractors say of one gold SQL."""
+    """The static extractors' views of one gold SQL."""
 
     views: dict[str, SchemaItems | None]
 
@@ -143,7 +143,7 @@ def make_extraction_run(recipe: Recipe, data: Path, places: Path) -> Run:
 def gold_schema(ctx: Context) -> None:
     """Write each example's accepted gold schema to `data.parquet`, disagreements to `disagreements.jsonl`.
 
-    Those of a benchmark's questions (`test_schema`) are what evaluation holds links against.
+    Evaluation holds links against those of a benchmark's questions (`test_schema`).
     """
     data, pools = ctx.inputs.get("test"), ["test"]
     if data is None:

@@ -1,4 +1,4 @@
-"""Stage 1: read the questions of every pool, check each gold SQL by running it, keep what is bad with its reason."""
+"""Stage 1: read the questions of every pool, run each gold SQL, and set bad rows aside with their reasons."""
 
 from __future__ import annotations  # array[int] is a type for checkers alone
 
@@ -231,7 +231,7 @@ def build(ctx: Context) -> None:
 
 
 def note_leakage(folder: Path, data: Path | None = None, asked: Sequence[Example] | None = None) -> dict[str, Any]:
-    """Write, and return, what each training pool repeats of held-out questions.
+    """Write, and return, the held-out questions that each training pool repeats.
 
     Args:
         folder: where it is written.
@@ -247,7 +247,7 @@ def note_leakage(folder: Path, data: Path | None = None, asked: Sequence[Example
 def is_fault(pool: str, reason: str) -> bool:
     """Whether a row that was set aside counts against `data.max_bad_share`.
 
-    A benchmark some of whose databases are missing is evaluated on the others, and the report says so.
+    A benchmark some of whose databases are missing is evaluated on the others, and the report marks it.
     """
     return reason != base.EMPTY and not (pool == "test" and reason == "missing_database")
 

@@ -63,13 +63,13 @@ NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_cla
 Line = dict[str, Any]  # {"pass": ..., "trajectory": ..., "record": ...}
 _digests = Digests(None)  # of the databases of kept answers
 
-# An evaluation's answers by question, kept so that none is made twice, and where the time of making them went.
+# An evaluation's answers by question, kept so that none is made twice, and the time that they took.
 
 
 class KeptAnswers:
     """The episodes of each question, in one file a question.
 
-    Only what was asked and answered is kept, no verdict on it: another equality, another vote, a mended gold query asks
+    Only questions and answers are kept, no verdicts: another equality, another vote, a mended gold query asks
     nothing again. A broken episode is no answer, so it is asked again.
 
     Args:
@@ -80,7 +80,7 @@ class KeptAnswers:
         self._folder = folder
 
     def of(self, question: Example) -> dict[int, Trajectory]:
-        """A question's episodes by the number of their sample; {} where their file is damaged."""
+        """A question's episodes by the number of their sample; {} if their file is damaged."""
         path = self._path(question)
         if path is None or not path.is_file():
             return {}
@@ -131,7 +131,7 @@ class Latency:
 
 
 def note_time(path: Path, name: str, episodes: int, timing: Timing, bought: tuple[int, int] = (0, 0)) -> None:
-    """Add a line to a side file, which is no part of what a stage made; processes may share the file.
+    """Add a line to a side file, which is not among the results of a stage; processes may share the file.
 
     Args:
         bought: prompt and completion tokens that an endpoint counted.
@@ -143,7 +143,7 @@ def note_time(path: Path, name: str, episodes: int, timing: Timing, bought: tupl
 
 
 def latencies(folder: Path) -> Mapping[str, Latency]:
-    """Mean latency by pass ("greedy", "sampled", "once"); {} where no time was noted."""
+    """Mean latency by pass ("greedy", "sampled", "once"); {} if no time was noted."""
     path = folder / TIMING
     rows = [row for _, row in read_lines(path)] if path.is_file() else []
     latencies: dict[str, Latency] = {}
@@ -156,8 +156,8 @@ def latencies(folder: Path) -> Mapping[str, Latency]:
     return latencies
 
 
-# Candidate selection: the sample that an endpoint prefers to the others, pair by pair (Reasoning-SQL, A.4), or what
-# it makes of the two with most votes (CSC-SQL).
+# Candidate selection: the sample that an endpoint prefers to the others, pair by pair (Reasoning-SQL, A.4), or its
+# merger of the two with most votes (CSC-SQL).
 
 
 def select(
@@ -269,7 +269,7 @@ def answer_costs(timing: Mapping[str, Latency], r_ves: float | None) -> dict[str
 
 
 def write_texts(folder: Path, questions: Sequence[Example], system: System) -> None:
-    """Write what `texts` reads of a system of greedy answers that lies in no store."""
+    """Write the files of `texts` for a system of greedy answers that lies in no store."""
     frame = frames.to_frame(system.trajectories, extra=[{"pass": "greedy"}] * len(system.trajectories))
     frames.write(folder / DATA, frame)
     absolute = (
@@ -287,7 +287,7 @@ def build(ctx: Context) -> None:
     questions = examples(ctx.inputs["test"], "test")
     name = next(name for name in ("grpo", "sft", "model") if name in ctx.inputs)
     if name == "model" and ctx.recipe.model.source == "tiny":
-        # Random weights ramble to the token limit: one greedy pass says all that there is to say of them.
+        # Random weights ramble to the token limit: one greedy pass is enough.
         settings = ctx.recipe.evaluation.model_copy(update={"samples": 0, "forced_single_turn": False})
         ctx = dataclasses.replace(ctx, recipe=ctx.recipe.model_copy(update={"evaluation": settings}))
     evaluate_questions(ctx, questions, checkpoint_of(ctx.inputs[name]), ctx.inputs.get("test_schema"))
@@ -461,7 +461,7 @@ class EvaluationPass:
 
 
 def passes(recipe: Recipe) -> list[EvaluationPass]:
-    """A greedy pass, a sampled one and, if the recipe says so, one in which the agent must answer at once."""
+    """A greedy pass, a sampled one and, if the recipe asks for it, one in which the agent must answer at once."""
     settings, protocol, turns = recipe.evaluation, recipe.protocol, recipe.protocol.max_turns_eval
     greedy = settings.sampling.model_copy(update={"temperature": 0.0})
     evaluations = [EvaluationPass("greedy", "greedy", protocol, greedy, turns, 1)]

@@ -43,8 +43,8 @@ class EvaluationRun:
     records: tuple[EpisodeRecord, ...]  # of the passes that make one system.
     single_turn: tuple[EpisodeRecord, ...]  # of the pass in which the agent had to answer without looking.
     passes: tuple[str, ...]  # what `records` is made of, as the file calls them.
-    equality: str | None  # of its headline, where it says one.
-    folder: Path  # where side files lie.
+    equality: str | None  # of its headline, if a summary names one.
+    folder: Path  # of the side files.
     left_out: Mapping[str, int]
     timing: Mapping[str, Latency]
     r_ves: float | None
@@ -94,7 +94,7 @@ def with_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[
 
 
 def load(run: str) -> list[EvaluationRun]:
-    """A run by its path, named by what stands before "=", else by its folder; and its selected answers, if any."""
+    """A run by its path, named by the word before "=", else by its folder; and its selected answers, if any."""
     name, equals, rest = run.partition("=")
     path = Path(rest if equals else run).expanduser()
     file = path / RECORDS if path.is_dir() else path

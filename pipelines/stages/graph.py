@@ -134,7 +134,7 @@ def kind_of(name: str) -> str:
 
 
 def benchmark_of(name: str) -> str:
-    """The benchmark that a stage is for, where it is not the first; "" for any other stage."""
+    """The benchmark that a stage is for, if it is not the first; "" for any other stage."""
     return name.partition(".")[2]
 
 
@@ -253,7 +253,7 @@ def plan(
 
 
 def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> StageResult:
-    """Make one step unless the store has it. Of its needs, what is damaged is set aside and made again first."""
+    """Make one step unless the store has it; damaged stages that it needs are set aside and made again first."""
     needs = [other for other in steps if other.name in step.needs]
     folders, keys = {other.kind: other.folder for other in needs}, {other.name: other.key for other in needs}
     store.set_aside(step.kind, step.key, False, progress.say)
@@ -337,7 +337,7 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
         about["prompt"] = prompt_digest(recipe.protocol)
     if "evaluation" in stage.reads and recipe.evaluation.forced_single_turn:
         about["prompt_at_once"] = prompt_digest(single_turn(recipe.protocol)[0])
-    # A policy of ours only carries out the sampling that the recipe states; what a stranger's does, its code says.
+    # A policy of ours only carries out the sampling that the recipe states; that of a plug-in depends on its code.
     code = plugin_code(about["recipe"] | (recipe.slice("rollout.policy") if stage.asks_policy else {}))
     code |= dialect_code(recipe.plugins) if "execution" in stage.reads else {}
     if code:

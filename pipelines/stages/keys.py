@@ -23,7 +23,7 @@ from pipelines.sql.dialects.base import identity
 
 CACHE = "digests.json"
 SETTLED_S = 2.0  # a file changed later than that may change again within one tick of its file system's clock
-ANSWER_FIELDS = {"model", "omit", "extra", "system", "reasoning"}  # of an endpoint: what decides its answers
+ANSWER_FIELDS = {"model", "omit", "extra", "system", "reasoning"}  # of an endpoint: those that decide its answers
 MISSING = "missing"
 
 
@@ -39,7 +39,7 @@ class Digests:
                 self._known = read_json(self._path)
 
     def of(self, path: Path) -> str:
-        """The digest of a file's bytes; `MISSING` where there is none."""
+        """The digest of a file's bytes; `MISSING` if there is none."""
         try:
             key, settled = self._key(path)
             value = self._known.get(key) or self._new.get(key)
@@ -124,7 +124,7 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
 
 
 def prompt_digest(protocol: ProtocolSection) -> str:
-    """A digest of the prompt's text: an edited prompt makes what it was put to anew."""
+    """A digest of the prompt's text: after an edit its stages are made anew."""
     path = PROTOCOLS[protocol.name].prompts / f"{protocol.name}_{protocol.prompt}.txt"
     return digest(path.read_text(encoding="utf-8") if path.is_file() else "")
 
@@ -222,7 +222,7 @@ def _path(source: Source) -> Path:
     return path
 
 
-# Why a stage must run: what differs between what decides its result now and what decided the nearest one there is.
+# Why a stage must run: the differences between the facts that decide its result and those of the nearest finished one.
 
 LOOKED_AT = 20  # finished stages of a kind, the newest ones, that a plan is compared with
 SHOWN = 4  # causes of one stage

@@ -35,7 +35,7 @@ def build(ctx: Context) -> None:
         for name, when in WHEN.items()
         if name in ctx.inputs
     }
-    write_json(tables / EFFICIENCY, clock)  # wall-clock facts: beside the tables, no part of what the stage makes
+    write_json(tables / EFFICIENCY, clock)  # wall-clock facts: beside the tables, not among the results
     ctx.progress.advance(1)
     ctx.metrics({"systems": len(data.systems)})
 
@@ -47,7 +47,7 @@ def gather(ctx: Context) -> ReportData:
     for name, when in WHEN.items():
         if name not in ctx.inputs:
             continue
-        # The base model's name, or the key of the stage that trained what answered.
+        # The base model's name, or the key of the stage that trained it.
         stage = name.removeprefix("evaluate_")
         model = f"{stage} {ctx.inputs[stage].name}" if stage in ctx.inputs else ctx.recipe.model.source
         # Training examples up to here: demonstrations that SFT saw and, after GRPO, the questions that it drew on.
@@ -110,7 +110,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
 
 
 def systems_of(folder: Path, name: str, trained: int | None = None, note: str = "") -> Iterator[System]:
-    """The system of a finished evaluation and, where an endpoint chose among its samples, their answers as another.
+    """The system of a finished evaluation and, if an endpoint chose among its samples, their answers as another.
 
     Args:
         trained: examples that its training used.
@@ -130,7 +130,7 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
 
 
 def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
-    """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} where all of it can run."""
+    """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} if all of it can run."""
     reasons = evaluate.left_out(test)
     if not reasons:
         return {}

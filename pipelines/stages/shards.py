@@ -35,7 +35,7 @@ LOCAL = "local"  # a Dask cluster on this machine's cores; any other is behind t
 WAIT_S = 30  # for the scheduler to answer
 WORKER_RETRIES = 2  # beside Dask's own of a shard whose worker died
 
-_runs: dict[bytes, Run] = {}  # of this worker process, by what made them: the current stage's
+_runs: dict[bytes, Run] = {}  # of this worker process, by their plan: the current stage's
 
 
 def fan_out(
@@ -206,10 +206,10 @@ class Shards(Generic[Item]):
 
 @contextlib.contextmanager
 def policy_for_shards(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterator[Recipe]:
-    """While shards are made by the policy of a checkpoint; what it asks is started only where some are missing.
+    """Serve the policy of a checkpoint while shards are made; servers are started only if some are missing.
 
     Args:
-        checkpoint: None where something else answers.
+        checkpoint: None if something else answers.
 
     Yields:
         the recipe, with the addresses of what was started.

@@ -22,7 +22,7 @@ from pipelines.stages.context import COSTS, Context, examples
 from pipelines.stages.shards import Run, Shards, policy_for_shards
 from pipelines.teachers.policy import HintedPolicy, OpenAIPolicy, pick, teacher_policies
 
-SHARD = 512  # questions of the oracle or the policy: what a killed run loses of each process
+SHARD = 512  # questions of the oracle or the policy: the loss of a killed run in each process
 BOUGHT_SHARD = 4096  # of endpoints: their log keeps every answer, and the end of each shard leaves the endpoint idle
 COSTS_OF_SHARD = ".costs.json"
 BROKE = "EndpointError"  # the failure of an episode that an endpoint broke
@@ -40,7 +40,7 @@ def build(ctx: Context) -> None:
     with policy_for_shards(ctx, shards, making.teaching(ctx.recipe) if "policy" in kinds else None) as recipe:
         shards.run(make_synthesis_run, (recipe, ctx.responses), processes, ctx.progress)
     parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
-    # A dataset without what an endpoint failed to answer would be finished, and found again by every later run.
+    # A dataset without the answers that an endpoint failed to give would be finished, and found by every later run.
     lost = 0
     for index, part in enumerate(parts):
         if failed := sum(trajectory.failure == BROKE for trajectory in part):

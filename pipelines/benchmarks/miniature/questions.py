@@ -129,7 +129,7 @@ class Family:
     """One SQL shape."""
 
     name: str
-    hardness: Hardness  # what Spider's official rules say of it; a test holds them together.
+    hardness: Hardness  # by Spider's official rules; a test compares the two.
     # slots: t table; h child and p parent; c and v a filter, d and w a second one, g another category; n a measure, k a
     # number; agg, op, dir.
     sql: str

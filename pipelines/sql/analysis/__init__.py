@@ -1,1 +1,1 @@
-"""What SQL text says, read with sqlglot. It runs in workers only (`session.py`); others ask `sql/analyst.py`."""
+"""The analysis of SQL text with sqlglot. It runs in workers only (`session.py`); `sql/analyst.py` asks them."""

@@ -93,7 +93,7 @@ def _joined(details: list[str]) -> str:
 
 
 def _schema_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
-    """Tables and columns that one query says something with and the other does not name.
+    """Tables and columns that decide the result of one query and that the other does not name.
 
     Columns that either query sets equal (join keys) stand for one another.
     """

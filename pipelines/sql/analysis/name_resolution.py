@@ -1,6 +1,6 @@
-"""Resolves the names in a query against a schema, and says which of them do not exist.
+"""Resolves the names in a query against a schema, and lists those that do not exist.
 
-Unlike an optimiser's name resolution it goes on after a name that is wrong: wrong names are what it looks for.
+Unlike an optimiser's name resolution it goes on after a wrong name: wrong names are its results.
 """
 
 import dataclasses
@@ -172,7 +172,7 @@ class _Resolver:
                     return min(holders, key=lambda source: source.columns is None)
                 if any(item.alias and item.alias.lower() == name for item in select.expressions):
                     return None
-        # An unknown name that is quoted and compared with something stands where people write strings.
+        # An unknown name that is quoted and compared with something is meant as a string.
         if not qualifier and column.this.args.get("quoted") and isinstance(column.parent, _OPERAND):
             return _STRING
         elsewhere = tuple(table for table, columns in self.schema.items() if name in columns)
@@ -286,7 +286,7 @@ def scope_sources(scope: Scope) -> list[tuple[str, exp.Table | Scope]]:
 
 
 def scope_columns(scope: Scope) -> Iterator[exp.Column]:
-    """The columns of a scope that are no stars."""
+    """The columns of a scope, stars left out."""
     for column in scope.find_all(exp.Column):
         if isinstance(column, exp.Column) and not isinstance(column.this, exp.Star):
             yield column

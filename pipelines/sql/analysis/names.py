@@ -144,7 +144,7 @@ def lookups(sql: str, schema: Schema | None, engine: EngineName) -> list[Compare
 
 
 def first_table(sql: str, engine: EngineName) -> str | None:
-    """The first table that the query names; None where it names none, or cannot be read."""
+    """The first table that the query names; None if it names none, or cannot be read."""
     tree = parse(sql, engine)
     table = tree.find(exp.Table) if tree else None
     return table.name if table else None

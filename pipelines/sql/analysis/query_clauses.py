@@ -44,9 +44,9 @@ class Reading:
     """A query's clauses with aliases resolved; texts are canonical SQL."""
 
     resolved: Resolved  # the query itself.
-    # base columns that it says something with: shown, filtered, grouped, ordered or aggregated by.
+    # base columns that decide its result: shown, filtered, grouped, ordered or aggregated by.
     columns: frozenset[Item]
-    # columns that only join tables or stand in a plain COUNT, where another column does as well.
+    # columns that only join tables or stand in a plain COUNT: another column would do as well.
     loose: frozenset[Item]
     equal: tuple[tuple[Item, Item], ...]  # pairs of columns that it sets equal.
     output: tuple[str, ...]  # the result columns in order.

@@ -23,7 +23,7 @@ from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, guard, open_readonly
 
-# What SQLite itself says a query reads: its authorizer is asked about every table and column of a prepared statement.
+# The reads of a query by SQLite itself: its authorizer is asked about every table and column of a prepared statement.
 
 
 def read_items(database: Database, sql: str) -> SchemaItems | None:
@@ -135,7 +135,7 @@ REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for fu
 
 
 class AnalysisSession(DatabaseSession):
-    """Answers requests about SQL text. It is no database, and is kept as one."""
+    """The session of a worker that answers requests about SQL text; it has no database."""
 
     def answer(self, sql: Any, max_rows: int) -> RawResult:
         """Answer the request (name, *arguments): in JSON a set is a sorted list, and a dataclass an object."""

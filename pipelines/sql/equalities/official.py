@@ -42,7 +42,7 @@ def ehrsql_query(sql: str) -> str:
 
 
 def is_unanswerable(row: Any) -> bool:
-    """Whether a record of a question file says that the database has no answer to its question."""
+    """Whether a record of a question file marks its question as one without an answer in the database."""
     if not isinstance(row, dict):
         return False
     return bool(row.get("is_impossible")) or str(row.get("query", "")).strip().lower() in (ABSTAINED, "nan")
@@ -115,7 +115,7 @@ def cleaned_query(sql: str) -> str:
 
 
 def unordered_outcome(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-    """An outcome without what tells two answers apart that are the same: the order of their rows."""
+    """An outcome without the order of its rows, so that answers that differ in it alone are one vote."""
     order = OUTCOME_COLUMNS.index("in_order")
     return tuple((*row[:order], *row[order + 1 :]) for row in rows)
 

@@ -1,7 +1,7 @@
 """Spider's own small SQL grammar, read the way its official parser reads it (Yu et al. 2018, `process_sql.py`).
 
-Hardness labels and the execution match of 2018 are defined on what that parser sees, which is not always what the
-query says: it skips from a column value to the next AND, and drops whatever follows the part that it understood. So
+Hardness labels and the execution match of 2018 are defined on the result of that parser, which is not always the whole
+query: it skips from a column value to the next AND, and drops whatever follows the part that it understood. So
 this reader follows it token by token. It needs no schema: a word that is no keyword passes for a name. With a schema,
 as the official parser has one, a name is what the schema has, be it a keyword.
 """
@@ -225,7 +225,7 @@ class _Reader:
         return conditions
 
     def _value(self, tables: Sequence[str]) -> int:
-        """Read what a column is held against; 1 if it is a query."""
+        """Read the right side of a comparison; 1 if it is a query."""
         start = self._at
         bracketed = self._skip("(")
         nested = self._peek() == "select"
@@ -371,7 +371,7 @@ class DatabaseNames:
 
 
 def value_units(names: ParserNames, gold_sql: str, predicted_sql: str) -> Units:
-    """Units of both queries; None where the official parser cannot read one. For a worker: it parses."""
+    """Units of both queries; None if the official parser cannot read one. For a worker: it parses."""
     columns, keys = names
     units: list[tuple[Unit, ...] | None] = []
     for query in (read(gold_sql, columns), read(predicted_sql, columns)):
