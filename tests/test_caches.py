@@ -164,10 +164,12 @@ def test_a_changed_setting_runs_its_stages_again(world: World, override: str) ->
         assert found[first] == cause
 
 
-def test_what_follows_a_change_names_its_input(world: World) -> None:
+def test_the_nearest_finished_stage_tells_the_cause_and_what_follows_names_its_input(world: World) -> None:
     found = world.again("sft.optimizer.lr=0.5")
     assert found["difficulty"] == "changed: sft (its input)"
     assert found["evaluate_grpo"] == "changed: grpo (its input)"
+    world.finish("seed=1", "grpo.steps=9")
+    assert world.again("grpo.steps=10")["grpo"] == "changed: grpo.steps (60 -> 10)"
 
 
 def test_one_more_benchmark_has_stages_of_its_own(world: World) -> None:
@@ -235,11 +237,6 @@ def test_a_declared_librarys_version(world: World, monkeypatch: pytest.MonkeyPat
     world.finish()
     monkeypatch.setattr(graph, "version", lambda name: "9.1.5" if name == "trl" else installed(name))
     assert world.again() == {}, "a patch release mends what was wrong"
-
-
-def test_the_nearest_finished_stage_tells_the_cause(world: World) -> None:
-    world.finish("seed=1", "grpo.steps=9")
-    assert world.again("grpo.steps=10")["grpo"] == "changed: grpo.steps (60 -> 10)"
 
 
 def test_manifests_name_what_made_them(tmp_path: Path) -> None:

@@ -81,10 +81,13 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder: Pat
     assert REWARDS["short"].pay.__doc__ == "1 if the final SQL has at most that many characters."
 
 
-def test_each_example_is_short() -> None:
+def test_each_example_is_short_and_grpo_refuses_its_policy(folder: Path) -> None:
     assert len(PARTS) == 9
     lengths = {name: sum(bool(line) for line in text.splitlines()) for name, text in PARTS.items()}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
+    recipe = recipes.load(str(folder / "mine.yaml"))
+    with pytest.raises(RecipeError, match=r"rollout.policy=program cannot be sent the weights that GRPO trains"):
+        grpo._check(recipe)
 
 
 def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(folder: Path) -> None:
@@ -134,12 +137,6 @@ def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(fo
     with (tmp_path / "tables" / "behaviour.csv").open(encoding="utf-8") as file:
         assert [float(row["no rows"]) for row in csv.DictReader(file)] == pytest.approx(shares)
     assert "empty" not in report_data(questions=12, samples=0).summaries[0].flat()
-
-
-def test_grpo_refuses_a_policy_that_cannot_be_sent_weights(folder: Path) -> None:
-    recipe = recipes.load(str(folder / "mine.yaml"))
-    with pytest.raises(RecipeError, match=r"rollout.policy=program cannot be sent the weights that GRPO trains"):
-        grpo._check(recipe)
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,14 @@ def test_a_file_imports_only_what_its_layer_may_and_nothing_imports_the_command_
     assert wrong == []
 
 
-def test_no_module_and_no_room_imports_itself_through_others() -> None:
-    """At the top of a file, in a function, or for type checkers alone: all count."""
+def test_no_module_and_no_room_imports_itself_and_a_cycle_is_reported() -> None:
+    # At the top of a file, in a function, or for type checkers alone: all count
     assert circles(of_modules()) == []
     assert circles(of_rooms()) == []
+    graph = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")}
+    assert circles(graph) == [["a", "b", "c"]]
+    text = "import a.b\nif TYPE_CHECKING:\n    import d\ndef f():\n    from a import c, x\n"
+    assert imported(ast.parse(text), dict.fromkeys(("a", "a.b", "a.c", "d"))) == {"a.b", "a.c", "d"}
 
 
 def test_the_parser_is_imported_where_workers_run_and_nowhere_else() -> None:
@@ -82,13 +86,6 @@ def test_each_room_imports_only_from_rooms_below_it() -> None:
     assert len(edges) > 20
     assert [f"{room} imports {need}" for room, need in edges if ORDER.index(need) > ORDER.index(room)] == []
     assert set(ORDER) <= rooms.keys()
-
-
-def test_an_import_cycle_is_reported() -> None:
-    graph = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")}
-    assert circles(graph) == [["a", "b", "c"]]
-    text = "import a.b\nif TYPE_CHECKING:\n    import d\ndef f():\n    from a import c, x\n"
-    assert imported(ast.parse(text), dict.fromkeys(("a", "a.b", "a.c", "d"))) == {"a.b", "a.c", "d"}
 
 
 def test_help_loads_no_heavy_library() -> None:

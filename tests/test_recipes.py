@@ -102,11 +102,13 @@ def test_a_number_that_would_train_something_else_is_refused(tmp_path: Path, ove
         recipes.load(write(tmp_path, "seed: 1\n"), [override])
 
 
-def test_the_least_numbers_are_accepted(tmp_path: Path) -> None:
+def test_the_least_numbers_and_anchors_are_read(tmp_path: Path) -> None:
     changes = ["grpo.group=2", "grpo.bounds=[0.5, 0.5]", "sft.optimizer={lr: 0, betas: [0, 0], clip: 0}"]
     recipe = recipes.load(write(tmp_path, "seed: 1\n"), changes)
     assert (recipe.grpo.group, recipe.grpo.bounds) == (2, (0.5, 0.5))
     assert (recipe.sft.optimizer.lr, recipe.sft.optimizer.betas, recipe.sft.optimizer.clip) == (0.0, (0.0, 0.0), 0.0)
+    text = "include: [models/tiny, data/miniature]\nvariants:\n  a: &steps [seed=3]\n  b: *steps\n"
+    assert recipes.variants(write(tmp_path, text)) == {"a": ["seed=3"], "b": ["seed=3"]}
 
 
 @pytest.mark.parametrize(
@@ -143,12 +145,14 @@ def test_a_broken_file_says_which_and_where(tmp_path: Path, text: str, message: 
         recipes.load(write(tmp_path, text))
 
 
-def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
+def test_an_unreadable_file_and_an_unknown_recipe_are_named(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_bytes(b"title: caf\xe9\n")
     with pytest.raises(RecipeError, match=r"mine.yaml is not UTF-8 \(byte 10\)"):
         recipes.load(str(tmp_path / "mine.yaml"))
     with pytest.raises(RecipeError, match="there is no recipe"):
         recipes.load("x" * 300)
+    with pytest.raises(RecipeError, match="Did you mean 'miniature'"):
+        recipes.load("minature")
 
 
 def test_a_name_becomes_a_folders_name(tmp_path: Path) -> None:
@@ -174,11 +178,6 @@ def test_an_override_that_is_no_yaml_is_a_text(tmp_path: Path) -> None:
         recipes.load(path, [f"include={'x' * 300}"])
 
 
-def test_an_unknown_recipe_suggests_the_nearest() -> None:
-    with pytest.raises(RecipeError, match="Did you mean 'miniature'"):
-        recipes.load("minature")
-
-
 def test_digest_depends_on_values_and_not_on_order() -> None:
     assert recipes.digest({"a": 1, "b": [2]}) == recipes.digest({"b": [2], "a": 1})
     assert recipes.digest({"a": 1}) != recipes.digest({"a": 2})
@@ -194,11 +193,6 @@ def test_aliases_that_grow_beyond_measure_are_refused(tmp_path: Path) -> None:
         recipes.load(write(tmp_path, "\n".join(lines) + "\n"))
     with pytest.raises(RecipeError, match="holds itself"):
         recipes.load(write(tmp_path, "title: &t [*t]\n"))
-
-
-def test_an_anchor_that_is_used_as_people_use_it_is_read(tmp_path: Path) -> None:
-    text = "include: [models/tiny, data/miniature]\nvariants:\n  a: &steps [seed=3]\n  b: *steps\n"
-    assert recipes.variants(write(tmp_path, text)) == {"a": ["seed=3"], "b": ["seed=3"]}
 
 
 def test_a_number_of_steps_ends_a_number_of_epochs_and_the_last_one_wins(tmp_path: Path) -> None:

@@ -158,15 +158,12 @@ def test_who_waited_for_a_lock_has_it_though_its_holder_unlinked_the_file(tmp_pa
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["k1"]  # no lock file is left
 
 
-def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+def test_a_damaged_manifest_and_too_small_a_disk_are_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     make(store)
     (store.folder("data", "k1") / MANIFEST).write_text("{")
     with pytest.raises(DataError, match=r"manifest.json is missing or damaged"):
         store.manifest("data", "k1")
-
-
-def test_too_small_a_disk_is_said_before_work(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"only \d+ MiB free"):
         require_room(tmp_path, 10**12)
 

@@ -78,10 +78,14 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         list(read_jsonl(tmp_path / "none.jsonl", Example))
 
 
-def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("rows")
     with pytest.raises(DataError, match=r"x.parquet is not a Parquet file"):
         frames.read(tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"no such file: .*none\.jsonl"):
+        list(read_lines(tmp_path / "none.jsonl"))
+    with pytest.raises(DataError, match="cannot read"):
+        list(read_lines(tmp_path))
 
 
 def test_two_kinds_of_one_name_are_two_kinds() -> None:
@@ -117,13 +121,6 @@ def test_a_bad_json_line_is_named(tmp_path: Path, line: bytes, message: str) -> 
     with pytest.raises(DataError, match=message) as caught:
         list(read_lines(tmp_path / "x.jsonl", "Mend it."))
     assert caught.value.hint == "Mend it."
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such file: .*none\.jsonl"):
-        list(read_lines(tmp_path / "none.jsonl"))
-    with pytest.raises(DataError, match="cannot read"):
-        list(read_lines(tmp_path))
 
 
 def test_a_ledger_takes_any_character_in_a_reason(tmp_path: Path) -> None:

@@ -69,11 +69,8 @@ def test_spiders_natural_names_where_they_say_more(tmp_path: Path) -> None:
     ]
 
 
-def test_a_database_near_the_root_of_the_file_system_has_no_files_beside_it() -> None:
+def test_broken_files_and_a_database_near_the_root_describe_nothing(tmp_path: Path) -> None:
     assert list(files(Path("/shop.sqlite"))) == []
-
-
-def test_a_file_that_is_broken_describes_nothing(tmp_path: Path) -> None:
     database = made(tmp_path / "database" / "schools" / "schools.sqlite")
     (tmp_path / "tables.json").write_text('[{"db_id": "schools", "table_names": 5}]')
     assert shown(database) == render(introspect(database), "ddl").splitlines()
@@ -141,6 +138,8 @@ def test_closeness_is_the_share_that_stands_in_the_question() -> None:
     assert closeness("France", "cities of FRANCE?") == 1.0
     assert closeness("Western Europe", "countries in Europe") == 8 / 14  # "n europe"
     assert closeness("abcd", "wxyz") == 0.0
+    assert recipes.load("mtir_sql").data.values == 6
+    assert recipes.load("mini_mtir_sql").data.values == 0
 
 
 def test_the_likeliest_come_first_with_their_columns(database: Database, schema: Schema, sql: SqlEngine) -> None:
@@ -178,8 +177,3 @@ def test_a_prompt_shows_matching_values_first(database: Database, sql: SqlEngine
     assert show(example, schema) == schema
     text = "\n".join(text for _, text in build(recipes.load("mtir_sql").protocol).prompt(made, schema, 6))
     assert "name TEXT, -- e.g. 'France', 'French Guiana'" in text
-
-
-def test_mtir_sql_asks_for_six_matching_values() -> None:
-    assert recipes.load("mtir_sql").data.values == 6
-    assert recipes.load("mini_mtir_sql").data.values == 0

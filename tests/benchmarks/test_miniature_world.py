@@ -24,16 +24,13 @@ def digests(root):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (root / "databases").rglob("*.sqlite")}
 
 
-def test_the_same_seed_gives_the_same_examples_and_the_same_bytes(load, tmp_path):
+def test_a_seed_decides_examples_and_bytes_however_many_are_drawn(load, tmp_path):
     first = load("train", tmp_path / "a", seed=3, databases=6, questions=8)
     again = load("train", tmp_path / "b", seed=3, databases=6, questions=8)
     other = load("train", tmp_path / "c", seed=4, databases=6, questions=8)
     assert first.examples == again.examples
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     assert first.examples != other.examples
-
-
-def test_a_database_does_not_depend_on_how_many_are_drawn(load, tmp_path):
     many = load("train", tmp_path / "a", databases=6, questions=8).examples
     later = load("train", tmp_path / "b", first=4, databases=2, questions=8).examples
     assert many[4 * 8 :] == later
@@ -67,15 +64,13 @@ def test_dev_and_test_hold_different_pairs_out(databases):
     assert not set().union(*map(pairs, databases["test"])) & held_out_pairs("dev")
 
 
-def test_every_held_out_database_has_columns_that_its_tables_never_have_in_training(databases):
+def test_held_out_databases_have_columns_that_training_lacks_and_no_such_word(databases):
     seen = set().union(*map(columns, databases["train"]))
     for split in ("dev", "test"):
         own = {(table, column) for table in KINDS for column in held_out_columns(table, split)}
         assert not seen & own
         assert all(len(columns(database) & own) >= 4 for database in databases[split])  # two tables, two columns each
 
-
-def test_held_out_databases_use_no_word_that_training_lacks(databases):
     def words(split):
         return {word for database in databases[split] for pair in columns(database) for word in pair}
 

@@ -53,10 +53,17 @@ def own(count: int = 60) -> list[Example]:
     return made[:count]
 
 
-def test_quotes_within_a_cell_that_has_none_around_it_close_nothing(folder: Path) -> None:
+def test_quotes_within_a_cell_close_nothing_and_a_row_with_an_unquoted_comma_is_set_aside(folder: Path) -> None:
     (folder / "own.csv").write_text('question,sql\nhow long is a 5" pen,SELECT 1\n"a ""5"" inch pen",SELECT 2\n')
     loaded = read(folder / "own.csv", database="shop.sqlite")
     assert [one.question for one in loaded.examples] == ['how long is a 5" pen', 'a "5" inch pen']
+    (folder / "own.csv").write_text("question,sql\na,SELECT 1, 2\nb,SELECT 1\n")
+    loaded = read(folder / "own.csv", database="shop.sqlite")
+    assert [one.question for one in loaded.examples] == ["b"]
+    assert [(row.row, row.reason) for row in loaded.quarantine] == [("own.csv:2", "too_many_cells")]
+    (folder / "own.csv").write_text("question,sql\na,SELECT 1\n")
+    with pytest.raises(DataError, match=r"own\.csv has no column database; its columns: question, sql"):
+        read(folder / "own.csv")
 
 
 @pytest.mark.parametrize("sign", [",", ";", "\t"])
@@ -95,19 +102,6 @@ def test_a_csv_file_that_lacks_something_says_what(folder: Path, text: str | byt
     assert message in str(caught.value)
 
 
-def test_a_csv_file_without_databases_is_refused_where_nothing_says_which(folder: Path) -> None:
-    (folder / "own.csv").write_text("question,sql\na,SELECT 1\n")
-    with pytest.raises(DataError, match=r"own\.csv has no column database; its columns: question, sql"):
-        read(folder / "own.csv")
-
-
-def test_a_row_with_an_unquoted_comma_is_set_aside(folder: Path) -> None:
-    (folder / "own.csv").write_text("question,sql\na,SELECT 1, 2\nb,SELECT 1\n")
-    loaded = read(folder / "own.csv", database="shop.sqlite")
-    assert [one.question for one in loaded.examples] == ["b"]
-    assert [(row.row, row.reason) for row in loaded.quarantine] == [("own.csv:2", "too_many_cells")]
-
-
 def test_one_database_has_one_name_however_the_rows_write_it(folder: Path) -> None:
     names = [{}, {"database": "shop.sqlite"}, {"database": str(folder / "shop.sqlite")}]
     rows = [{"question": f"q{number}", "sql": "SELECT 1", **name} for number, name in enumerate(names)]
@@ -117,15 +111,12 @@ def test_one_database_has_one_name_however_the_rows_write_it(folder: Path) -> No
     assert loaded.examples[0].database.id == "shop"
 
 
-def test_no_words_and_no_query_stand_on_two_sides() -> None:
-    """60 questions: 2 wordings and 2 values of 20 queries, of which the last 20 rows lack some."""
+def test_a_cut_has_nothing_on_two_sides_and_does_not_depend_on_the_order() -> None:
+    # 60 questions: 2 wordings and 2 values of 20 queries, of which the last 20 rows lack some
     found = cut(own(), [], Shares(dev=0.1, test=0.3)).parts
     assert {part: len(each) for part, each in found.items()} == {"train": 36, "dev": 6, "test": 18}
     for one, other in (("train", "test"), ("train", "dev"), ("dev", "test")):
         assert list(leaks(found[one], found[other])) == []
-
-
-def test_a_cut_does_not_depend_on_the_order_and_keeps_most_questions_where_they_were() -> None:
     whole, half = cut(own(80), [], Shares(0.1, 0.3)).parts, cut(own(60)[::-1], [], Shares(0.1, 0.3)).parts
     assert cut(own(80)[::-1], [], Shares(0.1, 0.3)).parts["test"] == whole["test"][::-1]
     kept = {one.id for one in half["test"]} & {one.id for one in whole["test"]}

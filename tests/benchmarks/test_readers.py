@@ -82,15 +82,12 @@ def test_a_bad_spider_row_is_quarantined_under_its_place(spider, tmp_path, bad, 
     assert reasons(loaded) == [("dev.json[1]", reason)]
 
 
-def test_spider_train_is_two_files_where_both_are_there(spider, tmp_path):
+def test_spider_train_is_two_files_and_test_has_databases_of_its_own(spider, tmp_path):
     write_json(spider / "train_spider.json", [row()])
     write_json(spider / "train_others.json", [row()])
     write_json(spider / "train.json", [row()] * 5)
     loaded = read("spider", spider, tmp_path / "stage", "train")
     assert [example.id for example in loaded.examples] == ["spider_train_spider_0", "spider_train_others_0"]
-
-
-def test_spider_test_has_databases_of_its_own(spider, tmp_path):
     make_database(spider / "test_database" / "opera" / "opera.sqlite")
     write_json(spider / "test.json", [row(db_id="opera"), row()])
     loaded = read("spider", spider, tmp_path / "stage", "test")

@@ -116,11 +116,15 @@ def test_a_small_pool_gives_a_smaller_set_and_explores_a_question_once():
     assert select_parts(both, [both], Difficulty(keep=1, explore=2, explore_parts=(1, 1)), seed=0).explore == ["q"]
 
 
-def test_trust_sqls_bound_keeps_everything_strictly_below_six_of_eight():
+def test_bounds_and_seeds_of_a_selection():
     scored = of(*(ScoredQuestion(f"q{right}", 8, right) for right in range(9)))
     chosen = select(scored, Difficulty(group=8, keep=100, max_pass=6 / 8, explore=5), seed=0)
     assert sorted(chosen.balanced) == ["q0", "q1", "q2", "q3", "q4", "q5"]
     assert chosen.explore == []  # the never-solved one is in the set already
+    scored = of(*(ScoredQuestion(f"q{number}", 6, 3) for number in range(20)))
+    first = select(scored, Difficulty(keep=5), seed=0).balanced
+    assert first == select(scored.reverse(), Difficulty(keep=5), seed=0).balanced
+    assert first != select(scored, Difficulty(keep=5), seed=1).balanced
 
 
 def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
@@ -132,13 +136,6 @@ def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
     assert chosen.balanced == ["syn_some", "syn_more"]  # of the first pool only
     assert [id.rstrip("0123456789") for id in chosen.explore] == ["sft", "sft", "syn_never", "spider_never"]
     assert len(set(chosen.explore)) == 4
-
-
-def test_the_seed_decides_among_equals():
-    scored = of(*(ScoredQuestion(f"q{number}", 6, 3) for number in range(20)))
-    first = select(scored, Difficulty(keep=5), seed=0).balanced
-    assert first == select(scored.reverse(), Difficulty(keep=5), seed=0).balanced
-    assert first != select(scored, Difficulty(keep=5), seed=1).balanced
 
 
 def test_the_histogram_counts_questions_by_right_rollouts():

@@ -40,19 +40,26 @@ def test_each_fault_has_its_own_reason(outcome, facts, reason):
     assert fault(outcome(**facts))[0] == reason
 
 
-def test_nothing_vanishes_and_order_is_kept(outcome):
+def test_nothing_vanishes_order_is_kept_and_a_reason_is_one_line(outcome):
     outcomes = [outcome(id, correct=id != "b") for id in "abcd"]
     selection = select(outcomes, EVERYTHING, seed=0)
     assert selection.kept == [("a", 0), ("c", 0), ("d", 0)]
     assert selection.left == [("b", "wrong_result")]
+    settings = Filter(keep=3, per_example=2, per_plan=1)
+    assert filtering.detail("over_keep", "", settings) == "3 are kept"
+    assert filtering.detail("over_per_example", "", settings) == "2 a question"
+    assert filtering.detail("near_duplicate", "", settings) == "1 of one plan"
+    assert filtering.detail("format_two_actions", "turn 1 of 2", settings) == "turn 1 of 2"
 
 
-def test_a_question_gives_at_most_per_example_trajectories_its_first_right_ones(outcome):
+def test_each_question_gives_at_most_per_example_trajectories_before_keep_binds(outcome):
     outcomes = [outcome("a", sample, correct=sample != 0) for sample in range(4)]
     selection = select(outcomes, Filter(per_example=2), seed=0)
     assert selection.kept == [("a", 1), ("a", 2)]
     assert card.quality(selection.table, 0.0)["left_out"] == {"over_per_example": 1, "wrong_result": 1}
     assert select(outcomes[::-1], Filter(per_example=2), seed=0).kept == [("a", 2), ("a", 1)]  # in whatever order
+    outcomes = [outcome("a", sample, hardness="hard") for sample in range(5)] + [outcome("b"), outcome("c")]
+    assert select(outcomes, Filter(keep=3, per_example=1), seed=0).kept == [("a", 0), ("b", 0), ("c", 0)]
 
 
 def test_medium_and_hard_come_first_where_keep_binds(outcome):
@@ -70,19 +77,6 @@ def test_within_a_level_the_seed_decides_and_not_the_order_of_arrival(outcome):
     first = set(select(outcomes, Filter(keep=10), seed=0).kept)
     assert first == set(select(outcomes[::-1], Filter(keep=10), seed=0).kept)
     assert first != set(select(outcomes, Filter(keep=10), seed=1).kept)
-
-
-def test_the_cap_comes_before_keep_so_that_one_question_cannot_fill_the_set(outcome):
-    outcomes = [outcome("a", sample, hardness="hard") for sample in range(5)] + [outcome("b"), outcome("c")]
-    assert select(outcomes, Filter(keep=3, per_example=1), seed=0).kept == [("a", 0), ("b", 0), ("c", 0)]
-
-
-def test_a_reason_is_told_in_one_line():
-    settings = Filter(keep=3, per_example=2, per_plan=1)
-    assert filtering.detail("over_keep", "", settings) == "3 are kept"
-    assert filtering.detail("over_per_example", "", settings) == "2 a question"
-    assert filtering.detail("near_duplicate", "", settings) == "1 of one plan"
-    assert filtering.detail("format_two_actions", "turn 1 of 2", settings) == "turn 1 of 2"
 
 
 @pytest.mark.parametrize(

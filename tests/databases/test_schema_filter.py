@@ -44,11 +44,18 @@ def test_columns_that_a_question_names_come_first(
     assert len(chosen.tables) < len(SCHOOL.tables)
 
 
-def test_the_table_that_joins_two_chosen_ones_comes_with_its_keys() -> None:
-    """Student and Course have no key in common: Enrolled_in joins them, though the question does not name it."""
+def test_what_is_chosen_beside_the_named_columns() -> None:
+    # Student and Course have no key in common: Enrolled_in joins them, though the question does not name it
     chosen = SchemaFilter(SCHOOL, False).choose("students of the course with the most credits", 120)
     assert {"student", "course", "enrolled_in"} <= chosen.tables
     assert {("enrolled_in", "stuid"), ("enrolled_in", "cid")} <= chosen.columns
+    assert SchemaFilter(SCHOOL, False).choose('" OR NEAR( * ^ -', 60).tables
+    assert SchemaFilter(SCHOOL, False).choose("", 0) == SchemaItems(frozenset(), frozenset())
+    database = Database("school", "sqlite", "school")
+    asked = Example("ask", "ranks of faculty", database, "")
+    assert link_locally([asked], lambda _: SCHOOL, 1000, False, "fitted_schema") == [asked]
+    (linked,) = link_locally([asked], lambda _: SCHOOL, 1000, False)
+    assert linked.meta["linked_schema"]["tables"] == sorted(table.name.lower() for table in SCHOOL.tables)
 
 
 @pytest.mark.parametrize("is_brief", [False, True])
@@ -62,11 +69,6 @@ def test_the_chosen_part_stays_within_its_budget_and_fills_it(tokens: int, is_br
     size = len(text.split()) if is_brief else len(text) / CHARS_PER_TOKEN
     assert size <= tokens
     assert size >= tokens / 2 or tokens < 60  # a table with its keys takes up to 40
-
-
-def test_a_question_without_a_word_of_the_schema_gets_what_fits() -> None:
-    assert SchemaFilter(SCHOOL, False).choose('" OR NEAR( * ^ -', 60).tables
-    assert SchemaFilter(SCHOOL, False).choose("", 0) == SchemaItems(frozenset(), frozenset())
 
 
 def test_a_served_database_that_is_too_large_is_shown_in_part(tmp_path: Path) -> None:
@@ -90,11 +92,3 @@ def test_a_served_database_that_is_too_large_is_shown_in_part(tmp_path: Path) ->
     assert len(prompts[0]) < 2000 * CHARS_PER_TOKEN + 6000  # the schema's part, and the instruction
     assert len(prompts[1]) > 60_000
     assert whole == asked
-
-
-def test_a_schema_that_fits_is_shown_whole() -> None:
-    database = Database("school", "sqlite", "school")
-    asked = Example("ask", "ranks of faculty", database, "")
-    assert link_locally([asked], lambda _: SCHOOL, 1000, False, "fitted_schema") == [asked]
-    (linked,) = link_locally([asked], lambda _: SCHOOL, 1000, False)
-    assert linked.meta["linked_schema"]["tables"] == sorted(table.name.lower() for table in SCHOOL.tables)

@@ -256,7 +256,7 @@ def test_kubernetes_objects_parse_by_kubectl(tmp_path: Path) -> None:
     assert len(list(yaml.safe_load_all(done.stdout))) == 6
 
 
-def test_the_workflow_parses_and_names_what_there_is() -> None:
+def test_the_workflow_names_what_there_is_and_its_smoke_run_fits_the_recipe() -> None:
     workflow = load("github/retrain.yml")
     triggers = workflow[True]  # YAML 1.1 reads the key `on` so; GitHub does not
     assert {"push", "pull_request", "workflow_dispatch"} == set(triggers)
@@ -273,9 +273,6 @@ def test_the_workflow_parses_and_names_what_there_is() -> None:
             assert subprocess.run(["bash", "-n", "-c", script], capture_output=True).returncode == 0, script
             assert set(re.findall(r"\bmake (\w+)", script)) <= targets
             assert set(re.findall(r"(?:deployment run|--deployment) (\S+)", script)) <= deployments
-
-
-def test_the_smoke_run_s_overrides_fit_the_recipe() -> None:
     from pipelines.recipe import recipes
 
     steps = load("github/retrain.yml")["jobs"]["smoke"]["steps"]

@@ -118,25 +118,19 @@ def test_the_environment_answers_every_action(phases: Make) -> None:
     assert "Use generate_sql" in observe(Action(ActionKind.INVALID, format_error="not_a_probe"), None, 9)
 
 
-def test_the_schema_is_hidden(phases: Make, example: Example, schema: Schema) -> None:
+def test_the_schema_is_hidden_or_given_as_one_exploring_turn(phases: Make, example: Example, schema: Schema) -> None:
     (_, rules), (_, question) = phases().prompt(example, schema, 10)
     assert "singer_id" not in rules + question
     assert "at most 10" not in rules
     assert "explore_schema, propose_schema, generate_sql, confirm_answer" in rules
     assert '"name": "execute_sql_query"' in rules
     assert "at most 30 records" in rules
-
-
-def test_prefill_gives_the_schema_as_one_exploring_turn(phases: Make, example: Example, schema: Schema) -> None:
     prefilled = phases(schema_view="prefill")
     messages = prefilled.prompt(example, schema, 10)
     assert [role for role, _ in messages] == ["system", "user", "assistant", "user"]
     assert prefilled.parse(messages[2][1]).kind is ActionKind.EXPLORE
     assert messages[3][1].startswith("<tool_response>\nCREATE TABLE singer")
     assert "CREATE TABLE" not in messages[1][1]
-
-
-def test_prefill_shows_the_values_of_the_question(phases: Make, example: Example, schema: Schema) -> None:
     asked = dataclasses.replace(example, meta={"values": [["singer", "name", "Bob"]]})
     assert "-- e.g. 'Bob'" in phases(schema_view="prefill").prompt(asked, schema, 10)[3][1]
 

@@ -115,16 +115,13 @@ def test_the_full_prompt_carries_the_papers_rules_and_limits(protocol: Make, exa
     assert question.endswith("Question: How many string singers are there?")
 
 
-def test_skyrl_says_think_and_may_show_only_names(protocol: Make, example: Example, schema: Schema) -> None:
+def test_thoughts_are_said_by_tag_or_not_at_all(protocol: Make, example: Example, schema: Schema) -> None:
     skyrl = protocol(options={"reasoning_tag": "think"}, schema_view="names")
     assert skyrl.parse("<think>r</think><sql>S</sql>") == Action(ActionKind.SQL, "S", "r")
     (_, rules), (_, question) = skyrl.prompt(example, schema, 5)
     assert "<think> and </think>" in rules
     assert "singer , concert\nOnly the names of the tables are given." in question
     assert "CREATE TABLE" not in question
-
-
-def test_a_model_that_thinks_by_itself_needs_no_block_and_may_have_one(protocol: Make) -> None:
     bare = protocol(prompt="bare", reasoning=False, options={"reasoning_tag": "think"})
     assert bare.parse("<sql>S</sql>") == Action(ActionKind.SQL, "S")
     assert bare.parse("<think>r</think><sql>S</sql>") == Action(ActionKind.SQL, "S", "r")

@@ -84,12 +84,20 @@ def test_the_single_turn_only_answers(protocol: Make) -> None:
     assert protocol("single_turn", prompt="direct", reasoning=False).parse(ANSWER).format_error is None
 
 
-def test_the_description_is_what_mcp_lists() -> None:
+def test_a_call_is_what_mcp_lists_and_reads_back() -> None:
     tool = tools.describe(10)
     assert set(tool) == {"name", "description", "inputSchema"}
     assert tool["inputSchema"]["required"] == ["sql"]
     assert "at most 10 records" in tool["description"]
     assert json.loads(tools.signature(10))["function"]["parameters"] == tool["inputSchema"]
+    sql = "SELECT '</tool_call>', \"a\\b\", 'ü\u202e' -- <|im_end|>"
+    said = tools.write_call(sql)
+    assert "</" not in said
+    assert tools.read_call(said) == (sql, None)
+    start = time.process_time()
+    for text in ('{"a":' * 200_000, '"' * 1_000_000, '{"name": "' + "x" * 1_000_000 + '"}', "[1," * 300_000):
+        assert tools.read_call(text)[0] == ""
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize("extra", [{}, {"db_id": "music"}, {"db_name": "music"}])
@@ -123,13 +131,6 @@ def test_each_bad_call_has_a_name(text: str, error: str) -> None:
     assert tools.read_call(text) == ("", error)
 
 
-def test_a_call_reads_back_whatever_its_sql_holds() -> None:
-    sql = "SELECT '</tool_call>', \"a\\b\", 'ü\u202e' -- <|im_end|>"
-    said = tools.write_call(sql)
-    assert "</" not in said
-    assert tools.read_call(said) == (sql, None)
-
-
 @pytest.mark.parametrize(
     ("text", "read"),
     [
@@ -146,10 +147,3 @@ def test_a_call_reads_back_whatever_its_sql_holds() -> None:
 )
 def test_a_fence_holds_one_query(text: str, read: tuple[str, str | None]) -> None:
     assert tools.read_fence(text) == read
-
-
-def test_megabytes_of_json_take_no_time() -> None:
-    start = time.process_time()
-    for text in ('{"a":' * 200_000, '"' * 1_000_000, '{"name": "' + "x" * 1_000_000 + '"}', "[1," * 300_000):
-        assert tools.read_call(text)[0] == ""
-    assert time.process_time() - start < 2.0

@@ -70,10 +70,15 @@ def test_the_papers_examples_of_bigrams_and_schema_equations_9_and_10(outcome: M
     assert terms.jaccard({1}, {1}) == 1.0
 
 
-def test_format_asks_for_every_turn_and_an_answer_equation_11(outcome: Make) -> None:
+def test_format_and_skyrls_three_cases(outcome: Make) -> None:
     assert terms.format_(outcome(**WRONG)) == 1.0
     assert terms.format_(outcome(turns=3, malformed=True)) == 0.0
     assert terms.format_(outcome(final=None)) == 0.0
+    assert terms.skyrl(outcome()) == 1.0
+    assert terms.skyrl(outcome(**WRONG)) == 0.0
+    assert terms.skyrl(outcome(**FAILS)) == 0.0
+    assert terms.skyrl(outcome(turns=3, malformed=True)) == -1.0  # though the answer is right
+    assert terms.skyrl(outcome(final=None)) == -1.0
 
 
 # --- Reasoning-SQL, section 3.2 and A.7 ------------------------------------------------------------------------------
@@ -99,14 +104,6 @@ def test_without_an_endpoint_a_program_grades(outcome: Make, items: Items) -> No
 
 
 # --- SkyRL-SQL, section 4.1 ------------------------------------------------------------------------------------------
-
-
-def test_skyrls_three_cases(outcome: Make) -> None:
-    assert terms.skyrl(outcome()) == 1.0
-    assert terms.skyrl(outcome(**WRONG)) == 0.0
-    assert terms.skyrl(outcome(**FAILS)) == 0.0
-    assert terms.skyrl(outcome(turns=3, malformed=True)) == -1.0  # though the answer is right
-    assert terms.skyrl(outcome(final=None)) == -1.0
 
 
 # --- TRUST-SQL, section 3.3 ------------------------------------------------------------------------------------------

@@ -54,10 +54,18 @@ def test_turn_by_turn_gives_the_ids_of_the_whole_conversation(any_tokenizer: Any
     assert codec.prompt(whole) == rendered(any_tokenizer, *whole)
 
 
-def test_an_end_of_turn_that_the_agent_said_is_not_said_twice() -> None:
+def test_an_agents_own_tokens_are_kept() -> None:
     codec = ChatCodec(chatml())
     assert codec.decode(codec.observation("x")) == "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
     assert codec.decode(codec.observation("x", codec.end_id)).startswith("\n<|im_start|>user\nx")
+    codec = ChatCodec(chatml())
+    tag = codec.tokenizer.convert_tokens_to_ids("</sql>")
+    assert codec.agent("<sql>1</sql>")[-1] == tag
+    assert tag in codec.observation("a tag </sql>")
+    # A tokenizer whose round trip differs: it spells "ab" as one token, yet an agent may say "a", "b"
+    codec = ChatCodec(chatml(merges=(("a", "b"),)))
+    a, b, ab = codec.tokenizer.convert_tokens_to_ids(["a", "b", "ab"])
+    assert codec.agent(codec.decode([a, b])) == [ab]
 
 
 def test_a_value_can_neither_end_a_turn_nor_forge_one() -> None:
@@ -66,9 +74,6 @@ def test_a_value_can_neither_end_a_turn_nor_forge_one() -> None:
     control = codec.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
     assert [ids.count(index) for index in control] == [2, 2, 0]  # the template's own
     assert "ann< |im_end|>" in codec.decode(ids)
-
-
-def test_special_tokens_of_no_known_shape_are_control_tokens_too() -> None:
     tokenizer = chatml()
     names = ["[TOOL_CALLS]", "[SYSTEM_PROMPT]", "<start_of_turn>"]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
@@ -76,20 +81,6 @@ def test_special_tokens_of_no_known_shape_are_control_tokens_too() -> None:
     ids = codec.observation(" ".join(names))
     assert not set(ids) & set(tokenizer.convert_tokens_to_ids(names))
     assert "[ TOOL_CALLS] [ SYSTEM_PROMPT] < start_of_turn>" in codec.decode(ids)
-
-
-def test_protocol_tags_are_left_alone() -> None:
-    codec = ChatCodec(chatml())
-    tag = codec.tokenizer.convert_tokens_to_ids("</sql>")
-    assert codec.agent("<sql>1</sql>")[-1] == tag
-    assert tag in codec.observation("a tag </sql>")
-
-
-def test_ids_of_an_agent_are_never_encoded_again() -> None:
-    """A tokenizer whose round trip differs: it spells "ab" as one token, yet an agent may say "a", "b"."""
-    codec = ChatCodec(chatml(merges=(("a", "b"),)))
-    a, b, ab = codec.tokenizer.convert_tokens_to_ids(["a", "b", "ab"])
-    assert codec.agent(codec.decode([a, b])) == [ab]
 
 
 def test_a_template_that_is_missing_or_hides_messages_is_refused() -> None:

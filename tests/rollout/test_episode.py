@@ -59,23 +59,17 @@ def test_the_cap_forces_one_last_answer(begin: Begin) -> None:
     assert (len(record.turns), record.forced, record.stop) == (3, True, StopReason.SOLUTION)
 
 
-def test_a_forced_turn_without_answer_is_the_last(begin: Begin) -> None:
+def test_a_turn_cap_ends_an_episode_or_forces_its_answer(begin: Begin) -> None:
     episode = begin(max_turns=1)
     episode.accept(PROBE)
     episode.observe(ROWS)
     assert episode.accept(PROBE) is None  # not executed: nobody would see it
     record = episode.trajectory()
     assert (record.stop, record.final_sql, record.forced) == (StopReason.TURN_LIMIT, None, True)
-
-
-def test_without_a_forced_answer_the_cap_ends_it(begin: Begin) -> None:
     episode = begin(max_turns=1, forced=False)
     assert episode.accept(PROBE) is None
     record = episode.trajectory()
     assert (record.stop, record.forced, record.turns[0].observation) == (StopReason.TURN_LIMIT, False, None)
-
-
-def test_no_turns_means_an_answer_at_once(begin: Begin) -> None:
     episode = begin(max_turns=0)
     assert episode.next_request().messages[-1][1].endswith(episode._rules.protocol.demand)
     episode.accept(ANSWER)
@@ -138,13 +132,10 @@ def test_ids_are_kept_as_generated_though_they_would_be_encoded_otherwise(begin:
     assert context[n_prompt : n_prompt + 6] == letters
 
 
-def test_unknown_logprobs_are_left_out(begin: Begin, codec: ChatCodec) -> None:
+def test_a_budget_bounds_each_turn_and_unknown_logprobs_are_left_out(begin: Begin, codec: ChatCodec) -> None:
     episode = begin(codec=codec)
     episode.accept(Completion(ANSWER.text, tuple(codec.agent(ANSWER.text))))
     assert episode.trajectory().logprobs == ()
-
-
-def test_a_budget_bounds_each_turn_and_the_whole(begin: Begin, codec: ChatCodec) -> None:
     n_prompt = len(codec.prompt((("user", "how many singers"),)))
     assert begin(codec=codec, turn_tokens=20, episode_tokens=n_prompt + 50).next_request().max_tokens == 20
     assert begin(codec=codec, turn_tokens=90, episode_tokens=n_prompt + 50).next_request().max_tokens == 50

@@ -158,10 +158,13 @@ def test_the_same_seed_gives_the_same_episode_and_seeds_vary_the_wording(example
     assert thoughts(1) != thoughts(2)
 
 
-def test_a_forced_turn_is_an_answer(examples, sql):
+def test_a_forced_turn_is_an_answer_and_unsayable_gold_is_malformed(examples, sql):
     trajectories = play(examples, PROTOCOLS["react"], sql, max_turns=0)
     assert all(trajectory.forced and len(trajectory.turns) == 1 for trajectory in trajectories)
     assert all(trajectory.final_sql for trajectory in trajectories)
+    tagged = dataclasses.replace(examples[0], gold_sql="SELECT '</solution>'")
+    (trajectory,) = play([tagged], PROTOCOLS["react"], sql)
+    assert not trajectory.well_formed
 
 
 def test_over_a_hidden_schema_it_explores_what_it_needs_and_proposes_what_it_has_seen(examples, sql):
@@ -171,12 +174,6 @@ def test_over_a_hidden_schema_it_explores_what_it_needs_and_proposes_what_it_has
         explored = [turn.action.content for turn in trajectory.turns if turn.action.kind is ActionKind.EXPLORE]
         assert all(is_probe(query) and not lists_everything(query) for query in explored)
         assert not unverified(trajectory)
-
-
-def test_gold_sql_that_the_protocol_cannot_say_is_a_malformed_turn_not_a_crash(examples, sql):
-    tagged = dataclasses.replace(examples[0], gold_sql="SELECT '</solution>'")
-    (trajectory,) = play([tagged], PROTOCOLS["react"], sql)
-    assert not trajectory.well_formed
 
 
 @pytest.fixture
@@ -247,21 +244,15 @@ def test_the_answers_reasoning_links_the_question_to_what_the_sql_reads(music):
     )
 
 
-def test_what_it_will_read_is_said_before_the_first_look_and_again_with_the_answer(examples):
+def test_what_it_will_read_is_said_with_the_first_look_and_the_answer(examples):
     for example in examples:
         *looks, answer = OraclePolicy(build(PROTOCOLS["react"]), 0.0).script(example, 0)
         plan = re.search(r"(use|take|read) [a-z ,]*$", answer.reasoning)[0]
         assert [action.reasoning.startswith(f"{plan} , ") for action in looks] == [True, False][: len(looks)]
-
-
-def test_what_it_has_not_seen_it_does_not_plan(examples):
-    """Where the prompt hides the columns, the first look is into the catalogue."""
+    # Where the prompt hides the columns, the first look is into the catalogue
     for example in examples:
         first = OraclePolicy(build(PROTOCOLS["react_names"]), 0.0).script(example, 0)[0]
         assert re.fullmatch(r"(columns of|look into) \w+", first.reasoning)
-
-
-def test_a_generated_question_brings_its_links_along(examples):
     oracle = OraclePolicy(build(PROTOCOLS["react"]), 0.0)
     for example in examples:
         said = oracle.script(example, 0)[-1].reasoning.rpartition(" , ")[2].split()

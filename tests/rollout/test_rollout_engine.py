@@ -49,9 +49,18 @@ def test_episodes_run_real_sql_and_come_back_in_order(react: Make, examples: lis
     assert sorted(seen, key=made.index) == made
 
 
-def test_the_same_run_gives_the_same_records(react: Make, examples: list[Example]) -> None:
+def test_the_same_run_gives_the_same_records_and_events(react: Make, examples: list[Example]) -> None:
     runs = [react(ScriptedPolicy(probe_then_answer)).run(requests(examples)) for _ in range(2)]
     assert runs[0] == runs[1]
+    runner, seen = react(ScriptedPolicy(probe_then_answer)), list[EpisodeEvent]()
+    made = runner.run(requests(examples[:1]), on_event=seen.append)
+    first, last = made[0].turns
+    before = dataclasses.replace(first, status=None, n_rows=0, observation=None)
+    assert seen == [TurnEvent(before), ResultEvent(first), TurnEvent(last), ResultEvent(last), EndEvent(made[0])]
+    runner = react(ScriptedPolicy(probe_then_answer))
+    made = asyncio.run(runner.run_async(requests(examples[:3])))
+    assert [one.final_sql is not None for one in made] == [True] * 3
+    assert runner.timing.queries == 3
 
 
 def test_a_questions_prompt_is_rendered_once(
@@ -110,15 +119,13 @@ def test_an_endpoint_that_failed_for_good_is_not_asked_again(react: Make, exampl
     assert len(asked) == 2
 
 
-def test_what_the_user_must_mend_ends_the_run(react: Make, examples: list[Example]) -> None:
+def test_errors_of_the_user_and_of_everything_end_the_run(react: Make, examples: list[Example]) -> None:
     def refused(request: Request) -> str:
         raise ResourceError("wrong key")
 
     with pytest.raises(ResourceError, match="wrong key"):
         react(ScriptedPolicy(refused)).run(requests(examples))
 
-
-def test_a_run_in_which_nothing_works_stops(react: Make, examples: list[Example]) -> None:
     def down(request: Request) -> str:
         raise EndpointError("down")
 
@@ -164,27 +171,17 @@ def test_slow_sql_does_not_delay_other_episodes(react: Make, examples: list[Exam
     assert made[0].turns[0].status is ExecutionStatus.OK
 
 
-def test_the_events_of_an_episode(react: Make, examples: list[Example]) -> None:
-    runner, seen = react(ScriptedPolicy(probe_then_answer)), list[EpisodeEvent]()
-    made = runner.run(requests(examples[:1]), on_event=seen.append)
-    first, last = made[0].turns
-    before = dataclasses.replace(first, status=None, n_rows=0, observation=None)
-    assert seen == [TurnEvent(before), ResultEvent(first), TurnEvent(last), ResultEvent(last), EndEvent(made[0])]
-
-
-def test_episodes_run_inside_a_running_event_loop(react: Make, examples: list[Example]) -> None:
-    runner = react(ScriptedPolicy(probe_then_answer))
-    made = asyncio.run(runner.run_async(requests(examples[:3])))
-    assert [one.final_sql is not None for one in made] == [True] * 3
-    assert runner.timing.queries == 3
-
-
-def test_a_scripted_policy_can_speak_tokens(react: Make, examples: list[Example], codec: Any) -> None:
+def test_a_scripted_policy_speaks_tokens_within_its_context(react: Make, examples: list[Example], codec: Any) -> None:
     made = react(ScriptedPolicy(probe_then_answer, codec=codec)).run(requests(examples[:2]))
     for one in made:
         spoken = [t for t, mine in zip(one.token_ids, one.agent_mask, strict=True) if mine]
         assert codec.decode(spoken) == "".join(turn.text for turn in one.turns)
         assert one.logprobs == ()
+    policy = ScriptedPolicy(probe_then_answer, codec=codec)
+    policy.context = 60
+    made = react(policy).run(requests(examples[:1]))
+    assert made[0].stop is StopReason.TOKEN_LIMIT
+    assert len(made[0].token_ids) <= 60
 
 
 SPOKEN = {
@@ -214,14 +211,6 @@ def test_masks_token_by_token_in_every_protocol(engine: Make, database: Database
     ends = itertools.accumulate(len(ids) for ids, _ in pieces)
     assert list(made.turn_ends) == [end for end, (_, mine) in zip(ends, pieces, strict=True) if mine]
     assert (made.well_formed, len(made.turns) > 1) == (True, name != "single_turn")
-
-
-def test_the_policys_context_bounds_an_episode(react: Make, examples: list[Example], codec: Any) -> None:
-    policy = ScriptedPolicy(probe_then_answer, codec=codec)
-    policy.context = 60
-    made = react(policy).run(requests(examples[:1]))
-    assert made[0].stop is StopReason.TOKEN_LIMIT
-    assert len(made[0].token_ids) <= 60
 
 
 def test_many_episodes_cost_little(react: Make, examples: list[Example]) -> None:

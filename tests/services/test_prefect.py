@@ -94,19 +94,13 @@ def test_the_same_run_again_makes_nothing(site: Site) -> None:
     assert "recipe:miniature" in data["tags"]
 
 
-def test_a_failed_run_exits_1_and_says_why(site: Site) -> None:
+def test_a_run_that_cannot_be_exits_1_and_says_why(site: Site) -> None:
     done = site.deployment_run("curate/cpu", ["data.sft={kind: jsonl, path: /no/such/file.jsonl}"], "--watch")
     assert done.returncode == 1
     assert "/no/such/file.jsonl" in site.newest_run()["state"]["message"]
-
-
-def test_a_recipe_that_does_not_exist_is_refused_with_the_reason(site: Site) -> None:
     done = site.deployment_run("curate/cpu", [], "--watch", recipe="no_such_recipe")
     assert done.returncode == 1
     assert "no_such_recipe" in done.stdout + done.stderr
-
-
-def test_a_parameter_of_the_wrong_type_is_refused_with_the_reason(site: Site) -> None:
     done = site.deployment_run("curate/cpu", [], "--watch", store=["not", "text"])
     assert done.returncode == 1
     assert "store" in done.stdout + done.stderr

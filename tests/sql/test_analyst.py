@@ -33,13 +33,20 @@ def test_text_that_would_hang_the_parser_is_unread_and_the_rest_goes_on(schema: 
     assert (diagnosis.error, diagnosis.evidence) == ("semantic", "it runs; the answer is beyond the analysis's parser")
 
 
-def test_an_answer_of_many_joins_is_judged_like_any_other(shop: Database, engine: SqlEngine) -> None:
+def test_a_worker_reads_gold_of_a_benchmark_and_an_answer_of_many_joins(shop: Database, engine: SqlEngine) -> None:
     example = Example("e1", "?", shop, "SELECT 1 FROM customer")
     sql = "SELECT 1 FROM customer" + " JOIN (SELECT 1)" * 24
     turn = Turn(sql, Action(ActionKind.SOLUTION, sql))
     answer = Trajectory("e1", 0, "policy", "react", (), (turn,), sql, StopReason.SOLUTION)
     (outcome,) = make_outcomes([answer], {"e1": example}, engine, introspect, "strict", 10)
     assert (outcome.correct, outcome.broken, outcome.predicted_schema) == (True, False, None)
+    (ordered,) = analyst.tie_probes([("SELECT name FROM customer ORDER BY credit LIMIT 1", "sqlite")])
+    assert [probe.kept for probe in ordered] == [1]
+    assert analyst.tie_probes([("SELECT 1 FROM customer ORDER BY 1.5 LIMIT 1", "sqlite")]) == [()]
+    assert examine([Example("e1", "?", shop, "SELECT name FROM customer ORDER BY 1.5 LIMIT 1")], engine) is not None
+    # The sandbox refuses them, so nothing may be paid for what the first of them reads
+    assert parse("SELECT name FROM customer; DROP TABLE customer") is None
+    assert parse("SELECT name FROM customer;") is not None
 
 
 def test_a_request_that_outlives_the_clock_has_a_named_outcome(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,19 +55,6 @@ def test_a_request_that_outlives_the_clock_has_a_named_outcome(schema: Schema, m
         assert analyst.schema_items([(WIDE, schema, "sqlite")]) == [None]
         (diagnosis, _), *_ = analyst.diagnose([Failure(WIDE, WIDE, schema)])
     assert diagnosis.evidence == analyst.UNREAD
-
-
-def test_gold_of_a_strangers_benchmark_is_read_in_the_worker_too(shop: Database, engine: SqlEngine) -> None:
-    (ordered,) = analyst.tie_probes([("SELECT name FROM customer ORDER BY credit LIMIT 1", "sqlite")])
-    assert [probe.kept for probe in ordered] == [1]
-    assert analyst.tie_probes([("SELECT 1 FROM customer ORDER BY 1.5 LIMIT 1", "sqlite")]) == [()]
-    assert examine([Example("e1", "?", shop, "SELECT name FROM customer ORDER BY 1.5 LIMIT 1")], engine) is not None
-
-
-def test_several_statements_are_no_query() -> None:
-    """The sandbox refuses them, so nothing may be paid for what the first of them reads."""
-    assert parse("SELECT name FROM customer; DROP TABLE customer") is None
-    assert parse("SELECT name FROM customer;") is not None
 
 
 @pytest.mark.parametrize("sign", ["/*", "[", "`", "'", '"', "('", "--"])

@@ -52,14 +52,13 @@ def test_full_text_tables_can_be_searched(engine: SqlEngine, tmp_path: Path) -> 
     assert result.rows == (("a red pen",),)
 
 
-def test_fewer_rows_can_be_asked_for(engine: SqlEngine, shop: Database) -> None:
+def test_fewer_rows_can_be_asked_for_and_results_keep_the_order_of_jobs(
+    engine: SqlEngine, shop: Database, tmp_path: Path
+) -> None:
     (result,) = engine.execute_many([(shop, "SELECT id FROM customer")], max_rows=3)
     assert (result.rows, result.truncated) == (((1,), (2,), (3,)), True)
     (result,) = engine.execute_many([(shop, "SELECT id FROM customer")], max_rows=4)
     assert (len(result.rows), result.truncated) == (4, False)
-
-
-def test_results_keep_the_order_of_the_jobs(shop: Database, tmp_path: Path) -> None:
     others = [build_shop(tmp_path / f"{n}.sqlite") for n in range(5)]
     jobs = [((shop, *others)[n % 6], f"SELECT {n}") for n in range(500)]
     with SqlEngine(Limits(timeout_s=5), workers=3) as engine:
@@ -90,10 +89,17 @@ def test_jobs_behind_a_long_statement_do_not_wait(shop: Database) -> None:
         asyncio.run(main())
 
 
-def test_one_engine_serves_event_loops_and_blocking_callers(engine: SqlEngine, shop: Database) -> None:
+def test_an_engine_serves_event_loops_blocking_callers_and_one_who_leaves(engine: SqlEngine, shop: Database) -> None:
     for n in range(3):
         assert asyncio.run(engine.execute(shop, f"SELECT {n}")).rows == ((n,),)
         assert engine.execute_many([(shop, f"SELECT {n}")])[0].rows == ((n,),)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.execute(shop, ENDLESS), 0.05)
+        assert (await engine.execute(shop, "SELECT 1")).rows == ((1,),)
+
+    asyncio.run(main())
 
 
 def test_threads_and_event_loops_share_an_engine(engine: SqlEngine, shop: Database) -> None:
@@ -115,15 +121,6 @@ def test_threads_and_event_loops_share_an_engine(engine: SqlEngine, shop: Databa
         thread.join(20)
         assert not thread.is_alive()
     assert wrong == []
-
-
-def test_a_cancelled_caller_disturbs_nobody(engine: SqlEngine, shop: Database) -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(engine.execute(shop, ENDLESS), 0.05)
-        assert (await engine.execute(shop, "SELECT 1")).rows == ((1,),)
-
-    asyncio.run(main())
 
 
 async def kill_the_busy(engine: SqlEngine, phase: int = 0) -> None:

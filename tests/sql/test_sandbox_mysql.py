@@ -32,10 +32,13 @@ def engine() -> Iterator[SqlEngine]:
         yield engine
 
 
-def test_names_in_backticks_are_names(engine: SqlEngine, mysql_shop: Database) -> None:
+def test_names_in_backticks_are_names_and_the_schema_is_read(engine: SqlEngine, mysql_shop: Database) -> None:
     sql = "SELECT `c`.`name` AS `its name`, '`x`' FROM `customer` AS `c` ORDER BY `c`.`name` LIMIT 1 -- `"
     assert run(engine, mysql_shop, sql).rows == (("Ada", "`x`"),)
     assert run(engine, mysql_shop, sql).columns[0] == "its name"
+    tables = {table.name: table for table in introspect(mysql_shop, 1).tables}
+    assert [column.name for column in tables["customer"].columns] == ["id", "name", "city", "credit"]
+    assert tables["customer"].columns[1].values == ("Ada",)
 
 
 def test_a_statement_without_the_servers_clock_is_killed(mysql_shop: Database, mysql_port: int) -> None:
@@ -50,12 +53,6 @@ def test_a_statement_without_the_servers_clock_is_killed(mysql_shop: Database, m
         cursor = admin.cursor()
         cursor.execute("SELECT count(*) FROM information_schema.processlist WHERE info LIKE '%purchase n'")
         assert cursor.fetchone() == (0,)
-
-
-def test_the_schema_is_read(mysql_shop: Database) -> None:
-    tables = {table.name: table for table in introspect(mysql_shop, 1).tables}
-    assert [column.name for column in tables["customer"].columns] == ["id", "name", "city", "credit"]
-    assert tables["customer"].columns[1].values == ("Ada",)
 
 
 def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql_port: int) -> None:

@@ -209,12 +209,18 @@ def test_bird_files_give_figures_by_difficulty(folder: Path) -> None:
         assert facts["errors"] == {"empty": 1}
 
 
-def test_gold_queries_without_a_prediction_are_not_scored(folder: Path) -> None:
+def test_a_report_judges_each_pair_once_and_a_missing_prediction_not_at_all(folder: Path) -> None:
     (folder / "predict.json").write_text(json.dumps({"1": PREDICTED[1]}))
     code, output = run(folder, "--json", pred="predict.json")
     assert code == 0
     assert json.loads(output.splitlines()[-1])["scored"] == 1
     assert "5 gold queries have no prediction" in output
+    audit = folder / "audit.jsonl"
+    run(folder, "--equality", "strict", "--audit", str(audit), "--report", str(folder / "mine"))
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    judged = Counter((line["role"], line["sql"]) for line in lines if line["role"] != "query")
+    assert judged["prediction", PREDICTED[0]] == 1
+    assert judged["gold", GOLD[0]] == 1
 
 
 def test_a_duckdb_benchmark(folder: Path) -> None:
@@ -257,15 +263,6 @@ def test_a_file_in_which_nothing_can_be_scored_is_exit_code_1(folder: Path) -> N
     code, output = run(folder, gold="one.sql")
     assert code == 1
     assert "not available, not counted: 1 items (0 database_missing)" in output
-
-
-def test_a_report_judges_each_pair_once(folder: Path) -> None:
-    audit = folder / "audit.jsonl"
-    run(folder, "--equality", "strict", "--audit", str(audit), "--report", str(folder / "mine"))
-    lines = [json.loads(line) for line in audit.read_text().splitlines()]
-    judged = Counter((line["role"], line["sql"]) for line in lines if line["role"] != "query")
-    assert judged["prediction", PREDICTED[0]] == 1
-    assert judged["gold", GOLD[0]] == 1
 
 
 def test_what_is_no_regular_file_is_written_through(folder: Path) -> None:
