@@ -87,7 +87,7 @@ def ours(deterministic: bool) -> Arm:
     def run(world: World, sql: SqlEngine, slots: int, slow: float) -> dict[str, float]:
         policy = TransformersPolicy(world.model, world.tokenizer, slots, deterministic)
         engine = RolloutEngine(policy, world.protocol(slow), sql, SAMPLING, TURNS, introspect)
-        tokens = sum(one.n_agent_tokens for one in engine.run(world.requests))
+        tokens = sum(sum(one.agent_mask) for one in engine.run(world.requests))
         return {"tokens": tokens, "waiting": policy.waiting_s}
 
     return run

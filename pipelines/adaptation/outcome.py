@@ -19,6 +19,7 @@ BEFORE, AFTER = "before", "after"
 CHARS = 300  # of a text in the table of failures
 NO_TABLE = "no table"
 FAILED = "failed"
+Records = Sequence[EpisodeRecord]
 Groups = Mapping[str, Sequence[str]]  # ids of questions by a common property
 
 
@@ -61,13 +62,7 @@ def tables_of(recipe: Recipe, questions: Sequence[Example]) -> dict[str, list[st
 
 
 def paired(
-    slug: str,
-    title: str,
-    what: str,
-    groups: Groups,
-    before: Sequence[EpisodeRecord],
-    after: Sequence[EpisodeRecord],
-    recipe: Recipe,
+    slug: str, title: str, what: str, groups: Groups, before: Records, after: Records, recipe: Recipe
 ) -> ReportTable:
     """EX before and after of each group of questions, greedy, with the paired difference."""
     columns = (
@@ -91,7 +86,7 @@ def paired(
     )
 
 
-def failed(questions: Mapping[str, Example], after: Sequence[EpisodeRecord], equality: str) -> ReportTable:
+def failed(questions: Mapping[str, Example], after: Records, equality: str) -> ReportTable:
     """The questions that the adapted model answers wrong, with its SQL and the gold SQL."""
     columns = tuple(map(TableColumn, ("question", "hardness", "why", "its SQL", "gold SQL")))
     wrong = [record for record in after if not record.right(equality) and record.example_id in questions]

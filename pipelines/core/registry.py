@@ -129,8 +129,6 @@ class OptimizerMaker(NamedTuple):
 T = TypeVar("T")
 Function = TypeVar("Function")
 UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION = "unknown_name", "unsuited_name", "wrong_option"  # of validation errors
-
-
 # The entry points of the installed packages, read once for all registries; their type in Python 3.11 lacks `select`.
 _entry_points: Callable[[], Any] = functools.cache(metadata.entry_points)
 

@@ -159,11 +159,6 @@ class Trajectory:
         """Whether every turn is well-formed and a final SQL is present (the reward panels' meaning of format)."""
         return self.final_sql is not None and all(t.action.format_error is None for t in self.turns)
 
-    @property
-    def n_agent_tokens(self) -> int:
-        """Tokens that the agent generated."""
-        return sum(self.agent_mask)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SchemaItems:
@@ -207,8 +202,6 @@ class Outcome:
 
 _HALF = re.compile("[\ud800-\udfff]")
 Record = TypeVar("Record", bound="DataclassInstance")
-
-
 _adapter: Callable[[Any], pydantic.TypeAdapter[Any]] = functools.cache(pydantic.TypeAdapter)
 
 

@@ -102,19 +102,15 @@ def push(folder: Path, name: str, token: str) -> str:
     try:
         url = api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message="Upload a model of sqltrain")
-    except HFValidationError as error:
-        raise UserError(f"{name!r} is not a valid name of a repository: {_line(error)}", "Write OWNER/NAME.") from None
-    except HfHubHTTPError as error:
+    except (HFValidationError, HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        if isinstance(error, HFValidationError):
+            raise UserError(f"{name!r} is not a valid name of a repository: {reason}", "Write OWNER/NAME.") from None
+        if not isinstance(error, HfHubHTTPError):
+            raise EndpointError(f"the hub cannot be reached: {reason}") from None
         status = error.response.status_code
         if status in (401, 403):
-            raise UserError(
-                f"the hub refuses the token ({status})", "It needs the right to write; " + HUB_HINT
-            ) from None
-        raise EndpointError(f"the hub answers {status}: {_line(error)}") from None
-    except (httpx.HTTPError, OSError) as error:
-        raise EndpointError(f"the hub cannot be reached: {_line(error)}") from None
+            hint = f"It needs the right to write; {HUB_HINT}"
+            raise UserError(f"the hub refuses the token ({status})", hint) from None
+        raise EndpointError(f"the hub answers {status}: {reason}") from None
     return str(url)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -233,13 +233,14 @@ def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCa
             kept |= set(sealed) if damaged else set()
         folder, removed = entry.folder, None
         name = folder.parent.name, folder.name.removeprefix(WORK)
-        with contextlib.suppress(FileNotFoundError, _AtWork):  # another gc was first, or a run is making it
-            if folder.name.startswith((GONE, DAMAGED)):
-                removed = _put_away(folder)
-            else:
-                with store.locked(*name, refuse):  # no run begins to make it, or sets it aside, meanwhile
-                    if name not in kept and folder.stat().st_mtime_ns == entry.touched:
-                        removed = _put_away(folder)
+        with contextlib.suppress(FileNotFoundError, _AtWork), contextlib.ExitStack() as held:
+            # Another gc was first, or a run is making it; no run begins to make it, or sets it aside, meanwhile.
+            is_needed = False
+            if not folder.name.startswith((GONE, DAMAGED)):
+                held.enter_context(store.locked(*name, refuse))
+                is_needed = name in kept or folder.stat().st_mtime_ns != entry.touched
+            if not is_needed:
+                removed = folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
         if removed is not None:
             _clear(removed)
         yield entry, removed is not None
@@ -247,12 +248,8 @@ def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCa
 
 def remove(folder: Path) -> None:
     """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
-    _clear(_put_away(folder))
-
-
-def _put_away(folder: Path) -> Path:
-    """Rename to an unused name: a gc that was killed may have left an older making of the same stage."""
-    return folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
+    # To an unused name: a gc that was killed may have left an older making of the same stage.
+    _clear(folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name}"))))
 
 
 def _clear(folder: Path) -> None:

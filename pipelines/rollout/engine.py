@@ -130,7 +130,7 @@ class RolloutEngine:
                             on_event(event)
                 assert isinstance(event, EndEvent)
                 done[index] = event.trajectory
-                queue.over(index, event.trajectory.n_agent_tokens)
+                queue.over(index, sum(event.trajectory.agent_mask))
                 # A run in which nothing works stops, instead of working through all its episodes.
                 if len(done) == FIRST_EPISODES and all(one.stop is StopReason.BROKEN for one in done.values()):
                     classes = ", ".join(sorted({str(one.failure) for one in done.values()}))

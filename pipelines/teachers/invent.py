@@ -217,15 +217,13 @@ def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
 
 def lines(coverage: Coverage) -> Iterator[str]:
     """The report for a person."""
-    for what, counts in (("tables", coverage.tables), ("joins over a foreign key", coverage.joins)):
+    listed: list[tuple[str, list[str]]] = []
+    for title, counts in (("tables", coverage.tables), ("joins over a foreign key", coverage.joins)):
+        without = [name for name, count in counts.items() if not count]
         if counts:
-            without = [name for name, count in counts.items() if not count]
-            rest = f"; no question about {_listed(without)}" if without else ""
-            yield f"{what}: {len(counts) - len(without)} of {len(counts)}{rest}"
-    for what, counts in (("functions", coverage.functions), ("hardness", coverage.hardness)):
-        yield f"{what}: {_listed([f'{name} {count}' for name, count in counts.items()]) or 'none'}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+            rest = "; no question about " if without else ""
+            listed.append((f"{title}: {len(counts) - len(without)} of {len(counts)}{rest}", without))
+    for title, counts in (("functions", coverage.functions), ("hardness", coverage.hardness)):
+        listed.append((f"{title}: ", [f"{name} {count}" for name, count in counts.items()] or ["none"]))
+    for head, names in listed:
+        yield head + ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

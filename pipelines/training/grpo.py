@@ -222,7 +222,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         for name, seconds in generation.seconds.items():
             self.step_state.spend(name, seconds)
         self.step_state.beside |= generation.beside
-        self.step_state.count(record.SAMPLED, sum(paid.trajectory.n_agent_tokens for paid in generation.drawn))
+        self.step_state.count(record.SAMPLED, sum(sum(paid.trajectory.agent_mask) for paid in generation.drawn))
         useful = self._useful(FULL)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
         self.step_state.old = None if self.beta or self.grpo.lambda_schema else useful

@@ -78,7 +78,7 @@ class Generation:
         return [
             step - of_token
             for paid in self.episodes
-            for of_token in paid.versions or (version,) * paid.trajectory.n_agent_tokens
+            for of_token in paid.versions or (version,) * sum(paid.trajectory.agent_mask)
             if of_token >= 0
         ]
 
@@ -221,7 +221,7 @@ class Rollouts:
                 episodes.append(PaidEpisode(trajectory, None, None))
                 continue
             rewards = None if broken_rule(outcome, self.grpo.drop) is not None else self.rubric.score(outcome)
-            of_tokens = tuple(versions.get(str(row), ())[: trajectory.n_agent_tokens])
+            of_tokens = tuple(versions.get(str(row), ())[: sum(trajectory.agent_mask)])
             episodes.append(PaidEpisode(trajectory, outcome, rewards, of_tokens))
 
         # A process that draws few episodes learns from none of them when nothing works any more. The engine looks at
@@ -310,7 +310,7 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
         "reward": [paid.reward(FULL) for paid in episodes],
         "ex": [nan if paid.outcome is None else float(paid.outcome.correct) for paid in episodes],
         "turns": [float(len(trajectory.turns)) for trajectory in trajectories],
-        "tokens": [float(trajectory.n_agent_tokens) for trajectory in trajectories],
+        "tokens": [float(sum(trajectory.agent_mask)) for trajectory in trajectories],
         "reasoning_chars": [
             float(sum(len(turn.action.reasoning) for turn in trajectory.turns)) for trajectory in trajectories
         ],

@@ -276,9 +276,9 @@ def test_a_stop_string_inside_an_open_thinking_block_ends_nothing(
         first, then = (
             codec.agent(part) for part in (text[: text.index("</sql>") + 6], text[text.index("</sql>") + 6 :])
         )
-        assert made.token_ids[-made.n_agent_tokens :] == (*first, *then)
+        assert made.token_ids[-sum(made.agent_mask) :] == (*first, *then)
         assert policy.asked == [200, 200 - len(first)]
-        assert sum(made.logprobs) == -0.5 * made.n_agent_tokens
+        assert sum(made.logprobs) == -0.5 * sum(made.agent_mask)
 
 
 def order(questions, lengths, live, longest_first=True):

@@ -69,7 +69,7 @@ def test_ids_go_in_and_come_out(ask: Any, serve: Any, completions: Any, codec: C
     ids = [codec.agent(PROBE), codec.agent(ANSWER)]
     prompt, seen = codec.prompt(made.prompt), codec.observation(made.turns[0].observation)
     assert list(made.token_ids) == [*prompt, *ids[0], *seen, *ids[1]]
-    assert sum(made.logprobs) == -0.5 * made.n_agent_tokens
+    assert sum(made.logprobs) == -0.5 * sum(made.agent_mask)
     assert server.asked[1]["prompt"] == [*prompt, *ids[0], *seen]
     assert (server.asked[0]["return_token_ids"], server.asked[0]["stop"]) == (True, ["</sql>", "</solution>"])
     assert server.asked[0]["seed"] != server.asked[1]["seed"]
@@ -202,7 +202,7 @@ def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(
     assert set(trajectory.logprobs) == {0.0, -0.5}
     versions = policy.take_versions()
     assert versions == {"0": [3, 3, *[4] * (len(turns[0]) - 2), *[-1] * len(turns[1])]}
-    assert len(versions["0"]) == trajectory.n_agent_tokens
+    assert len(versions["0"]) == sum(trajectory.agent_mask)
     assert policy.take_versions() == {}
     sampling = server.asked[-1]["sampling_params"]
     assert {name: sampling[name] for name in PLAIN} == PLAIN
