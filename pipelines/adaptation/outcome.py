@@ -24,12 +24,7 @@ Groups = Mapping[str, Sequence[str]]  # ids of questions by a common property
 
 
 def page(recipe: Recipe, test: Path, before: tuple[Path, str], after: tuple[Path, str], verdict: str) -> ReportData:
-    """The page of an adaptation.
-
-    Args:
-        test: the finished `test` stage.
-        before, after: the folder of an evaluation each, and the name of the evaluated checkpoint.
-    """
+    """The page of an adaptation, of the `test` stage and two evaluations, each a folder and the name of its checkpoint."""
     systems = tuple(
         system
         for (folder, note), name in ((before, BEFORE), (after, AFTER))

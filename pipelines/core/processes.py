@@ -22,11 +22,7 @@ number = 0  # of this process among those that share a stage's shards
 
 
 def die_with_parent(parent: int, sign: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process a signal when its parent goes, also by kill -9 (Linux).
-
-    Args:
-        parent: its process id, read before the fork: it may have died in between.
-    """
+    """Ask the kernel for a signal when the parent (its id, read before the fork) goes, also by kill -9 (Linux)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sign)
     if os.getppid() != parent:
         os.kill(os.getpid(), sign)

@@ -233,8 +233,8 @@ class Registry(Generic[T]):
         return options
 
     def options_model(self, name: str) -> type[BaseModel]:
-        """The model of a part's options: the one it was registered with, or its keyword parameters, with strict types
-        and no unknown names.
+        """The model of a part's options: the registered one, or its keyword parameters, with strict types and no other
+        names.
         """
         from pydantic import ConfigDict, create_model
 

@@ -21,11 +21,7 @@ VERSIONS = ("sqltrain", "sqlglot", "openai")
 
 
 def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
-    """Acceptance, reasons, diversity and size of the kept trajectories, as JSON values.
-
-    Args:
-        selected: the table of `filtering.select`.
-    """
+    """Acceptance, reasons, diversity and size of the trajectories of a `filtering.select`, as JSON values."""
     # Numbers of trajectories that were made, were right, and are kept.
     acceptance = {}
     for name, column in (("teacher", "policy"), ("hardness", "hardness"), ("database", "database")):

@@ -81,12 +81,7 @@ class CheckedTrajectory:
 
     @classmethod
     def of(cls, outcome: Outcome, database: str, drop: Sequence[str] = ()) -> CheckedTrajectory:
-        """Check an outcome.
-
-        Args:
-            database: the id of its question's database.
-            drop: names of filter rules.
-        """
+        """Check an outcome of a question on that database, also by the filter rules of `drop`."""
         assert outcome.hardness is not None, "a selection by level reads it"
         trajectory = outcome.trajectory
         reason, detail = fault(outcome) or (None, "")

@@ -112,11 +112,7 @@ class Ledger:
         return [path for path in sorted(self.batches.glob("[0-9]*")) if path.name not in decided]
 
     def take_back(self, batch: Path, bad: Path | None) -> Path:
-        """Move a refused batch to the place where it counts as never taken; returns that place.
-
-        Args:
-            bad: a file of the rows that were set aside, with their reasons, which goes with it.
-        """
+        """Move a refused batch, with the file of its bad rows, to where it counts as never taken; returns that place."""
         place = self.folder / REFUSED / batch.name
         shutil.rmtree(place, ignore_errors=True)  # the same rows were refused before
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -39,11 +39,7 @@ class _AtWork(Exception):
 
 @contextlib.contextmanager
 def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
-    """Claim stages, made or not, for a run for the time of the block; the claims of a killed run are free.
-
-    Args:
-        about: JSON values that `live_runs` returns with the claim.
-    """
+    """Claim stages, made or not, for a run for the time of the block; the claims of a killed run are free."""
     folder = store.root / RUNS
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -156,9 +156,7 @@ class GradeSource:
         return graded
 
     def take_used(self) -> dict[str, float]:
-        """Answers used since the last call and their cost, whichever run bought them, and texts that no judge answered;
-        {} without a judge.
-        """
+        """Answers used since the last call, their cost, and texts that no judge answered; {} without a judge."""
         if self._asker is None:
             return {}
         used, failed, self._failed = self._asker.take_used(), self._failed, 0
@@ -169,10 +167,8 @@ class GradeSource:
 
 
 def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:
-    """The tables and columns that an answer names, lower-cased; None if it cannot be read.
-
-    Args:
-        strict: a name that the schema does not have makes the whole answer unreadable; else it is left out.
+    """The tables and columns that an answer names, lower-cased, if it can be read; if `strict`, an unknown name spoils
+    it.
     """
     value = read_object(text)
     if value is None or not isinstance(value.get("tables"), list) or not isinstance(value.get("columns"), dict):
