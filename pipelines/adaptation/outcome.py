@@ -24,7 +24,7 @@ Groups = Mapping[str, Sequence[str]]  # ids of questions by a common property
 
 
 def page(recipe: Recipe, test: Path, before: tuple[Path, str], after: tuple[Path, str], verdict: str) -> ReportData:
-    """The page of an adaptation, of the `test` stage and two evaluations, each a folder and the name of its checkpoint."""
+    """The page of an adaptation, from the `test` stage and two evaluations: a folder and its checkpoint each."""
     systems = tuple(
         system
         for (folder, note), name in ((before, BEFORE), (after, AFTER))

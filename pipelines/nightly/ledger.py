@@ -112,7 +112,7 @@ class Ledger:
         return [path for path in sorted(self.batches.glob("[0-9]*")) if path.name not in decided]
 
     def take_back(self, batch: Path, bad: Path | None) -> Path:
-        """Move a refused batch, with the file of its bad rows, to where it counts as never taken; returns that place."""
+        """Move a refused batch, with the file of its bad rows, to the refused ones: it counts as never taken."""
         place = self.folder / REFUSED / batch.name
         shutil.rmtree(place, ignore_errors=True)  # the same rows were refused before
         place.parent.mkdir(parents=True, exist_ok=True)
