@@ -34,8 +34,8 @@ class Limits:
     """The limits of one statement."""
 
     timeout_s: float = 30.0  # wall clock, in seconds.
-    # max_rows, max_bytes: of one result; more is cut for `execute`, and is no result for a verdict. `max_bytes` also
-    # bounds one cell.
+    # max_rows, max_bytes: of one result; more is cut off for `execute`, and fails for a verdict. `max_bytes` bounds a
+    # cell, too.
     max_rows: int = 100_000
     max_bytes: int = 64_000_000
     memory_mb: int = 2048  # address space that a worker may add, in MiB.
@@ -47,11 +47,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A gold query and a prediction to hold against it; None when there is no prediction."""
+    """A gold query and the prediction to compare with it."""
 
     database: Database
     gold_sql: str
-    predicted_sql: str | None
+    predicted_sql: str | None  # None if there is no prediction.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Verdict:
 
 @dataclass(eq=False)
 class RunningStatement:
-    """A statement on its way."""
+    """A statement that has been sent to a worker."""
 
     task: Task
     reply: Awaitable[Any]
@@ -88,13 +88,13 @@ class RunningStatement:
         return self._done
 
     def work(self) -> float:
-        """The work that it has done so far, and once it is done, has taken (see `ExecutionResult.work`).
+        """The work that it has done so far, or took in all once it is done (see `ExecutionResult.work`).
 
-        Never more than that, and never less than it was, so whoever waits may count on it; infinite for a statement
-        that the clock ended, for a clock counts no work. Of a statement that ends its worker only the start is known.
+        It never decreases and never exceeds the total, so a scheduler may rely on it; infinite for a statement that the
+        clock ended, for a clock counts no work. Of a statement that ends its worker only the start is known.
         """
         if self._done is None:
-            # What a worker shows falls to 0 when it has gone on to the next job before its answer is read.
+            # A worker's figure falls to 0 when it has gone on to the next job before its answer is read.
             self._most = max(self._most, self.task.work())
             return self._most
         return math.inf if self._done.status is ExecutionStatus.TIMEOUT else self._done.work
@@ -144,7 +144,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             self._closer()
 
     def hides(self, database: Database) -> bool:
-        """Whether something of a database is hidden from statements."""
+        """Whether a database has hidden tables or columns."""
         return bool(self._hidden) and identity(database.location) in self._hidden
 
     def execute_many(self, jobs: Sequence[tuple[Database, str]], max_rows: int | None = None) -> list[ExecutionResult]:
@@ -225,7 +225,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         return Verdict(verdict.scores, ExecutionStatus.TIMEOUT, ExecutionStatus.OK, "timeout", 0, 0)
 
     def _log(self, answered: Iterable[tuple[Database, tuple[Any, ...], Any]]) -> None:
-        """Audit the statements of jobs, each with its database and reply: not what was kept, and not the rewritten
+        """Audit the statements of jobs, each with its database and reply, but not kept results, nor the rewritten
         queries of an equality.
         """
         if self._audit is None:

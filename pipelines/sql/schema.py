@@ -23,7 +23,7 @@ class Column:
     type: str  # as the database declares it; may be "".
     primary_key: bool = False  # whether it is (part of) the primary key.
     values: tuple[Scalar, ...] = ()  # some distinct values that are stored in it; () unless asked for.
-    description: str = ""  # what it means, as the database or its benchmark says; "" unless asked for.
+    description: str = ""  # its meaning, from the database or its benchmark; "" unless asked for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,9 @@ DeclaredColumn = tuple[str, str, bool]  # name, type, whether it is of the prima
 
 
 def comments(database: Database) -> dict[tuple[str, str], str]:
-    """What the database's makers say of tables and columns, by (table, column), lower-cased; a table's under column "".
+    """The comments of tables and columns, by (table, column), lower-cased; a table's under column "".
 
-    Nothing where its engine has no comments.
+    Empty if the engine has no comments.
     """
     dialect = DIALECTS[database.engine]
     if not dialect.comments_query:

@@ -259,9 +259,9 @@ def build_mysql(port: int, user: str, *scripts: str) -> list[Database]:
     names = [f"{user}{number}" for number in range(1, len(scripts) + 1)]
     with pymysql.connect(host="127.0.0.1", port=port, user="owner", autocommit=True) as connection:
         cursor = connection.cursor()
-        cursor.execute(f"CREATE USER {user}@'%'")
+        cursor.execute(f"CREATE USER IF NOT EXISTS {user}@'%'")
         for name in names:
-            cursor.execute(f"CREATE DATABASE {name}")
+            cursor.execute(f"CREATE OR REPLACE DATABASE {name}")
             cursor.execute(f"GRANT SELECT, SHOW VIEW ON {name}.* TO {user}@'%'")
         for name, script in zip(names, scripts, strict=True):
             cursor.execute(f"USE {name}")

@@ -50,7 +50,7 @@ _TYPES = {
     "SyntaxException": (ERROR, "syntax"),
     "ConversionException": (ERROR, "conversion"),
 }
-# What kind of mistake it is, by what DuckDB's own JSON says of it: (field, how its value starts).
+# Error classes by DuckDB's own JSON of the error: (field, start of its value, class).
 _MISTAKES = (
     ("type", "Table", "no_such_table"),
     ("exception_message", "Referenced table", "no_such_table"),
@@ -63,14 +63,14 @@ _MISTAKES = (
     ("exception_message", "aggregate ", "misuse"),
     ("exception_message", "Max expression depth", "too_complex"),
 )
-# Types that Python's have no room for: months, nanoseconds, more days than a timedelta holds. The engine writes them.
+# Types with values that Python's lack: months, nanoseconds, more days than a timedelta holds. The engine writes them.
 _INEXACT = ("INTERVAL", "_NS")
 _ENDS = ("0001-01-01", "9999-12-31")
-_KEPT_CHECKS, _KEPT_CHARS = 256, 2_000  # what was found of so many statements that are no longer than this
+_KEPT_CHECKS, _KEPT_CHARS = 256, 2_000  # refusals that are kept, of statements up to this length
 
 
 def settings(bounds: Bounds) -> Mapping[str, Any]:
-    """How a database is opened: no file but its own, no network, no extension, no Python variable taken for a table."""
+    """The settings of a connection: no file but its own, no network, no extension, no Python variable as a table."""
     return {
         "enable_external_access": "false",
         "python_enable_replacements": "false",
@@ -193,7 +193,7 @@ class DuckdbSession(DatabaseSession):
             return duckdb_refusal(stripped, functools.partial(_serialized, cursor), self.hidden)
 
     def closure(self, hidden: Hidden) -> Hidden:
-        """The hidden names, and what reads them; a view is known by the statement that made it."""
+        """The hidden names, and the views that read them, by the statements that made these."""
         self._checked.cache_clear()
         with self._cursor() as cursor:
             rows = cursor.execute("SELECT view_name, sql FROM duckdb_views() WHERE NOT internal").fetchall()

@@ -26,7 +26,7 @@ TOKEN = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-# Words that may stand before a bracket and call nothing.
+# Words that may stand before a bracket without being a call.
 _KEYWORDS = """
     all and any array as asc between by case cast coalesce cross cube current desc distinct distinct else end except
     exclude exists extract fetch filter first following for from full group grouping groups having ilike in inner

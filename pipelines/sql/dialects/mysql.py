@@ -1,8 +1,8 @@
 """MySQL and MariaDB: a user that may only read, a read-only transaction for each statement on a connection of its own.
 
-The server has no parser that would tell us what a statement calls, so names are looked up in its tokens alone
-(`guard`), in a mode in which it reads text as that lexer does: "name" is a name, a backslash is a backslash, `||`
-joins. Behind that fence are the read-only transaction and the privileges of the user, who must hold none but SELECT.
+The server has no parser that lists the calls of a statement, so names are looked up in its tokens alone (`guard`), in a
+mode in which it reads text as that lexer does: "name" is a name, a backslash is a backslash, `||` joins. Behind that
+fence are the read-only transaction and the privileges of the user, who must hold none but SELECT.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MODE = "ANSI_QUOTES,IGNORE_SPACE,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,ONLY_FULL_GROUP_BY,NO_ENGINE_SUBSTITUTION"
 PORT = 3306
-# By the error number: of the statement first, of the server's limits, of the server itself.
+# By the error number: errors of the statement first, then of the server's limits and of the server itself.
 _NUMBERS = {
     1146: (ERROR, "no_such_table"), 1054: (ERROR, "no_such_column"), 1052: (ERROR, "ambiguous_column"),
     1305: (ERROR, "no_such_function"), 1582: (ERROR, "wrong_arguments"), 1064: (ERROR, "syntax"),
@@ -72,10 +72,10 @@ _RESERVED = """
     terminated tinyblob tinyint tinytext trigger undo unlock unsigned update usage use utc_date utc_time utc_timestamp
     values varbinary varchar varcharacter varying virtual while write xor year_month zerofill
 """
-# What a plain reader holds: nothing on the server, SELECT on databases and tables that are named.
+# The grants of a plain reader: nothing on the server, SELECT on databases and tables that are named.
 _GRANT = re.compile(r"GRANT (USAGE ON \*\.\*|(SELECT|SELECT \([^)]*\))(, SHOW VIEW)? ON [`'\"])", re.IGNORECASE)
 _BACKTICKED = re.compile(r"`(?:[^`\r\n]|``)+`")
-# What this engine reads otherwise than the lexer of `guard` does: comments that run, comments that are none.
+# Comments whose text this engine runs, unlike the lexer of `guard`.
 _RUNNING_COMMENTS = ("/*!", "/*M", "/*m", "/*+")
 _SCHEMAS = frozenset(("mysql", "performance_schema", "sys"))
 _DESCRIBED = (
@@ -135,7 +135,7 @@ class Mysql(Dialect):
 
     @staticmethod
     def role(query: Query) -> Role:
-        """The rights beside reading; the sandbox turns everybody away who has one."""
+        """The rights beside reading; the sandbox refuses a user who has one."""
         grants = [str(row[0]) for row in query("SHOW GRANTS")]
         more = tuple(grant.partition(" TO ")[0] for grant in grants if not is_reader(grant))
         return Role(more, bool(more))
@@ -235,13 +235,13 @@ def _statement_names(sql: str) -> StatementNames:
 
 
 def is_reader(grant: str) -> bool:
-    """Whether a line of SHOW GRANTS lets its user read and do nothing else."""
+    """Whether a line of SHOW GRANTS grants reading and nothing else."""
     return _GRANT.match(grant) is not None and "WITH GRANT OPTION" not in grant
 
 
 def encryption_of(address: str) -> dict[str, Any]:
-    """How the options of an address want the connection to be encrypted, as the driver is told; `ssl-mode` is
-    `ssl_mode`. As in MySQL's own client a certificate authority without a mode is VERIFY_CA.
+    """The driver's arguments for the encryption that an address's options ask for; `ssl-mode` is `ssl_mode`. As in
+    MySQL's own client a certificate authority without a mode is VERIFY_CA.
     """
     options = {key.replace("-", "_").lower(): value for key, value in parse_qsl(urlsplit(address).query)}
     if unknown := [key for key in options if key not in _OPTIONS]:

@@ -67,7 +67,7 @@ _AS_TEXT = """
     daterange tsrange tstzrange int4multirange int8multirange nummultirange datemultirange tsmultirange tstzmultirange
 """
 _FILES = ("PGPASSFILE", "PGSERVICEFILE", "PGSSLCERT", "PGSSLKEY", "PGSSLROOTCERT", "PGSSLCRL")
-# What a role may be or hold that would make it more than a reader.
+# The attributes and memberships that make a role more than a reader.
 PRIVILEGES = """
 SELECT r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.rolbypassrls
     OR pg_has_role(current_user, 'pg_read_server_files', 'member')
@@ -90,7 +90,7 @@ _ATTRIBUTES = (
     "SELECT relname::text, array_agg(attname::text) FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
     " WHERE has_any_column_privilege(c.oid, 'SELECT') GROUP BY c.oid, relname"
 )
-# What a dot before its name calls with one value, and whether with a row too. The name of a column is none.
+# Functions that (value).name calls, and whether table.name calls them too, with a row; not the names of columns.
 _CALLS = """
 SELECT proname::text, bool_or(typtype IN ('c', 'd', 'p')) FROM pg_proc JOIN pg_type t ON t.oid = proargtypes[0]
 WHERE pronargs - pronargdefaults < 2 AND NOT EXISTS (
@@ -139,7 +139,7 @@ SELECT table_name, column_name, data_type FROM (
         AND has_table_privilege(c.oid, 'SELECT')
 ) columns ORDER BY table_name, place
 """
-    # information_schema tells constraints to their owner only; the catalog tells them to every reader.
+    # information_schema shows constraints to their owner only; the catalog shows them to every reader.
     keys_query = """
 SELECT (SELECT relname::text FROM pg_class WHERE oid = c.conrelid),
     CASE c.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'FOREIGN KEY' END,
@@ -165,7 +165,7 @@ WHERE n.nspname = current_schema()
 
     @classmethod
     def worker_environment(cls) -> dict[str, str]:
-        """What libpq reads: a worker must reach the same server in the same way as `sqltrain connect` does."""
+        """The variables of libpq: a worker must reach the same server in the same way as `sqltrain connect` does."""
         own = {name: value for name, value in os.environ.items() if name.startswith("PG") or name == "HOME"}
         for name in _FILES:  # a worker's working folder is another one
             if os.path.exists(own.get(name, "")):
@@ -311,8 +311,8 @@ class PostgresSession(DatabaseSession):
         return self._reconnecting(read)
 
     def _reconnecting(self, step: Callable[[], Answer]) -> Answer:
-        """Take a step; once more on a new connection if the old one broke, for that may be nobody's fault here. A
-        connection that breaks again under the same statement is another matter: see `DatabaseSession.run`.
+        """Take a step, and repeat it once on a new connection if the old one broke, for the server may have restarted.
+        If it breaks again under the same statement, see `DatabaseSession.run`.
         """
         import psycopg
 

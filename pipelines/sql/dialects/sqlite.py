@@ -47,13 +47,13 @@ from pipelines.sql.dialects.base import (
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
 from pipelines.sql.lexical import MOST_STATEMENTS, ORDERED, OUTCOME, statements
 
-# What SQLite's authorizer lets a statement do, and what SQLite's errors mean.
+# The actions that SQLite's authorizer allows, and the meaning of SQLite's errors.
 
 # Action codes of sqlite3_set_authorizer; the module names only some of them before Python 3.12.
 PRAGMA, READ, SELECT, UPDATE, FUNCTION, RECURSIVE = 19, 20, 21, 23, 31, 33
 ALLOW, DENY = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
 
-# Those that only tell; data_version is what a full-text table asks.
+# Those that only read; a full-text table asks data_version.
 PRAGMAS = frozenset(
     (
         "collation_list", "data_version", "foreign_key_list", "index_info", "index_list", "index_xinfo", "table_info",
@@ -97,7 +97,7 @@ _CODES = {
     "SQLITE_IOERR": (UNAVAILABLE, "disk"),
     "SQLITE_FULL": (UNAVAILABLE, "disk"),
 }
-# What kind of mistake it is, by the message: all of these have the one code SQLITE_ERROR.
+# Error classes by the message: all of these have the one code SQLITE_ERROR.
 _MISTAKES = (
     ("no such table", "no_such_table"),
     ("no such column", "no_such_column"),
@@ -117,7 +117,7 @@ _PROTECTED = ("may not be modified", "unsafe use of", "is prohibited", "vtable c
 
 
 def guard(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """SQLite's authorizer callback: what a prepared statement may do."""
+    """SQLite's authorizer callback: whether a prepared statement may do this."""
     if action == READ:
         return DENY if first in HIDDEN_TABLES else ALLOW
     if action in (SELECT, RECURSIVE):
@@ -150,7 +150,7 @@ def classify(error: Exception) -> tuple[str, str]:
 
 
 def unreadable(sql: str) -> RawResult | None:
-    """What Python's module would refuse before SQLite sees it, with an exception that has no code."""
+    """The failure of a text that Python's module would refuse before SQLite sees it, with an error without a code."""
     if "\x00" in sql:
         return failure(ERROR, "syntax", "the query contains a null character")
     try:
@@ -160,8 +160,8 @@ def unreadable(sql: str) -> RawResult | None:
     return failure(LIMIT, "sql_too_long", "the query is longer than a million bytes") if size > MAX_SQL else None
 
 
-# What the views of one file may do together, in thousands of virtual machine steps: some twenty seconds. Work, so that
-# a slow machine shows the same values; time ends only what does not end by itself.
+# The work of all views of one file, in thousands of virtual machine steps: some twenty seconds. A bound on work gives
+# the same values on a slow machine; the bound on time ends only a view that never ends.
 VIEW_WORK = 3_000_000
 LENGTH, SQL_LENGTH, ATTACHED = 0, 1, 7  # codes of sqlite3_limit
 # Its first row read and the second not, it keeps the read lock: a quarter of a short query's time goes into taking it,
@@ -176,7 +176,7 @@ _RESERVED = """
     having in index insert intersect into is isnull join limit not nothing notnull null on or order primary raise
     references returning select set table then to transaction union unique update using values when where
 """
-# What SQLite's authorizer is not asked about: columns that a join has by name, with USING or not; an index's order.
+# SQLite does not ask the authorizer about columns that a join takes by name (USING, NATURAL), nor an index's order.
 _UNASKED = re.compile(
     r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$))|\b(?:using|natural|indexed)\b""",
     re.DOTALL | re.IGNORECASE,
@@ -470,7 +470,7 @@ _OWN_FUNCTIONS = ("sqlite_rename_", "sqlite_drop_column")  # of ALTER TABLE; a s
 
 
 def copy_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
-    """SQLite's authorizer callback for a private copy: what `guard` allows, and whatever changes the copy alone."""
+    """SQLite's authorizer callback for a private copy: also allows changes of the copy alone."""
     is_own = (
         action in _WRITES
         or (action == PRAGMA and first is not None and first.lower() in _COPY_PRAGMAS)

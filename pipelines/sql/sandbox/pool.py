@@ -27,10 +27,10 @@ from pipelines.recipe.plugins import for_workers
 from pipelines.sql.dialects.base import OK, Bounds, HiddenNames
 from pipelines.sql.sandbox.wire import HEADER, OPENING, PAGE_BYTES, RETIRED, StatusPage, pack, unpack_replies
 
-# One worker process as its parent sees it: jobs sent, replies received and checked, and how it ended.
+# One worker process, seen from its parent: jobs sent, replies received and checked, and its end.
 
 ROOT = Path(__file__).resolve().parents[3]
-ANALYSIS = "analysis"  # no database engine: what reads SQL text in a worker
+ANALYSIS = "analysis"  # the engine name of workers that read SQL text and open no database
 IN_FLIGHT = 2  # batches handed to a worker ahead of its replies, so that it never waits for us
 MAX_FRAME = 1 << 31
 PIPE_BYTES = 1 << 20  # a large result then takes few turns between worker and parent
@@ -45,7 +45,7 @@ STATUSES = frozenset(status.value for status in ExecutionStatus)
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One job and where its reply goes."""
+    """One job, and the callback for its reply."""
 
     job: tuple[Any, ...]  # what the worker gets (see `pipelines.sql.sandbox.worker`).
     deliver: Callable[[Any, Any], None]  # called once, with `tag` and the reply or a `WorkerDeath`.
@@ -57,7 +57,7 @@ class Task:
     work: Callable[[], int] = int  # the work of its statement so far, from when a worker has it.
 
     def finish(self, reply: Any) -> None:
-        """Deliver, unless another worker was faster or nobody waits."""
+        """Deliver the reply, unless another worker was faster or the caller has left."""
         if not self.done:
             self.done = True
             self.deliver(self.tag, reply)
@@ -65,7 +65,7 @@ class Task:
 
 @dataclass(slots=True)
 class WorkerDeath:
-    """The worker ended at this job."""
+    """The end of a worker at a job."""
 
     timeout: bool  # it was a timer.
     phase: int  # 0 at the gold (or only) statement, 1 at the prediction.
@@ -78,14 +78,12 @@ class MalformedReply(Exception):
 
 
 def check(job: Sequence[Any], reply: Any) -> None:
-    """Raise MalformedReply for a reply that has not the shape that its job asks for: a worker has run hostile SQL, and
-    one with such a reply counts as lost. Cells are not looked at: whoever shows one takes any.
+    """Raise MalformedReply if a reply has not the shape that its job requires: a worker has run hostile SQL, and one
+    with such a reply counts as lost. Cells are not checked: whatever shows them accepts any.
     """
     is_good = type(reply) is tuple and len(reply) == (3 if job[0] == "verdict" else 8)
-    if (
-        is_good and job[0] == "verdict"
-    ):  # (scores by equality, facts of the gold query, facts of the prediction or None)
-        scores, gold, predicted = reply
+    if is_good and job[0] == "verdict":
+        scores, gold, predicted = reply  # by equality; (status, error class, rows, ms) of each query, or None
         is_good = (
             isinstance(scores, Mapping)
             and set(scores) in (set(), set(job[4]))
@@ -163,7 +161,7 @@ class Worker:
         os.set_blocking(self.out, False)
         self.held: deque[tuple[int, Task]] = deque()  # sent, not answered, in order
         self.batches: deque[int] = deque()  # last job number of each batch sent
-        # Not on its command line, which every user of the machine may read: a location may hold a password.
+        # The hidden names are not on the command line, which every user may read: a location may hold a password.
         self.unsent = bytearray(pack(dict(hidden)))
         self._received = bytearray()
         self._next = 1
@@ -372,7 +370,7 @@ class Pool:
             if worker is None:
                 try:
                     worker = Worker(self._engine, self._bounds, self._hidden)
-                except OSError:  # no more processes or descriptors: the jobs are told, and the caller's code goes on
+                except OSError:  # no more processes or descriptors: the jobs fail, and the caller's code goes on
                     while source:
                         source.popleft().finish(WorkerDeath(False, 0))
                     return
@@ -383,7 +381,7 @@ class Pool:
             self._watch(worker)
 
     def _watch(self, worker: Worker) -> None:
-        """Ask to be woken when a pipe that was full takes more."""
+        """Wait for writing exactly while bytes are unsent, because the pipe was full."""
         is_registered = worker.into in self._selector.get_map()
         if worker.unsent and not is_registered:
             self._selector.register(worker.into, selectors.EVENT_WRITE, (self, self._workers.index(worker)))
@@ -403,7 +401,7 @@ class Pool:
         self._dispatch(time.monotonic())
 
     def tick(self) -> None:
-        """Look after workers that have been silent: take back what waits behind a long statement; kill what hangs."""
+        """Check the workers that have been silent: take back the jobs behind a long statement; kill one that hangs."""
         now = time.monotonic()
         for slot, worker in enumerate(self._workers):
             if worker is None:
