@@ -72,6 +72,8 @@ class ReactOptions(Section):
     # whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
     scout: bool = False
     headers: bool = True  # whether a result shows its column names (SQL-Trail, table 4).
+    # what becomes of a Markdown fence around the SQL of a block: run as it stands, taken off, or a malformed turn.
+    fence: tools.FenceRule = "kept"
 
 
 @protocol("react", options=ReactOptions)
@@ -95,9 +97,12 @@ class React(OneAction):
         if self.options.scout:
             self.kinds["schema"] = ActionKind.PROPOSE
         super().__init__(config)
+        if not self.brief:
+            read_plain = functools.partial(tools.read_plain, rule=self.options.fence)
+            self.forms = dict.fromkeys(("sql", "solution"), (read_plain, str))
         if self.options.scout:
             read = functools.partial(knowledge.read_schema, brief=self.brief)
-            self.forms = {"schema": (read, functools.partial(knowledge.write_schema, brief=self.brief))}
+            self.forms = {**self.forms, "schema": (read, functools.partial(knowledge.write_schema, brief=self.brief))}
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""

@@ -50,6 +50,8 @@ class PhasesOptions(config.Section):
     # whether exploring is refused to a query that is more than a look (`probes.is_probe`). The paper's prompt asks for
     # metadata queries, and its tool runs any SQL.
     probes_only: bool = False
+    # what becomes of a Markdown fence around the SQL of an answer: run as it stands, taken off, or a malformed turn.
+    fence: tools.FenceRule = "kept"
 
     @pydantic.field_validator("phases")
     @classmethod
@@ -121,7 +123,9 @@ class Phases(Protocol):
                 error = "empty_action"
             elif kind is ActionKind.PROPOSE:
                 content, error = knowledge.read_schema(content, self.brief)
-            elif kind is not ActionKind.SOLUTION and not self.brief:
+            elif kind is ActionKind.SOLUTION:
+                content, error = tools.read_plain(content, self.options.fence)
+            elif not self.brief:
                 content, error = tools.read_call(content)
             if not error and self.options.probes_only and kind is ActionKind.EXPLORE and not is_probe(content):
                 error = "not_a_probe"

@@ -189,3 +189,28 @@ def test_mistakes_in_a_recipe_are_named(protocol: Make, example: Example, schema
 def test_what_the_protocol_has_no_words_for_is_refused(protocol: Make, action: Action) -> None:
     with pytest.raises(ValueError):
         protocol().write(action)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "sql", "error"),
+    [
+        ("kept", "```sql\nSELECT 1\n```", "```sql\nSELECT 1\n```", None),
+        ("stripped", "```sql\nSELECT 1\n```", "SELECT 1", None),
+        ("stripped", "```\nSELECT 1\n```", "SELECT 1", None),
+        ("stripped", "SELECT '```'", "SELECT '```'", None),
+        ("stripped", "```sql\na\n``` or ```sql\nb\n```", "", "two_fences"),
+        ("malformed", "```SQL\nSELECT 1\n```", "", "fenced"),
+        ("malformed", "SELECT 1", "SELECT 1", None),
+    ],
+)
+def test_a_fence_around_an_answer_is_read_by_the_recipes_rule(
+    protocol: Make, rule: str, text: str, sql: str, error: str | None
+) -> None:
+    react, phases = (protocol(name, options={"fence": rule}) for name in ("react", "phases"))
+    answers = [
+        react.parse(f"<reasoning>r</reasoning><solution>{text}</solution>"),
+        phases.parse(f"<think>r</think><action>confirm_answer</action><answer>{text}</answer>"),
+    ]
+    for answer in answers:
+        assert answer == Action(ActionKind.SOLUTION if sql else ActionKind.INVALID, sql, "r", error)
+    assert react.parse(f"<reasoning>r</reasoning><sql>{text}</sql>").content == sql
