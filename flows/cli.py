@@ -31,7 +31,7 @@ PANELS = {
     },
     ("train", "Train"): {
         "run": "Run a recipe: every stage that the store lacks, then a table of the figures.",
-        "stages": "List a recipe's stages: key, whether the store has it, and why not.",
+        "stages": "List a recipe's stages: key, whether the store has it, and its figures, or why not.",
         "adapt": "Teach a model one database: write recipes/NAME.yaml, run it, and say whether its model may serve.",
         "watch": "Watch a run train: rewards by term, accuracy, entropy, turns, format errors, where the "
         "time goes, alarms.",
