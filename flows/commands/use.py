@@ -30,7 +30,7 @@ from pipelines.core.errors import BoundaryError, DataError, UserError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.core.types import ExecutionStatus, StopReason, text_of
-from pipelines.databases import card, catalogue, named
+from pipelines.databases import card, catalogue, dbt, named
 from pipelines.databases.catalogue import DatabaseFinding
 from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.endpoints import client
@@ -74,6 +74,9 @@ def connect(
     example: Annotated[
         bool, typer.Option("--example", help="Write shop.sqlite and its questions.csv here, and connect the shop.")
     ] = False,
+    dbt_target: Annotated[
+        Path | None, typer.Option("--dbt", help="A dbt project's target/: its descriptions, tests and metrics.")
+    ] = None,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Connect as a role that may write, too.")
     ] = False,
@@ -91,6 +94,8 @@ def connect(
       sqltrain connect --example                     # a small shop with 192 questions, to try all of this
 
       sqltrain connect postgresql://reader@localhost:5432/shop --name shop
+
+      sqltrain connect shop --dbt ~/project/target
     """
     if (database is None) != example:
         raise DataError("connect needs one database", "Pass a file or an address, or --example for a small shop.")
@@ -135,6 +140,10 @@ def connect(
         bars.advance(1)
     # The edits of an earlier card stay.
     database_card = fresh if old is None else card.merge(fresh, old)
+    if dbt_target is not None:
+        database_card, taken = dbt.with_dbt(database_card, dbt.read_manifest(dbt_target))
+        kinds = ("descriptions", "tests", "references", "metrics", "models without a table here")
+        say(f"dbt: {', '.join(f'{taken[kind]} {kind}' for kind in kinds)}")
     card.write(place, database_card)
     tables = fresh.tables.values()
     rows = sum(table.rows or 0 for table in tables)

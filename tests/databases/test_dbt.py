@@ -1,0 +1,83 @@
+"""A dbt manifest's facts in a card, by `sqltrain connect --dbt`."""
+
+import json
+
+import pytest
+
+from pipelines.databases import card
+from tests.fakes import build_database
+
+TABLES = """
+CREATE TABLE Customers (id INTEGER PRIMARY KEY, name TEXT, kind TEXT);
+CREATE TABLE fct_orders (id INTEGER PRIMARY KEY, customer INTEGER, amount INTEGER);
+INSERT INTO Customers VALUES (1, 'Ada', 'a'), (2, 'Bo', 'b');
+"""
+
+
+def column_test(name, table, column, **kwargs):
+    metadata = {"name": name, "kwargs": {"column_name": column, **kwargs}}
+    return {"resource_type": "test", "attached_node": table, "test_metadata": metadata}
+
+
+MANIFEST = {
+    "nodes": {
+        "model.shop.orders": {
+            "resource_type": "model", "name": "orders", "alias": "FCT_ORDERS", "description": "One row an order.",
+            "columns": {"AMOUNT": {"description": "in cents"}, "gone": {"description": "no such column"}},
+        },
+        "model.shop.customers": {"resource_type": "model", "name": "customers", "columns": {}},
+        "model.shop.other": {"resource_type": "model", "name": "other", "description": "in another database"},
+        "test.1": column_test("accepted_values", "model.shop.customers", "kind", values=["a", "b"]),
+        "test.2": column_test("unique", "model.shop.customers", "name"),
+        "test.3": column_test("not_null", "model.shop.customers", "name"),
+        "test.4": column_test("relationships", "model.shop.orders", "customer", to="ref('customers')", field="id"),
+        "test.5": column_test("not_null", "model.shop.orders", "gone"),
+    },
+    "metrics": {"m": {"name": "order_value", "label": None, "description": "sum of amount over orders"}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build_database(tmp_path / "shop.sqlite", TABLES)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "manifest.json").write_text(json.dumps(MANIFEST))
+    return tmp_path
+
+
+def test_descriptions_tests_and_metrics_of_a_dbt_project_become_the_card(folder, sqltrain):
+    code, said, _ = sqltrain("connect", "shop.sqlite", "--dbt", "target")
+    assert code == 0
+    assert "dbt: 2 descriptions, 3 tests, 1 references, 1 metrics, 1 models without a table here" in said
+    known = card.read(folder / "databases" / "shop.yaml")
+    orders, customers = known.tables["fct_orders"], known.tables["Customers"]
+    assert (orders.description, orders.columns["amount"].description) == ("One row an order.", "in cents")
+    assert customers.columns["kind"].description == "one of: a, b"
+    assert customers.columns["name"].description == "no value twice; never null"
+    (reference,) = orders.references
+    assert (reference.column, reference.to_table, reference.to_column) == ("customer", "Customers", "id")
+    assert known.evidence("what is the order value of Ada ?") == "order value = sum of amount over orders"
+    assert sqltrain("connect", "shop", "--dbt", "target/manifest.json")[0] == 0  # again: nothing comes twice
+    assert card.read(folder / "databases" / "shop.yaml") == known
+
+
+def test_what_a_person_wrote_stays(folder, sqltrain):
+    sqltrain("connect", "shop.sqlite")
+    path = folder / "databases" / "shop.yaml"
+    known = card.read(path)
+    tables = {**known.tables, "fct_orders": known.tables["fct_orders"].model_copy(update={"description": "mine"})}
+    card.write(path, known.model_copy(update={"tables": tables, "metrics": {"order value": "mine"}}))
+    sqltrain("connect", "shop", "--dbt", "target")
+    assert card.read(path).tables["fct_orders"].description == "mine"
+    assert card.read(path).metrics == {"order value": "mine"}
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"nodes": []}', None])
+def test_a_file_that_is_not_a_manifest_is_refused_in_one_line(folder, sqltrain, text):
+    path = folder / "target" / "manifest.json"
+    path.unlink() if text is None else path.write_text(text)
+    code, _, error = sqltrain("connect", "shop.sqlite", "--dbt", "target")
+    assert code == 2
+    assert "target/manifest.json is not a dbt manifest" in error
+    assert "Run dbt parse" in error
