@@ -64,14 +64,14 @@ def with_dbt(card: DatabaseCard, manifest: Mapping[str, Any]) -> tuple[DatabaseC
         test = node.get("test_metadata") or {}
         owner, arguments = table_of.get(str(node.get("attached_node"))), test.get("kwargs") or {}
         asked = str(node.get("column_name") or arguments.get("column_name") or "").strip('"`').lower()
-        column = next((name for name in tables[owner].columns if name.lower() == asked), None) if owner else None
-        if owner is None or column is None:
+        tested = next((name for name in tables[owner].columns if name.lower() == asked), None) if owner else None
+        if owner is None or tested is None:
             continue
-        facts = tables[owner].columns[column]
+        facts = tables[owner].columns[tested]
         if test["name"] == "relationships":
             target = _REF.search(str(arguments.get("to")))
             to_table = table_of.get(target[1]) if target else None
-            reference = Reference(column=column, to_table=to_table or "", to_column=str(arguments.get("field")))
+            reference = Reference(column=tested, to_table=to_table or "", to_column=str(arguments.get("field")))
             if to_table and reference not in tables[owner].references:
                 references = (*tables[owner].references, reference)
                 tables[owner] = tables[owner].model_copy(update={"references": references})
@@ -82,7 +82,7 @@ def with_dbt(card: DatabaseCard, manifest: Mapping[str, Any]) -> tuple[DatabaseC
         note = notes.get(test["name"], "")
         if note and note not in facts.description:
             text = "; ".join(filter(None, (facts.description, note)))
-            columns = {**tables[owner].columns, column: facts.model_copy(update={"description": text})}
+            columns = {**tables[owner].columns, tested: facts.model_copy(update={"description": text})}
             tables[owner] = tables[owner].model_copy(update={"columns": columns})
             taken["tests"] += 1
     metrics = dict(card.metrics)
