@@ -52,11 +52,6 @@ def _set_aside(folder: Path) -> list[dict[str, Any]]:
     return [row for _, row in read_lines(path)] if path.is_file() else []
 
 
-def _with_reasons(names: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:
-    reasons = [f"{row['reason']}: {row['detail']}" for row in rows]
-    return pl.DataFrame({"row": names, "rejected": reasons}, schema={"row": pl.String, "rejected": pl.String})
-
-
 def _leaked(folder: Path) -> pl.DataFrame:
     """The held-out questions that a training pool asks of the same database, by id, with that pool."""
     leaks = {
@@ -103,9 +98,9 @@ def example_rows(folder: Path) -> pl.DataFrame:
     )
     columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
     bad = [row for row in _set_aside(folder) if row.get("chosen", True) and is_fault(row["pool"], row["reason"])]
-    rejected = _with_reasons([f"{row['pool']}/{row['row']}" for row in bad], bad)
-    rejected = rejected.with_columns(pl.Series("pool", [row["pool"] for row in bad], pl.String))
-    return pl.concat([frame.select(columns), rejected], how="diagonal")
+    rejected = [(f"{row['pool']}/{row['row']}", f"{row['reason']}: {row['detail']}", row["pool"]) for row in bad]
+    schema = dict.fromkeys(("row", "rejected", "pool"), pl.String())
+    return pl.concat([frame.select(columns), pl.DataFrame(rejected, schema, orient="row")], how="diagonal")
 
 
 def leak_rows(folder: Path) -> pl.DataFrame:
@@ -134,10 +129,10 @@ def trajectory_rows(folder: Path) -> pl.DataFrame:
 def filtered_rows(folder: Path) -> pl.DataFrame:
     """The rows that the filter kept and rejected; those left out only for their number are right."""
     kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
-    left_out = _set_aside(folder)
-    rows = _with_reasons([f"{row['example_id']}#{row['sample']}" for row in left_out], left_out)
+    rows = [(f"{row['example_id']}#{row['sample']}", f"{row['reason']}: {row['detail']}") for row in _set_aside(folder)]
+    left_out = pl.DataFrame(rows, dict.fromkeys(("row", "rejected"), pl.String()), orient="row")
     wrong = ~pl.col("rejected").str.starts_with("over_")
-    return pl.concat([kept_rows, rows.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")
+    return pl.concat([kept_rows, left_out.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")
 
 
 def scored_rows(folder: Path) -> pl.DataFrame:

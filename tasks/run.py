@@ -174,7 +174,8 @@ class Tracker:
         needs = [other for other in steps if other.name in step.needs]
         with span(f"stage {step.name}", about | ({"role": role} if role else {})) as note:
             run = MlflowRun(self.run.uri, self.run.store)
-            stage_run = StageRun(self, step, needs, graph.seen_by(step.name, recipe), role, note, run)
+            label = f"{step.name} ({role})" if role else step.name
+            stage_run = StageRun(self, step, needs, graph.seen_by(step.name, recipe), role, label, note, run)
             if not step.cached:
                 self.begin()
                 stage_run.begin()
@@ -201,7 +202,7 @@ class Tracker:
                 parent = self.run
                 models.register(MlflowRun(parent.uri, parent.store, parent.experiment_id), self.recipe, result)
 
-        self.recorder.note(f"the numbers of {_label(result.name, role)}", write)
+        self.recorder.note(f"the numbers of {result.name}{f' ({role})' if role else ''}", write)
 
     def note_decision(self, line: Mapping[str, Any]) -> None:
         """Note a night's decision.
@@ -235,6 +236,7 @@ class StageRun:
     needs: Sequence[Step]
     recipe: Recipe  # as the stage sees it.
     role: str
+    label: str  # its stage, with its role.
     note_span: Callable[[Mapping[str, Any]], None]
     run: MlflowRun
     began: float = field(default_factory=time.perf_counter)
@@ -259,7 +261,7 @@ class StageRun:
         about = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
         tags = _with_provenance(about) | {"mlflow.parentRunId": parent.run_id}
         run.experiment_id = parent.experiment_id
-        opened = run.client.create_run(run.experiment_id, tags=tags, run_name=_label(step.name, self.role))
+        opened = run.client.create_run(run.experiment_id, tags=tags, run_name=self.label)
         run.run_id = opened.info.run_id
         run.log_params(self.recipe.slice(*stage.reads))
         # The datasets that the stage reads, by their places within the store: the store may move.
@@ -304,17 +306,13 @@ class StageRun:
             self.note("its questions", lambda: episodes.log_questions(*about, self.needs))
 
     def note(self, content: str, write: Callable[[], object]) -> None:
-        self.tracker.recorder.note(f"{_label(self.step.name, self.role)}: {content}", write)
+        self.tracker.recorder.note(f"{self.label}: {content}", write)
 
 
 def _terminate(run: MlflowRun, error: BaseException | None) -> None:
     if run.run_id:
         status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
         run.client.set_terminated(run.run_id, status)
-
-
-def _label(stage: str, role: str) -> str:
-    return f"{stage} ({role})" if role else stage
 
 
 def _with_provenance(tags: Mapping[str, str]) -> dict[str, str]:
