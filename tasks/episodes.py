@@ -104,11 +104,7 @@ def _trajectory_trace(run: MlflowRun, trajectory: Trajectory, question: Example 
     if question is not None:
         inputs = {"question": question.question, "database": question.database.id}
     root = client.start_trace(
-        trajectory.example_id,
-        span_type="AGENT",
-        inputs=inputs,
-        experiment_id=run.experiment_id,
-        run_id=run.run_id,
+        trajectory.example_id, span_type="AGENT", inputs=inputs, experiment_id=run.experiment_id, run_id=run.run_id
     )
     at = (root.trace_id, root.span_id)
     for number, turn in enumerate(trajectory.turns, 1):

@@ -154,8 +154,7 @@ def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
         example
         if DIALECTS[example.database.engine].is_server
         else dataclasses.replace(
-            example,
-            database=dataclasses.replace(example.database, location=str(root / example.database.location)),
+            example, database=dataclasses.replace(example.database, location=str(root / example.database.location))
         )
         for example in examples
     ]

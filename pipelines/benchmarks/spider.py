@@ -1,4 +1,4 @@
-"""Reads Spider (Yu et al., 2018) and its variants from their native layout.
+"""Reads Spider (Yu et al., 2018), its variants and KaggleDBQA (Lee et al., 2021) from their native layouts.
 
     <path>/train_spider.json + train_others.json, or train.json    question, query, db_id
     <path>/dev.json, <path>/test.json                              the same
@@ -8,7 +8,12 @@ A variant's files may lie in the path itself or in their own repository's folder
 brings three databases and asks of Spider's too, Spider-Syn and Spider-Realistic bring none.
 
 A schema comes from the database itself, so that the prompt shows what the SQL will meet; of `tables.json` only the
-natural names are read, where a recipe asks for descriptions (`prompt_schema.py`).
+natural names are read, if a recipe asks for descriptions (`prompt_schema.py`).
+
+KaggleDBQA, with the same rows:
+
+    <path>/examples/<db_id>.json, <db_id>_fewshot.json, <db_id>_test.json    split "dev" (all), "train", "test"
+    <path>/databases/<db_id>/<db_id>.sqlite                                  (or database/)
 """
 
 import dataclasses
@@ -19,11 +24,14 @@ from typing import Literal
 
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, read_options, source_folder
 from pipelines.benchmarks.prompt_schema import tables_of
+from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.recipe.config import Section, Source
 
 OTHERS = "train_others.json"
 HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sqlite"
+KAGGLE, KAGGLE_ENDINGS = "kaggledbqa", {"train": "_fewshot", "test": "_test", "dev": ""}
+KAGGLE_HINT = "KaggleDBQA's layout is examples/<db_id>_test.json and databases/<db_id>/<db_id>.sqlite"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +74,34 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     return _layout(source).read(source, root)
 
 
+class KaggleOptions(Section):
+    """It has none."""
+
+
+@reader(KAGGLE, options=KaggleOptions)
+def read_kaggle(source: Source, seed: int, root: Path) -> Loaded:
+    """The questions of a split, by database in the order of their names."""
+    return _layout(source).read(source, root)
+
+
 def files(source: Source) -> Iterator[Path]:
     """The question files, each database that they name in every folder where it may lie, and the natural names."""
     return itertools.chain(_layout(source).paths(), tables_of(source_folder(source)))
 
 
 def _layout(source: Source) -> Layout:
-    options, folder, split = read_options(SpiderOptions, source), source_folder(source), source.split
+    folder, split = source_folder(source), source.split
+    if source.kind == KAGGLE:
+        ending, parts = KAGGLE_ENDINGS[split], tuple(filter(None, KAGGLE_ENDINGS.values()))
+        paths = sorted((folder / "examples").glob(f"*{ending}.json"))
+        chosen = [path for path in paths if ending or not path.stem.endswith(parts)]
+        if not chosen:
+            raise DataError(f"no questions of split {split} under {folder / 'examples'}", KAGGLE_HINT)
+        files = [QuestionFile(path, path.name, path.stem) for path in chosen]
+        places = (folder / "databases", folder / "database")
+        home = next((place for place in places if place.is_dir()), places[0])
+        return Layout(KAGGLE, KAGGLE_HINT, files, lambda id: [home / id / f"{id}.sqlite"])
+    options = read_options(SpiderOptions, source)
     variant = VARIANTS[options.variant]
     names = [name for name in variant.files.get(split, ()) if options.others or name != OTHERS]
     found = ([path for name in names if (path := folder / home / name).is_file()] for home in variant.folders)

@@ -60,11 +60,7 @@ def model(ctx: Context) -> None:
 def sft(ctx: Context) -> None:
     """Write the fine-tuned `model/` and its curves."""
     plan = Plan(
-        kind="sft",
-        recipe=ctx.recipe,
-        checkpoint_in=ctx.checkpoint,
-        data=ctx.inputs["filter"] / DATA,
-        out=ctx.folder,
+        kind="sft", recipe=ctx.recipe, checkpoint_in=ctx.checkpoint, data=ctx.inputs["filter"] / DATA, out=ctx.folder
     )
     _train(ctx, plan, ("loss",))
 
