@@ -199,10 +199,8 @@ class MlflowRun:
         return connect(self.uri, self.store)
 
     def log_rows(self, stage: str, rows: Sequence[Row], model: Mapping[str, str] | None = None) -> None:
-        """Log rows of numbers in as few batches as MLflow allows.
-
-        Args:
-            model: the checkpoint and the dataset that the numbers belong to, by MLflow's names of the fields.
+        """Log rows of numbers in as few batches as MLflow allows; `model` has the checkpoint and the dataset that they
+        belong to, by MLflow's names of the fields.
         """
         metrics = to_metrics(rows, stage, self.run_id if model else None, model or {})
         for start in range(0, len(metrics), BATCH_METRICS):
@@ -232,11 +230,8 @@ def metric_name(name: str, stage: str) -> str:
 def to_metrics(
     rows: Sequence[Row], stage: str, run_id: str | None = None, model: Mapping[str, str] | None = None
 ) -> list[Metric]:
-    """The finite numbers of some rows as MLflow's metrics, all at this moment.
-
-    Args:
-        run_id, model: the run, and the checkpoint and dataset (MLflow's `model_id`, `dataset_name`, `dataset_digest`),
-            of numbers that belong to a checkpoint.
+    """The finite numbers of some rows as MLflow's metrics, all at this moment. Those of a checkpoint have their run,
+    and in `model` the checkpoint and dataset (MLflow's `model_id`, `dataset_name`, `dataset_digest`).
     """
     from mlflow.entities import Metric
 
@@ -274,10 +269,8 @@ class MlflowNotes:
     """Writes notes to a tracking store and never raises.
 
     A note that the store refuses is left out, and those after it are written. While the store does not answer, notes
-    wait in their order. The first trouble of each kind is one plain line; `close` counts what was never recorded.
-
-    Args:
-        say: takes a plain line.
+    wait in their order. The first trouble of each kind is one plain line, to `say`; `close` counts the notes that were
+    never recorded.
     """
 
     def __init__(self, uri: str, say: Callable[[str], None]) -> None:
@@ -293,11 +286,7 @@ class MlflowNotes:
         self._next_look = 0.0
 
     def note(self, name: str, write: Callable[[], object]) -> None:
-        """Write a note, after all that wait before it.
-
-        Args:
-            name: "stage: content"; the last line counts by stage.
-        """
+        """Write a note, after all that wait before it; its name is "stage: content", for `close` counts by stage."""
         with self._lock:
             if not self.off:
                 self._waiting.append((name, write))

@@ -59,10 +59,8 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     """A logged model and a version for a training stage's checkpoint, each unless its key has one already.
 
     The version's source is the logged model, whose few small files the server holds: a server refuses a path of a
-    machine, and weights are found by stage and key in whatever store the reader has.
-
-    Args:
-        run: the one that trained it; its `run_id` is "" if the stage was cached.
+    machine, and weights are found by stage and key in whatever store the reader has. `run` trained it; its
+    `run_id` is "" if the stage was cached.
     """
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
     from mlflow.exceptions import MlflowException

@@ -123,8 +123,7 @@ def check_server() -> None:
 def retry_until_reachable(call: Callable[[], Answer], description: str, warn: Callable[[str], None]) -> Answer:
     """The server's answer, asked for until there is one: a run that works must not end because nobody can watch it.
 
-    Args:
-        description: the subject of the one line of warning if the server does not answer.
+    `description` is the subject of the one line of warning if the server does not answer.
     """
     has_warned = False
     while True:

@@ -176,10 +176,8 @@ def is_worth_another_try(task: Any, run: Any, state: Any) -> bool:
 def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) -> Any:
     """Make one stage, or find it made: its `graph.StageResult`, a small reference and never data.
 
-    A stage that is found made ends in the state `Cached`, so that the UI shows which ones a run made.
-
-    Args:
-        needs: the results of the stages that it reads; they draw the graph in the UI.
+    A stage that is found made ends in the state `Cached`, so that the UI shows which ones a run made. `needs`
+    has the results of the stages that it reads: they draw the graph in the UI.
     """
     log = get_run_logger()
     log.info("%s %s: %s", step.name, step.key, step.why)

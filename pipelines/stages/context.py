@@ -92,10 +92,8 @@ LEAKAGE = "leakage.json"  # of the data stage: the report of `curation/leakage.p
 
 
 def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example]:
-    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), their databases resolved.
-
-    Args:
-        part: only those of the source at this place of its pool.
+    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), or of the source at the place `part`
+    of its pool alone; their databases are resolved.
     """
     frame = frames.read(folder / DATA).filter(pl.col("pool").is_in(pools))
     if part is not None:
@@ -104,10 +102,8 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
 
 
 def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
-    """The rows of the data stage's examples in these pools: their `id`, each once, and their `row`.
-
-    Args:
-        part: only those of the source at this place of its pool.
+    """The rows of the data stage's examples in these pools, or of one part as in `examples`: each `id` once, and its
+    `row`.
     """
     frame = pl.scan_parquet(folder / DATA, glob=False).with_row_index("row").filter(pl.col("pool").is_in(pools))
     if part is not None:

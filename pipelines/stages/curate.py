@@ -92,10 +92,8 @@ def _in_shards(
 
 
 def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
-    """A process's own sandbox; its run judges the trajectories in these rows of `source`.
-
-    Args:
-        places: the row in `data` of each trajectory's question.
+    """A process's own sandbox; its run judges the trajectories in these rows of `source`. `places` has the
+    row in `data` of each trajectory's question.
     """
     sql, row_of = sql_engine(recipe, workers=1), np.load(places, mmap_mode="r")
 
@@ -124,10 +122,8 @@ class Views:
 
 
 def make_extraction_run(recipe: Recipe, data: Path, places: Path) -> Run:
-    """A process's own schemas; its run writes the static extractors' views of one example a line.
-
-    Args:
-        places: the rows of `data` that the items stand for.
+    """A process's own schemas; its run writes the static extractors' views of one example a line. `places` has
+    the rows of `data` that the items stand for.
     """
     extractors, row_of = consensus.static_extractors(schemas(recipe)), np.load(places, mmap_mode="r")
 

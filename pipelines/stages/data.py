@@ -63,9 +63,7 @@ class CheckedSource:
 
 def read_source(ctx: Context, number: int, pool: str, part: int, source: Source) -> SourcePart:
     """Read a source, unless a killed run has: the examples that its levels and count choose, and the rejected rows.
-
-    Args:
-        number: of the source among the stage's.
+    `number` counts the stage's sources.
     """
     folder = ctx.folder / SHARDS
     folder.mkdir(exist_ok=True)

@@ -92,10 +92,8 @@ def _candidates(ctx: Context) -> list[pl.DataFrame]:
 
 
 def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
-    """A process's own policy; its run writes one line a question: samples that count, and how many were right.
-
-    Args:
-        data: the folder whose rows the items are.
+    """A process's own policy; its run writes one line a question: samples that count, and how many were right. The
+    items are rows of the folder `data`.
     """
     single_thread()
     settings, sql, schema = recipe.difficulty, sql_engine(recipe, workers=1), schemas(recipe)

@@ -70,10 +70,8 @@ class KeptAnswers:
     """The episodes of each question, in one file a question.
 
     Only questions and answers are kept, no verdicts: another equality, another vote, a mended gold query asks
-    nothing again. A broken episode is no answer, so it is asked again.
-
-    Args:
-        folder: of one policy asked in one way: its name must tell both. None keeps nothing.
+    nothing again. A broken episode is no answer, so it is asked again. The folder is of one policy asked in one
+    way, both in its name; None keeps nothing.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -133,8 +131,7 @@ class Latency:
 def note_time(path: Path, name: str, episodes: int, timing: Timing, bought: tuple[int, int] = (0, 0)) -> None:
     """Add a line to a side file, which is not among the results of a stage; processes may share the file.
 
-    Args:
-        bought: prompt and completion tokens that an endpoint counted.
+    `bought` are the prompt and completion tokens that an endpoint counted.
     """
     paid = dict(zip(("bought_in", "bought_out"), bought, strict=True))
     line = json.dumps({"pass": name, "episodes": episodes, **dataclasses.asdict(timing), **paid})
@@ -299,7 +296,7 @@ def evaluate_questions(
     """Evaluate any policy on any questions; finished shards survive a kill.
 
     Args:
-        answerer: a checkpoint folder or hub name, or what `answering` says.
+        answerer: a checkpoint folder or hub name, or a name that `evaluated_policy` takes.
         gold: a finished gold-schema stage over these questions; None takes the gold SQL's own items.
         answers: a folder that keeps this policy's episodes, by pass and question; those there are not made again.
     """

@@ -321,10 +321,8 @@ def seen_by(name: str, recipe: Recipe) -> Recipe:
 
 
 def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -> dict[str, Any]:
-    """All that decides a stage's result; the manifest keeps it and the key is its digest.
-
-    Args:
-        inputs: keys of the stages that it needs, by their names.
+    """All that decides a stage's result; the manifest keeps it and the key is its digest. `inputs` are the keys of the
+    stages that it needs, by their names.
     """
     recipe, kind = seen_by(stage.name, recipe), kind_of(stage.name)
     about: dict[str, Any] = {

@@ -130,11 +130,7 @@ def prompt_digest(protocol: ProtocolSection) -> str:
 
 
 def folder_digest(folder: Path, store: Path | None = None) -> str:
-    """A digest of every file in a folder, by content; links are followed.
-
-    Args:
-        store: remembers the digests of the files.
-    """
+    """A digest of every file in a folder, by content; links are followed. The store remembers them."""
     digests = Digests(store)
     files = digest([[os.path.relpath(file, folder), digests.of(file)] for file in walk(folder)])
     digests.save()
@@ -165,8 +161,7 @@ def stage_at(source: str, store: Store) -> tuple[str, str] | None:
 def walk(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Every file below a path, links followed; a folder that links lead back to is walked once on the way down.
 
-    Args:
-        above: device and inode of the folders on the way down.
+    `above` has the device and the inode of each folder on the way down.
     """
     if path.is_file():
         yield path

@@ -49,7 +49,7 @@ def fan_out(
 
     Args:
         address: "local" for `processes` workers on this machine, else a scheduler's address (tcp://HOST:PORT).
-        plan: of `work`.
+        plan: of `run_shard`.
         advance: called with the number of items of each finished shard, and how it went.
     """
     try:
@@ -76,10 +76,8 @@ def fan_out(
 
 
 def run_shard(plan: bytes, items: Sequence[Any], path: Path) -> str:
-    """One shard, in a worker process.
-
-    Args:
-        plan: the pickled `make` and `args` of `Shards.run`, called once, and the folder of the databases' cards.
+    """One shard, in a worker process; the plan has the pickled `make` and `args` of `Shards.run`, called once, and the
+    folder of the databases' cards.
     """
     make, args, card.FOLDER = pickle.loads(plan)  # a worker may have been started in another folder
     run = _runs.get(plan)
@@ -208,11 +206,7 @@ class Shards(Generic[Item]):
 def policy_for_shards(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterator[Recipe]:
     """Serve the policy of a checkpoint while shards are made; servers are started only if some are missing.
 
-    Args:
-        checkpoint: None if something else answers.
-
-    Yields:
-        the recipe, with the addresses of what was started.
+    It gives the recipe with the servers' addresses. The checkpoint is None if something else answers.
     """
     if checkpoint is None or all(shards.path(index).exists() for index in range(len(shards))):
         yield ctx.recipe
