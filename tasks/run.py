@@ -54,11 +54,7 @@ def run_step(
     tracker: Tracker,
     role: str = "",
 ) -> StageResult:
-    """Make one step unless the store has it, check its contract, and record it.
-
-    Args:
-        role: the purpose of the stage, if one run makes several of a name.
-    """
+    """Make one step unless the store has it, check its contract, and record it; `role` as of `Tracker.stage`."""
     with tracker.stage(step, steps, recipe, role) as stage_run:
         result = graph.execute(step, recipe, store, progress, steps)
         try:
@@ -167,8 +163,7 @@ class Tracker:
     def stage(self, step: Step, steps: Sequence[Step], recipe: Recipe, role: str = "") -> Iterator[StageRun]:
         """A child run and a span around the making of one stage; a cached one only gives the parent its numbers.
 
-        Args:
-            role: the purpose of the stage, if one run makes several of a name: a night's "champion", say.
+        `role` is the purpose of the stage, if one run makes several of a name: a night's "champion", say.
         """
         about = {"run": self.name, "recipe": self.recipe.name, "stage": step.name, "key": step.key, "why": step.why}
         needs = [other for other in steps if other.name in step.needs]
@@ -205,11 +200,7 @@ class Tracker:
         self.recorder.note(f"the numbers of {result.name}{f' ({role})' if role else ''}", write)
 
     def note_decision(self, line: Mapping[str, Any]) -> None:
-        """Note a night's decision.
-
-        Args:
-            line: of the ledger.
-        """
+        """Note a night's decision, a line of the ledger."""
         if not self._begun:
             return
 
@@ -336,12 +327,9 @@ def process_mark(pid: int) -> str:
 
 
 class CurveFollower:
-    """Sends the rows of a growing curves file every so often while a stage runs, and the rest when it stops.
+    """Sends the rows of a growing curves file every `every_s` seconds while a stage runs, and the rest when it stops.
 
-    Args:
-        paths: possible places of the file, in order: the work folder, then the finished one.
-        send: takes rows of (step, numbers); must not raise.
-        every_s: seconds between two looks.
+    The file is the first of `paths` that is there: in the work folder, then in the finished one. `send` must not raise.
     """
 
     def __init__(self, paths: Sequence[Path], send: Callable[[Sequence[Row]], None], every_s: float = EVERY_S) -> None:

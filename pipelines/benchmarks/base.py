@@ -98,11 +98,8 @@ def choose(
 ) -> tuple[pl.Series, list[Rejected]]:
     """The rows of a source that its levels and its count choose, rising, and all that is rejected.
 
-    Of several rows with one id the first counts.
-
-    Args:
-        ids, levels: of all examples in order; levels are looked at only where the source asks for some.
-        rejected: what the reader rejected.
+    Of several rows with one id the first counts. Ids and levels are those of all examples, in order; `rejected` has the
+    reader's own.
     """
     first = ids.is_first_distinct()
     twice = [Rejected(id, "duplicate_id", "another row has the same id") for id in ids.filter(~first)]
@@ -218,10 +215,8 @@ def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
     """Link a benchmark's database under `root` and return its location relative to `root`.
 
     The folder's name comes from the path as the recipe writes it, so that sources with equal file names stay apart;
-    where another file has that place already, the next one gets a folder of its own.
-
-    Args:
-        apart: what tells databases with equal file names within the source apart.
+    if another file has that place already, the next one gets a folder of its own. `apart` parts databases with equal
+    file names within the source.
     """
     file = target.resolve()
     for number in itertools.count():

@@ -167,11 +167,7 @@ def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
 
 
 def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
-    """Read a download, look for its databases and run every gold SQL.
-
-    Args:
-        root: a folder for links to the databases.
-    """
+    """Read a download, look for its databases and run every gold SQL; `root` is a folder for links to the databases."""
     benchmark = BENCHMARKS[name]
     try:
         loaded = base.read(source.model_copy(update={"count": SAMPLE if source.kind == "synsql" else None}), 0, root)

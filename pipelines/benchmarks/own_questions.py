@@ -41,10 +41,7 @@ Row = tuple[int, Any]  # the line that it stands in, and a JSON value or the `Ba
 
 def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
     """The rows of a CSV file as the JSON objects of a JSONL file: each by the names of the header's columns, in lower
-    case, with the line that it ends in.
-
-    Args:
-        needed: columns that must be there, each with the other names that it may have.
+    case, with the line that it ends in. Columns that are needed come with the other names that each may have.
     """
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:

@@ -159,11 +159,7 @@ Place = tuple[str, str]  # table and column
 
 
 class ValueIndex:
-    """The texts of one database; a context manager.
-
-    Args:
-        sql: runs what reads them, within its limits: a column that goes beyond has no values.
-    """
+    """The texts of one database; a context manager. A column that is beyond the limits of the engine has no values."""
 
     def __init__(self, database: Database, schema: Schema, sql: SqlEngine) -> None:
         self.made = time.monotonic()

@@ -202,11 +202,8 @@ class ScoredItem:
 
 
 def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
-    """A benchmark's database: DIR/ID/ID.sqlite as Spider and BIRD lay it out, else DIR/ID.sqlite.
-
-    Args:
-        db_id: a plain name, as `read_gold` gives it.
-        databases: the folder; for a server its address, whose database has a schema for each id.
+    """A benchmark's database: DIR/ID/ID.sqlite as Spider and BIRD lay it out, else DIR/ID.sqlite; `databases` is DIR,
+    or the address of a server's database with a schema for each id.
     """
     dialect = DIALECTS[engine]
     if dialect.is_server:

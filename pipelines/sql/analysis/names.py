@@ -106,10 +106,8 @@ Compared = tuple[str, str, str, str]  # table, column, text, and the query that 
 
 
 def lookups(sql: str, schema: Schema | None, engine: EngineName) -> list[Compared]:
-    """Every text that the query compares with a column of a known table, in reading order.
-
-    Args:
-        schema: resolves unqualified columns, and parts a double-quoted text from a column; may be None.
+    """Every text that the query compares with a column of a known table, in reading order; a schema resolves
+    unqualified columns, and parts a double-quoted text from a column.
     """
     tree = parse(sql, engine)
     owners: dict[str, set[str]] = {}  # tables by column, in lower case

@@ -49,11 +49,7 @@ def is_unanswerable(row: Any) -> bool:
 
 
 def reliability(cases: Sequence[tuple[bool, bool, bool]]) -> dict[str, float]:
-    """The official six figures, in percent: does a system answer what can be answered, and is the answer right?
-
-    Args:
-        cases: of each question (it has an answer, the system answered, the answer is right).
-    """
+    """The official six figures, in percent, over questions: (it has an answer, the system answered, and is right)."""
     answered = [case for case in cases if case[1]]
     answerable = [case for case in cases if case[0]]
 

@@ -319,10 +319,8 @@ class ParserNames(NamedTuple):
 
 
 class DatabaseNames:
-    """The names that value units are read by, of each database.
-
-    Args:
-        tables: Spider's tables.json; None to leave names as they are.
+    """The names that value units are read by, of each database, with Spider's tables.json; without it names stay as
+    they are.
     """
 
     def __init__(self, tables: Path | None = None) -> None:
