@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ BENCHMARK = {"test", "test_schema", "leakage", "evaluate_model", "evaluate_sft",
 EVALUATIONS = {"evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
 
 
-def database(path: Path) -> None:
+def database(path):
     build_database(path, "CREATE TABLE shop (name TEXT)")
 
 
@@ -36,10 +35,10 @@ class World:
     store: Store
     overrides: tuple[str, ...]
 
-    def plan(self, *more: str) -> list[graph.Step]:
+    def plan(self, *more):
         return graph.plan(recipes.load("miniature", [*self.overrides, *more]), self.store)
 
-    def finish(self, *more: str) -> None:
+    def finish(self, *more):
         recipe = recipes.load("miniature", [*self.overrides, *more])
         for step in self.plan(*more):
             stage = next(stage for stage in graph.active(recipe) if stage.name == step.name)
@@ -47,12 +46,12 @@ class World:
             about = graph.deciding(stage, recipe, inputs, self.store)
             self.store.make(step.kind, step.key, lambda folder: None, about, lambda: None)
 
-    def again(self, *more: str) -> dict[str, str]:
+    def again(self, *more):
         return {step.name: step.why for step in self.plan(*more) if not step.cached}
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path, monkeypatch):
     own, spider, elsewhere = tmp_path / "own", tmp_path / "spider", tmp_path / "elsewhere"
     database(own / "shops.sqlite")
     (own / "questions.jsonl").write_text(json.dumps({"question": "?", "database": "shops.sqlite", "sql": "SELECT 1"}))
@@ -77,36 +76,36 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return there
 
 
-def drop_table(world: World) -> None:
+def drop_table(world):
     build_database(world.root / "own" / "shops.sqlite", "DROP TABLE shop")
 
 
-def grow_behind_a_link(world: World) -> None:
+def grow_behind_a_link(world):
     build_database(world.root / "elsewhere" / "farms" / "farms.sqlite", "CREATE TABLE barn (name TEXT)")
 
 
-def replaced(name: str, old: str, new: str) -> Callable[[World], None]:
-    def change(world: World) -> None:
+def replaced(name, old, new):
+    def change(world):
         (world.root / name).write_text((world.root / name).read_text().replace(old, new))
 
     return change
 
 
-def flip_bit(world: World) -> None:
+def flip_bit(world):
     path = world.root / "model" / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[500] ^= 1
     path.write_bytes(content)
 
 
-def leave_a_note(world: World) -> None:
+def leave_a_note(world):
     (world.root / "spider" / "notes.txt").write_text("read me")
     (world.root / "own" / "other.sqlite").write_bytes(b"")
     (world.root / "elsewhere" / "unused").mkdir()
     (world.root / "elsewhere" / "loop").symlink_to(world.root / "spider")
 
 
-TABLE: dict[str, tuple[Callable[[World], None], set[str], str, str]] = {
+TABLE = {
     "a question": (
         replaced("own/questions.jsonl", '"?"', '"how many?"'),
         LEARNED,
@@ -128,7 +127,7 @@ TABLE: dict[str, tuple[Callable[[World], None], set[str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_change_outside_the_recipe_runs_its_stages_again(world: World, name: str) -> None:
+def test_a_change_outside_the_recipe_runs_its_stages_again(world, name):
     change, stages, first, cause = TABLE[name]
     change(world)
     found = world.again()
@@ -137,7 +136,7 @@ def test_a_change_outside_the_recipe_runs_its_stages_again(world: World, name: s
         assert re.search(cause, found[first]), found[first]
 
 
-SETTINGS: dict[str, tuple[set[str], str, str]] = {
+SETTINGS = {
     "rewards.turns.weight=0.5": (AFTER_GRPO, "grpo", "changed: rewards.turns.weight (2.0 -> 0.5)"),
     "grpo.steps=5": (AFTER_GRPO, "grpo", "changed: grpo.steps (60 -> 5)"),
     "evaluation.samples=2": (EVALUATIONS, "evaluate_sft", "changed: evaluation.samples (4 -> 2)"),
@@ -156,7 +155,7 @@ SETTINGS: dict[str, tuple[set[str], str, str]] = {
 
 
 @pytest.mark.parametrize("override", SETTINGS)
-def test_a_changed_setting_runs_its_stages_again(world: World, override: str) -> None:
+def test_a_changed_setting_runs_its_stages_again(world, override):
     stages, first, cause = SETTINGS[override]
     found = world.again(override)
     assert set(found) == stages
@@ -164,7 +163,7 @@ def test_a_changed_setting_runs_its_stages_again(world: World, override: str) ->
         assert found[first] == cause
 
 
-def test_the_nearest_finished_stage_tells_the_cause_and_what_follows_names_its_input(world: World) -> None:
+def test_the_nearest_finished_stage_tells_the_cause_and_what_follows_names_its_input(world):
     found = world.again("sft.optimizer.lr=0.5")
     assert found["difficulty"] == "changed: sft (its input)"
     assert found["evaluate_grpo"] == "changed: grpo (its input)"
@@ -172,7 +171,7 @@ def test_the_nearest_finished_stage_tells_the_cause_and_what_follows_names_its_i
     assert world.again("grpo.steps=10")["grpo"] == "changed: grpo.steps (60 -> 10)"
 
 
-def test_one_more_benchmark_has_stages_of_its_own(world: World) -> None:
+def test_one_more_benchmark_has_stages_of_its_own(world):
     first = recipes.load("miniature", world.overrides).data.test[0].model_dump(mode="json")
     second = {**first, "name": "other", "count": 3}
     both, turned = (f"data.test={json.dumps(benchmarks)}" for benchmarks in ([first, second], [second, first]))
@@ -182,7 +181,7 @@ def test_one_more_benchmark_has_stages_of_its_own(world: World) -> None:
     assert world.again(turned) == {}
 
 
-def test_a_prompt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt(world, monkeypatch):
     react = PROTOCOLS["react"]
     shutil.copytree(react.prompts, world.root / "prompts")
     monkeypatch.setattr(react, "prompts", world.root / "prompts")
@@ -194,7 +193,7 @@ def test_a_prompt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["synthesize"] == "changed: the prompt's text"
 
 
-def test_the_rules_of_a_judge_behind_an_endpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rules_of_a_judge_behind_an_endpoint(world, monkeypatch):
     program = "rewards=[{term: exec, weight: 5}, {term: turns, weight: 2}, {term: judge}]"
     graded = set(world.again(program))
     monkeypatch.setattr(keys, "RUBRIC", f"{keys.RUBRIC} Be kind.")
@@ -204,7 +203,7 @@ def test_the_rules_of_a_judge_behind_an_endpoint(world: World, monkeypatch: pyte
     assert set(world.again(program)) == graded
 
 
-def test_a_plug_ins_code(world: World) -> None:
+def test_a_plug_ins_code(world):
     code = (
         "from pipelines.core.registry import reward\n\n@reward('gift')\ndef gift(outcome) -> float:\n    return WORTH\n"
     )
@@ -219,7 +218,7 @@ def test_a_plug_ins_code(world: World) -> None:
     assert found["grpo"] == "changed: the code of the plug-in's reward term gift"
 
 
-def test_a_stages_version(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stages_version(world, monkeypatch):
     stages = [replace(stage, version=77) if stage.name == "grpo" else stage for stage in graph.GRAPH]
     old = next(stage.version for stage in graph.GRAPH if stage.name == "grpo")
     monkeypatch.setattr(graph, "GRAPH", tuple(stages))
@@ -228,7 +227,7 @@ def test_a_stages_version(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert found["grpo"] == f"changed: the stage's code (version {old} -> 77)"
 
 
-def test_a_declared_librarys_version(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_declared_librarys_version(world, monkeypatch):
     installed = graph.version
     monkeypatch.setattr(graph, "version", lambda name: "9.1.4" if name == "trl" else installed(name))
     found = world.again()
@@ -239,7 +238,7 @@ def test_a_declared_librarys_version(world: World, monkeypatch: pytest.MonkeyPat
     assert world.again() == {}, "a patch release mends what was wrong"
 
 
-def test_manifests_name_what_made_them(tmp_path: Path) -> None:
+def test_manifests_name_what_made_them(tmp_path):
     pools = [f"data.{pool}.options={{databases: 1, questions: 2}}" for pool in ("sft", "dev", "test.0")]
     recipe = recipes.load("miniature", [*pools, "data.rl=[]"])
     store = Store(tmp_path)

@@ -1,7 +1,6 @@
 """A checkpoint's card says how it was taught to speak, and whoever asks the model follows it."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.fakes import build_database
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -26,7 +25,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_checkpoint_is_asked_by_its_card_unless_overridden(checkpoint: Path) -> None:
+def test_a_checkpoint_is_asked_by_its_card_unless_overridden(checkpoint):
     taught = recipes.load("mini_trust_sql")
     recipe, _ = open_recipe("miniature", [], checkpoint)
     assert recipe.protocol == taught.protocol
@@ -39,12 +38,11 @@ def test_a_checkpoint_is_asked_by_its_card_unless_overridden(checkpoint: Path) -
     assert store.root == checkpoint
 
 
-def test_the_card_says_what_the_model_was_made_from(checkpoint: Path) -> None:
+def test_the_card_says_what_the_model_was_made_from(checkpoint):
     assert folder_of(checkpoint.parent) == folder_of(checkpoint) == checkpoint
     assert folder_of(checkpoint / "none") == checkpoint / "none"
     require_sound(checkpoint)
     card = read_card(checkpoint)
-    assert card is not None
     assert (card.recipe, card.stage, card.inputs) == ("mini_trust_sql", "grpo", {"sft": "abc"})
     assert [word for word in card.overrides() if word.startswith("data.")] == ["data.linker=null", "data.values=0"]
     (checkpoint / CARD).unlink()
@@ -52,19 +50,19 @@ def test_the_card_says_what_the_model_was_made_from(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"recipe": 1}', "\udcff"])
-def test_a_damaged_card_is_told_in_one_line(checkpoint: Path, text: str) -> None:
+def test_a_damaged_card_is_told_in_one_line(checkpoint, text):
     (checkpoint / CARD).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=r"sqltrain.json cannot be read") as caught:
         open_recipe("miniature", [], checkpoint)
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_the_users_mistake(tmp_path):
     with pytest.raises(DataError, match="no model in"):
         open_recipe("miniature", [], tmp_path)
 
 
-def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_path: Path) -> None:
+def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_path):
     few = ["data.sft.options.databases=1", "data.rl.0.options.databases=1", "data.dev.options.databases=1"]
     recipe = recipes.load("miniature", [*few, "data.test.0.options.databases=1", "stages=[data]"])
     store = Store(tmp_path)
@@ -72,16 +70,15 @@ def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_pat
     made = {step.name: graph.execute(step, recipe, store, Silent(), steps) for step in steps}
     folder = made["model"].folder / "model"
     card = read_card(folder)
-    assert card is not None
     assert card.inputs == {"data": made["data"].key}
     assert card.protocol == recipe.protocol
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert settings["response_template"]["start_anchor"] == "<|assistant|>"  # as the chat template opens an answer
 
 
-def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_path: Path) -> None:
+def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_path):
 
-    def build(folder: Path) -> None:
+    def build(folder):
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text("{}")
         (folder / "model" / "model.safetensors").write_bytes(bytes(1000))

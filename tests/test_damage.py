@@ -2,7 +2,6 @@
 
 import shutil
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -15,56 +14,56 @@ from pipelines.core.store import DAMAGED, MANIFEST, MARK, Store
 from pipelines.nightly import inbox
 from pipelines.nightly.ledger import Ledger
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Nightly, Recipe
+from pipelines.recipe.config import Nightly
 from pipelines.stages import graph, train
-from pipelines.stages.context import Context, Silent
+from pipelines.stages.context import Silent
 
 SMALL = [f"data.{pool}.options={{databases: 1, questions: 3}}" for pool in ("sft", "dev", "test.0")]
 RECIPE = (*SMALL, "data.rl=[]", "rollout.processes=1", "stages=[data, synthesize, filter]")
 
 
 class FolderFacts(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self):
+        self.lines = []
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         self.lines.append(text)
 
 
-def walk(recipe: Recipe, store: Store) -> tuple[dict[str, graph.StageResult], list[str]]:
+def walk(recipe, store):
     said, steps = FolderFacts(), graph.plan(recipe, store)
     return {step.name: graph.execute(step, recipe, store, said, steps) for step in steps}, said.lines
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("damage") / "store"
     walk(recipes.load("miniature", RECIPE), Store(root))
     return root
 
 
 @pytest.fixture
-def store(finished: Path, tmp_path: Path) -> Store:
+def store(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "store", symlinks=True)
     return Store(tmp_path / "store")
 
 
-def flip(path: Path) -> None:
+def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def cut(path: Path) -> None:
+def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def folder_of(store: Store, stage: str) -> Path:
+def folder_of(store, stage):
     (key,) = [key for kind, key in store.made() if kind == stage]
     return store.folder(stage, key)
 
 
-def test_a_flipped_bit_is_noticed_by_the_stage_that_reads_it(store: Store) -> None:
+def test_a_flipped_bit_is_noticed_by_the_stage_that_reads_it(store):
     data = folder_of(store, "synthesize") / "data.parquet"
     whole = data.read_bytes()
     flip(data)
@@ -76,7 +75,7 @@ def test_a_flipped_bit_is_noticed_by_the_stage_that_reads_it(store: Store) -> No
     assert (store.root / "synthesize" / f"{DAMAGED}{key}-0").is_dir()
 
 
-def test_every_cut_file_of_every_stage_is_made_again(finished: Path, tmp_path: Path) -> None:
+def test_every_cut_file_of_every_stage_is_made_again(finished, tmp_path):
     recipe = recipes.load("miniature", RECIPE)
     names = [
         (stage, key, name)
@@ -96,10 +95,10 @@ def test_every_cut_file_of_every_stage_is_made_again(finished: Path, tmp_path: P
         assert store.damage(stage, key, whole=True) == []
 
 
-def test_flipped_bits_in_weights_are_noticed_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained: list[str] = []
+def test_flipped_bits_in_weights_are_noticed_before_training(tmp_path, monkeypatch):
+    trained = []
 
-    def fake(ctx: Context) -> None:
+    def fake(ctx):
         trained.append(ctx.stage)
         (ctx.folder / "model").mkdir(exist_ok=True)
         (ctx.folder / "model" / "model.safetensors").write_bytes(bytes(4096))
@@ -119,7 +118,7 @@ def test_flipped_bits_in_weights_are_noticed_before_training(tmp_path: Path, mon
     assert trained == ["model", "sft", "grpo", "sft", "grpo"]
 
 
-def test_a_damaged_stage_that_a_run_was_given_is_named_and_not_made_up(store: Store) -> None:
+def test_a_damaged_stage_that_a_run_was_given_is_named_and_not_made_up(store):
     given = {"synthesize": folder_of(store, "synthesize").name}
     cut(folder_of(store, "synthesize") / "data.parquet")
     shutil.rmtree(folder_of(store, "filter"))
@@ -130,13 +129,13 @@ def test_a_damaged_stage_that_a_run_was_given_is_named_and_not_made_up(store: St
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
-def test_damaged_json_is_one_plain_line(tmp_path: Path, content: bytes) -> None:
+def test_damaged_json_is_one_plain_line(tmp_path, content):
     (tmp_path / "metrics.json").write_bytes(content)
     with pytest.raises(DataError, match=r"metrics.json is damaged: it is not JSON"):
         read_json(tmp_path / "metrics.json")
 
 
-def test_a_cut_table_is_one_plain_line(store: Store) -> None:
+def test_a_cut_table_is_one_plain_line(store):
     data = folder_of(store, "data") / "data.parquet"
     cut(data)
     for read in (frames.read, lambda path: frames.take(path, [0]), lambda path: list(frames.windows(path))):
@@ -144,7 +143,7 @@ def test_a_cut_table_is_one_plain_line(store: Store) -> None:
             read(data)
 
 
-def test_a_store_of_an_older_version_is_named_in_one_line(store: Store) -> None:
+def test_a_store_of_an_older_version_is_named_in_one_line(store):
     """Which is one with stages and without the mark of the layout; the first stage that is made writes the mark."""
     (store.root / MARK).unlink()
     for stage in ("synthesize", "filter"):
@@ -157,15 +156,15 @@ def test_a_store_of_an_older_version_is_named_in_one_line(store: Store) -> None:
 FULL = Path("/dev/full")  # a file of Linux that is always full
 
 
-def write_text() -> None:
+def write_text():
     FULL.write_text("x" * 10**6)
 
 
-def write_parquet() -> None:
+def write_parquet():
     pl.DataFrame({"row": range(1000)}).write_parquet(FULL)
 
 
-def write_database() -> None:
+def write_database():
     database = sqlite3.connect(":memory:")
     try:
         database.execute("PRAGMA max_page_count = 1")
@@ -174,33 +173,33 @@ def write_database() -> None:
         database.close()
 
 
-def wrap() -> None:
+def wrap():
     try:
         write_text()
     except OSError as error:
         raise BoundaryError("the worker processes kept dying") from error
 
 
-WRITERS: list[Callable[[], None]] = [write_text, write_parquet, write_database, wrap]
+WRITERS = [write_text, write_parquet, write_database, wrap]
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_a_stage_on_a_full_disk_is_made_by_the_next_run(tmp_path: Path, write: Callable[[], None]) -> None:
+def test_a_stage_on_a_full_disk_is_made_by_the_next_run(tmp_path, write):
     store = Store(tmp_path)
 
-    def fails(folder: Path) -> None:
+    def fails(folder):
         (folder / "shard").write_text("done")
         write()
 
     with pytest.raises(ResourceError, match=r"^no space left under .*run again"):
         store.make("data", "k1", fails, {}, lambda: None)
     assert not store.has("data", "k1")
-    kept: list[str] = []
+    kept = []
     store.make("data", "k1", lambda folder: kept.append((folder / "shard").read_text()), {}, lambda: None)
     assert kept == ["done"]
 
 
-def test_whatever_fails_on_a_disk_without_room_failed_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_fails_on_a_disk_without_room_failed_for_that(tmp_path, monkeypatch):
     died, bad = BoundaryError("the worker processes kept dying"), DataError("a bad row")
     assert disk_full(died, tmp_path) is None
     monkeypatch.setattr(files, "NO_ROOM", 1 << 60)
@@ -209,23 +208,23 @@ def test_whatever_fails_on_a_disk_without_room_failed_for_that(tmp_path: Path, m
     assert disk_full(died, tmp_path / "gone") is None
 
 
-def test_our_own_mistakes_keep_their_traceback(tmp_path: Path) -> None:
-    def broken(folder: Path) -> None:
+def test_our_own_mistakes_keep_their_traceback(tmp_path):
+    def broken(folder):
         raise KeyError("ours")
 
     with pytest.raises(KeyError, match="ours"):
         Store(tmp_path).make("data", "k1", broken, {}, lambda: None)
 
 
-def full(monkeypatch: pytest.MonkeyPatch, *methods: str) -> None:
-    def refuse(path: Path, *arguments: object, **options: object) -> None:
+def full(monkeypatch, *methods):
+    def refuse(path, *arguments, **options):
         raise OSError(28, "No space left on device", str(path))
 
     for method in methods:
         monkeypatch.setattr(Path, method, refuse)
 
 
-def test_a_file_beside_the_stages_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_beside_the_stages_is_whole_or_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "pins.json"
     write_atomic(path, "[]")
     with monkeypatch.context() as patch:
@@ -236,7 +235,7 @@ def test_a_file_beside_the_stages_is_whole_or_as_it_was(tmp_path: Path, monkeypa
     assert [each.name for each in tmp_path.iterdir()] == ["pins.json"]
 
 
-def test_a_night_on_a_full_disk_leaves_the_ledger_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_on_a_full_disk_leaves_the_ledger_unchanged(tmp_path, monkeypatch):
     ledger = Ledger(Store(tmp_path / "store"), "farms")
     first = ledger.add("night", decision="nothing", reason="no new questions", new=[])
     with monkeypatch.context() as patch:
@@ -246,17 +245,17 @@ def test_a_night_on_a_full_disk_leaves_the_ledger_unchanged(tmp_path: Path, monk
     assert ledger.lines() == [first]
 
 
-def test_a_batch_that_cannot_be_frozen_takes_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_be_frozen_takes_no_row(tmp_path, monkeypatch):
     questions = tmp_path / "inbox"
     questions.mkdir()
     (questions / "new.jsonl").write_text('{"question": "?", "sql": "SELECT 1"}\n')
     settings, batches = Nightly(inbox=str(questions)), tmp_path / "batches"
     opened = Path.open
 
-    def refuse(path: Path, mode: str = "r", **options: object) -> object:
+    def refuse(path, mode="r", **options):
         if mode == "w":
             raise OSError(28, "No space left on device", str(path))
-        return opened(path, mode, **options)  # type: ignore[call-overload]
+        return opened(path, mode, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refuse)

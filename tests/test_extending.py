@@ -57,7 +57,7 @@ LONGEST = 20  # lines of an example that say something
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("stranger")
     for name, text in PARTS.items():
         (tmp_path / name).write_text(text)
@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path
 
 
-def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder: Path, tmp_path: Path) -> None:
+def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder, tmp_path):
     recipe = recipes.load(str(folder / "mine.yaml"))
     loaded = base.read(recipe.benchmark, 0, tmp_path / "stage")
     assert [example.gold_sql for example in loaded.examples] == ["SELECT count(*) FROM item"]
@@ -81,7 +81,7 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder: Pat
     assert REWARDS["short"].pay.__doc__ == "1 if the final SQL has at most that many characters."
 
 
-def test_each_example_is_short_and_grpo_refuses_its_policy(folder: Path) -> None:
+def test_each_example_is_short_and_grpo_refuses_its_policy(folder):
     assert len(PARTS) == 9
     lengths = {name: sum(bool(line) for line in text.splitlines()) for name, text in PARTS.items()}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
@@ -90,7 +90,7 @@ def test_each_example_is_short_and_grpo_refuses_its_policy(folder: Path) -> None
         grpo._check(recipe)
 
 
-def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(folder: Path) -> None:
+def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(folder):
     recipe = recipes.load(str(folder / "mine.yaml"))
     (folder / "shop.gpkg").write_bytes((folder / "shop.sqlite").read_bytes())
     places = Database("shop", "geopackage", str(folder / "shop.gpkg"))
@@ -105,7 +105,7 @@ def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(fo
     assert engine_of_file(folder / "shop.gpkg") == "geopackage"
 
 
-def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folder: Path) -> None:
+def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folder):
     recipe = recipes.load(str(folder / "mine.yaml"))
     program = making.policy("no checkpoint", recipe)
     database = Database("shop", "sqlite", str(folder / "shop.sqlite"))
@@ -124,7 +124,7 @@ def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folde
     assert (sgd.defaults["lr"], sgd.defaults["momentum"]) == (0.1, 0.5)
 
 
-def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(folder: Path, tmp_path: Path) -> None:
+def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(folder, tmp_path):
     recipe = recipes.load(str(folder / "mine.yaml"))
     data = dataclasses.replace(report_data(questions=12, samples=0), metrics=recipe.evaluation.metrics)
     rows = [system.records for system in data.systems]
@@ -161,7 +161,7 @@ def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(fo
         ("data.test.0.options={}", r"option 'database' of reader 'tabs': Field required"),
     ],
 )
-def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder: Path, override: str, message: str) -> None:
+def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder, override, message):
     with pytest.raises(RecipeError, match=message):
         recipes.load(str(folder / "mine.yaml"), [override])
 
@@ -180,10 +180,10 @@ def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder: Path, ov
         ("my_protocol.py", {"synthesize", "filter", "model", *ASKING}),
     ],
 )
-def test_a_plugins_code_decides_the_stages_that_use_it(folder: Path, name: str, expected: set[str]) -> None:
+def test_a_plugins_code_decides_the_stages_that_use_it(folder, name, expected):
     """What a stage's key is made of, without the keys of the stages before it."""
 
-    def facts() -> dict[str, str]:
+    def facts():
         recipe, store = recipes.load(str(folder / "mine.yaml")), Store(folder / "store")
         return {stage.name: recipes.digest(graph.deciding(stage, recipe, {}, store)) for stage in graph.active(recipe)}
 
@@ -207,14 +207,14 @@ def test_a_plugins_code_decides_the_stages_that_use_it(folder: Path, name: str, 
         ),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_the_users_mistake(folder: Path, code: str, message: str) -> None:
+def test_a_plugin_that_cannot_be_used_is_the_users_mistake(folder, code, message):
     assert "exec" in REWARDS
     (folder / "broken.py").write_text(code)
     with pytest.raises(RecipeError, match=message):
         recipes.load("miniature", [f"plugins=[{folder / 'broken.py'}]"])
 
 
-def test_a_plugin_that_is_missing_is_the_users_mistake(tmp_path: Path) -> None:
+def test_a_plugin_that_is_missing_is_the_users_mistake(tmp_path):
     for name in (tmp_path / "none.py", "no_such_module"):
         with pytest.raises(RecipeError, match=r"the plug-in .* cannot be imported"):
             recipes.load("miniature", [f"plugins=[{name}]"])
@@ -248,7 +248,7 @@ print(verdict.scores)
 """
 
 
-def test_an_installed_package_needs_no_line_in_a_recipe(folder: Path) -> None:
+def test_an_installed_package_needs_no_line_in_a_recipe(folder):
     """The package lies on the path with the metadata that pip writes; another process finds it."""
     package, facts = folder / "site" / "stranger", folder / "site" / "stranger-1.0.dist-info"
     for path in (package, facts):
@@ -273,8 +273,8 @@ def test_an_installed_package_needs_no_line_in_a_recipe(folder: Path) -> None:
     assert done.stdout == f"{expected} ['SQL dialect geopackage']\n{{'cents': 1.0}}\n", done.stderr
 
 
-def test_a_registry_names_the_nearest_part() -> None:
-    registry: Registry[object] = Registry("fruit", "sqltrain.fruits", "pipelines.core.errors", ())
+def test_a_registry_names_the_nearest_part():
+    registry = Registry("fruit", "sqltrain.fruits", "pipelines.core.errors", ())
     registry("apple")(object())
     with pytest.raises(RecipeError, match=r"there is no fruit 'aple'. Did you mean 'apple'\?"):
         registry["aple"]

@@ -1,7 +1,6 @@
 """The stage graph: what a change touches, and the stages that each of several benchmarks has of its own."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,17 @@ from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
 from pipelines.nightly import night
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.stages.evaluate import RECORDS
 from tasks.events import accuracy_markdown
 
 
-def keys(folder: Path, *overrides: str, name: str = "miniature") -> dict[str, str]:
+def keys(folder, *overrides, name="miniature"):
     return {step.name: step.key for step in graph.plan(recipes.load(name, overrides), Store(folder))}
 
 
-def test_the_users_files_are_part_of_the_key(tmp_path: Path) -> None:
+def test_the_users_files_are_part_of_the_key(tmp_path):
     questions = tmp_path / "questions.jsonl"
     mine = ("include=data/own", f"data.test.0.path={questions}")
     with pytest.raises(DataError, match="no such file or folder"):
@@ -37,7 +35,7 @@ def test_the_users_files_are_part_of_the_key(tmp_path: Path) -> None:
     assert keys(tmp_path, *mine)["data"] == first["data"]
 
 
-def test_a_recipe_without_sft_trains_the_base_model(tmp_path: Path) -> None:
+def test_a_recipe_without_sft_trains_the_base_model(tmp_path):
     steps = {
         step.name: step for step in graph.plan(recipes.load("miniature", ["stages=[data, grpo]"]), Store(tmp_path))
     }
@@ -45,7 +43,7 @@ def test_a_recipe_without_sft_trains_the_base_model(tmp_path: Path) -> None:
     assert steps["grpo"].needs == ("data", "model")
 
 
-def test_until_names_a_stage_or_says_which_there_are(tmp_path: Path) -> None:
+def test_until_names_a_stage_or_says_which_there_are(tmp_path):
     recipe = recipes.load("miniature")
     assert [step.name for step in graph.plan(recipe, Store(tmp_path), until="filter")] == [
         "data",
@@ -70,7 +68,7 @@ QUICK = (
 )
 
 
-def test_one_more_benchmark_adds_its_own_stages_wherever_it_is_listed(tmp_path: Path) -> None:
+def test_one_more_benchmark_adds_its_own_stages_wherever_it_is_listed(tmp_path):
     one, two = keys(tmp_path, f"data.test=[{FAR}]"), keys(tmp_path, f"data.test=[{FAR}, {NEAR}]")
     assert {name: two[name] for name in one} == one
     assert set(two) - set(one) == {f"{name}.near" for name in OWN}
@@ -81,7 +79,7 @@ def test_one_more_benchmark_adds_its_own_stages_wherever_it_is_listed(tmp_path: 
         assert near_first[f"{name}.far"] == far_first[name]
 
 
-def test_included_and_listed_files_have_the_same_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_included_and_listed_files_have_the_same_keys(tmp_path, monkeypatch):
     """What a sweep evaluates, a benchmark a cell, is there for a run with a list of them."""
     monkeypatch.setattr(recipes, "LOCAL", tmp_path / "local")
     (tmp_path / "local").mkdir()
@@ -93,7 +91,7 @@ def test_included_and_listed_files_have_the_same_keys(tmp_path: Path, monkeypatc
     assert {name: listed[f"{name}.near"] for name in OWN} == {name: cells["near"][name] for name in OWN}
 
 
-def test_a_benchmarks_equality_or_name_changes_its_own_stages_alone(tmp_path: Path) -> None:
+def test_a_benchmarks_equality_or_name_changes_its_own_stages_alone(tmp_path):
     both = f"data.test=[{FAR}, {NEAR}]"
     before, after = keys(tmp_path, both), keys(tmp_path, both, "data.test.1.equality=bird")
     changed = {name for name in before if before[name] != after[name]}
@@ -102,7 +100,7 @@ def test_a_benchmarks_equality_or_name_changes_its_own_stages_alone(tmp_path: Pa
     assert {name for name in before if before[name] != after[name]} == {"report"}
 
 
-def test_each_benchmark_is_judged_by_its_own_equality() -> None:
+def test_each_benchmark_is_judged_by_its_own_equality():
     recipe = recipes.load("sql_trail", ["data.test=[data/spider_dk, data/bird_dev, data/spider2_lite]"])
     alone = {name: recipe.on(name) for name in ("spider_dk", "bird_dev", "spider2_lite")}
     assert {name: one.headline for name, one in alone.items()} == {
@@ -114,7 +112,7 @@ def test_each_benchmark_is_judged_by_its_own_equality() -> None:
     assert (recipe.headline, recipe.benchmark.name) == (alone["spider_dk"].headline, "spider_dk")
 
 
-def test_a_benchmark_without_a_name_is_called_by_what_it_is() -> None:
+def test_a_benchmark_without_a_name_is_called_by_what_it_is():
     sources = "data.test=[{kind: spider, split: dev}, {kind: spider, split: dev, options: {variant: dk}}, {kind: bird}]"
     assert [one.name for one in recipes.load("sql_trail", [sources]).data.test] == [
         "spider_dev",
@@ -140,12 +138,12 @@ def test_a_benchmark_without_a_name_is_called_by_what_it_is() -> None:
         ("data.test=[data/none]", "cannot read"),
     ],
 )
-def test_a_list_that_cannot_be_read_is_told(override: str, said: str) -> None:
+def test_a_list_that_cannot_be_read_is_told(override, said):
     with pytest.raises(RecipeError, match=said):
         recipes.load("sql_trail", [override])
 
 
-def test_a_run_ends_after_the_last_benchmark_of_a_stage(tmp_path: Path) -> None:
+def test_a_run_ends_after_the_last_benchmark_of_a_stage(tmp_path):
     recipe, store = recipes.load("miniature", [f"data.test=[{FAR}, {NEAR}]"]), Store(tmp_path)
     for until, last in (
         ("evaluate", "evaluate_grpo.near"),
@@ -157,16 +155,14 @@ def test_a_run_ends_after_the_last_benchmark_of_a_stage(tmp_path: Path) -> None:
     assert not [step.name for step in graph.plan(recipe, store, "grpo") if step.kind == "test"]
 
 
-def made(store: Store, *overrides: str) -> tuple[Recipe, list[graph.StageResult]]:
+def made(store, *overrides):
     recipe = recipes.load("miniature", [*QUICK, *overrides])
     steps = graph.plan(recipe, store)
     return recipe, [graph.execute(step, recipe, store, Silent(), steps) for step in steps]
 
 
 @pytest.mark.slow
-def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_there(tmp_path, monkeypatch, capsys):
     store = Store(tmp_path)
     monkeypatch.setattr(terminal, "console", Console(width=200))
     _, first = made(store, f"data.test=[{FAR}]")
@@ -183,7 +179,7 @@ def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_th
     assert [line.split(" | ")[:2] for line in table[2:]] == [["| model", "near"], ["| model", "far"]]
 
 
-def test_the_accuracy_of_a_run_stands_with_its_interval_and_its_number_of_questions() -> None:
+def test_the_accuracy_of_a_run_stands_with_its_interval_and_its_number_of_questions():
     figures = {"ex": 0.5, "ex_low": 0.25, "ex_high": 0.75, "majority": 0.625, "n_questions": 1600}
     result = graph.StageResult("evaluate_sft", "key", Path(), figures, False)
     head, _, row = accuracy_markdown([result], recipes.load("miniature")).splitlines()
@@ -191,9 +187,7 @@ def test_the_accuracy_of_a_run_stands_with_its_interval_and_its_number_of_questi
     assert row == "| sft | miniature_test | 1,600 | 50.0 [25.0, 75.0] |  | 62.5 |  |"
 
 
-def test_a_ready_policy_is_evaluated_on_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_ready_policy_is_evaluated_on_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(terminal, "console", Console(width=200))
     store = Store(tmp_path)
     for sources in (FAR, f"{FAR}, {NEAR}"):
@@ -206,12 +200,12 @@ def test_a_ready_policy_is_evaluated_on_all(
     assert len(list(tmp_path.glob("evaluations/*/manifest.json"))) == 2
 
 
-def test_a_night_decides_by_the_first_benchmark_alone(tmp_path: Path) -> None:
+def test_a_night_decides_by_the_first_benchmark_alone(tmp_path):
     """The second one's files need not even be there."""
     gone = f"{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}"
     recipe, walked = recipes.load("miniature", [f"data.test=[{FAR}, {gone}]"]), list[str]()
 
-    def walk(recipe: Recipe, store: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
+    def walk(recipe, store, steps, role):
         walked.extend(step.name for step in steps)
         steps[-1].folder.mkdir(parents=True)
         (steps[-1].folder / RECORDS).write_text("")

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +17,8 @@ from pipelines.nightly import store_gc
 from pipelines.nightly.ledger import Ledger
 
 
-def make(store: Store, stage: str, key: str, inputs: dict[str, str] | None = None, **about: Any) -> None:
-    def build(folder: Path) -> None:
+def make(store, stage, key, inputs=None, **about):
+    def build(folder):
         (folder / "data.txt").write_text("x" * 1000)
         if stage == "model" and "base" in about:
             (folder / "reference.json").write_text(json.dumps({"source": str(about["base"])}))
@@ -29,12 +27,12 @@ def make(store: Store, stage: str, key: str, inputs: dict[str, str] | None = Non
     store.make(stage, key, build, {"inputs": inputs or {}, **facts}, lambda: None)
 
 
-def gone(store: Store, days: float = 0.0) -> set[str]:
+def gone(store, days=0.0):
     return {str(one.folder.relative_to(store.root)) for one in store_gc.gc_candidates(store, days)}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     """Two chains of a recipe, data -> sft -> report, of which the second is the newer."""
     made = Store(tmp_path / "store")
     for number in ("1", "2"):
@@ -46,7 +44,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def test_the_newest_report_and_recent_stages_are_kept(store: Store) -> None:
+def test_the_newest_report_and_recent_stages_are_kept(store):
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
     assert gone(store, days=1) == {"report/r1"}
     found = store_gc.usage(store)
@@ -54,7 +52,7 @@ def test_the_newest_report_and_recent_stages_are_kept(store: Store) -> None:
     assert all(size > 2000 for _, size in found.values())
 
 
-def test_a_pinned_report_keeps_its_chain_until_it_is_unpinned(store: Store) -> None:
+def test_a_pinned_report_keeps_its_chain_until_it_is_unpinned(store):
     assert store_gc.pin(store, "report/r1", True) == ("report", "r1")
     assert gone(store) == set()
     store_gc.pin(store, "report/r", False)
@@ -65,7 +63,7 @@ def test_a_pinned_report_keeps_its_chain_until_it_is_unpinned(store: Store) -> N
         store_gc.pin(store, "report/r", True)
 
 
-def test_a_pinned_evaluation_of_a_ready_policy_keeps_its_questions_and_links(store: Store) -> None:
+def test_a_pinned_evaluation_of_a_ready_policy_keeps_its_questions_and_links(store):
     for stage, key in (("test", "t1"), ("test_schema", "l1"), ("test", "t2")):
         make(store, stage, key)
     make(store, "evaluations", "e1", test="t1", test_schema="l1")
@@ -76,7 +74,7 @@ def test_a_pinned_evaluation_of_a_ready_policy_keeps_its_questions_and_links(sto
     assert "test/t2" not in gone(store)
 
 
-def test_a_champion_and_its_predecessor_keep_theirs_and_older_ones_do_not(store: Store) -> None:
+def test_a_champion_and_its_predecessor_keep_theirs_and_older_ones_do_not(store):
     make(store, "grpo", "g0", {"data": "d0"})
     make(store, "grpo", "g1", {"sft": "s1"})
     make(store, "data", "u2", parts=[["data", "d1"], ["data", "dx"]])
@@ -96,14 +94,14 @@ def test_a_champion_and_its_predecessor_keep_theirs_and_older_ones_do_not(store:
     assert gone(store) == {*of_the_second, "report/r1"}
 
 
-def test_a_model_made_from_a_champion_keeps_its_weights(store: Store) -> None:
+def test_a_model_made_from_a_champion_keeps_its_weights(store):
     make(store, "grpo", "old", {"sft": "s1"})
     make(store, "model", "m", base=store.folder("grpo", "old") / "model")
     make(store, "report", "r3", {"model": "m", "sft": "s2"}, recipe={"name": "farms"})
     assert gone(store) == {"data/d1", "sft/s1", "report/r1", "report/r2"}  # the weights, not what they were made of
 
 
-def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store: Store) -> None:
+def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store):
     code = (
         "import sys, time; from pathlib import Path; from pipelines.core.store import Store;"
         "from pipelines.nightly.store_gc import claimed\n"
@@ -111,7 +109,6 @@ def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store: Store) -> None
         "    print('on', flush=True); time.sleep(60)"
     )
     run = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stdout=subprocess.PIPE)
-    assert run.stdout is not None
     run.stdout.readline()
     (claim,) = store_gc.live_runs(store)
     assert (claim["recipe"], claim["pid"]) == ("farms", run.pid)
@@ -123,10 +120,10 @@ def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store: Store) -> None
     assert store_gc.live_runs(store) == []
 
 
-def test_looking_while_a_run_begins_does_not_take_its_claim(store: Store) -> None:
+def test_looking_while_a_run_begins_does_not_take_its_claim(store):
     done = threading.Event()
 
-    def look() -> None:
+    def look():
         while not done.is_set():
             store_gc.live_runs(store)
 
@@ -142,7 +139,7 @@ def test_looking_while_a_run_begins_does_not_take_its_claim(store: Store) -> Non
     assert list((store.root / store_gc.RUNS).iterdir()) == []
 
 
-def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
+def test_a_work_folder_goes_when_nobody_works_in_it(store):
     work = store.work("sft", "new")
     work.mkdir()
     (work / "shard").write_text("half")
@@ -153,14 +150,14 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
         assert "sft/.work-new" not in gone(store, days=7)
 
 
-def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
+def test_removing_leaves_no_half_and_the_rest_is_whole(store):
     assert all(went for _, went in store_gc.collect(store, store_gc.gc_candidates(store, 0.0)))
     assert {"/".join(name) for name in store.made()} == {"data/d2", "sft/s2", "report/r2"}
     assert all(store.damage(*name, whole=True) == [] for name in store.made())
     assert not list(store.root.glob("*/.gone-*"))
 
 
-def test_gc_removes_the_remains_of_a_killed_gc(store: Store) -> None:
+def test_gc_removes_the_remains_of_a_killed_gc(store):
     store.folder("sft", "s1").rename(store.root / "sft" / ".gone-s1")
     assert "sft/.gone-s1" in gone(store, days=7)
     make(store, "sft", "s1", {"data": "d1"})  # made again, and no longer needed again
@@ -172,7 +169,7 @@ def test_gc_removes_the_remains_of_a_killed_gc(store: Store) -> None:
     assert not store.has("sft", "s1")
 
 
-def test_gc_leaves_what_is_needed_since_it_looked(store: Store) -> None:
+def test_gc_leaves_what_is_needed_since_it_looked(store):
     """While folder after folder goes, a run claims a stage, one uses another, and one goes on in a work folder."""
     for key in ("used", "made"):
         make(store, "data", key)
@@ -190,10 +187,10 @@ def test_gc_leaves_what_is_needed_since_it_looked(store: Store) -> None:
     assert store.work("sft", "s3").is_dir()
 
 
-def test_a_large_store_is_collected_with_few_manifests_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_store_is_collected_with_few_manifests_read(store, monkeypatch):
     for number in range(100):
         make(store, "data", f"old{number}")
-    looked_at: list[str] = []
+    looked_at = []
     read = Store.manifest
     monkeypatch.setattr(Store, "manifest", lambda store, *name: looked_at.append("/".join(name)) or read(store, *name))
     assert len(gone(store)) == 103
@@ -202,9 +199,7 @@ def test_a_large_store_is_collected_with_few_manifests_read(store: Store, monkey
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"stage": "report", "key": "r2", "inputs": null}'])
 @pytest.mark.parametrize("name", ["report/r2", "sft/s2"])
-def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(
-    store: Store, name: str, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(store, name, content, capsys):
     """The newest report's or its model's: what it was made of cannot be read, and a work folder is needed by nobody."""
     (store.root / name / "manifest.json").write_text(content)
     store.work("sft", "new").mkdir()
@@ -219,13 +214,13 @@ def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(
     assert "report/r1" in gone(store) or name == "report/r2"
 
 
-def test_a_damaged_manifest_of_what_nobody_needs_keeps_nothing(store: Store) -> None:
+def test_a_damaged_manifest_of_what_nobody_needs_keeps_nothing(store):
     for stage, key in (("sft", "s1"), ("data", "d1")):
         (store.folder(stage, key) / "manifest.json").write_text("{")
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
 
 
-def test_a_damaged_reference_of_a_model_keeps_the_weights_that_it_may_name(store: Store) -> None:
+def test_a_damaged_reference_of_a_model_keeps_the_weights_that_it_may_name(store):
     make(store, "grpo", "old", {"sft": "s1"})
     make(store, "model", "m", base=store.folder("grpo", "old") / "model")
     make(store, "report", "r3", {"model": "m"}, recipe={"name": "farms"})
@@ -233,14 +228,14 @@ def test_a_damaged_reference_of_a_model_keeps_the_weights_that_it_may_name(store
     assert gone(store) == set()
 
 
-def test_gc_leaves_what_a_stage_damaged_since_it_looked_may_need(store: Store) -> None:
+def test_gc_leaves_what_a_stage_damaged_since_it_looked_may_need(store):
     entries = store_gc.gc_candidates(store, 0.0)
     store_gc.pin(store, "sft/s1", True)
     (store.folder("sft", "s1") / "manifest.json").write_text("{")
     assert not any(went for _, went in store_gc.collect(store, entries))
 
 
-def test_the_leakage_stages_of_newest_reports_stay(store: Store) -> None:
+def test_the_leakage_stages_of_newest_reports_stay(store):
     """No stage is made of them, and their run would make them again."""
     make(store, "test", "t2")
     make(store, "report", "r3", {"sft": "s2", "data": "d2", "test": "t2"}, recipe={"name": "farms"})
@@ -250,7 +245,7 @@ def test_the_leakage_stages_of_newest_reports_stay(store: Store) -> None:
     assert store_gc.reasons_to_keep(store)["leakage", "l2"].startswith("newest report of farms")
 
 
-def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_path: Path) -> None:
+def test_sizes_count_nested_files_and_not_what_links_lead_to(store, tmp_path):
     before = store_gc.size_of(store.folder("sft", "s1"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "large").write_bytes(bytes(10**6))
@@ -262,7 +257,7 @@ def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_p
     assert store_gc.size_of(store.folder("sft", "s1")) == before + 5000 + link.lstat().st_size
 
 
-def test_a_stage_that_was_used_lately_stays_however_old_it_is(store: Store) -> None:
+def test_a_stage_that_was_used_lately_stays_however_old_it_is(store):
     """Made a month ago, used yesterday: gone after no day, and not after a week."""
     for name in ("d1", "d2"):
         for path in (store.folder("data", name) / "manifest.json", store.folder("data", name)):

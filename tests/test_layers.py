@@ -4,7 +4,6 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 FORBIDDEN = {
@@ -40,13 +39,13 @@ ORDER = [
 LAZY = {"torch", "transformers", "trl", "vllm", "mlflow", "great_expectations"}
 
 
-def packages(nodes: list[ast.AST]) -> set[str]:
+def packages(nodes):
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
     return {name.partition(".")[0] for name in names}
 
 
-def test_a_file_imports_only_what_its_layer_may_and_nothing_imports_the_command_line() -> None:
+def test_a_file_imports_only_what_its_layer_may_and_nothing_imports_the_command_line():
     """Heavy libraries are imported at the top in pipelines/ alone."""
     wrong = []
     for name, path in modules().items():
@@ -58,7 +57,7 @@ def test_a_file_imports_only_what_its_layer_may_and_nothing_imports_the_command_
     assert wrong == []
 
 
-def test_no_module_and_no_room_imports_itself_and_a_cycle_is_reported() -> None:
+def test_no_module_and_no_room_imports_itself_and_a_cycle_is_reported():
     # At the top of a file, in a function, or for type checkers alone: all count
     assert circles(of_modules()) == []
     assert circles(of_rooms()) == []
@@ -68,7 +67,7 @@ def test_no_module_and_no_room_imports_itself_and_a_cycle_is_reported() -> None:
     assert imported(ast.parse(text), dict.fromkeys(("a", "a.b", "a.c", "d"))) == {"a.b", "a.c", "d"}
 
 
-def test_the_parser_is_imported_where_workers_run_and_nowhere_else() -> None:
+def test_the_parser_is_imported_where_workers_run_and_nowhere_else():
     """No process but a worker parses what a model or a benchmark wrote; it imports the session by its name."""
     home, files = "pipelines.sql.analysis", modules()
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
@@ -79,7 +78,7 @@ def test_the_parser_is_imported_where_workers_run_and_nowhere_else() -> None:
     assert any(f"{home}.session:AnalysisSession" in path.read_text(encoding="utf-8") for path in files.values())
 
 
-def test_each_room_imports_only_from_rooms_below_it() -> None:
+def test_each_room_imports_only_from_rooms_below_it():
     rooms = {name.removeprefix("pipelines."): needs for name, needs in of_rooms().items()}
     edges = [(room, need.removeprefix("pipelines.")) for room, needs in rooms.items() for need in needs]
     edges = [(room, need) for room, need in edges if {room, need} <= set(ORDER)]
@@ -88,7 +87,7 @@ def test_each_room_imports_only_from_rooms_below_it() -> None:
     assert set(ORDER) <= rooms.keys()
 
 
-def test_help_loads_no_heavy_library() -> None:
+def test_help_loads_no_heavy_library():
     code = "import flows.cli, sys; print(sorted(m for m in sys.modules if '.' not in m))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     heavy = LAZY | {"prefect", "polars", "duckdb", "sqlglot", "openai", "pydantic"}
@@ -96,20 +95,19 @@ def test_help_loads_no_heavy_library() -> None:
 
 
 ROOT = Path(__file__).resolve().parent.parent
-Graph = Mapping[str, frozenset[str]]
 
 
 @functools.cache
-def modules() -> dict[str, Path]:
+def modules():
     """Every module of pipelines/, tasks/ and flows/ by name; a package goes by its `__init__.py`."""
     paths = [path for room in ("pipelines", "tasks", "flows") for path in (ROOT / room).rglob("*.py")]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
     return {name.removesuffix(".__init__"): path for name, path in names.items()}
 
 
-def imported(tree: ast.AST, known: Mapping[str, object]) -> set[str]:
+def imported(tree, known):
     """The modules that a text imports, at its top, in its functions and for type checkers alone."""
-    names: set[str] = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -120,33 +118,33 @@ def imported(tree: ast.AST, known: Mapping[str, object]) -> set[str]:
 
 
 @functools.cache
-def of_modules() -> Graph:
+def of_modules():
     known = modules()
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in known.items()}
     return {name: frozenset(imported(tree, known) - {name}) for name, tree in trees.items()}
 
 
-def room(module: str) -> str:
+def room(module):
     """The folder of pipelines/ that a module is in, or the module itself; tasks/ and flows/ are a room each."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "pipelines" else parts[0]
 
 
-def of_rooms() -> Graph:
-    rooms: dict[str, set[str]] = {}
+def of_rooms():
+    rooms = {}
     for name, needs in of_modules().items():
         rooms.setdefault(room(name), set()).update(room(other) for other in needs)
     return {name: frozenset(needs - {name}) for name, needs in rooms.items()}
 
 
-def circles(graph: Graph) -> list[list[str]]:
+def circles(graph):
     """The groups of names that each reach all others of their group, sorted."""
     reached = {name: _reached(graph, name) for name in graph}
     groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
-def _reached(graph: Graph, start: str) -> set[str]:
+def _reached(graph, start):
     todo, seen = list(graph[start]), {start}
     while todo:
         name = todo.pop()

@@ -14,17 +14,17 @@ from pipelines.core.errors import BoundaryError
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.stages import graph
-from pipelines.stages.context import Context, Silent
+from pipelines.stages.context import Silent
 from tests.services.conftest import SMALL_DATA
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_a_stage_resumes_from_the_work_of_the_same_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_resumes_from_the_work_of_the_same_code_alone(tmp_path, monkeypatch):
     """The build finds in its work folder nothing, then what it left there, then nothing again."""
     recipe, store, said, found = recipes.load("miniature", SMALL_DATA), Store(tmp_path), list[str](), list[bool]()
 
-    def interrupted(context: Context) -> None:
+    def interrupted(context):
         checkpoint = context.folder / "checkpoints" / "checkpoint-2"
         found.append(checkpoint.is_dir())
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -45,20 +45,20 @@ def test_a_stage_resumes_from_the_work_of_the_same_code_alone(tmp_path: Path, mo
     assert said == ["data: the code has changed since it was interrupted; begins anew"]
 
 
-def test_work_whose_code_is_not_noted_is_not_trusted(tmp_path: Path) -> None:
+def test_work_whose_code_is_not_noted_is_not_trusted(tmp_path):
     assert graph.can_resume(tmp_path)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "00000.jsonl").write_text("{}\n")
     assert not graph.can_resume(tmp_path)
 
 
-def command(home: Path, *words: str) -> list[str]:
+def command(home, *words):
     small = [*SMALL_DATA, "data.sft.options={databases: 4, questions: 60}", "rollout.processes=1"]
     return [sys.executable, "-m", "flows.cli", *words[:1], "miniature", *words[1:], *small, f"--store={home / 'store'}"]
 
 
 @pytest.mark.slow
-def test_a_worker_that_comes_back_with_other_code_says_so_and_begins_the_stage_anew(tmp_path: Path) -> None:
+def test_a_worker_that_comes_back_with_other_code_says_so_and_begins_the_stage_anew(tmp_path):
     """The checkout is a copy of this one, whose data stage has shards of four questions."""
     for name in ("pipelines", "tasks", "flows"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -82,6 +82,6 @@ def test_a_worker_that_comes_back_with_other_code_says_so_and_begins_the_stage_a
     assert not list(tmp_path.glob("store/data/.work-*/shards"))
 
 
-def said(home: Path, *words: str) -> str:
+def said(home, *words):
     done = subprocess.run(command(home, *words), cwd=home, capture_output=True, text=True, check=True)
     return " ".join(done.stdout.split())

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -19,7 +18,7 @@ from typer.main import get_command
 
 from flows.cli import app, every_command
 from pipelines.core.registry import ALL
-from pipelines.recipe.config import Benchmark, Recipe, Section
+from pipelines.recipe.config import Benchmark, Recipe
 from tests.fakes import succeeded
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,24 +31,23 @@ PATH = re.compile(rf"(?<![\w/.:@-])(?:{'|'.join(FOLDERS)})/[\w./*-]+")
 PYTHON = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def missing_paths(text: str) -> list[str]:
+def missing_paths(text):
     """The paths in a text that do not exist. A word in capitals stands for any name; `conf/local` is the user's own."""
     named = {match.rstrip(".").partition("::")[0] for match in PATH.findall(text)}
     wanted = {path: re.sub(r"[A-Z]{3,}(?=\.yaml)", "*", path) for path in named if not path.startswith("conf/local/")}
     return sorted(path for path, pattern in wanted.items() if not any(ROOT.glob(pattern.rstrip("/"))))
 
 
-def undefined(wanted: ast.ImportFrom) -> Iterator[str]:
+def undefined(wanted):
     """What an import takes from a module whose text defines no such name at its top."""
     spec = importlib.util.find_spec(str(wanted.module))
-    assert spec is not None
     assert spec.origin is not None
     top = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
     defined = {node.name for node in top if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     yield from (f"{wanted.module}.{alias.name}" for alias in wanted.names if alias.name not in defined)
 
 
-def missing_names(code: str) -> Iterator[str]:
+def missing_names(code):
     """What an example takes from our packages and is not there: imported names, and attributes of imported modules."""
     tree, modules = ast.parse(code), dict[str, ModuleType]()
     for node in ast.walk(tree):
@@ -77,18 +75,18 @@ def missing_names(code: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_path_on_a_page_exists(page: Path) -> None:
+def test_every_path_on_a_page_exists(page):
     assert missing_paths(page.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_name_that_an_example_imports_exists(page: Path) -> None:
+def test_every_name_that_an_example_imports_exists(page):
     blocks = [block for block in PYTHON.findall(page.read_text(encoding="utf-8")) if ">>>" not in block]
     assert [name for block in blocks for name in missing_names(block)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_test_that_a_page_names_exists(page: Path) -> None:
+def test_every_test_that_a_page_names_exists(page):
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page.read_text(encoding="utf-8"))
     code = {
         file: "".join(path.read_text(encoding="utf-8") for path in ROOT.glob(f"tests/**/{file}")) for file, _ in named
@@ -96,7 +94,7 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
     assert [f"{file}::{test}" for file, test in named if f"def {test}(" not in code[file]] == []
 
 
-def tree_paths() -> list[str]:
+def tree_paths():
     """Every path that CONTRIBUTING's tree names, from the root."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     top, paths = "", []
@@ -109,7 +107,7 @@ def tree_paths() -> list[str]:
     return paths
 
 
-def test_every_path_of_the_tree_and_every_link_of_the_readme_exists() -> None:
+def test_every_path_of_the_tree_and_every_link_of_the_readme_exists():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     links, tree = re.findall(r"\]\((?!https:)([^)]+)\)", readme), tree_paths()
     assert len(tree) > 30
@@ -122,7 +120,7 @@ def test_every_path_of_the_tree_and_every_link_of_the_readme_exists() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-def test_a_missing_path_or_name_is_reported() -> None:
+def test_a_missing_path_or_name_is_reported():
     assert missing_paths("see pipelines/gone.py, `conf/recipes/NAME.yaml` and conf/local/mine.yaml") == [
         "pipelines/gone.py"
     ]
@@ -134,18 +132,18 @@ SITE_PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def named_pages(nav: list[dict[str, Any]]) -> set[str]:
+def named_pages(nav):
     """The files that a navigation of the site names, at any depth."""
     entries = [entry for item in nav for entry in item.values()]
     return {page for entry in entries for page in ({entry} if isinstance(entry, str) else named_pages(entry))}
 
 
-def typed(page: Path) -> list[list[str]]:
+def typed(page):
     lines = [line for _, text in BLOCK.findall(page.read_text(encoding="utf-8")) for line in text.splitlines()]
     return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ sqltrain ")]
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning(tmp_path):
     for name in ("docs", "zensical.toml"):
         path = ROOT / name
         (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / name)
@@ -156,13 +154,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     assert named_pages(nav) == {str(page.relative_to(ROOT / "docs")) for page in SITE_PAGES}
 
 
 @pytest.mark.parametrize("page", [*SITE_PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
-def test_every_command_that_a_page_shows_exists(page: Path) -> None:
+def test_every_command_that_a_page_shows_exists(page):
     for words in typed(page):
         path = words[1:]
         command = every_command()[path.pop(0)]
@@ -173,7 +171,7 @@ def test_every_command_that_a_page_shows_exists(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tutorial_of_the_first_recipe_does_what_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_of_the_first_recipe_does_what_it_says(tmp_path):
     page = ROOT / "docs" / "tutorials" / "first-recipe.md"
     recipe = next(text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == "yaml")
     (tmp_path / "first.yaml").write_text(recipe)
@@ -187,7 +185,7 @@ def test_the_tutorial_of_the_first_recipe_does_what_it_says(tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def builder() -> Iterator[ModuleType]:
+def builder():
     sys.path.insert(0, str(ROOT / "docs"))
     import build_reference
 
@@ -196,17 +194,17 @@ def builder() -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("name", ["recipe.md", "commands.md", "parts.md"])
-def test_a_page_is_what_the_code_says(builder: ModuleType, name: str) -> None:
+def test_a_page_is_what_the_code_says(builder, name):
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == builder.PAGES[name](), "run: python docs/build_reference.py"
 
 
-def sections(builder: ModuleType, kind: type[Section] = Recipe) -> set[type[Section]]:
+def sections(builder, kind=Recipe):
     below = {inner for field in kind.model_fields.values() if (inner := builder.section_of(field.annotation))}
     return {kind}.union(*(sections(builder, each) for each in below))
 
 
-def test_every_setting_of_a_recipe_has_a_use(builder: ModuleType) -> None:
+def test_every_setting_of_a_recipe_has_a_use(builder):
     kinds = sections(builder)
     assert {Recipe, Benchmark} <= kinds
     missing = {kind.__name__: set(kind.model_fields) - builder.uses(kind).keys() for kind in kinds}
@@ -215,16 +213,16 @@ def test_every_setting_of_a_recipe_has_a_use(builder: ModuleType) -> None:
     assert {name: fields for name, fields in stale.items() if fields} == {}
 
 
-def test_every_argument_and_option_of_a_command_has_a_use(builder: ModuleType) -> None:
+def test_every_argument_and_option_of_a_command_has_a_use(builder):
     lines = builder.commands_page().splitlines()
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) > 100
     assert [row for row in rows if row.endswith("|  |")] == []
     headings = {line.split("`")[1].split()[1] for line in lines if line.startswith("## ")}
-    assert headings == set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert headings == set(get_command(app).commands)
 
 
-def test_every_part_of_ours_says_what_it_is(builder: ModuleType) -> None:
+def test_every_part_of_ours_says_what_it_is(builder):
     rows = [line for line in builder.parts_page().splitlines() if line.startswith("| `")]
     own = [
         name for registry in ALL for name in sorted(registry) if registry.entry(name).module.startswith("pipelines.")
@@ -244,5 +242,5 @@ def test_every_part_of_ours_says_what_it_is(builder: ModuleType) -> None:
         (dict[str, Any], "mapping"),
     ],
 )
-def test_types_are_told_in_words(builder: ModuleType, annotation: Any, words: str) -> None:
+def test_types_are_told_in_words(builder, annotation, words):
     assert builder.type_of(annotation) == words

@@ -1,7 +1,6 @@
 """The five papers' numbers, copied here from the papers by hand, against the recipes and the page made from them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from pipelines.rewards.panel import Rubric
 from tests.fakes import load_script
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-NUMBERS: dict[str, dict[str, Any]] = {
+NUMBERS = {
     "sql_trail": {
         "protocol.observation_rows": 50,
         "protocol.max_turns": 10,
@@ -128,7 +127,7 @@ WEIGHTS = {
     "skyrl_sql": {"skyrl": 1},
     "mtir_sql": {"mtir_format": 1, "mtir_exec": 1, "mtir_result": 1},
 }
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "turns": {"easy": 2, "medium": 3},
     "trust_exec": {"right": 1.0, "runs": 0.2, "fails": 0.0},
     "trust_format": {"value": 0.1},
@@ -139,7 +138,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mtir_exec": {"value": 0.1},
     "mtir_result": {"value": 1.0},
 }
-VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
+VARIANTS = {
     ("sql_trail", "3b"): {"model.source": "Qwen/Qwen2.5-Coder-3B-Instruct"},
     ("sql_trail", "14b"): {"model.source": "Qwen/Qwen2.5-Coder-14B-Instruct"},
     ("sql_trail", "no_bigram"): {"rewards.bigram.weight": 0},
@@ -179,7 +178,7 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
-def at(tree: Any, key: str) -> Any:
+def at(tree, key):
     for part in key.split("."):
         if isinstance(tree, list):
             tree = tree[int(part)] if part.isdigit() else next(item for item in tree if item["term"] == part)
@@ -189,7 +188,7 @@ def at(tree: Any, key: str) -> Any:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_each_recipe_carries_its_papers_numbers(name: str) -> None:
+def test_each_recipe_carries_its_papers_numbers(name):
     tree = recipes.load(name).model_dump(mode="json")
     assert {key: at(tree, key) for key in NUMBERS[name]} == NUMBERS[name]
     assert {term["term"]: term["weight"] for term in tree["rewards"]} == WEIGHTS[name]
@@ -197,14 +196,14 @@ def test_each_recipe_carries_its_papers_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_the_papers_ablations_are_variants(name: str, variant: str) -> None:
+def test_the_papers_ablations_are_variants(name, variant):
     tree = recipes.load(name, [f"variant={variant}"]).model_dump(mode="json")
     expected = VARIANTS[name, variant]
     assert {key: at(tree, key) for key in expected} == expected
 
 
 @pytest.mark.parametrize("name", recipes.recipe_names())
-def test_every_recipe_and_variant_can_speak_and_pay(name: str) -> None:
+def test_every_recipe_and_variant_can_speak_and_pay(name):
     for variant in (None, *recipes.variants(name)):
         recipe = recipes.load(name, [f"variant={variant}"] if variant else [])
         assert recipe.name == name
@@ -214,7 +213,7 @@ def test_every_recipe_and_variant_can_speak_and_pay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_each_recipe_opens_with_paper_command_and_deviations(name: str) -> None:
+def test_each_recipe_opens_with_paper_command_and_deviations(name):
     head = (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ntitle:")[0]
     assert all(line.startswith("#") for line in head.splitlines())
     assert all(f"\n# {word}" in head for word in ("Paper  ", "Command  ", "Deviates  "))
@@ -225,11 +224,11 @@ def test_each_recipe_opens_with_paper_command_and_deviations(name: str) -> None:
 BUILDER = load_script(DOCS / "build_recipes.py")
 
 
-def test_the_page_is_what_the_recipes_say() -> None:
+def test_the_page_is_what_the_recipes_say():
     assert (DOCS / "recipes.md").read_text(encoding="utf-8") == BUILDER.page(), "run: python docs/build_recipes.py"
 
 
-def test_the_page_maps_every_number_to_its_key() -> None:
+def test_the_page_maps_every_number_to_its_key():
     shown = {key for rows in BUILDER.FACTS.values() for _, key in rows}
     for name, numbers in NUMBERS.items():
         missing = [key for key in numbers if not any(key == one or key.startswith(f"{one}.") for one in shown)]

@@ -1,9 +1,7 @@
 """What the recipes of the papers do, beside their numbers: prompts, turns, budgets, formats; and what heads say."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -12,16 +10,16 @@ import torch
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.curation.difficulty import ScoredQuestion
-from pipelines.protocols.base import Protocol, build, single_turn
+from pipelines.protocols.base import build, single_turn
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Grpo, Recipe
+from pipelines.recipe.config import Grpo
 from pipelines.recipe.yaml_files import read_yaml
 from pipelines.rewards.panel import RUBRIC
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import introspect
 from pipelines.stages.evaluate import SINGLE_TURN, passes
 from pipelines.training import losses
 from pipelines.training.losses import estimate
@@ -32,7 +30,7 @@ SINGLE = (("sql_trail", "single_turn_rl"), ("skyrl_sql", "single_turn"), ("mtir_
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+def example(tmp_path_factory):
     path = tmp_path_factory.mktemp("databases") / "shop.sqlite"
     columns = ", ".join(f"a_rather_long_column_name_{number} TEXT" for number in range(40))
     build_database(
@@ -44,23 +42,23 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 
 
 @pytest.fixture(scope="module")
-def schema(example: Example) -> Schema:
+def schema(example):
     return introspect(example.database)
 
 
-def load(name: str, *overrides: str) -> Recipe:
+def load(name, *overrides):
     return recipes.load(name, overrides)
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_no_prompt_tells_how_many_turns_there_are(name: str, example: Example, schema: Schema) -> None:
+def test_no_prompt_tells_how_many_turns_there_are(name, example, schema):
     """TRUST-SQL trains with 10 and evaluates with 15: the paper's prompts say nothing of either."""
     protocol = build(load(name).protocol)
     assert protocol.prompt(example, schema, 10) == protocol.prompt(example, schema, 15)
 
 
 @pytest.mark.parametrize(("name", "variant"), SINGLE)
-def test_one_turn_is_a_prompt_of_the_same_protocol(name: str, variant: str, example: Example, schema: Schema) -> None:
+def test_one_turn_is_a_prompt_of_the_same_protocol(name, variant, example, schema):
     """Not the 12 rules of another paper, nor "1 turns", nor a tool that cannot be called."""
     many, one = load(name), load(name, f"variant={variant}")
     assert one.protocol.name == many.protocol.name
@@ -70,7 +68,7 @@ def test_one_turn_is_a_prompt_of_the_same_protocol(name: str, variant: str, exam
     assert f"<{build(one.protocol).thought}>" in text
 
 
-def test_reasoning_sql_reports_nothing_of_its_pipeline_and_mtir_sqls_baseline_is_plain_grpo() -> None:
+def test_reasoning_sql_reports_nothing_of_its_pipeline_and_mtir_sqls_baseline_is_plain_grpo():
     # Section 4.1: "execution accuracy as the reward signal": no filter, no format terms
     recipe = load("mtir_sql", "variant=single_turn")
     assert [(term.term, term.weight) for term in recipe.rewards] == [("exec", 1)]
@@ -80,7 +78,7 @@ def test_reasoning_sql_reports_nothing_of_its_pipeline_and_mtir_sqls_baseline_is
 
 
 @pytest.mark.parametrize("name", ["sql_trail", "skyrl_sql", "sqltrain"])
-def test_an_answer_at_once_is_reasoned_and_counts(name: str, example: Example) -> None:
+def test_an_answer_at_once_is_reasoned_and_counts(name, example):
     """Table 1 of SkyRL-SQL and table 2 of SQL-Trail: the prompt tells of one turn, and the turn is the agent's own."""
     recipe = load(name)
     single = next(each for each in passes(recipe) if each.name == SINGLE_TURN)
@@ -97,7 +95,7 @@ def test_an_answer_at_once_is_reasoned_and_counts(name: str, example: Example) -
     assert made.turns[0].action.reasoning == "one aggregate"
 
 
-def test_where_the_schema_is_hidden_nobody_answers_at_once() -> None:
+def test_where_the_schema_is_hidden_nobody_answers_at_once():
     with pytest.raises(RecipeError, match=r"phases has no prompt for one turn"):
         passes(load("trust_sql", "evaluation.forced_single_turn=true"))
     brief, turns = single_turn(load("mini_skyrl_sql").protocol)
@@ -105,7 +103,7 @@ def test_where_the_schema_is_hidden_nobody_answers_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_each_recipe_says_its_budgets(name: str) -> None:
+def test_each_recipe_says_its_budgets(name):
     """Tokens a turn and an episode stand in the recipe's own file, wherever it samples."""
     tree = read_yaml(recipes.CONF / "recipes" / f"{name}.yaml")
     sampling = [tree["grpo"]["sampling"], tree["evaluation"]["sampling"]]
@@ -116,12 +114,12 @@ def test_each_recipe_says_its_budgets(name: str) -> None:
         assert all("episode_tokens" in one for one in sampling)
 
 
-def explored(name: str, sql: str) -> str:
+def explored(name, sql):
     call = json.dumps({"name": "execute_sql_query", "arguments": {"sql": sql}})
     return f"<think>t</think><action>explore_schema</action><tool_call>{call}</tool_call>"
 
 
-def test_a_tables_definition_is_shown_whole(example: Example) -> None:
+def test_a_tables_definition_is_shown_whole(example):
     """TRUST-SQL explores by `SELECT sql FROM sqlite_master`: a cut definition hides columns."""
     protocol = build(load("trust_sql").protocol)
     with SqlEngine(Limits(), workers=1) as sql:
@@ -134,7 +132,7 @@ def test_a_tables_definition_is_shown_whole(example: Example) -> None:
 @pytest.mark.parametrize(
     "sql", ["SELECT count(*) FROM stock", "SELECT a FROM t GROUP BY a", "SELECT * FROM t JOIN u ON t.a = u.a"]
 )
-def test_exploring_runs_any_sql_unless_the_recipe_forbids_it(sql: str) -> None:
+def test_exploring_runs_any_sql_unless_the_recipe_forbids_it(sql):
     action = build(load("trust_sql").protocol).parse(explored("trust_sql", sql))
     assert (action.kind, action.content, action.format_error) == (ActionKind.EXPLORE, sql, None)
     strict = build(load("trust_sql", "protocol.options.probes_only=true").protocol)
@@ -144,7 +142,7 @@ def test_exploring_runs_any_sql_unless_the_recipe_forbids_it(sql: str) -> None:
 THINKING = "<think>First <sql> would look, </sql> then <solution>: an <observation> tells.</think>\n"
 
 
-def test_what_a_model_thinks_is_not_parsed() -> None:
+def test_what_a_model_thinks_is_not_parsed():
     protocol = build(load("skyrl_sql", "variant=qwen3_8b").protocol)
     action = protocol.parse(THINKING + "<sql>SELECT 1</sql>")
     assert (action.kind, action.content, action.format_error) == (ActionKind.SQL, "SELECT 1", None)
@@ -165,18 +163,18 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_papers_formats_look_at_tags_alone(name: str) -> None:
+def test_the_papers_formats_look_at_tags_alone(name):
     """SkyRL-SQL 4.1, SQL-Trail A.4, TRUST-SQL C.2, Reasoning-SQL 3.2: none of them speaks of text outside the tags."""
     assert build(load(name).protocol).parse(FORMATS[name]).format_error is None
     assert build(load(name, "protocol.format=strict").protocol).parse(FORMATS[name]).format_error is not None
 
 
-def rows(count: int) -> ExecutionResult:
+def rows(count):
     return ExecutionResult(ExecutionStatus.OK, ("name", "age"), tuple(("ann", n) for n in range(count)))
 
 
-def test_the_rows_of_sql_trails_table_4() -> None:
-    def shown(*overrides: str) -> str:
+def test_the_rows_of_sql_trails_table_4():
+    def shown(*overrides):
         protocol = build(load("sql_trail", *overrides).protocol)
         return protocol.observe(protocol.parse("<reasoning>r</reasoning><sql>SELECT 1</sql>"), rows(1), 3)
 
@@ -192,14 +190,14 @@ def test_the_rows_of_sql_trails_table_4() -> None:
 
 
 @pytest.mark.parametrize("variant", ["shots_act", "shots_divide", "shots_plan", "shots_own", "star_sft"])
-def test_reasoning_sqls_other_prompts_can_be_put(variant: str, example: Example, schema: Schema) -> None:
+def test_reasoning_sqls_other_prompts_can_be_put(variant, example, schema):
     overrides = [f"variant={variant}"]
     ((_, text),) = build(load("reasoning_sql", *overrides).protocol).prompt(example, schema, 1)
     assert text.count("<answer>") == (1 if variant == "star_sft" else 3)
     assert "the_last_column" in text
 
 
-def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_an_endpoint_is_refused_without_one(tmp_path, monkeypatch):
     """The program's grade is no judge's, and the oracle no teacher of reasoning."""
     from pipelines.stages.keys import endpoints
     from pipelines.teachers.experts import GradeSource
@@ -214,7 +212,7 @@ def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypat
         teacher_policies([star.synthesis.teacher], build(star.protocol), tmp_path, introspect, pytest.fail)
 
 
-def test_epochs_are_counted_in_the_questions_that_are_left() -> None:
+def test_epochs_are_counted_in_the_questions_that_are_left():
     from pipelines.training.samples import grpo_steps
 
     assert grpo_steps(load("reasoning_sql").grpo, 8026) == 753
@@ -228,7 +226,7 @@ def test_epochs_are_counted_in_the_questions_that_are_left() -> None:
     assert 13.5 < epochs < 14  # section 5: "approximately 14 epochs"
 
 
-def test_every_teacher_of_a_mix_can_answer_everything(example: Example, tmp_path: Path) -> None:
+def test_every_teacher_of_a_mix_can_answer_everything(example, tmp_path):
     """TRUST-SQL, A.2: three models annotate; a mix by shares would give each a third."""
     from pipelines.stages.synthesize import TeacherEngines
 
@@ -239,7 +237,7 @@ def test_every_teacher_of_a_mix_can_answer_everything(example: Example, tmp_path
     assert len(one) == 2
 
 
-def test_spiders_own_training_questions_are_7000(tmp_path: Path, example: Example) -> None:
+def test_spiders_own_training_questions_are_7000(tmp_path, example):
     from pipelines.benchmarks import base
 
     (tmp_path / "database" / "shop").mkdir(parents=True)
@@ -248,7 +246,7 @@ def test_spiders_own_training_questions_are_7000(tmp_path: Path, example: Exampl
         asked = [{"question": f"{name} {n}", "query": "SELECT 1", "db_id": "shop"} for n in range(count)]
         (tmp_path / f"{name}.json").write_text(json.dumps(asked))
 
-    def count(options: str) -> int:
+    def count(options):
         source = load("sql_trail", f"data.sft={{kind: spider, path: '{tmp_path}', options: {options}}}").data.sft
         return len(base.read(source, 0, tmp_path).examples)
 
@@ -259,7 +257,7 @@ def test_spiders_own_training_questions_are_7000(tmp_path: Path, example: Exampl
     assert load("mtir_sql").data.rl[0].options.get("others", True)
 
 
-def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path: Path) -> None:
+def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path):
     """SQL-Trail, A.6: "127 questions from the original SFT training set": of the 1,000, not of the 3,000."""
     from types import SimpleNamespace
 
@@ -273,7 +271,7 @@ def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         frame.write_parquet(tmp_path / name / "data.parquet")
     recipe = load("sql_trail")
-    context: Callable[..., Any] = lambda **inputs: SimpleNamespace(recipe=recipe, inputs=inputs)  # noqa: E731
+    context = lambda **inputs: SimpleNamespace(recipe=recipe, inputs=inputs)  # noqa: E731
     with_sft = difficulty._candidates(context(data=tmp_path / "data", filter=tmp_path / "filter"))
     assert [pool["id"].to_list() for pool in with_sft] == [["b"], ["d"], ["e"]]
     without = difficulty._candidates(context(data=tmp_path / "data"))
@@ -282,7 +280,7 @@ def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*PAPERS, "sqltrain"])
-def test_the_command_of_a_7b_run_names_what_it_runs_on(name: str) -> None:
+def test_the_command_of_a_7b_run_names_what_it_runs_on(name):
     head = (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ntitle:")[0]
     command = head.partition("# Command ")[2].partition("# Deviates")[0]
     for word in ("hardware.device=cuda", "hardware.processes=", "rollout.policy=vllm", "rollout.servers="):
@@ -295,18 +293,18 @@ LOOK = Action(ActionKind.SQL, "SELECT age FROM stock", "r")
 ROLE = "You are an expert in text-to-SQL."
 
 
-def speaking(name: str, *overrides: str) -> Protocol:
+def speaking(name, *overrides):
     return build(load(name, *overrides).protocol)
 
 
-def system(folder: Path, name: str, *overrides: str) -> str:
+def system(folder, name, *overrides):
     path = folder / "shop.sqlite"
     build_database(path, "CREATE TABLE IF NOT EXISTS stock (id INTEGER PRIMARY KEY)")
     asked = Example("q1", "how many?", Database("shop", "sqlite", str(path)), "SELECT count(*) FROM stock")
     return "\n".join(text for _, text in speaking(name, *overrides).prompt(asked, introspect(asked.database), 5))
 
 
-def test_a_failed_query_shows_its_message_and_only_an_unreadable_action_the_fixed_sentence() -> None:
+def test_a_failed_query_shows_its_message_and_only_an_unreadable_action_the_fixed_sentence():
     """SQL-Trail, figure 9 against line 20 of algorithm 1."""
     protocol = speaking("sql_trail")
     shown = protocol.observe(LOOK, FAILED, 9)
@@ -317,7 +315,7 @@ def test_a_failed_query_shows_its_message_and_only_an_unreadable_action_the_fixe
     assert "not valid" not in shown
 
 
-def test_skyrl_sqls_agent_is_told_the_turns_left_after_a_look_and_mtir_sqls_never() -> None:
+def test_skyrl_sqls_agent_is_told_the_turns_left_after_a_look_and_mtir_sqls_never():
     assert "You have 4 turns left" in speaking("skyrl_sql").observe(LOOK, FAILED, 4)
     call = json.dumps({"name": "execute_sql_query", "arguments": {"sql": LOOK.content}})
     mtir = speaking("mtir_sql")
@@ -326,7 +324,7 @@ def test_skyrl_sqls_agent_is_told_the_turns_left_after_a_look_and_mtir_sqls_neve
     assert "turn" not in observed
 
 
-def test_a_thinking_model_s_prompt_lacks_what_speaks_of_thinking_and_nothing_else(tmp_path: Path) -> None:
+def test_a_thinking_model_s_prompt_lacks_what_speaks_of_thinking_and_nothing_else(tmp_path):
     """SkyRL-SQL, D.2: the role and the rules stay."""
     many, one = (f"variant={name}" for name in ("qwen3_8b", "single_turn"))
     asked, thinking = system(tmp_path, "skyrl_sql"), system(tmp_path, "skyrl_sql", many)
@@ -340,7 +338,7 @@ def test_a_thinking_model_s_prompt_lacks_what_speaks_of_thinking_and_nothing_els
     assert set(rules) <= set(thinking.splitlines())
 
 
-def test_the_variant_rloo_takes_the_mean_of_the_groups_others_off() -> None:
+def test_the_variant_rloo_takes_the_mean_of_the_groups_others_off():
     recipe = load("mtir_sql", "variant=rloo").grpo
     group = recipe.group
     rewards = torch.tensor([1.2, -0.8, 0.0, -0.1, 1.2])
@@ -349,24 +347,24 @@ def test_the_variant_rloo_takes_the_mean_of_the_groups_others_off() -> None:
     assert torch.allclose(advantages, rewards - others)
 
 
-def gradient(recipe: Recipe, logps: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def gradient(recipe, logps, advantages, mask):
     """Of a recipe's loss by each token's log-probability, where the policy is the one that sampled."""
     grpo, given = recipe.grpo, logps.clone().requires_grad_()
     ratio = losses.ratios(given, logps, mask, grpo.level)
     each = losses.per_token(grpo.loss, ratio, given, advantages, grpo.clip_low, grpo.clip_high)
-    losses.averaged(grpo.loss, each, mask, items=mask.sum(), longest=4, parts=1, share=1.0).backward()  # type: ignore[no-untyped-call]
+    losses.averaged(grpo.loss, each, mask, items=mask.sum(), longest=4, parts=1, share=1.0).backward()
     assert given.grad is not None
     return given.grad
 
 
-def test_at_ratio_one_the_sum_over_tokens_is_equation_2_up_to_a_factor_and_no_bound_acts() -> None:
+def test_at_ratio_one_the_sum_over_tokens_is_equation_2_up_to_a_factor_and_no_bound_acts():
     """SQL-Trail, equation 2: the mean over episodes of a ratio of whole sequences times the advantage."""
     mask = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]])
     logps, advantages = torch.tensor([[-0.3, -1.0, -0.2, -2.0]] * 3), torch.tensor([[1.0], [-0.5], [0.25]])
     given = logps.clone().requires_grad_()
     whole = ((given - logps) * mask).sum(-1, keepdim=True).exp()
     objective = torch.min(whole * advantages, whole.clamp(1 - 0.2, 1 + 0.28) * advantages).mean()
-    objective.backward()  # type: ignore[no-untyped-call]
+    objective.backward()
     assert given.grad is not None
     ours = gradient(load("sql_trail"), logps, advantages, mask)
     assert torch.allclose(-ours * mask.sum() / len(mask), given.grad)
@@ -383,7 +381,7 @@ def test_at_ratio_one_the_sum_over_tokens_is_equation_2_up_to_a_factor_and_no_bo
         ("propose_schema", '<schema>{"stock": null}</schema>', "bad_schema"),
     ],
 )
-def test_trust_sqls_turn_is_stricter_than_appendix_c_2(action: str, content: str, error: str | None) -> None:
+def test_trust_sqls_turn_is_stricter_than_appendix_c_2(action, content, error):
     turn = f"<action>{action}</action>{content}"
     assert speaking("trust_sql").parse(f"<think>t</think>{turn}").format_error == error
     assert speaking("trust_sql").parse(f"<think></think>{turn}").format_error is not None
@@ -397,12 +395,12 @@ def test_trust_sqls_turn_is_stricter_than_appendix_c_2(action: str, content: str
         ("trust_sql", "<think>r</think><action>confirm_answer</action><answer>{}</answer>"),
     ],
 )
-def test_a_fence_inside_the_answer_stays_where_the_papers_do_not_speak_of_it(name: str, turn: str) -> None:
+def test_a_fence_inside_the_answer_stays_where_the_papers_do_not_speak_of_it(name, turn):
     action = speaking(name).parse(turn.format("```sql\nSELECT 1\n```"))
     assert (action.content, action.format_error) == ("```sql\nSELECT 1\n```", None)
 
 
-def test_reasoning_sqls_format_asks_for_both_tags_in_either_order(tmp_path: Path) -> None:
+def test_reasoning_sqls_format_asks_for_both_tags_in_either_order(tmp_path):
     """3.2. Its prompts for SFT and STaR have <answer> around the query, too."""
     parse = speaking("reasoning_sql").parse
     assert parse("<answer>SELECT 1</answer><reasoning>r</reasoning>").format_error is None
@@ -412,7 +410,7 @@ def test_reasoning_sqls_format_asks_for_both_tags_in_either_order(tmp_path: Path
     assert load("reasoning_sql").grpo.sampling.episode_tokens == 8192
 
 
-def test_observations_are_cut_as_the_heads_say() -> None:
+def test_observations_are_cut_as_the_heads_say():
     """By rows, by cells and as a whole; TRUST-SQL's cells hold a table's definition."""
     bounds = {name: load(name).protocol for name in ("sql_trail", "skyrl_sql", "mtir_sql", "trust_sql")}
     cut = {name: (one.observation_rows, one.cell_chars, one.observation_chars) for name, one in bounds.items()}
@@ -421,7 +419,7 @@ def test_observations_are_cut_as_the_heads_say() -> None:
     assert cut["trust_sql"] == (30, 4000, 16_000)
 
 
-def test_the_optimiser_of_rl_is_what_each_head_says() -> None:
+def test_the_optimiser_of_rl_is_what_each_head_says():
     for name in ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql"):
         one = load(name).grpo.optimizer
         assert (one.kind, one.betas, one.weight_decay, one.clip, one.schedule) == (
@@ -435,7 +433,7 @@ def test_the_optimiser_of_rl_is_what_each_head_says() -> None:
         assert "betas 0.9 and 0.95, decay 0.01" in " ".join(head.replace("#", " ").split())
 
 
-def test_mtir_sqls_direct_answer_is_not_thought_of(tmp_path: Path) -> None:
+def test_mtir_sqls_direct_answer_is_not_thought_of(tmp_path):
     """Table 4: Qwen3's own switch ends the prompt, and no block of reasoning is asked for."""
     prompt = system(tmp_path, "mtir_sql", "variant=direct")
     assert prompt.rstrip().endswith("/no_think")
@@ -444,11 +442,10 @@ def test_mtir_sqls_direct_answer_is_not_thought_of(tmp_path: Path) -> None:
     assert speaking("mtir_sql", "variant=direct").parse(answer).format_error is None
 
 
-def test_revisql_and_the_judge_have_what_their_authors_tell() -> None:
+def test_revisql_and_the_judge_have_what_their_authors_tell():
     # Reasoning-SQL, A.3: two of its twelve rules were in no line of the prompt
     for rule in ("first be grouped", "INNER JOIN", "STRFTIME"):
         assert rule in RUBRIC
     one = load("revisql")
-    assert one.model.lora is not None
     assert (one.model.lora.rank, one.grpo.group, one.grpo.questions_per_step) == (32, 16, 64)
     assert (one.grpo.optimizer.lr, one.protocol.max_turns, one.grpo.sampling.turn_tokens) == (5e-5, 5, 3000)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import polars as pl
@@ -24,13 +23,13 @@ locked: {base_url: 'http://localhost:1', model: m, key_env: NO_SUCH_KEY}
 
 
 @pytest.fixture(autouse=True)
-def endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def endpoints(tmp_path, monkeypatch):
     path = tmp_path / "endpoints.yaml"
     path.write_text(ENDPOINTS)
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(path))
 
 
-def look(store: Path, *overrides: str, until: str | None = None) -> None:
+def look(store, *overrides, until=None):
     recipe = recipes.load("miniature", list(overrides))
     preflight.check(recipe, graph.plan(recipe, Store(store), until))
 
@@ -55,12 +54,12 @@ def look(store: Path, *overrides: str, until: str | None = None) -> None:
         (["data.sft={kind: spider}", "data.rl=[{}, {kind: bird}]"], r"data\.sft, data\.rl\.1 of miniature: no path"),
     ],
 )
-def test_a_wrong_setting_is_named_first(tmp_path: Path, overrides: list[str], said: str) -> None:
+def test_a_wrong_setting_is_named_first(tmp_path, overrides, said):
     with pytest.raises(RecipeError, match=said):
         look(tmp_path, *overrides)
 
 
-def test_a_missing_gpu_is_reported_before_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported_before_the_first_stage(tmp_path, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -70,7 +69,7 @@ def test_a_missing_gpu_is_reported_before_the_first_stage(tmp_path: Path, monkey
         look(tmp_path, "hardware.device=cuda")
 
 
-def test_what_training_needs_of_this_machine_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_training_needs_of_this_machine_is_looked_for(tmp_path, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -81,7 +80,7 @@ def test_what_training_needs_of_this_machine_is_looked_for(tmp_path: Path, monke
         look(tmp_path, "model.lora={bits: 4}")
 
 
-def test_a_missing_vllm_is_reported_before_the_first_stage(tmp_path: Path) -> None:
+def test_a_missing_vllm_is_reported_before_the_first_stage(tmp_path):
     """SFT takes hours; the servers of its model are started after it."""
     missing = ["rollout.policy=vllm", "rollout.python=/no/python"]
     look(tmp_path, *missing, until="sft")
@@ -90,7 +89,7 @@ def test_a_missing_vllm_is_reported_before_the_first_stage(tmp_path: Path) -> No
         look(tmp_path, *missing)
 
 
-def test_an_endpoint_of_a_stage_that_is_not_asked_need_not_exist(tmp_path: Path) -> None:
+def test_an_endpoint_of_a_stage_that_is_not_asked_need_not_exist(tmp_path):
     look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")
     with pytest.raises(RecipeError, match="no endpoint 'gone'"):
         look(tmp_path, "gold_schema.extractors=[gone]", until="gold_schema")
@@ -101,7 +100,7 @@ def test_an_endpoint_of_a_stage_that_is_not_asked_need_not_exist(tmp_path: Path)
         look(tmp_path, "gold_schema.extractors=[locked]")
 
 
-def test_an_endpoint_of_a_cached_stage_need_not_exist(tmp_path: Path) -> None:
+def test_an_endpoint_of_a_cached_stage_need_not_exist(tmp_path):
     recipe = recipes.load("miniature", ["data.linker=gone"])
     steps = graph.plan(recipe, Store(tmp_path))
     preflight.check(recipe, [dataclasses.replace(step, cached=step.name in ("data", "test")) for step in steps])
@@ -116,21 +115,21 @@ def test_an_endpoint_of_a_cached_stage_need_not_exist(tmp_path: Path) -> None:
         ("data.linker=gold", "data.linker=silver"),
     ],
 )
-def test_a_name_that_exists_is_accepted_and_a_near_one_refused(tmp_path: Path, accepted: str, refused: str) -> None:
+def test_a_name_that_exists_is_accepted_and_a_near_one_refused(tmp_path, accepted, refused):
     look(tmp_path, "protocol.schema_view=filtered", "data.linker=gold", accepted)
     with pytest.raises(RecipeError, match="no endpoint"):
         look(tmp_path, "protocol.schema_view=filtered", "data.linker=gold", refused)
 
 
-def test_a_reward_that_nothing_can_earn_is_refused_before_training(tmp_path: Path) -> None:
+def test_a_reward_that_nothing_can_earn_is_refused_before_training(tmp_path):
     """On a database with one static extractor no two agree, so no proposal could ever be held against anything."""
     frames.write(tmp_path / "data.parquet", pl.DataFrame([{"example_id": '"q1"', "accepted": "false"}]))
     recipe = recipes.load("trust_sql")
     with pytest.raises(RecipeError, match="trust_schema has no gold schema"):
-        train.grpo(SimpleNamespace(recipe=recipe, inputs={"gold_schema": tmp_path}))  # type: ignore[arg-type]
+        train.grpo(SimpleNamespace(recipe=recipe, inputs={"gold_schema": tmp_path}))
 
 
-def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajectory(tmp_path: Path) -> None:
+def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajectory(tmp_path):
     """The miniature's tokens are words: with one token less than the longest prompt, that prompt does not fit."""
     small = [f"data.{pool}.options={{databases: 3, questions: 4}}" for pool in ("sft", "rl.0", "dev", "test.0")]
     recipe, store = recipes.load("miniature", small), Store(tmp_path)
@@ -158,7 +157,7 @@ def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajecto
     assert not (tmp_path / "synthesize").exists()
 
 
-def test_tokens_are_counted_by_the_tokenizer_of_a_model_that_is_here(tmp_path: Path) -> None:
+def test_tokens_are_counted_by_the_tokenizer_of_a_model_that_is_here(tmp_path):
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace

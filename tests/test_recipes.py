@@ -1,7 +1,6 @@
 """Reading recipes: composition, overrides, variants, and mistakes that are named in one line."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -9,13 +8,13 @@ from pipelines.core.errors import RecipeError
 from pipelines.recipe import recipes, yaml_files
 
 
-def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
+def write(folder, text, name="mine.yaml"):
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def test_a_file_needs_only_what_it_changes_and_the_last_override_wins(tmp_path: Path) -> None:
+def test_a_file_needs_only_what_it_changes_and_the_last_override_wins(tmp_path):
     recipe = recipes.load(write(tmp_path, "grpo: {group: 8}\n"))
     assert (recipe.name, recipe.grpo.group, recipe.grpo.clip_low) == ("mine", 8, 0.2)
     path = write(tmp_path, "grpo: {steps: 5}\n")
@@ -25,7 +24,7 @@ def test_a_file_needs_only_what_it_changes_and_the_last_override_wins(tmp_path: 
     assert recipes.load(path, ["sft.optimizer.lr=2e-5"]).sft.optimizer.lr == 0.00002
 
 
-def test_a_long_file_is_read_and_long_aliases_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_file_is_read_and_long_aliases_are_not(tmp_path, monkeypatch):
     monkeypatch.setattr(yaml_files, "MOST_VALUES", 100)
     (tmp_path / "long.yaml").write_text("tables:\n" + "".join(f"  t{n}: {n}\n" for n in range(500)))
     assert yaml_files.read_yaml(tmp_path / "long.yaml")["tables"]["t499"] == 499
@@ -36,7 +35,7 @@ def test_a_long_file_is_read_and_long_aliases_are_not(tmp_path: Path, monkeypatc
         yaml_files.read_yaml(tmp_path / "short.yaml")
 
 
-def test_a_reward_is_reached_by_its_name_or_its_place(tmp_path: Path) -> None:
+def test_a_reward_is_reached_by_its_name_or_its_place(tmp_path):
     path = write(tmp_path, "rewards: [{term: exec, weight: 5}, {term: turns, weight: 2}]\n")
     assert recipes.load(path, ["rewards.turns.weight=0"]).rewards[1].weight == 0
     assert recipes.load(path, ["rewards.0.weight=3"]).rewards[0].weight == 3
@@ -44,7 +43,7 @@ def test_a_reward_is_reached_by_its_name_or_its_place(tmp_path: Path) -> None:
         recipes.load(path, ["rewards.exce.weight=0"])
 
 
-def test_a_variant_is_a_named_list_of_overrides(tmp_path: Path) -> None:
+def test_a_variant_is_a_named_list_of_overrides(tmp_path):
     path = write(tmp_path, "grpo: {group: 6}\nvariants: {wide: [grpo.group=16, grpo.steps=3]}\n")
     recipe = recipes.load(path, ["variant=wide", "grpo.steps=4"])
     assert (recipe.grpo.group, recipe.grpo.steps) == (16, 4)
@@ -52,7 +51,7 @@ def test_a_variant_is_a_named_list_of_overrides(tmp_path: Path) -> None:
         recipes.load(path, ["variant=tall"])
 
 
-def test_what_another_file_lays_over_a_recipe() -> None:
+def test_what_another_file_lays_over_a_recipe():
     recipe = recipes.load("sql_trail", ["include=scales/tiny", "grpo.steps=3"])
     assert (recipe.model.source, recipe.protocol.prompt, recipe.grpo.steps) == ("tiny", "brief", 3)
     assert [term.term for term in recipe.rewards][:2] == ["exec", "turns"]  # the paper's own panel
@@ -74,7 +73,7 @@ def test_what_another_file_lays_over_a_recipe() -> None:
         ("seed.x=1", r"cannot set 'seed.x'"),
     ],
 )
-def test_a_mistake_names_the_key(tmp_path: Path, override: str, message: str) -> None:
+def test_a_mistake_names_the_key(tmp_path, override, message):
     with pytest.raises(RecipeError, match=message):
         recipes.load(write(tmp_path, "seed: 1\n"), [override])
 
@@ -96,13 +95,13 @@ def test_a_mistake_names_the_key(tmp_path: Path, override: str, message: str) ->
         "sft.optimizer.clip=-1",
     ],
 )
-def test_a_number_that_would_train_something_else_is_refused(tmp_path: Path, override: str) -> None:
+def test_a_number_that_would_train_something_else_is_refused(tmp_path, override):
     key = override.partition("=")[0]
     with pytest.raises(RecipeError, match=re.escape(key)):
         recipes.load(write(tmp_path, "seed: 1\n"), [override])
 
 
-def test_the_least_numbers_and_anchors_are_read(tmp_path: Path) -> None:
+def test_the_least_numbers_and_anchors_are_read(tmp_path):
     changes = ["grpo.group=2", "grpo.bounds=[0.5, 0.5]", "sft.optimizer={lr: 0, betas: [0, 0], clip: 0}"]
     recipe = recipes.load(write(tmp_path, "seed: 1\n"), changes)
     assert (recipe.grpo.group, recipe.grpo.bounds) == (2, (0.5, 0.5))
@@ -140,12 +139,12 @@ def test_the_least_numbers_and_anchors_are_read(tmp_path: Path) -> None:
         (f"name: {'x' * 61}\n", "'x{61}' is not a valid recipe name"),
     ],
 )
-def test_a_broken_file_says_which_and_where(tmp_path: Path, text: str, message: str) -> None:
+def test_a_broken_file_says_which_and_where(tmp_path, text, message):
     with pytest.raises(RecipeError, match=message):
         recipes.load(write(tmp_path, text))
 
 
-def test_an_unreadable_file_and_an_unknown_recipe_are_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_and_an_unknown_recipe_are_named(tmp_path):
     (tmp_path / "mine.yaml").write_bytes(b"title: caf\xe9\n")
     with pytest.raises(RecipeError, match=r"mine.yaml is not UTF-8 \(byte 10\)"):
         recipes.load(str(tmp_path / "mine.yaml"))
@@ -155,7 +154,7 @@ def test_an_unreadable_file_and_an_unknown_recipe_are_named(tmp_path: Path) -> N
         recipes.load("minature")
 
 
-def test_a_name_becomes_a_folders_name(tmp_path: Path) -> None:
+def test_a_name_becomes_a_folders_name(tmp_path):
     """The ledger and the tracker make places of it; the file's own name is as good as one in it."""
     assert recipes.load("miniature", ["name=Größe_2.b-c"]).name == "Größe_2.b-c"
     with pytest.raises(RecipeError, match=r"'../../evil' is not a valid recipe name"):
@@ -166,7 +165,7 @@ def test_a_name_becomes_a_folders_name(tmp_path: Path) -> None:
     assert recipes.load(path, ["name=mine"]).name == "mine"
 
 
-def test_an_override_that_is_no_yaml_is_a_text(tmp_path: Path) -> None:
+def test_an_override_that_is_no_yaml_is_a_text(tmp_path):
     path = write(tmp_path, "rewards: [{term: exec, weight: 5}]\n")
     assert recipes.load(path, ["title=2024-13-45"]).title == "2024-13-45"
     assert recipes.load(path, ["title={[a]: b}"]).title == "{[a]: b}"
@@ -178,14 +177,14 @@ def test_an_override_that_is_no_yaml_is_a_text(tmp_path: Path) -> None:
         recipes.load(path, [f"include={'x' * 300}"])
 
 
-def test_digest_depends_on_values_and_not_on_order() -> None:
+def test_digest_depends_on_values_and_not_on_order():
     assert recipes.digest({"a": 1, "b": [2]}) == recipes.digest({"b": [2], "a": 1})
     assert recipes.digest({"a": 1}) != recipes.digest({"a": 2})
     halves = {recipes.digest({"question": text}) for text in ("a \ud83d", "a \ude00", "a \\ud83d", "a ?")}
     assert len(halves) == 4
 
 
-def test_aliases_that_grow_beyond_measure_are_refused(tmp_path: Path) -> None:
+def test_aliases_that_grow_beyond_measure_are_refused(tmp_path):
     """Nine lines that stand for a billion values, which merging would write out."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
@@ -195,7 +194,7 @@ def test_aliases_that_grow_beyond_measure_are_refused(tmp_path: Path) -> None:
         recipes.load(write(tmp_path, "title: &t [*t]\n"))
 
 
-def test_a_number_of_steps_ends_a_number_of_epochs_and_the_last_one_wins(tmp_path: Path) -> None:
+def test_a_number_of_steps_ends_a_number_of_epochs_and_the_last_one_wins(tmp_path):
     place = write(tmp_path, "grpo: {epochs: 3, steps: 9}\nvariants: {short: [grpo.steps=4]}\n")
     for words, outcome in (
         ([], (3, 9)),

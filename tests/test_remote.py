@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from pipelines.core.store import Store
 from pipelines.core.store_remote import Remote, select_stages
 
 
-def filled(root: Path) -> Store:
-    def build(folder: Path) -> None:
+def filled(root):
+    def build(folder):
         (folder / "model").mkdir()
         (folder / "model" / "weights.bin").write_bytes(bytes(range(256)) * 100)
         (folder / "timing.jsonl").write_text("{}\n")
@@ -31,8 +30,8 @@ def filled(root: Path) -> Store:
     return store
 
 
-def push_twice_and_pull(url: str, folder: Path) -> tuple[list[str], Store]:
-    said: list[str] = []
+def push_twice_and_pull(url, folder):
+    said = []
     here, other = filled(folder / "here"), Store(folder / "other")
     operate.push(here, url, [], said.append)
     operate.push(here, url, [], said.append)
@@ -41,7 +40,7 @@ def push_twice_and_pull(url: str, folder: Path) -> tuple[list[str], Store]:
     return said, other
 
 
-def contents(folder: Path) -> dict[str, bytes | str]:
+def contents(folder):
     paths = [path for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
     values = {path: os.readlink(path) if path.is_symlink() else path.read_bytes() for path in paths}
     return {str(path.relative_to(folder)): value for path, value in values.items()}
@@ -51,7 +50,7 @@ SAID = ["pushed data/d1", "pushed sft/s1", "2 stages pushed", "0 stages pushed",
 SENT = {"model/weights.bin": bytes(range(256)) * 100, "timing.jsonl": b"{}\n", "parts/0": "../../d1"}
 
 
-def test_a_stage_pushed_to_a_folder_is_pulled_with_the_same_files_and_links(tmp_path: Path) -> None:
+def test_a_stage_pushed_to_a_folder_is_pulled_with_the_same_files_and_links(tmp_path):
     said, pulled = push_twice_and_pull(f"file://{tmp_path}/there", tmp_path)
     assert said == SAID
     assert list(pulled.made()) == [("sft", "s1")]
@@ -59,7 +58,7 @@ def test_a_stage_pushed_to_a_folder_is_pulled_with_the_same_files_and_links(tmp_
     assert pulled.damage("sft", "s1", whole=True) == []
 
 
-def test_a_changed_contract_leaves_a_pulled_stage_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_contract_leaves_a_pulled_stage_sound(tmp_path, capsys):
     """Two machines: the verdict is written after a stage is sealed, travels with it, and other thresholds change it."""
     here, other, url = filled(tmp_path / "here"), Store(tmp_path / "other"), f"file://{tmp_path}/there"
     (here.folder("data", "d1") / "contract.json").write_text('{"terms": 1}')
@@ -68,7 +67,7 @@ def test_a_changed_contract_leaves_a_pulled_stage_sound(tmp_path: Path, capsys: 
     operate.pull(other, url, [], lambda line: None)
     assert contents(other.folder("data", "d1")) == contents(here.folder("data", "d1"))
     (other.folder("data", "d1") / "contract.json").write_text('{"terms": "other"}')
-    said: list[str] = []
+    said = []
     operate.verify(str(other.root))
     assert capsys.readouterr().out == "2 stages, 0 damaged\n"
     for store in (other, here):
@@ -76,8 +75,8 @@ def test_a_changed_contract_leaves_a_pulled_stage_sound(tmp_path: Path, capsys: 
     assert said == ["0 stages pushed", "0 stages pushed"]
 
 
-def test_a_stage_that_two_machines_made_otherwise_is_pushed_by_the_first_alone(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_stage_that_two_machines_made_otherwise_is_pushed_by_the_first_alone(tmp_path):
+    said = []
     here, other, url = filled(tmp_path / "here"), Store(tmp_path / "other"), f"file://{tmp_path}/there"
     other.make("data", "d1", lambda folder: (folder / "data.txt").write_text("sorw") and None, {}, lambda: None)
     for store in (here, other, here):
@@ -88,9 +87,9 @@ def test_a_stage_that_two_machines_made_otherwise_is_pushed_by_the_first_alone(t
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_stage_too_large_for_the_disk_does_not_keep_the_others_from_coming(tmp_path: Path, is_there: bool) -> None:
+def test_a_stage_too_large_for_the_disk_does_not_keep_the_others_from_coming(tmp_path, is_there):
     """Its manifest claims 10**15 bytes; the file there has 4, or it has them (a hole that takes no room)."""
-    said: list[str] = []
+    said = []
     url, other, folder = f"file://{tmp_path}/there", Store(tmp_path / "other"), tmp_path / "there" / "data" / "d1"
     operate.push(filled(tmp_path / "here"), url, [], lambda line: None)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -106,7 +105,7 @@ def test_a_stage_too_large_for_the_disk_does_not_keep_the_others_from_coming(tmp
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(tmp_path, monkeypatch):
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
     from pipelines.core.processes import free_port
@@ -139,20 +138,20 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.services
-def test_a_stage_pushed_to_s3_is_pulled_with_the_same_files_and_links(bucket: str, tmp_path: Path) -> None:
+def test_a_stage_pushed_to_s3_is_pulled_with_the_same_files_and_links(bucket, tmp_path):
     said, pulled = push_twice_and_pull(f"{bucket}/store", tmp_path)
     assert said == SAID
     assert contents(pulled.folder("sft", "s1")).items() > SENT.items()
 
 
 @pytest.mark.services
-def test_a_missing_bucket_is_reported_in_one_line(bucket: str) -> None:
+def test_a_missing_bucket_is_reported_in_one_line(bucket):
     with pytest.raises(ResourceError, match="s3://nowhere") as caught:
         Remote("s3://nowhere/x").push(Store(Path("/none")), "data", "d1")
     assert "\n" not in str(caught.value)
 
 
-def test_damage_on_the_way_is_refused_and_leaves_no_stage(tmp_path: Path) -> None:
+def test_damage_on_the_way_is_refused_and_leaves_no_stage(tmp_path):
     url = f"file://{tmp_path}/there"
     operate.push(filled(tmp_path / "here"), url, [], lambda line: None)
     (tmp_path / "there" / "data" / "d1" / "data.txt").write_text("rowz")
@@ -162,8 +161,8 @@ def test_damage_on_the_way_is_refused_and_leaves_no_stage(tmp_path: Path) -> Non
     assert not other.has("data", "d1")
 
 
-def test_a_damaged_stage_is_not_pushed_and_the_others_are(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_damaged_stage_is_not_pushed_and_the_others_are(tmp_path):
+    said = []
     here = filled(tmp_path / "here")
     (here.folder("data", "d1") / "data.txt").write_text("rowz")
     with pytest.raises(SqltrainError, match="1 stage damaged here and not pushed") as caught:
@@ -174,8 +173,8 @@ def test_a_damaged_stage_is_not_pushed_and_the_others_are(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["data.txt", "manifest.json", "links.json"])
-def test_a_stage_that_differs_there_is_pushed_again(tmp_path: Path, name: str) -> None:
-    said: list[str] = []
+def test_a_stage_that_differs_there_is_pushed_again(tmp_path, name):
+    said = []
     here, url = filled(tmp_path / "here"), f"file://{tmp_path}/there"
     operate.push(here, url, [], lambda line: None)
     path = tmp_path / "there" / "data" / "d1" / name
@@ -186,8 +185,8 @@ def test_a_stage_that_differs_there_is_pushed_again(tmp_path: Path, name: str) -
     assert path.read_bytes() == whole
 
 
-def test_a_stage_that_cannot_be_pulled_does_not_keep_the_others_from_coming(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_stage_that_cannot_be_pulled_does_not_keep_the_others_from_coming(tmp_path):
+    said = []
     url, other = f"file://{tmp_path}/there", Store(tmp_path / "other")
     operate.push(filled(tmp_path / "here"), url, [], lambda line: None)
     (tmp_path / "there" / "data" / "d1" / "links.json").unlink()
@@ -201,8 +200,8 @@ def test_a_stage_that_cannot_be_pulled_does_not_keep_the_others_from_coming(tmp_
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_stage_is_set_aside_and_pulled(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_damaged_stage_is_set_aside_and_pulled(tmp_path):
+    said = []
     here, url = filled(tmp_path / "here"), f"file://{tmp_path}/there"
     operate.push(here, url, [], lambda line: None)
     (here.folder("data", "d1") / "data.txt").write_text("rowz")
@@ -212,7 +211,7 @@ def test_a_damaged_stage_is_set_aside_and_pulled(tmp_path: Path) -> None:
     assert here.damage("data", "d1", whole=True) == []
 
 
-def test_names_choose_stages() -> None:
+def test_names_choose_stages():
     names = [("data", "d1"), ("data", "d2"), ("sft", "s1")]
     assert select_stages(names, [], "here") == names
     assert select_stages(names, ["data"], "here") == names[:2]
@@ -230,7 +229,7 @@ def test_names_choose_stages() -> None:
         ("nosuch://x", ResourceError, r"no file system for nosuch://x: Protocol not known: nosuch"),
     ],
 )
-def test_an_address_that_cannot_be_is_said_plainly(url: str, error: type[Exception], said: str) -> None:
+def test_an_address_that_cannot_be_is_said_plainly(url, error, said):
     with pytest.raises(error, match=said) as caught:
         Remote(url)
     assert "\n" not in str(caught.value)
@@ -264,9 +263,7 @@ ABOVE = {"../../../escaped": {"bytes": 0, "sha256": HASH}}
         ({"stage": "sft"}, {}, "another stage's"),
     ],
 )
-def test_a_hostile_remote_writes_no_file_outside_the_stage(
-    tmp_path: Path, manifest: dict[str, object], links: object, said: str
-) -> None:
+def test_a_hostile_remote_writes_no_file_outside_the_stage(tmp_path, manifest, links, said):
     there, other = tmp_path / "there", Store(tmp_path / "other")
     operate.push(filled(tmp_path / "here"), f"file://{there}", ["data"], lambda line: None)
     folder = there / "data" / "d1"
@@ -279,7 +276,7 @@ def test_a_hostile_remote_writes_no_file_outside_the_stage(
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_a_file_below_another_file_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_below_another_file_is_refused_in_one_line(tmp_path, monkeypatch):
     """Object storage may have both names."""
     url = f"file://{tmp_path}/there"
     operate.push(filled(tmp_path / "here"), url, ["data"], lambda line: None)
@@ -293,7 +290,7 @@ def test_a_file_below_another_file_is_refused_in_one_line(tmp_path: Path, monkey
         operate.pull(Store(tmp_path / "other"), url, ["data"], lambda line: None)
 
 
-def test_a_pull_does_not_write_through_a_link_that_an_earlier_pull_left(tmp_path: Path) -> None:
+def test_a_pull_does_not_write_through_a_link_that_an_earlier_pull_left(tmp_path):
     """A link in the work folder, planted by a pull that was refused, leads a second pull's file out of the store."""
     operate.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
     other, outside = Store(tmp_path / "other"), tmp_path / "outside"
@@ -305,7 +302,7 @@ def test_a_pull_does_not_write_through_a_link_that_an_earlier_pull_left(tmp_path
     assert other.damage("sft", "s1", whole=True) == []
 
 
-def test_a_file_that_no_manifest_lists_is_not_fetched(tmp_path: Path) -> None:
+def test_a_file_that_no_manifest_lists_is_not_fetched(tmp_path):
     operate.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
     (tmp_path / "there" / "sft" / "s1" / "model" / "modeling_evil.py").write_text("import os")
     (tmp_path / "there" / "sft" / "...").mkdir()
@@ -318,7 +315,7 @@ def test_a_file_that_no_manifest_lists_is_not_fetched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"7"])
-def test_a_broken_manifest_of_the_remote_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_manifest_of_the_remote_is_refused(tmp_path, content):
     operate.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["data"], lambda line: None)
     (tmp_path / "there" / "data" / "d1" / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match="is refused"):

@@ -4,8 +4,6 @@ import ast
 import functools
 import types
 import typing
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -24,14 +22,14 @@ APART = (
 )
 
 
-def section(annotation: Any) -> type[Section] | None:
+def section(annotation):
     """The section that an annotation holds, in a tuple or beside None."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next(filter(None, map(section, typing.get_args(annotation))), None)
 
 
-def leaves(kind: type[Section], above: str = "") -> Iterator[tuple[str, type[Section], str]]:
+def leaves(kind, above=""):
     """Every setting as its dotted path, its section and its name."""
     for name, field in kind.model_fields.items():
         below = section(field.annotation)
@@ -44,14 +42,14 @@ def leaves(kind: type[Section], above: str = "") -> Iterator[tuple[str, type[Sec
 LEAVES = list(leaves(Recipe))
 
 
-def test_every_setting_is_read_by_the_program() -> None:
+def test_every_setting_is_read_by_the_program():
     """As an attribute of that name, somewhere: a setting that nothing reads has none."""
     code = "\n".join(path.read_text(encoding="utf-8") for room in CODE for path in (ROOT / room).rglob("*.py"))
     attributes = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
     assert [path for path, _, name in LEAVES if name not in attributes | {"reported"}] == []
 
 
-def other(annotation: Any, value: Any) -> Any:
+def other(annotation, value):
     options = typing.get_args(annotation)
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
@@ -74,7 +72,7 @@ def other(annotation: Any, value: Any) -> Any:
 
 
 # Fields whose other value must be one that something knows, or that goes with another field.
-GIVEN: dict[str, Any] = {
+GIVEN = {
     "stages": ["data", "evaluate", "report"],
     "protocol.name": "tool_call",
     "protocol.options": {"scout": True},
@@ -97,7 +95,7 @@ GIVEN: dict[str, Any] = {
     "evaluation.equalities": ["bird"],
     **{f"data.{pool}.kind": "synsql" for pool in ("sft", "rl", "dev", "test")},
 }
-WITH: dict[str, tuple[str, Any]] = {  # what goes with another value of a field
+WITH = {  # what goes with another value of a field
     "sft.optimizer.kind": ("sft.optimizer.options", {}),
     "grpo.optimizer.options": ("grpo.optimizer.kind", "muon"),
     "rewards.options": ("rewards.term", "turns"),
@@ -105,7 +103,7 @@ WITH: dict[str, tuple[str, Any]] = {  # what goes with another value of a field
 }
 
 
-def put(tree: Any, path: str, value: Any) -> None:
+def put(tree, path, value):
     *above, name = path.split(".")
     for part in above:
         if tree.get(part) is None:
@@ -116,18 +114,18 @@ def put(tree: Any, path: str, value: Any) -> None:
     tree[name] = value
 
 
-def keys(recipe: Recipe) -> dict[str, str]:
+def keys(recipe):
     return {stage.name: recipes.digest(recipe.slice(*stage.reads)) for stage in graph.active(recipe)}
 
 
 @pytest.mark.parametrize(("path", "kind", "name"), [leaf for leaf in LEAVES if not leaf[0].startswith(APART)])
-def test_every_setting_that_decides_a_result_is_in_a_key(path: str, kind: type[Section], name: str) -> None:
+def test_every_setting_that_decides_a_result_is_in_a_key(path, kind, name):
     before = recipes_miniature()
     tree, field = before.model_dump(mode="json"), kind.model_fields[name]
     if path in WITH:
         put(tree, *WITH[path])
     before = before if path == "sft.optimizer.kind" else Recipe.model_validate(tree)
-    now: Any = tree
+    now = tree
     for part in path.split("."):
         now = now[0] if isinstance(now, list) and now else now
         now = now.get(part) if isinstance(now, dict) else None
@@ -136,11 +134,11 @@ def test_every_setting_that_decides_a_result_is_in_a_key(path: str, kind: type[S
 
 
 @functools.cache
-def recipes_miniature() -> Recipe:
+def recipes_miniature():
     return recipes.load("miniature", ["protocol.prompt=full"])
 
 
-def test_a_hint_is_for_endpoints_alone() -> None:
+def test_a_hint_is_for_endpoints_alone():
     star = ["synthesis.rationalise=true", "synthesis.teacher.kind=policy"]
     with pytest.raises(RecipeError, match="rationalise gives its hint to an endpoint"):
         recipes.load("reasoning_sql", star)

@@ -7,9 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -19,22 +17,22 @@ from pipelines.core.files import require_room
 from pipelines.core.store import DAMAGED, MANIFEST, Store
 
 
-def nothing() -> None:
+def nothing():
     """No one waits."""
 
 
-def make(store: Store, key: str = "k1", text: str = "rows", waiting: Callable[[], None] = nothing) -> Path:
+def make(store, key="k1", text="rows", waiting=nothing):
     return store.make("data", key, lambda folder: (folder / "data.txt").write_text(text) and None, {}, waiting)
 
 
-def await_file(path: Path) -> None:
+def await_file(path):
     deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline, path
         time.sleep(0.02)
 
 
-def test_a_stage_is_made_once_and_equal_content_has_an_equal_manifest(tmp_path: Path) -> None:
+def test_a_stage_is_made_once_and_equal_content_has_an_equal_manifest(tmp_path):
     store = Store(tmp_path)
     assert make(store, text="first") == make(store, text="second")
     assert (store.folder("data", "k1") / "data.txt").read_text() == "first"
@@ -45,7 +43,7 @@ def test_a_stage_is_made_once_and_equal_content_has_an_equal_manifest(tmp_path: 
     )
 
 
-def test_the_manifest_lists_every_file_with_its_digest(tmp_path: Path) -> None:
+def test_the_manifest_lists_every_file_with_its_digest(tmp_path):
     store = Store(tmp_path)
     make(store)
     files = store.manifest("data", "k1")["files"]
@@ -58,20 +56,20 @@ def test_the_manifest_lists_every_file_with_its_digest(tmp_path: Path) -> None:
     assert store.damage(*name, whole=True) == ["data.txt"]
 
 
-def test_wall_clock_files_are_not_content(tmp_path: Path) -> None:
+def test_wall_clock_files_are_not_content(tmp_path):
     store = Store(tmp_path)
 
-    def build(folder: Path) -> None:
+    def build(folder):
         (folder / "timing.jsonl").write_text(str(time.time()))
 
     store.make("data", "k1", build, {"recipe": {"seed": 1}}, nothing)
     assert store.manifest("data", "k1") == {"stage": "data", "key": "k1", "recipe": {"seed": 1}, "files": {}}
 
 
-def test_a_failed_making_leaves_no_stage_and_what_it_had_done_is_found_again(tmp_path: Path) -> None:
+def test_a_failed_making_leaves_no_stage_and_what_it_had_done_is_found_again(tmp_path):
     store = Store(tmp_path)
 
-    def fails(folder: Path) -> None:
+    def fails(folder):
         (folder / "shard").write_text("done")
         raise DataError("bad row")
 
@@ -84,7 +82,7 @@ def test_a_failed_making_leaves_no_stage_and_what_it_had_done_is_found_again(tmp
     assert store.has("data", "k1")
 
 
-def test_what_is_left_of_a_stage_without_its_manifest_is_set_aside_before_the_stage_is_made(tmp_path: Path) -> None:
+def test_what_is_left_of_a_stage_without_its_manifest_is_set_aside_before_the_stage_is_made(tmp_path):
     """An interrupted `rm -r` leaves it so: the new stage could not be renamed into its place."""
     store = Store(tmp_path)
     for number in range(2):
@@ -98,19 +96,19 @@ def test_what_is_left_of_a_stage_without_its_manifest_is_set_aside_before_the_st
     ]
 
 
-def _slow(root: Path, started: Path) -> None:
-    def build(folder: Path) -> None:
+def _slow(root, started):
+    def build(folder):
         started.touch()
         time.sleep(60)
 
     Store(root).make("data", "k1", build, {}, nothing)
 
 
-def _quick(root: Path) -> None:
+def _quick(root):
     make(Store(root), waiting=(root / "waits").touch)
 
 
-def test_kill_9_frees_the_stage(tmp_path: Path) -> None:
+def test_kill_9_frees_the_stage(tmp_path):
     context = multiprocessing.get_context("spawn")
     started = tmp_path / "started"
     child = context.Process(target=_slow, args=(tmp_path / "store", started))
@@ -123,11 +121,11 @@ def test_kill_9_frees_the_stage(tmp_path: Path) -> None:
     assert Store(tmp_path / "store").has("data", "k1")
 
 
-def test_a_second_run_waits_for_the_first_and_takes_its_result(tmp_path: Path) -> None:
+def test_a_second_run_waits_for_the_first_and_takes_its_result(tmp_path):
     store = Store(tmp_path)
     other = multiprocessing.get_context("spawn").Process(target=_quick, args=(tmp_path,))
 
-    def build(folder: Path) -> None:
+    def build(folder):
         other.start()
         await_file(tmp_path / "waits")  # the other one has found the lock
         (folder / "data.txt").write_text("ours")
@@ -138,10 +136,10 @@ def test_a_second_run_waits_for_the_first_and_takes_its_result(tmp_path: Path) -
     assert (store.folder("data", "k1") / "data.txt").read_text() == "ours"
 
 
-def test_who_waited_for_a_lock_has_it_though_its_holder_unlinked_the_file(tmp_path: Path) -> None:
+def test_who_waited_for_a_lock_has_it_though_its_holder_unlinked_the_file(tmp_path):
     store, building, other_waits = Store(tmp_path), threading.Event(), threading.Event()
 
-    def build(folder: Path) -> None:
+    def build(folder):
         building.set()
         assert other_waits.wait(10), "another run is not kept out"
 
@@ -158,7 +156,7 @@ def test_who_waited_for_a_lock_has_it_though_its_holder_unlinked_the_file(tmp_pa
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["k1"]  # no lock file is left
 
 
-def test_a_damaged_manifest_and_too_small_a_disk_are_named(tmp_path: Path) -> None:
+def test_a_damaged_manifest_and_too_small_a_disk_are_named(tmp_path):
     store = Store(tmp_path)
     make(store)
     (store.folder("data", "k1") / MANIFEST).write_text("{")
@@ -168,12 +166,12 @@ def test_a_damaged_manifest_and_too_small_a_disk_are_named(tmp_path: Path) -> No
         require_room(tmp_path, 10**12)
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
     """It would be set aside and made again, though another user may read it."""
     store = Store(tmp_path)
     store.make("sft", "k", lambda folder: (folder / "weights").write_text("w") and None, {}, lambda: None)
 
-    def denied(path: Path) -> str:
+    def denied(path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("pipelines.core.store.cached_digest", denied)
@@ -181,8 +179,8 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkey
         store.damage("sft", "k", whole=True)
 
 
-def test_who_may_read_a_stage_may_read_what_a_library_wrote_for_its_user_alone(tmp_path: Path) -> None:
-    def build(folder: Path) -> None:
+def test_who_may_read_a_stage_may_read_what_a_library_wrote_for_its_user_alone(tmp_path):
+    def build(folder):
         (folder / "weights").touch(mode=0o600)
 
     folder = Store(tmp_path).make("sft", "k", build, {}, lambda: None)
@@ -210,9 +208,7 @@ ARM = "processor : 0\nFeatures : fp asimd sve\n"
         (None, ""),
     ],
 )
-def test_the_processor_is_told(
-    told: str | None, processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_processor_is_told(told, processor, tmp_path, monkeypatch):
     if told is not None:
         (tmp_path / "cpuinfo").write_text(told)
     monkeypatch.setattr(provenance, "PROCESSOR", tmp_path / "cpuinfo")

@@ -1,7 +1,6 @@
 """Records round-trip through JSONL and Parquet; only a line feed ends a line, and a bad line is named."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +47,7 @@ TRAJECTORY = Trajectory(
 
 
 @pytest.mark.parametrize("record", [EXAMPLE, TRAJECTORY], ids=["example", "trajectory"])
-def test_records_are_read_back_equal_from_jsonl_and_parquet(tmp_path: Path, record: Example | Trajectory) -> None:
+def test_records_are_read_back_equal_from_jsonl_and_parquet(tmp_path, record):
     kind = type(record)
     write_jsonl(tmp_path / "r.jsonl", [record, record])
     assert list(read_jsonl(tmp_path / "r.jsonl", kind)) == [record, record]
@@ -58,14 +57,14 @@ def test_records_are_read_back_equal_from_jsonl_and_parquet(tmp_path: Path, reco
     assert frames.from_frame(frame, kind) == [record]
 
 
-def test_equal_records_give_equal_bytes_and_a_trajectory_its_figures(tmp_path: Path) -> None:
+def test_equal_records_give_equal_bytes_and_a_trajectory_its_figures(tmp_path):
     for name in ("a", "b"):
         frames.write(tmp_path / name, frames.to_frame([TRAJECTORY] * 50))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert not TRAJECTORY.well_formed  # its first turn is malformed
 
 
-def test_a_bad_line_is_named(tmp_path: Path) -> None:
+def test_a_bad_line_is_named(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_text('{"id": 1\n')
     with pytest.raises(DataError, match=r"r.jsonl, line 1: not JSON"):
@@ -77,7 +76,7 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         list(read_jsonl(tmp_path / "none.jsonl", Example))
 
 
-def test_unreadable_files_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path):
     (tmp_path / "x.parquet").write_text("rows")
     with pytest.raises(DataError, match=r"x.parquet is not a Parquet file"):
         frames.read(tmp_path / "x.parquet")
@@ -87,7 +86,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         list(read_lines(tmp_path))
 
 
-def test_two_kinds_of_one_name_are_two_kinds() -> None:
+def test_two_kinds_of_one_name_are_two_kinds():
     whole = dataclasses.make_dataclass("Summary", [("rows", int)])
     named = dataclasses.make_dataclass("Summary", [("title", str)])
     assert (from_dict(whole, {"rows": 3}), from_dict(named, {"title": "x"})) == (whole(3), named("x"))
@@ -99,7 +98,7 @@ def test_two_kinds_of_one_name_are_two_kinds() -> None:
 ENDS = "\u2028\u2029\u0085"  # str.splitlines takes each of them for the end of a line
 
 
-def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+def test_a_line_ends_at_a_line_feed_alone(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(f'\ufeff{{"a": "b{ENDS}c"}}\r\n\n[1]\n2'.encode())
     assert list(read_lines(path)) == [(1, {"a": f"b{ENDS}c"}), (3, [1]), (4, 2)]
@@ -115,14 +114,14 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
         (b"9" * 5000, "line 2: not JSON"),
     ],
 )
-def test_a_bad_json_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+def test_a_bad_json_line_is_named(tmp_path, line, message):
     (tmp_path / "x.jsonl").write_bytes(b"{}\n" + line + b"\n")
     with pytest.raises(DataError, match=message) as caught:
         list(read_lines(tmp_path / "x.jsonl", "Mend it."))
     assert caught.value.hint == "Mend it."
 
 
-def test_a_ledger_takes_any_character_in_a_reason(tmp_path: Path) -> None:
+def test_a_ledger_takes_any_character_in_a_reason(tmp_path):
     book = Ledger(Store(tmp_path), "farms")
     book.add("night", decision="kept", reason=f"no such file: x{ENDS}y.sqlite", new=["0001-a"])
     book.add("night", decision="nothing", reason="", new=[])

@@ -1,7 +1,6 @@
 """The data stage in shards: the same rows from one process and two, and after a kill nothing is done twice."""
 
 import json
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -11,7 +10,6 @@ from pipelines.core import frames
 from pipelines.core.errors import DataError
 from pipelines.core.types import Example
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
 from pipelines.stages import data
 from pipelines.stages import data as checking
 from pipelines.stages.context import Context, Silent
@@ -19,20 +17,20 @@ from tests.fakes import build_database
 
 
 class Steps(Silent):
-    def __init__(self) -> None:
+    def __init__(self):
         self.total = 0
-        self.done: list[int] = []
-        self.notes: list[str] = []
+        self.done = []
+        self.notes = []
 
-    def begin(self, stage: str, total: int, unit: str) -> None:
+    def begin(self, stage, total, unit):
         self.total, self.done = total, []
 
-    def advance(self, count: int, note: str = "") -> None:
+    def advance(self, count, note=""):
         self.done.append(count)
         self.notes.append(note)
 
 
-def recipe_of(folder: Path, rows: int, *overrides: str, bad: int = 0) -> Recipe:
+def recipe_of(folder, rows, *overrides, bad=0):
     """All pools are one file of questions about one database; the last `bad` ones have gold SQL that fails."""
     build_database(folder / "shop.sqlite", "CREATE TABLE IF NOT EXISTS t (a)")
     golds = [f"SELECT {number} FROM t" if number < rows - bad else "SELECT nope FROM t" for number in range(rows)]
@@ -43,13 +41,13 @@ def recipe_of(folder: Path, rows: int, *overrides: str, bad: int = 0) -> Recipe:
     return recipes.load("miniature", [*pools, f"data.rl=[{source}]", *overrides])
 
 
-def build(recipe: Recipe, folder: Path, steps: Steps | None = None) -> Path:
+def build(recipe, folder, steps=None):
     folder.mkdir(exist_ok=True)
     data.build(Context("data", recipe, folder, {}, steps or Silent()))
     return folder
 
 
-def test_two_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_write_what_one_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(checking, "BATCH", 6)
     one = build(recipe_of(tmp_path, 10, "rollout.processes=1"), tmp_path / "one")
     two = build(recipe_of(tmp_path, 10, "rollout.processes=2"), tmp_path / "two")
@@ -60,31 +58,31 @@ def test_two_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest
     assert frame["pool"].to_list() == ["sft"] * 10 + ["rl"] * 10 + ["dev"] * 10
 
 
-def test_a_killed_run_goes_on_and_shows_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on_and_shows_progress(tmp_path, monkeypatch):
     """Thirty gold queries in five shards of six; the run dies in the fourth."""
     monkeypatch.setattr(checking, "BATCH", 6)
     recipe, check, asked = recipe_of(tmp_path, 10, "rollout.processes=1"), base.check_gold, []
 
-    def dies(*args: object) -> object:
+    def dies(*args):
         if len(asked) == 5:  # the second and the fourth shard are of two sources each
             raise KeyboardInterrupt
         asked.append(args)
-        return check(*args)  # type: ignore[arg-type]
+        return check(*args)
 
     monkeypatch.setattr(base, "check_gold", dies)
     with pytest.raises(KeyboardInterrupt):
         build(recipe, tmp_path / "stage")
-    monkeypatch.setattr(base, "check_gold", lambda *args: asked.append(args) or check(*args))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(base, "check_gold", lambda *args: asked.append(args) or check(*args))
     monkeypatch.setattr(base, "load", lambda *args: pytest.fail("a source was read again"))
     asked.clear()
     steps = Steps()
     whole = build(recipe, tmp_path / "stage", steps)
     assert (steps.total, sum(steps.done), max(steps.done)) == (30, 30, 6)
-    assert sum(len(args[0]) for args in asked) == 30 - 3 * 6  # type: ignore[arg-type, misc]
+    assert sum(len(args[0]) for args in asked) == 30 - 3 * 6
     assert frames.read(whole / "data.parquet").height == 30
 
 
-def test_every_bad_row_of_every_pool_is_named_before_the_stage_fails(tmp_path: Path) -> None:
+def test_every_bad_row_of_every_pool_is_named_before_the_stage_fails(tmp_path):
     recipe = recipe_of(tmp_path, 10, bad=2)
     with pytest.raises(DataError, match=r"pool sft: 2 of 10 .*pool rl: 2 of 10 .*pool dev: .*quarantine"):
         build(recipe, tmp_path / "stage")
@@ -93,7 +91,7 @@ def test_every_bad_row_of_every_pool_is_named_before_the_stage_fails(tmp_path: P
     assert {row["reason"] for row in rows} == {"gold_no_such_column"}
 
 
-def synsql(folder: Path, golds: list[str]) -> str:
+def synsql(folder, golds):
     place = folder / "synsql" / "databases" / "shop"
     place.mkdir(parents=True)
     build_database(place / "shop.sqlite", "CREATE TABLE t (a)")
@@ -102,25 +100,25 @@ def synsql(folder: Path, golds: list[str]) -> str:
     return f"{{kind: synsql, path: {folder / 'synsql'}}}"
 
 
-def test_a_source_is_read_in_windows_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_is_read_in_windows_with_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(frames, "WINDOW", 4)
     given, written = [], []
     load, to_frame = base.load, frames.to_frame
 
-    def counted(*args: object) -> base.Loaded:
-        loaded = load(*args)  # type: ignore[arg-type]
-        return base.Loaded((given.append(one.id) or one for one in loaded.examples), loaded.quarantine)  # type: ignore[func-returns-value]
+    def counted(*args):
+        loaded = load(*args)
+        return base.Loaded((given.append(one.id) or one for one in loaded.examples), loaded.quarantine)
 
-    def noted(*args: object, **names: object) -> object:
+    def noted(*args, **names):
         written.append(len(given))
-        return to_frame(*args, **names)  # type: ignore[arg-type]
+        return to_frame(*args, **names)
 
     monkeypatch.setattr(base, "load", counted)
     monkeypatch.setattr(frames, "to_frame", noted)
     big = synsql(tmp_path, [f"SELECT {number} FROM t" for number in range(10)])
     recipe = recipes.load("miniature", ["rollout.processes=1", f"data.sft={big}", "data.rl=[]", f"data.dev={big}"])
     steps = Steps()
-    steps.begin = lambda *_: None  # type: ignore[method-assign]
+    steps.begin = lambda *_: None
     folder = build(recipe, tmp_path / "stage", steps)
     assert written == [4, 8, 10, 14, 18, 20]
     assert [note for note in steps.notes if note.startswith("sft")] == [
@@ -132,7 +130,7 @@ def test_a_source_is_read_in_windows_with_progress(tmp_path: Path, monkeypatch: 
     assert frames.read(folder / "data.parquet")["id"].to_list() == [f"synsql_{n}" for n in range(10)] * 2
 
 
-def test_levels_and_count_choose_as_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_and_count_choose_as_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(frames, "WINDOW", 4)
     shapes = ["SELECT a FROM t", "SELECT a, count(*) FROM t WHERE a > 1 GROUP BY a ORDER BY a LIMIT 1"]
     place = synsql(tmp_path, [shapes[n % 3 > 1] for n in range(30)])
@@ -148,7 +146,7 @@ def test_levels_and_count_choose_as_in_memory(tmp_path: Path, monkeypatch: pytes
         assert 0 < len(whole) < 30
 
 
-def test_of_a_name_in_two_sources_of_a_pool_the_first_stays(tmp_path: Path) -> None:
+def test_of_a_name_in_two_sources_of_a_pool_the_first_stays(tmp_path):
     golds = [f"SELECT {number} FROM t" for number in range(3)]
     place = synsql(tmp_path, golds)
     recipe = recipes.load(
@@ -160,7 +158,7 @@ def test_of_a_name_in_two_sources_of_a_pool_the_first_stays(tmp_path: Path) -> N
     ]
 
 
-def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_not(tmp_path: Path) -> None:
+def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_not(tmp_path):
     """Two files that number their rows from 0: the second row of each is another question, the first is the same."""
     recipe_of(tmp_path, 4)
     same = {"id": 0, "question": "what is 0 ?", "sql": "SELECT 0 FROM t", "database": "shop.sqlite"}
@@ -184,7 +182,7 @@ def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_
             )
 
 
-def test_one_id_for_two_databases_is_refused_and_a_correction_of_all_of_a_question_is_not(tmp_path: Path) -> None:
+def test_one_id_for_two_databases_is_refused_and_a_correction_of_all_of_a_question_is_not(tmp_path):
     recipe_of(tmp_path, 4)
     build_database(tmp_path / "crm.sqlite", "CREATE TABLE t (a)")
     row = {"id": 0, "question": "what is 0 ?", "sql": "SELECT 0 FROM t", "database": "shop.sqlite"}

@@ -13,13 +13,13 @@ from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, introspect, render
+from pipelines.sql.schema import introspect, render
 from tests.fakes import build_database
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", "../shared/data"))
 
 
-def made(path: Path) -> Database:
+def made(path):
     return build_database(
         path,
         "CREATE TABLE frpm (CDSCode TEXT PRIMARY KEY, rtype TEXT, city TEXT)",
@@ -27,11 +27,11 @@ def made(path: Path) -> Database:
     )
 
 
-def shown(database: Database, values: int = 0) -> list[str]:
+def shown(database, values=0):
     return render(describe(introspect(database, values), database), "ddl").splitlines()
 
 
-def test_birds_csv_files(tmp_path: Path) -> None:
+def test_birds_csv_files(tmp_path):
     """A link to the database, as the data stage makes them, leads to the files beside the database itself."""
     database = made(tmp_path / "dev_databases" / "schools" / "schools.sqlite")
     folder = tmp_path / "dev_databases" / "schools" / "database_description"
@@ -50,7 +50,7 @@ def test_birds_csv_files(tmp_path: Path) -> None:
     ]
 
 
-def test_spiders_natural_names_where_they_say_more(tmp_path: Path) -> None:
+def test_spiders_natural_names_where_they_say_more(tmp_path):
     database = made(tmp_path / "database" / "schools" / "schools.sqlite")
     entry = {
         "db_id": "schools",
@@ -69,14 +69,14 @@ def test_spiders_natural_names_where_they_say_more(tmp_path: Path) -> None:
     ]
 
 
-def test_broken_files_and_a_database_near_the_root_describe_nothing(tmp_path: Path) -> None:
+def test_broken_files_and_a_database_near_the_root_describe_nothing(tmp_path):
     assert list(files(Path("/shop.sqlite"))) == []
     database = made(tmp_path / "database" / "schools" / "schools.sqlite")
     (tmp_path / "tables.json").write_text('[{"db_id": "schools", "table_names": 5}]')
     assert shown(database) == render(introspect(database), "ddl").splitlines()
 
 
-def test_duckdbs_comments(tmp_path: Path) -> None:
+def test_duckdbs_comments(tmp_path):
     build_database(
         tmp_path / "a.duckdb",
         "CREATE TABLE t (a INTEGER, b TEXT)",
@@ -89,7 +89,7 @@ def test_duckdbs_comments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("skyrl_sql", True), ("mtir_sql", True), ("sql_trail", False)])
-def test_a_recipe_shows_column_descriptions_where_its_paper_does(name: str, wanted: bool, tmp_path: Path) -> None:
+def test_a_recipe_shows_column_descriptions_where_its_paper_does(name, wanted, tmp_path):
     database = made(tmp_path / "database" / "schools" / "schools.sqlite")
     columns = [[-1, "*"], [0, "cds"], [0, "record type"], [0, "city"]]
     entry = {"db_id": "schools", "table_names": ["frpm"], "table_names_original": ["frpm"], "column_names": columns}
@@ -100,8 +100,8 @@ def test_a_recipe_shows_column_descriptions_where_its_paper_does(name: str, want
 
 
 @pytest.mark.skipif(not (SHARED / "spider").is_dir(), reason="no shared data")
-def test_real_benchmarks() -> None:
-    def column(benchmark: str, name: str, table: int, at: int) -> str:
+def test_real_benchmarks():
+    def column(benchmark, name, table, at):
         database = Database(name, "sqlite", str(SHARED / benchmark / "database" / name / f"{name}.sqlite"))
         return describe(introspect(database), database).tables[table].columns[at].description
 
@@ -111,7 +111,7 @@ def test_real_benchmarks() -> None:
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
+def database(tmp_path_factory):
     path = tmp_path_factory.mktemp("databases") / "world.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE country (id INTEGER PRIMARY KEY, name TEXT, region TEXT, area REAL)")
@@ -124,17 +124,17 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
 
 
 @pytest.fixture(scope="module")
-def schema(database: Database) -> Schema:
+def schema(database):
     return introspect(database)
 
 
 @pytest.fixture(scope="module")
-def sql() -> SqlEngine:
+def sql():
     with SqlEngine(Limits(timeout_s=0.3), workers=1) as engine:
-        yield engine  # type: ignore[misc]
+        yield engine
 
 
-def test_closeness_is_the_share_that_stands_in_the_question() -> None:
+def test_closeness_is_the_share_that_stands_in_the_question():
     assert closeness("France", "cities of FRANCE?") == 1.0
     assert closeness("Western Europe", "countries in Europe") == 8 / 14  # "n europe"
     assert closeness("abcd", "wxyz") == 0.0
@@ -142,7 +142,7 @@ def test_closeness_is_the_share_that_stands_in_the_question() -> None:
     assert recipes.load("mini_mtir_sql").data.values == 0
 
 
-def test_the_likeliest_come_first_with_their_columns(database: Database, schema: Schema, sql: SqlEngine) -> None:
+def test_the_likeliest_come_first_with_their_columns(database, schema, sql):
     """Prose, a number and an empty text are no values."""
     with ValueIndex(database, schema, sql) as index:
         assert len(index) == 5 + 1 + 2  # names, the region, cities; France is in two columns
@@ -156,7 +156,7 @@ def test_the_likeliest_come_first_with_their_columns(database: Database, schema:
         assert index.find("how many are there?", 5) == []
 
 
-def test_a_view_that_never_ends_has_no_values(tmp_path: Path, sql: SqlEngine) -> None:
+def test_a_view_that_never_ends_has_no_values(tmp_path, sql):
     with sqlite3.connect(tmp_path / "a.sqlite") as connection:
         connection.execute("CREATE TABLE t (a TEXT)")
         connection.execute("INSERT INTO t VALUES ('Paris')")
@@ -168,7 +168,7 @@ def test_a_view_that_never_ends_has_no_values(tmp_path: Path, sql: SqlEngine) ->
         assert index.find("in paris?", 5) == [("Paris", [("t", "a")])]
 
 
-def test_a_prompt_shows_matching_values_first(database: Database, sql: SqlEngine) -> None:
+def test_a_prompt_shows_matching_values_first(database, sql):
     schema = introspect(database, 2)
     example = Example("q", "Which city of France is it?", database, "SELECT 1")
     (made,) = retrieve([example], 5, lambda _: schema, sql)

@@ -3,15 +3,12 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
-from pipelines.core.types import Example, Trajectory
 from pipelines.environment.core import Environment
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.metrics import execution_accuracy, measured, value_of
@@ -19,7 +16,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
-from pipelines.rollout.policies.base import Request, ScriptedPolicy
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.user import REFUSAL, SPENT
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
@@ -42,7 +39,7 @@ KNOWLEDGE = [
 ]
 
 
-def row(id: str, question: str, **more: Any) -> dict[str, Any]:
+def row(id, question, **more):
     return {
         "instance_id": id,
         "selected_database": "alien",
@@ -58,12 +55,12 @@ def row(id: str, question: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+def lines(path, rows):
     path.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     folder = tmp_path / "livesqlbench"
     (folder / "alien").mkdir(parents=True)
     build_database(folder / "alien" / "alien_template.sqlite", SIGNALS)
@@ -90,21 +87,20 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def read(folder: Path, root: Path, kind: str = "livesqlbench", **options: Any) -> base.Questions:
+def read(folder, root, kind="livesqlbench", **options):
     loaded = base.read(Source(kind=kind, path=str(folder), split="test", options=options), 0, root)
     loaded.examples = base.resolve(loaded.examples, root)
     return loaded
 
 
 @pytest.fixture
-def sql() -> Iterator[SqlEngine]:
+def sql():
     with SqlEngine(Limits(timeout_s=5, memory_mb=256)) as engine:
         yield engine
 
 
-def play(examples: list[Example], said: dict[str, list[str]], sql: SqlEngine, **protocol: Any) -> list[Trajectory]:
-    def say(request: Request) -> str:
-        assert request.example is not None
+def play(examples, said, sql, **protocol):
+    def say(request):
         return f"<reasoning>r</reasoning>{said[request.example.id][request.turn]}"
 
     speech = build(ProtocolSection(**protocol))
@@ -112,7 +108,7 @@ def play(examples: list[Example], said: dict[str, list[str]], sql: SqlEngine, **
     return engine.run([EpisodeRequest(example, 0, 0) for example in examples])
 
 
-def test_gold_is_joined_and_a_query_with_a_test_of_its_own_is_rejected(folder: Path, tmp_path: Path) -> None:
+def test_gold_is_joined_and_a_query_with_a_test_of_its_own_is_rejected(folder, tmp_path):
     loaded = read(folder, tmp_path / "stage")
     assert [(one.id, one.database.engine, one.meta["difficulty"]) for one in loaded.examples] == [
         ("livesqlbench_alien_1", "sqlite_stateful", "Query Simple"),
@@ -130,7 +126,7 @@ def test_gold_is_joined_and_a_query_with_a_test_of_its_own_is_rejected(folder: P
     assert not Path("/tmp/stolen").exists()
 
 
-def test_a_default_test_case_is_no_test_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_a_default_test_case_is_no_test_of_its_own(folder, tmp_path):
     gold = folder / "livesqlbench_sqlite_gt_kg_testcases_0528.jsonl"
     rows = [json.loads(line) for line in gold.read_text(encoding="utf-8").splitlines()]
     rows[1]["test_cases"] = [DEFAULT_TEST]
@@ -138,7 +134,7 @@ def test_a_default_test_case_is_no_test_of_its_own(folder: Path, tmp_path: Path)
     assert len(read(folder, tmp_path / "stage").examples) == 3
 
 
-def test_a_public_file_alone_has_no_gold_and_two_gold_files_are_one_too_many(folder: Path, tmp_path: Path) -> None:
+def test_a_public_file_alone_has_no_gold_and_two_gold_files_are_one_too_many(folder, tmp_path):
     gold = folder / "livesqlbench_sqlite_gt_kg_testcases_0528.jsonl"
     (folder / "livesqlbench_gt.jsonl").write_bytes(gold.read_bytes())
     with pytest.raises(DataError, match="several gold files"):
@@ -150,7 +146,7 @@ def test_a_public_file_alone_has_no_gold_and_two_gold_files_are_one_too_many(fol
     assert (loaded.examples, {bad.reason for bad in loaded.quarantine}) == ([], {"missing_gold"})
 
 
-def test_episodes_that_change_data_leave_the_download_as_it_was(folder: Path, tmp_path: Path, sql: SqlEngine) -> None:
+def test_episodes_that_change_data_leave_the_download_as_it_was(folder, tmp_path, sql):
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
     loaded = read(folder, tmp_path / "stage")
     assert base.check_gold(loaded.examples, sql, tmp_path)[1] == []
@@ -183,7 +179,7 @@ def test_episodes_that_change_data_leave_the_download_as_it_was(folder: Path, tm
 
 
 @pytest.fixture
-def vague(folder: Path) -> Path:
+def vague(folder):
     asked = row(
         "alien_7",
         "Count the clear signals.",
@@ -202,7 +198,7 @@ def vague(folder: Path) -> Path:
     return folder
 
 
-def test_questions_about_a_vague_question_are_counted(vague: Path, tmp_path: Path, sql: SqlEngine) -> None:
+def test_questions_about_a_vague_question_are_counted(vague, tmp_path, sql):
     loaded = read(vague, tmp_path / "stage", "mini_interact")
     (example,) = loaded.examples
     assert "Loud signal" not in example.evidence
@@ -225,11 +221,10 @@ def test_questions_about_a_vague_question_are_counted(vague: Path, tmp_path: Pat
     figures = measured([record], "livesqlbench")
     assert value_of(figures["asked"]) == 3.0
     accuracy = execution_accuracy([record], "livesqlbench", 0)
-    assert accuracy is not None
     assert accuracy.value == 1.0
 
 
-def test_patience_ends_and_an_agent_that_cannot_ask_is_not_counted(vague: Path, tmp_path: Path, sql: SqlEngine) -> None:
+def test_patience_ends_and_an_agent_that_cannot_ask_is_not_counted(vague, tmp_path, sql):
     (example,) = read(vague, tmp_path / "stage", "mini_interact").examples
     turns = ["<ask>Which ones?</ask>"] * 3 + ["<solution>SELECT 1</solution>"]
     (played,) = play([example], {example.id: turns}, sql, name="ask", options={"patience": 0})
@@ -239,7 +234,7 @@ def test_patience_ends_and_an_agent_that_cannot_ask_is_not_counted(vague: Path, 
     assert (record.asked, "asked" in measured([record], "livesqlbench")) == (None, False)
 
 
-def test_an_issue_is_told_with_the_sql_that_has_it(folder: Path, tmp_path: Path) -> None:
+def test_an_issue_is_told_with_the_sql_that_has_it(folder, tmp_path):
     (folder / "database").mkdir()
     (folder / "alien").rename(folder / "database" / "alien")
     task = row("SQLite_1", "My count is wrong.", db_id="alien", issue_sql=["SELECT count(kind, 1) FROM signals;"])
@@ -250,7 +245,7 @@ def test_an_issue_is_told_with_the_sql_that_has_it(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("answer", ["DELETE FROM signals WHERE snr < 3", "DELETE FROM signals"])
-def test_another_trainer_gets_the_copy_and_the_reward_too(folder: Path, tmp_path: Path, answer: str) -> None:
+def test_another_trainer_gets_the_copy_and_the_reward_too(folder, tmp_path, answer):
     task = read(folder, tmp_path / "stage").examples[1]
     panel = ["rewards=[{term: exec, weight: 1}]", "execution.equality=livesqlbench", "protocol.prompt=stateful"]
     with Environment("sql_trail", panel) as environment:
@@ -262,7 +257,7 @@ def test_another_trainer_gets_the_copy_and_the_reward_too(folder: Path, tmp_path
     assert (last.reward, last.done) == (float("WHERE" in answer), True)
 
 
-def test_another_trainers_agent_asks_the_user_too(vague: Path, tmp_path: Path) -> None:
+def test_another_trainers_agent_asks_the_user_too(vague, tmp_path):
     (example,) = read(vague, tmp_path / "stage", "mini_interact").examples
     with Environment("sql_trail", ["include=protocols/ask", "execution.equality=livesqlbench"]) as environment:
         session = environment.reset(example)

@@ -1,13 +1,11 @@
 """A user's own questions: a CSV file as good as JSON lines, and one file cut so that nothing is asked on two sides."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from flows.commands import data
 from pipelines.benchmarks import base
-from pipelines.benchmarks.base import Loaded
 from pipelines.benchmarks.splitting import Shares, cut
 from pipelines.core.errors import DataError
 from pipelines.core.types import Database, Example
@@ -23,7 +21,7 @@ COLUMNS = ("name", "city", "price", "stock", "made")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     build_database(
         tmp_path / "shop.sqlite",
         "CREATE TABLE customer (name TEXT, city TEXT)",
@@ -32,16 +30,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(path: Path, split: str = "test", **options: object) -> Loaded:
+def read(path, split="test", **options):
     source = Source.model_validate({"kind": path.suffix[1:], "path": str(path), "split": split, "options": options})
     return base.read(source, 0, path.parent / "stage")
 
 
-def asked(question: str, sql: str) -> Example:
+def asked(question, sql):
     return Example(question, question, SHOP, sql)
 
 
-def own(count: int = 60) -> list[Example]:
+def own(count=60):
     """Families of questions that differ in words or in values alone, each over several tables and columns."""
     made = [
         asked(f"{wording} {column} of {table} {value} ?", f"SELECT {column} FROM {table} WHERE id = {value}")
@@ -53,7 +51,7 @@ def own(count: int = 60) -> list[Example]:
     return made[:count]
 
 
-def test_quotes_within_a_cell_close_nothing_and_a_row_with_an_unquoted_comma_is_set_aside(folder: Path) -> None:
+def test_quotes_within_a_cell_close_nothing_and_a_row_with_an_unquoted_comma_is_set_aside(folder):
     (folder / "own.csv").write_text('question,sql\nhow long is a 5" pen,SELECT 1\n"a ""5"" inch pen",SELECT 2\n')
     loaded = read(folder / "own.csv", database="shop.sqlite")
     assert [one.question for one in loaded.examples] == ['how long is a 5" pen', 'a "5" inch pen']
@@ -67,7 +65,7 @@ def test_quotes_within_a_cell_close_nothing_and_a_row_with_an_unquoted_comma_is_
 
 
 @pytest.mark.parametrize("sign", [",", ";", "\t"])
-def test_a_csv_file_is_read_by_its_header_whatever_parts_its_cells(folder: Path, sign: str) -> None:
+def test_a_csv_file_is_read_by_its_header_whatever_parts_its_cells(folder, sign):
     lines = [
         ("\ufeffQuestion", "SQL", "note", "evidence"),
         ("who is there ?", "SELECT name FROM customer", "x", "all"),
@@ -95,14 +93,14 @@ def test_a_csv_file_is_read_by_its_header_whatever_parts_its_cells(folder: Path,
         ("question,sql\n\xe4,b\n".encode("latin-1"), "own.csv is not UTF-8. Save it as “CSV UTF-8”."),
     ],
 )
-def test_a_csv_file_that_lacks_something_says_what(folder: Path, text: str | bytes, message: str) -> None:
+def test_a_csv_file_that_lacks_something_says_what(folder, text, message):
     (folder / "own.csv").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(DataError) as caught:
         read(folder / "own.csv", database="shop.sqlite")
     assert message in str(caught.value)
 
 
-def test_one_database_has_one_name_however_the_rows_write_it(folder: Path) -> None:
+def test_one_database_has_one_name_however_the_rows_write_it(folder):
     names = [{}, {"database": "shop.sqlite"}, {"database": str(folder / "shop.sqlite")}]
     rows = [{"question": f"q{number}", "sql": "SELECT 1", **name} for number, name in enumerate(names)]
     (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -111,7 +109,7 @@ def test_one_database_has_one_name_however_the_rows_write_it(folder: Path) -> No
     assert loaded.examples[0].database.id == "shop"
 
 
-def test_a_cut_has_nothing_on_two_sides_and_does_not_depend_on_the_order() -> None:
+def test_a_cut_has_nothing_on_two_sides_and_does_not_depend_on_the_order():
     # 60 questions: 2 wordings and 2 values of 20 queries, of which the last 20 rows lack some
     found = cut(own(), [], Shares(dev=0.1, test=0.3)).parts
     assert {part: len(each) for part, each in found.items()} == {"train": 36, "dev": 6, "test": 18}
@@ -123,7 +121,7 @@ def test_a_cut_has_nothing_on_two_sides_and_does_not_depend_on_the_order() -> No
     assert len(kept) >= 12
 
 
-def test_own_questions_are_held_out_before_invented_ones() -> None:
+def test_own_questions_are_held_out_before_invented_ones():
     mine = [asked(f"count {table} ?", f"SELECT count(*) FROM {table}") for table in TABLES]
     like = asked("how many of customer ?", "SELECT COUNT(*) FROM customer")
     other = asked("name the customers", "SELECT name FROM customer")
@@ -135,7 +133,7 @@ def test_own_questions_are_held_out_before_invented_ones() -> None:
     assert (len(found.parts["test"]), found.repeats) == (18, [])
 
 
-def test_a_small_file_has_something_of_each_and_questions_that_ask_the_same_cannot_be_cut() -> None:
+def test_a_small_file_has_something_of_each_and_questions_that_ask_the_same_cannot_be_cut():
     same = [asked(f"what costs {number} ?", f"SELECT name FROM shelf WHERE price = {number}") for number in range(9)]
     with pytest.raises(DataError, match="the 9 questions ask 1 different things: too few for dev, test, train"):
         cut(same, [], Shares(0.1, 0.3))
@@ -143,7 +141,7 @@ def test_a_small_file_has_something_of_each_and_questions_that_ask_the_same_cann
     assert {part: len(each) for part, each in found.items()} == {"train": 1, "dev": 1, "test": 1}
 
 
-def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder: Path) -> None:
+def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder):
     lines = [json.dumps({"question": one.question, "sql": one.gold_sql}) + "\n" for one in own()]
     (folder / "own.jsonl").write_text("".join(lines) + "{}\n")
     (folder / "more.jsonl").write_text(lines[0] + '{"question": "new", "sql": "SELECT max(stock) FROM shelf"}\n')
@@ -159,7 +157,7 @@ def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder: Path) -> N
     assert {path.name for path in base.files(source) or ()} == {"own.jsonl", "more.jsonl", "shop.sqlite"}
 
 
-def test_a_csv_file_of_own_questions_can_be_added(folder: Path, tmp_path: Path) -> None:
+def test_a_csv_file_of_own_questions_can_be_added(folder, tmp_path):
     (folder / "own.csv").write_text("question,sql,database\nwho ?,SELECT name FROM customer,shop.sqlite\n")
     found = data.add("own", folder / "own.csv", lambda line: None, tmp_path / "local", called="sales")
     assert (found["usable"], found["rows"]) == (1, 1)

@@ -2,15 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.core.types import Database
 from pipelines.sql.analysis.hardness import hardness
-from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
+from pipelines.sql.engine import Limits, Pair, SqlEngine
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 VECTORS = SHARED / "vectors"
@@ -43,17 +41,17 @@ DEFECTS = {
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=30)) as engine:
         yield engine
 
 
-def judge(engine: SqlEngine, rows: list[dict[str, Any]], databases: list[Database]) -> list[Verdict]:
+def judge(engine, rows, databases):
     pairs = [Pair(database, row["gold"], row["pred"]) for database, row in zip(databases, rows, strict=True)]
     return engine.verdicts(pairs, list(PREDICTIONS))
 
 
-def test_the_verdicts_on_532_published_predictions(engine: SqlEngine) -> None:
+def test_the_verdicts_on_532_published_predictions(engine):
     lines = (VECTORS / "spider_dev_slice_verdicts.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     folder = SHARED / "spider" / "database"
@@ -70,7 +68,7 @@ def test_the_verdicts_on_532_published_predictions(engine: SqlEngine) -> None:
     assert different == []
 
 
-def test_the_verdicts_on_37_probes(engine: SqlEngine) -> None:
+def test_the_verdicts_on_37_probes(engine):
     rows = json.loads((VECTORS / "probe" / "semantics.json").read_text())
     probe = Database("probe", "sqlite", str(VECTORS / "probe" / "db" / "probe" / "probe.sqlite"))
     different = {
@@ -83,7 +81,7 @@ def test_the_verdicts_on_37_probes(engine: SqlEngine) -> None:
     assert different == DEFECTS
 
 
-def test_all_hardness_labels() -> None:
+def test_all_hardness_labels():
     lines = (VECTORS / "spider_dev_slice_verdicts.jsonl").read_text().splitlines()
     train = json.loads((SHARED / "spider" / "train.json").read_text())
     labels = [(row["query"], row["hardness"]) for row in train]

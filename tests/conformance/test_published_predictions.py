@@ -2,18 +2,14 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats as scipy_stats
 
 from pipelines.evaluation.paired_comparison import compare
-from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.summary import summarise
 from pipelines.report import formats, report_tables, writer
-from pipelines.report.data import ReportData
 from pipelines.sql.diagnoses import ERROR_CLASSES
 from tests.fakes import load_script
 
@@ -29,31 +25,29 @@ OFFICIAL = {
     "skyrl": "skyrl_reward",
     "spider_exec": "spider_exec_2018",
 }
-EQUALITIES: tuple[str, ...] = build_published.EQUALITIES
+EQUALITIES = build_published.EQUALITIES
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = build_published.rows(SHARED)
-    return found
+def rows():
+    return build_published.rows(SHARED)
 
 
 @pytest.fixture(scope="module")
-def data() -> ReportData:
-    found: ReportData = build_published.gather(SHARED)
-    return found
+def data():
+    return build_published.gather(SHARED)
 
 
-def official(rows: list[Mapping[str, Any]], system: str, equality: str) -> list[float]:
+def official(rows, system, equality):
     return [float(row[OFFICIAL[equality]]) for row in rows if row["system"] == system]
 
 
-def by_system(data: ReportData) -> dict[str, tuple[EpisodeRecord, ...]]:
+def by_system(data):
     return {system.name: system.records for system in data.systems}
 
 
 @pytest.mark.parametrize("equality", EQUALITIES)
-def test_ex_is_the_official_total(data: ReportData, rows: list[Mapping[str, Any]], equality: str) -> None:
+def test_ex_is_the_official_total(data, rows, equality):
     for name, records in by_system(data).items():
         found = summarise(records, equality).ex[equality]
         wanted = official(rows, name, equality)
@@ -61,7 +55,7 @@ def test_ex_is_the_official_total(data: ReportData, rows: list[Mapping[str, Any]
         assert found.value * 133 == pytest.approx(sum(max(score, 0.0) for score in wanted))
 
 
-def test_every_failure_has_a_class_with_evidence(data: ReportData) -> None:
+def test_every_failure_has_a_class_with_evidence(data):
     for name, records in by_system(data).items():
         wrong = [record for record in records if not record.right(EQUALITIES[0])]
         assert all(record.diagnosis is not None and record.diagnosis.evidence for record in wrong), name
@@ -73,34 +67,31 @@ def test_every_failure_has_a_class_with_evidence(data: ReportData) -> None:
         )  # strong systems rarely invent or misspell
 
 
-def test_paired_tests_agree_with_scipy(data: ReportData) -> None:
+def test_paired_tests_agree_with_scipy(data):
     first, *others = data.systems
     for other in others:
         found = compare(first.records, other.records, EQUALITIES[0], (first.name, other.name))
-        assert found is not None
         assert found.paired.n == 133
         if found.gained + found.lost:
             expected = scipy_stats.binomtest(found.gained, found.gained + found.lost).pvalue
             assert found.p_mcnemar == pytest.approx(expected)
 
 
-def test_the_report_of_published_systems_names_each_of_them(data: ReportData, tmp_path: Path) -> None:
+def test_the_report_of_published_systems_names_each_of_them(data, tmp_path):
     writer.write(data, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "133 questions over 4 databases" in page
     assert all(system.name in page for system in data.systems)
 
 
-def test_the_tables_in_the_documentation_are_these(data: ReportData) -> None:
+def test_the_tables_in_the_documentation_are_these(data):
     page = Path(__file__).parents[2].joinpath("docs", "published_systems.md").read_text(encoding="utf-8")
     for table in (report_tables.equalities(data), report_tables.errors(data), report_tables.paired(data)):
         assert table is not None
         assert formats.markdown(table).strip() in page
 
 
-def test_the_page_holds_no_text_of_the_benchmark(
-    data: ReportData, rows: list[Mapping[str, Any]], tmp_path: Path
-) -> None:
+def test_the_page_holds_no_text_of_the_benchmark(data, rows, tmp_path):
     writer.write(build_published.without_texts(data), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert not any(row[name] in page for row in rows for name in ("gold", "pred"))

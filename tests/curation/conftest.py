@@ -1,7 +1,6 @@
 """Outcomes made by hand: what a trajectory came to, without running one; and selection from them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import polars as pl
@@ -9,7 +8,6 @@ import pytest
 
 from pipelines.core.types import Action, ActionKind, ExecutionStatus, Outcome, StopReason, Trajectory, Turn
 from pipelines.curation import filtering
-from pipelines.recipe.config import Filter
 
 
 def make_outcome(
@@ -61,9 +59,7 @@ class Selection(NamedTuple):
     table: pl.DataFrame
 
 
-def select(
-    outcomes: Sequence[Outcome], settings: Filter, seed: int = 0, databases: Mapping[str, str] | None = None
-) -> Selection:
+def select(outcomes, settings, seed=0, databases=None):
     judged = [filtering.CheckedTrajectory.of(one, (databases or {}).get(one.example_id, "d")) for one in outcomes]
     table = pl.DataFrame(list(map(dataclasses.asdict, judged)), schema=filtering.COLUMNS)
     found = filtering.select(table, settings, seed)

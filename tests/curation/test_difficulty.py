@@ -16,7 +16,7 @@ from pipelines.stages import difficulty as stage
 from pipelines.stages.context import Context, Silent
 
 
-def of(*scored: ScoredQuestion) -> pl.DataFrame:
+def of(*scored):
     return pl.DataFrame(list(map(dataclasses.asdict, scored)), schema=COLUMNS)
 
 

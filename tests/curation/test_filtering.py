@@ -1,7 +1,6 @@
 """Only right and well-formed episodes are kept; SQL-Trail's selection takes medium and hard questions first (A.6)."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -92,11 +91,11 @@ def test_within_a_level_the_seed_decides_and_not_the_order_of_arrival(outcome):
         ("SELECT a FROM t", "SELECT DISTINCT a FROM t", False),
     ],
 )
-def test_a_shape_forgets_values_aliases_and_layout(one: str, other: str, alike: bool) -> None:
+def test_a_shape_forgets_values_aliases_and_layout(one, other, alike):
     assert (sql_shape(one, names=True) == sql_shape(other, names=True)) is alike
 
 
-def test_without_names_all_tables_and_columns_are_alike() -> None:
+def test_without_names_all_tables_and_columns_are_alike():
     assert sql_shape("SELECT a FROM t WHERE c = 1") == "select x from x where x = ?"
     assert sql_shape("SELECT b FROM u WHERE d = 'z'") == "select x from x where x = ?"
     assert sql_shape("SELECT count(*) FROM `my t`") == "select count ( * ) from x"
@@ -119,16 +118,16 @@ def test_without_names_all_tables_and_columns_are_alike() -> None:
         ("\x00", "\x00"),
     ],
 )
-def test_any_text_has_a_shape(text: str, shape: str) -> None:
+def test_any_text_has_a_shape(text, shape):
     assert sql_shape(text) == shape
 
 
-def said(outcome: Any, sql: str, words: str) -> Any:
+def said(outcome, sql, words):
     turns = (Turn("", Action(ActionKind.SQL, "SELECT 1", words)), Turn("", Action(ActionKind.SOLUTION, sql, "so")))
     return dataclasses.replace(outcome, trajectory=dataclasses.replace(outcome.trajectory, turns=turns, final_sql=sql))
 
 
-def test_near_duplicates_are_cut_before_anything_else(outcome: Any) -> None:
+def test_near_duplicates_are_cut_before_anything_else(outcome):
     a = said(outcome("a"), "SELECT x FROM t WHERE y = 1", "look here")
     b = said(outcome("b"), "SELECT x FROM t WHERE y = 22", "look there")
     c = said(outcome("c"), "SELECT z FROM t WHERE y = 1", "look here")
@@ -138,7 +137,7 @@ def test_near_duplicates_are_cut_before_anything_else(outcome: Any) -> None:
     assert len(select([a, b, c], Filter(per_plan=1), 0, {"a": "d", "b": "e", "c": "d"}).kept) == 3
 
 
-def test_diversity_in_numbers(outcome: Any) -> None:
+def test_diversity_in_numbers(outcome):
     made = [
         said(outcome("a"), "SELECT x FROM t WHERE y = 1", "look here now"),
         said(outcome("b"), "SELECT x FROM t WHERE y = 22", "look here now"),

@@ -1,7 +1,6 @@
 """Leakage: training questions that the benchmark asks too, by three measures."""
 
 import json
-from pathlib import Path
 
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
@@ -13,7 +12,7 @@ from pipelines.stages.context import Silent
 from tests.fakes import build_database
 
 
-def ask(id: str, question: str, sql: str, database: str = "d") -> Example:
+def ask(id, question, sql, database="d"):
     return Example(id, question, Database(database, "sqlite", ""), sql)
 
 
@@ -23,7 +22,7 @@ HELD_OUT = [
 ]
 
 
-def test_each_kind_is_found_once_and_the_strictest_wins() -> None:
+def test_each_kind_is_found_once_and_the_strictest_wins():
     train = [
         ask("a", "How many singers are there? ", "SELECT count(*) FROM singer"),
         ask("b", "names of clubs in koln", "SELECT 1"),
@@ -38,7 +37,7 @@ def test_each_kind_is_found_once_and_the_strictest_wins() -> None:
     ]
 
 
-def test_the_same_words_about_another_database_are_told_apart() -> None:
+def test_the_same_words_about_another_database_are_told_apart():
     found = leakage.report([ask("a", "How many singers are there?", "SELECT count(*) FROM singer", "e")], HELD_OUT)
     assert found["any_database"] == {"exact": 1, "normalised": 0, "sql": 0}
     assert found["same_database"] == {"exact": 0, "normalised": 0, "sql": 0}
@@ -53,7 +52,7 @@ def test_the_same_words_about_another_database_are_told_apart() -> None:
     )
 
 
-def test_a_leak_on_the_same_database_is_not_hidden_by_the_same_words_on_another() -> None:
+def test_a_leak_on_the_same_database_is_not_hidden_by_the_same_words_on_another():
     """The exact question stands on e; on d, which the training question asks, it stands in other words."""
     held_out = [
         ask("e", "How many items are there?", "SELECT count(*) FROM box", "e"),
@@ -72,7 +71,7 @@ def test_a_leak_on_the_same_database_is_not_hidden_by_the_same_words_on_another(
     ]
 
 
-def test_a_database_is_the_same_by_whatever_name_a_source_calls_it(tmp_path: Path) -> None:
+def test_a_database_is_the_same_by_whatever_name_a_source_calls_it(tmp_path):
     """Feedback names a file by its whole path; the held-out questions' reader calls it by a short name."""
     file = tmp_path / "shop.sqlite"
     file.touch()
@@ -86,7 +85,7 @@ def test_a_database_is_the_same_by_whatever_name_a_source_calls_it(tmp_path: Pat
     assert found["shared_databases"] == ["shop"]
 
 
-def test_the_data_stage_reports_each_training_pool(tmp_path: Path) -> None:
+def test_the_data_stage_reports_each_training_pool(tmp_path):
     """The RL pool asks one of the held-out questions in other words; the SFT pool none."""
     build_database(
         tmp_path / "clubs.sqlite",

@@ -7,9 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +26,7 @@ SMALL = [
 ]
 
 
-def walk(store: Store, until: str, *overrides: str) -> None:
+def walk(store, until, *overrides):
     recipe = recipes.load("miniature", [*SMALL, *overrides])
     steps = graph.plan(recipe, store, until)
     for step in steps:
@@ -36,13 +34,13 @@ def walk(store: Store, until: str, *overrides: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def taught(tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("taught"))
     walk(store, "synthesize", "rollout.processes=1")
     return store.root
 
 
-def curated(taught: Path, root: Path, *overrides: str) -> dict[str, Any]:
+def curated(taught, root, *overrides):
     shutil.copytree(taught, root, symlinks=True)
     store = Store(root)
     walk(store, "gold_schema", *overrides)
@@ -50,25 +48,25 @@ def curated(taught: Path, root: Path, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def one_process(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def one_process(taught, tmp_path, monkeypatch):
     monkeypatch.setattr(curate, "BATCH", 8)
     return curated(taught, tmp_path / "one", "rollout.processes=1")
 
 
 @pytest.mark.services  # seconds: CI has it, README's test command not
-def test_two_processes_write_the_same(taught: Path, one_process: dict[str, Any], tmp_path: Path) -> None:
+def test_two_processes_write_the_same(taught, one_process, tmp_path):
     assert sorted(one_process) == ["data", "filter", "gold_schema", "synthesize"]
     assert curated(taught, tmp_path / "two", "rollout.processes=2") == one_process
 
 
 @pytest.mark.slow
-def test_a_local_dask_cluster_writes_the_same(taught: Path, one_process: dict[str, Any], tmp_path: Path) -> None:
+def test_a_local_dask_cluster_writes_the_same(taught, one_process, tmp_path):
     pytest.importorskip("distributed")
     assert curated(taught, tmp_path / "dask", "rollout.processes=2", "rollout.dask=local") == one_process
 
 
 @pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[str]:
+def scheduler(tmp_path):
     """A scheduler with one worker, each a process of its own, as `dask scheduler` and `dask worker` start them."""
     pytest.importorskip("distributed")
     place = tmp_path / "scheduler.json"
@@ -93,34 +91,34 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.services
-def test_a_scheduler_writes_the_same(taught: Path, one_process: dict[str, Any], scheduler: str, tmp_path: Path) -> None:
+def test_a_scheduler_writes_the_same(taught, one_process, scheduler, tmp_path):
     assert curated(taught, tmp_path / "far", f"rollout.dask={scheduler}") == one_process
 
 
 @pytest.mark.slow
-def test_no_scheduler_is_one_plain_line(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_scheduler_is_one_plain_line(taught, tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr(shards, "WAIT_S", 2)
     with pytest.raises(ResourceError, match=r"no scheduler at tcp://127\.0\.0\.1:1"):
         curated(taught, tmp_path / "none", "rollout.dask=tcp://127.0.0.1:1")
 
 
-def upper(suffix: str) -> shards.Run:
-    def run(items: Sequence[Any], path: Path) -> str:
+def upper(suffix):
+    def run(items, path):
         path.write_text("".join(items).upper() + suffix)
         return suffix
 
     return run
 
 
-def failing() -> shards.Run:
-    def run(items: Sequence[Any], path: Path) -> str:
+def failing():
+    def run(items, path):
         raise ValueError("a shard that cannot be made")
 
     return run
 
 
-def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path: Path) -> None:
+def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path):
     """A stage's run holds an SQL engine with its processes, or a model: those of stages before it must go."""
     for suffix in "!?":
         plan = pickle.dumps((upper, (suffix,), card.FOLDER))
@@ -130,7 +128,7 @@ def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_failed_shard_leaves_no_worker_behind(tmp_path: Path) -> None:
+def test_a_failed_shard_leaves_no_worker_behind(tmp_path):
     pytest.importorskip("distributed")
     before = set(children())
     plan = pickle.dumps((failing, (), card.FOLDER))
@@ -139,5 +137,5 @@ def test_a_failed_shard_leaves_no_worker_behind(tmp_path: Path) -> None:
     assert {pid for pid in children() if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()} <= before
 
 
-def children() -> list[str]:
+def children():
     return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()

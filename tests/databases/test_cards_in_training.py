@@ -3,7 +3,6 @@
 import ast
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +14,6 @@ from pipelines.databases import card, named
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import render
@@ -45,7 +43,7 @@ QUESTIONS = {
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lake").mkdir()
     place = tmp_path / "lake" / "shop.sqlite"
@@ -56,7 +54,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def put_card(location: Path | str, name: str = "shop", **edits: Any) -> None:
+def put_card(location, name="shop", **edits):
     staff = {
         "id": ColumnCard(type="INTEGER", key=True),
         "name": ColumnCard(type="TEXT", description="first name"),
@@ -72,24 +70,24 @@ def put_card(location: Path | str, name: str = "shop", **edits: Any) -> None:
     card.write(card.path_of(name), known.model_copy(update=edits))
 
 
-def recipe_of(*overrides: str) -> Recipe:
+def recipe_of(*overrides):
     source = f"{{kind: jsonl, path: {Path('own.jsonl').absolute()}}}"
     pools = [f"data.{pool}={source}" for pool in ("sft", "dev")]
     own = ["data.max_bad_share=0.6", "rollout.processes=1", "protocol.schema_values=3", *overrides]
     return recipes.load("miniature", [*pools, f"data.rl=[{source}]", *own])
 
 
-def keys(recipe: Recipe, store: Path) -> dict[str, str]:
+def keys(recipe, store):
     return {step.name: step.key for step in graph.plan(recipe, Store(store), until="grpo")}
 
 
-def kept_text(path: Path) -> str:
+def kept_text(path):
     if path.suffix == ".parquet":
         return json.dumps(frames.read(path).to_dicts(), default=str)
     return path.read_bytes().decode("utf-8", "replace")
 
 
-def test_no_stage_keeps_anything_hidden(shop: Path, tmp_path: Path) -> None:
+def test_no_stage_keeps_anything_hidden(shop, tmp_path):
     put_card(shop)
     recipe, store = recipe_of("synthesis.teacher.error_rate=1.0"), Store(tmp_path / "store")
     steps = graph.plan(recipe, store, until="synthesize")
@@ -116,7 +114,7 @@ def test_no_stage_keeps_anything_hidden(shop: Path, tmp_path: Path) -> None:
     assert not {path: words for path, words in said.items() if words}
 
 
-def test_a_stage_reads_what_asking_shows_and_refuses_the_rest(shop: Path) -> None:
+def test_a_stage_reads_what_asking_shows_and_refuses_the_rest(shop):
     put_card(shop)
     recipe, database = recipe_of(), Database("any", "sqlite", str(Path("mine.sqlite").absolute()))
     shown = render(schemas(recipe)(database), "ddl")
@@ -127,7 +125,7 @@ def test_a_stage_reads_what_asking_shows_and_refuses_the_rest(shop: Path) -> Non
     assert [result.error_class for result in results] == ["hidden", None]
 
 
-def test_a_database_is_one_however_its_location_is_written(shop: Path, tmp_path: Path) -> None:
+def test_a_database_is_one_however_its_location_is_written(shop, tmp_path):
     assert identity("mine.sqlite") == identity(str(tmp_path / "lake" / ".." / "mine.sqlite")) == str(shop.resolve())
     one = "//localhost:/shop"
     for address in ("postgresql://reader@localhost/shop", "postgres://owner@127.0.0.1:5432/shop?sslmode=disable"):
@@ -147,7 +145,7 @@ def test_a_database_is_one_however_its_location_is_written(shop: Path, tmp_path:
     assert [result.error_class for result in results] == ["not_authorized", "hidden"]
 
 
-def test_an_edited_card_makes_the_stages_of_its_database_again(shop: Path, tmp_path: Path) -> None:
+def test_an_edited_card_makes_the_stages_of_its_database_again(shop, tmp_path):
     recipe, store = recipe_of(), tmp_path / "store"
     plain = keys(recipe, store)
     put_card(tmp_path / "other.sqlite", "other")
@@ -163,7 +161,7 @@ def test_an_edited_card_makes_the_stages_of_its_database_again(shop: Path, tmp_p
     assert keys(recipe, store) == plain
 
 
-def test_the_card_of_a_servers_database_is_in_the_keys(shop: Path, tmp_path: Path) -> None:
+def test_the_card_of_a_servers_database_is_in_the_keys(shop, tmp_path):
     row = {"question": "how many ?", "sql": "SELECT 1", "database": "postgresql://owner@db.example/shop"}
     Path("own.jsonl").write_text(json.dumps(row) + "\n")
     recipe, store = recipe_of(), tmp_path / "store"
@@ -174,7 +172,7 @@ def test_the_card_of_a_servers_database_is_in_the_keys(shop: Path, tmp_path: Pat
     assert keys(recipe, store)["data"] != plain["data"]
 
 
-def test_what_any_card_of_a_database_hides_is_hidden(shop: Path) -> None:
+def test_what_any_card_of_a_database_hides_is_hidden(shop):
     put_card(shop, "a", tables={"staff": TableCard(columns={"name": ColumnCard(), "town": ColumnCard()})})
     put_card(Path("mine.sqlite").absolute(), "b")
     (known,) = card.by_database().values()
@@ -199,7 +197,7 @@ WITHOUT_CARDS = {
 }
 
 
-def test_nothing_reads_a_database_past_its_card() -> None:
+def test_nothing_reads_a_database_past_its_card():
     found = set()
     for path in [path for folder in ("pipelines", "flows", "tasks") for path in (ROOT / folder).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -210,7 +208,7 @@ def test_nothing_reads_a_database_past_its_card() -> None:
     assert found == set(WITHOUT_CARDS)
 
 
-def test_a_card_that_cannot_be_read_stops_a_run(shop: Path) -> None:
+def test_a_card_that_cannot_be_read_stops_a_run(shop):
     card.FOLDER.mkdir()
     card.path_of("shop").write_text(yaml.safe_dump({"engine": "sqlite"}))
     with pytest.raises(Exception, match=r"databases/shop\.yaml: location"):

@@ -1,7 +1,6 @@
 """The schema filter: what it chooses by hand, its budget, and where it stands in prompts."""
 
 import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -36,15 +35,13 @@ SCHOOL = Schema(
         ("who is LINDA", [("Student", "LName")], {("student", "lname")}),  # a stored value
     ],
 )
-def test_columns_that_a_question_names_come_first(
-    question: str, mentioned: list[tuple[str, str]], items: set[tuple[str, str]]
-) -> None:
+def test_columns_that_a_question_names_come_first(question, mentioned, items):
     chosen = SchemaFilter(SCHOOL, False).choose(question, 40, mentioned)
     assert items <= chosen.columns
     assert len(chosen.tables) < len(SCHOOL.tables)
 
 
-def test_what_is_chosen_beside_the_named_columns() -> None:
+def test_what_is_chosen_beside_the_named_columns():
     # Student and Course have no key in common: Enrolled_in joins them, though the question does not name it
     chosen = SchemaFilter(SCHOOL, False).choose("students of the course with the most credits", 120)
     assert {"student", "course", "enrolled_in"} <= chosen.tables
@@ -60,7 +57,7 @@ def test_what_is_chosen_beside_the_named_columns() -> None:
 
 @pytest.mark.parametrize("is_brief", [False, True])
 @pytest.mark.parametrize("tokens", [10, 30, 60, 100, 200])
-def test_the_chosen_part_stays_within_its_budget_and_fills_it(tokens: int, is_brief: bool) -> None:
+def test_the_chosen_part_stays_within_its_budget_and_fills_it(tokens, is_brief):
     columns = tuple(Column(f"Column {number}", "TEXT", number == 0, ("a b", "c")) for number in range(9))
     key = ForeignKey("Column 0", "table_0", "Column 0")
     schema = Schema(tuple(Table(f"table_{number}", columns, (key,) if number else ()) for number in range(9)))
@@ -71,7 +68,7 @@ def test_the_chosen_part_stays_within_its_budget_and_fills_it(tokens: int, is_br
     assert size >= tokens / 2 or tokens < 60  # a table with its keys takes up to 40
 
 
-def test_a_served_database_that_is_too_large_is_shown_in_part(tmp_path: Path) -> None:
+def test_a_served_database_that_is_too_large_is_shown_in_part(tmp_path):
     """300 tables of 8 columns are some 20,000 tokens: the prompt shows what fits half of an episode, and says so."""
     place = tmp_path / "big.sqlite"
     with sqlite3.connect(place) as connection:

@@ -24,7 +24,7 @@ PAIRS = {  # gold and prediction
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "lake" / "shop" / "shop.sqlite"
     build_database(
@@ -40,7 +40,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def run(databases: str, *more: str) -> tuple[int, str]:
+def run(databases, *more):
     files = ["--gold", "gold.sql", "--pred", "pred.sql", "--database", databases, "--workers", "1"]
     result = CliRunner().invoke(app, [*files, "--equality", "strict", *more])
     if isinstance(result.exception, UserError):
@@ -49,7 +49,7 @@ def run(databases: str, *more: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("databases", ["shop", "lake"])
-def test_nothing_hidden_is_read_however_the_database_is_named(shop: Path, databases: str) -> None:
+def test_nothing_hidden_is_read_however_the_database_is_named(shop, databases):
     code, said = run(databases, "--out", "verdicts.jsonl", "--report", "report", "--json")
     facts = json.loads(said.splitlines()[-1])
     assert code == 0
@@ -61,7 +61,7 @@ def test_nothing_hidden_is_read_however_the_database_is_named(shop: Path, databa
     assert not any(b"987654" in text or b"salary INTEGER" in text for text in written)
 
 
-def test_a_gold_file_of_several_databases_is_not_one(shop: Path) -> None:
+def test_a_gold_file_of_several_databases_is_not_one(shop):
     Path("gold.sql").write_text("SELECT 1\tshop\nSELECT 1\tfarm\n")
     Path("pred.sql").write_text("SELECT 1\nSELECT 1\n")
     with pytest.raises(UserError, match="the gold file asks 2 databases, and shop is one"):

@@ -20,7 +20,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
 
 
-def test_only_an_address_without_a_password_gets_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_an_address_without_a_password_gets_that_of_the_environment(monkeypatch):
     bare, whole = "postgresql://me@host/shop", "postgresql://me:own@host/shop"
     monkeypatch.delenv("PGPASSWORD", raising=False)
     assert DIALECTS["postgres"].locate(bare) == bare
@@ -52,7 +52,7 @@ def test_only_an_address_without_a_password_gets_that_of_the_environment(monkeyp
         ),
     ],
 )
-def test_a_mysql_address_says_how_the_connection_is_encrypted(options: str, encryption: object) -> None:
+def test_a_mysql_address_says_how_the_connection_is_encrypted(options, encryption):
     assert encryption_of(f"mysql://me@host/shop{options}") == encryption
 
 
@@ -65,14 +65,14 @@ def test_a_mysql_address_says_how_the_connection_is_encrypted(options: str, encr
         ("ssl_mode=DISABLED&ssl_ca=/ca.pem", "asks for no certificate"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(options: str, message: str) -> None:
+def test_an_option_that_would_do_nothing_is_refused(options, message):
     with pytest.raises(DataError, match=message):
         addresses.driver_address(f"mysql://me@host/shop?{options}", "mysql", None)
 
 
 @pytest.mark.services
 @pytest.mark.timeout(120)
-def test_a_server_gets_its_password_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_gets_its_password_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     programs = binaries()
     if programs is None:

@@ -3,12 +3,11 @@
 import pytest
 
 from pipelines.benchmarks import base
-from pipelines.core.types import Example
 from pipelines.recipe.config import Source
 
 
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+def questions(tmp_path_factory):
     root = tmp_path_factory.mktemp("world")
     source = Source(kind="miniature", split="train", options={"databases": 2, "questions": 4})
     return base.resolve(base.read(source, 0, root).examples, root)

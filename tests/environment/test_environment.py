@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,23 +11,22 @@ import pytest
 from flows.commands import use
 from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.store import Store
-from pipelines.core.types import Database, Example, Trajectory
+from pipelines.core.types import Database, Example
 from pipelines.databases.named import find
 from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asking import Asker
 from pipelines.environment.core import Environment, asked_question, example_of, row_of
-from pipelines.protocols.base import Messages, build
+from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import making
-from pipelines.rollout.policies.base import Request, ScriptedPolicy
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.serving.agent import Agent, AnsweringModel, Event, QuestionBudget
+from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget
 from pipelines.stages import data
 from pipelines.stages.context import Context, Silent, examples
 from tasks import served_model
@@ -37,7 +35,7 @@ from tests.fakes import build_database
 RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
 
 
-def played(recipe: Recipe, questions: list[Example], error_rate: float) -> tuple[list[Trajectory], list[float]]:
+def played(recipe, questions, error_rate):
     """The scripted oracle's trajectories by our own engine, and what the recipe's panel pays for them."""
     with Environment(recipe) as environment:
         questions = with_prompt_facts(questions, recipe, environment.schema, environment.sql)
@@ -66,7 +64,7 @@ def played(recipe: Recipe, questions: list[Example], error_rate: float) -> tuple
 
 @pytest.mark.parametrize("error_rate", [0.0, 1.0])
 @pytest.mark.parametrize("name", RECIPES)
-def test_turns_are_paid_as_in_our_rollouts(questions: list[Example], name: str, error_rate: float) -> None:
+def test_turns_are_paid_as_in_our_rollouts(questions, name, error_rate):
     recipe = recipes.load(name)
     trajectories, rewards = played(recipe, questions, error_rate)
     with Environment(recipe) as environment:
@@ -81,23 +79,23 @@ def test_turns_are_paid_as_in_our_rollouts(questions: list[Example], name: str, 
             assert steps[-1].info["final_sql"] == trajectory.final_sql
 
 
-def test_many_sessions_run_side_by_side_and_none_gets_the_rows_of_another(questions: list[Example]) -> None:
+def test_many_sessions_run_side_by_side_and_none_gets_the_rows_of_another(questions):
     recipe = recipes.load("skyrl_sql")
 
-    async def episode(environment: Environment, question: Example) -> bool:
+    async def episode(environment, question):
         session = environment.reset(question)
         await session.step_async("<think>look</think>\n<sql>SELECT 1</sql>")
         step = await session.step_async(f"<think>so</think>\n<solution>{question.gold_sql}</solution>")
         return step.reward == 1.0 and bool(step.info["correct"])
 
-    async def all_of_them() -> list[bool]:
+    async def all_of_them():
         with Environment(recipe, workers=2) as environment:
             return await asyncio.gather(*(episode(environment, question) for question in questions * 5))
 
     assert asyncio.run(all_of_them()) == [True] * len(questions) * 5
 
 
-def test_nothing_is_read_after_a_turn_has_ended_and_no_step_taken_after_the_end(questions: list[Example]) -> None:
+def test_nothing_is_read_after_a_turn_has_ended_and_no_step_taken_after_the_end(questions):
     # Else it could write its own observation: a server stops at the closing tag, and so does the environment
     with Environment("skyrl_sql") as environment:
         session = environment.reset(questions[0])
@@ -116,7 +114,7 @@ def test_nothing_is_read_after_a_turn_has_ended_and_no_step_taken_after_the_end(
         assert session.messages[-2]["content"].endswith("<sql>SELECT 7 AS n</sql>")
 
 
-def test_a_database_that_is_gone_gives_no_reward(questions: list[Example], tmp_path: Path) -> None:
+def test_a_database_that_is_gone_gives_no_reward(questions, tmp_path):
     copy = tmp_path / "gone.sqlite"
     copy.write_bytes(Path(questions[0].database.location).read_bytes())
     row = {"question": questions[0].question, "sql": questions[0].gold_sql, "database": str(copy)}
@@ -127,7 +125,7 @@ def test_a_database_that_is_gone_gives_no_reward(questions: list[Example], tmp_p
         assert (step.done, step.reward, step.info["broken"]) == (True, None, True)
 
 
-def test_a_row_carries_a_whole_example_or_all_its_fields(questions: list[Example]) -> None:
+def test_a_row_carries_a_whole_example_or_all_its_fields(questions):
     with pytest.raises(DataError, match="'sql' is missing or is no text"):
         example_of({"question": "how many", "database": "shop.sqlite"})
     with pytest.raises(DataError, match="'sql' is missing or is no text"):
@@ -138,7 +136,7 @@ def test_a_row_carries_a_whole_example_or_all_its_fields(questions: list[Example
             example_of({"record": wrong})
 
 
-def test_skyrl_gym_pays_the_same_reward(questions: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skyrl_gym_pays_the_same_reward(questions, monkeypatch):
     skyrl_gym = pytest.importorskip("skyrl_gym")
     monkeypatch.syspath_prepend(recipes.CONF.parent / "examples" / "skyrl")
     skyrl_gym.register(id="sqltrain", entry_point="sqltrain_env:SqltrainEnv")
@@ -161,7 +159,7 @@ def test_skyrl_gym_pays_the_same_reward(questions: list[Example], monkeypatch: p
     assert rewards == [1.0, 0.0, -1.0]  # SkyRL-SQL, section 4.1
 
 
-def test_the_prompt_shows_what_columns_mean_where_the_recipe_asks_for_it(tmp_path: Path) -> None:
+def test_the_prompt_shows_what_columns_mean_where_the_recipe_asks_for_it(tmp_path):
     """As in our own rollouts: `protocol.schema_descriptions` holds here too."""
     shop = tmp_path / "shop.sqlite"
     build_database(shop, "CREATE TABLE item (price REAL)")
@@ -176,7 +174,7 @@ def test_the_prompt_shows_what_columns_mean_where_the_recipe_asks_for_it(tmp_pat
     assert ["what a customer pays" in prompt for prompt in prompts] == [True, False]
 
 
-def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_does(tmp_path: Path) -> None:
+def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_does(tmp_path):
     """What the data stage adds to a question is added here, too: the same prompt to the letter."""
     words = ["data.values=6", "protocol.schema_values=3", "data.linker=gold", "protocol.schema_view=filtered"]
     words += ["protocol.prompt=full", "data.dev.options.databases=2", "data.dev.options.questions=4"]
@@ -192,14 +190,14 @@ def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_do
     assert any("e.g." in text for text in given)
 
 
-def test_a_question_has_the_same_prompt_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_has_the_same_prompt_everywhere(tmp_path, monkeypatch):
     words = ["data.values=6", "protocol.schema_values=3", "protocol.prompt=full", "data.dev.options.databases=2"]
     words += ["data.dev.options.questions=4", "protocol.max_turns=5", "protocol.max_turns_eval=5"]
     words += ["evaluation.sampling.episode_tokens=8192"]  # a whole schema takes less than half of it
     recipe = recipes.load("miniature", [*words, *(f"data.{pool}.options.databases=1" for pool in ("sft", "rl.0"))])
-    seen: list[Messages] = []
+    seen = []
 
-    def say(request: Request) -> str:
+    def say(request):
         seen.append(request.messages)
         return "<reasoning>x</reasoning><solution>SELECT 1</solution>"
 
@@ -226,15 +224,15 @@ def test_a_question_has_the_same_prompt_everywhere(tmp_path: Path, monkeypatch: 
     assert seen == [*ours, *ours, *asked, *ours]
 
 
-async def all_of(events: AsyncGenerator[Event]) -> list[Event]:
+async def all_of(events):
     return [event async for event in events]
 
 
-def test_a_linked_recipe_is_served_with_its_linkers_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_linked_recipe_is_served_with_its_linkers_schema(monkeypatch, tmp_path):
     shop, prompts = tmp_path / "shop.sqlite", list[str]()
     build_database(shop, "CREATE TABLE item (price REAL, maker TEXT); CREATE TABLE staff (name TEXT);")
 
-    def say(request: Request) -> str:
+    def say(request):
         prompts.append(request.messages[-1][1])
         return "<reasoning>x</reasoning><solution>SELECT 1</solution>"
 
@@ -251,7 +249,7 @@ def test_a_linked_recipe_is_served_with_its_linkers_schema(monkeypatch: pytest.M
     ("words", "said"),
     [(["data.linker=big"], "asks no linker"), (["rewards=[{term: judge, options: {by: big}}]"], "asks no judge")],
 )
-def test_an_endpoint_that_the_environment_would_not_ask_is_refused(words: list[str], said: str) -> None:
+def test_an_endpoint_that_the_environment_would_not_ask_is_refused(words, said):
     with pytest.raises(RecipeError, match=said):
         Environment("miniature", words)
 
@@ -260,12 +258,12 @@ SMALL = ("data.rl=[{kind: miniature, split: train, options: {databases: 2, quest
 
 
 @pytest.fixture(scope="module")
-def environment() -> Iterator[Environment]:
+def environment():
     with Environment("skyrl_sql", SMALL) as made:
         yield made
 
 
-def test_a_question_is_asked_by_its_pool_and_index(environment: Environment) -> None:
+def test_a_question_is_asked_by_its_pool_and_index(environment):
     pool = environment.questions("rl")
     assert len(pool) == 6
     question = asked_question({"pool": "rl", "index": 5}, environment.questions, None)
@@ -277,9 +275,7 @@ def test_a_question_is_asked_by_its_pool_and_index(environment: Environment) -> 
             asked_question(wrong, environment.questions, None)
 
 
-def test_a_clients_row_names_files_of_the_folder(
-    environment: Environment, questions: list[Example], tmp_path: Path
-) -> None:
+def test_a_clients_row_names_files_of_the_folder(environment, questions, tmp_path):
     folder = tmp_path / "databases"
     folder.mkdir()
     shutil.copy(questions[0].database.location, folder / "shop.sqlite")
@@ -299,7 +295,7 @@ def test_a_clients_row_names_files_of_the_folder(
         asked_question({**row, "database": "shop.sqlite"}, environment.questions, None)
 
 
-def test_environment_serve_names_the_extra_if_openenv_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_serve_names_the_extra_if_openenv_is_not_installed(monkeypatch):
     from flows.commands.use import serve_environment
 
     monkeypatch.setitem(sys.modules, "openenv", None)

@@ -1,7 +1,5 @@
 """A recipe's benchmark as a task of inspect_ai, run whole with its scripted model: our verdicts, by equality."""
 
-from pathlib import Path
-
 import pytest
 
 inspect_ai = pytest.importorskip("inspect_ai")
@@ -11,7 +9,7 @@ SMALL = "data.test=[{kind: miniature, name: small, split: test, options: {databa
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the library's own
-def test_inspect_gives_the_verdicts_of_our_equalities(tmp_path: Path) -> None:
+def test_inspect_gives_the_verdicts_of_our_equalities(tmp_path):
     from inspect_ai import eval as run
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
 
@@ -30,7 +28,6 @@ def test_inspect_gives_the_verdicts_of_our_equalities(tmp_path: Path) -> None:
     model = get_model("mockllm/model", custom_outputs=outputs)
     (log,) = run(task, model=model, log_dir=str(tmp_path), display="none", max_samples=1)
     assert log.status == "success", log.error
-    assert log.samples is not None
     values = [next(iter((sample.scores or {}).values())).value for sample in log.samples]
     assert [value["strict"] for value in values] == [1.0, 0.0, 0.0]
     assert [value["bird"] for value in values] == [1.0, 0.0, 1.0]

@@ -1,7 +1,6 @@
 """lm-eval scores a model with our equalities: the whole harness, with a scripted model."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -12,19 +11,19 @@ SMALL = "data.test=[{kind: miniature, split: test, options: {databases: 1, quest
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the library's own
-def test_lm_eval_gives_the_verdicts_of_our_equalities() -> None:
+def test_lm_eval_gives_the_verdicts_of_our_equalities():
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
 
     from pipelines.recipe.recipes import CONF
 
-    answers: list[str] = []
+    answers = []
 
-    class Scripted(LM):  # type: ignore[misc]
+    class Scripted(LM):
         """Right, wrong, a set that is right and a list that is not, and no answer at all."""
 
-        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        def generate_until(self, requests, disable_tqdm=False):
             for request in requests:
                 gold = json.loads(request.doc["record"])["gold_sql"].rstrip(";")
                 doubled = f"SELECT * FROM ({gold}) UNION ALL SELECT * FROM ({gold})"
@@ -35,7 +34,7 @@ def test_lm_eval_gives_the_verdicts_of_our_equalities() -> None:
                 assert request.doc["question"] in request.args[0]
             return answers
 
-        def loglikelihood(self, requests: list[Any]) -> Any:
+        def loglikelihood(self, requests):
             raise NotImplementedError
 
         loglikelihood_rolling = loglikelihood

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,7 +15,7 @@ SMALL = ("data.rl=[{kind: miniature, split: train, options: {databases: 2, quest
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address():
     import uvicorn
 
     from pipelines.environment.openenv import app
@@ -32,12 +31,12 @@ def address() -> Iterator[str]:
     thread.join()
 
 
-def test_many_clients_get_the_rewards_that_our_sessions_give(address: str) -> None:
+def test_many_clients_get_the_rewards_that_our_sessions_give(address):
     from pipelines.environment.openenv import AgentTurn, SqlClient
 
     look = "<think>a</think>\n<sql>SELECT 1 AS one</sql>"
 
-    async def episode(index: int, turns: list[str]) -> tuple[list[str], float | None]:
+    async def episode(index, turns):
         async with SqlClient(base_url=address) as client:
             result = await client.reset(pool="rl", index=index)
             seen = [result.observation.messages[-1]["content"]]
@@ -58,7 +57,7 @@ def test_many_clients_get_the_rewards_that_our_sessions_give(address: str) -> No
             steps = [session.step(text) for text in plans[-1][1]]
             expected.append(([*seen, steps[0].observation], steps[-1].reward))
 
-    async def all_of_them() -> list[tuple[list[str], float | None]]:
+    async def all_of_them():
         return await asyncio.gather(*(episode(*plan) for plan in plans))
 
     assert asyncio.run(all_of_them()) == expected

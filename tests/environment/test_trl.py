@@ -2,23 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipelines.core.types import Example
 from pipelines.environment.core import Environment, row_of
-from pipelines.environment.trl import NATIVE, SqlTools, tools
+from pipelines.environment.trl import NATIVE, tools
 
 LOOK, WRONG = "SELECT name FROM sqlite_schema", "SELECT 'no'"
 
 
-def played(environment: SqlTools, question: Example, *answers: str) -> list[str]:
+def played(environment, question, *answers):
     environment.reset(**row_of(question))
     return [environment.execute_sql_query(LOOK), *(environment.answer(sql) for sql in answers)]
 
 
-def test_the_tools_pay_what_the_recipe_pays_for_the_same_turns_as_text(questions: list[Example]) -> None:
+def test_the_tools_pay_what_the_recipe_pays_for_the_same_turns_as_text(questions):
     make, question = tools("mtir_sql"), questions[0]
     for sql in (question.gold_sql, WRONG, "SELECT nothing FROM nowhere"):
         ours = make()
@@ -33,13 +31,13 @@ def test_the_tools_pay_what_the_recipe_pays_for_the_same_turns_as_text(questions
     assert make().reset(**row_of(question)).endswith("before you answer.")
 
 
-def test_an_agent_that_never_answers_is_paid_for_no_answer(questions: list[Example]) -> None:
+def test_an_agent_that_never_answers_is_paid_for_no_answer(questions):
     ours = tools("skyrl_sql")()
     played(ours, questions[0])
     assert ours.get_reward() == -1.0  # SkyRL-SQL, section 4.1
 
 
-def test_an_instance_begins_anew_and_a_call_after_the_answer_is_refused(questions: list[Example]) -> None:
+def test_an_instance_begins_anew_and_a_call_after_the_answer_is_refused(questions):
     ours = tools("mtir_sql")()
     for question in questions[:2]:
         played(ours, question, question.gold_sql)
@@ -51,11 +49,11 @@ def test_an_instance_begins_anew_and_a_call_after_the_answer_is_refused(question
         assert first > 1.0
 
 
-def test_a_recipe_that_hides_the_schema_says_so(questions: list[Example]) -> None:
+def test_a_recipe_that_hides_the_schema_says_so(questions):
     assert "The schema is not given." in tools("trust_sql")().reset(**row_of(questions[0]))
 
 
-def tokenizer(folder: Path) -> Any:
+def tokenizer(folder):
     import trl
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -73,9 +71,7 @@ def tokenizer(folder: Path) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the libraries' own
-def test_grpo_trainer_takes_a_step_on_the_rewards_of_our_panel(
-    questions: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grpo_trainer_takes_a_step_on_the_rewards_of_our_panel(questions, tmp_path, monkeypatch):
     """The model's words are scripted, for an untrained one calls no tool; all else is TRL's: tool loop, loss, step."""
     import torch
     from datasets import Dataset
@@ -90,7 +86,7 @@ def test_grpo_trainer_takes_a_step_on_the_rewards_of_our_panel(
         Qwen3Config(vocab_size=len(speech), num_key_value_heads=2, head_dim=16, max_position_embeddings=16384, **shape)
     )
 
-    def call(name: str, sql: str) -> str:
+    def call(name, sql):
         return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'sql': sql}})}\n</tool_call><|im_end|>"
 
     rounds = iter(
@@ -101,15 +97,15 @@ def test_grpo_trainer_takes_a_step_on_the_rewards_of_our_panel(
         ]
     )
 
-    class Scripted(GRPOTrainer):  # type: ignore[misc]
-        def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> Any:
+    class Scripted(GRPOTrainer):
+        def _generate_single_turn(self, prompt_ids, *_, **__):
             said = next(rounds)
             assert len(said) == len(prompt_ids)
             return [speech(text, add_special_tokens=False)["input_ids"] for text in said], None
 
-    paid: list[float | None] = []
+    paid = []
 
-    def noted(environments: list[SqlTools], **_: Any) -> list[float]:
+    def noted(environments, **_):
         paid.extend(environment.get_reward() for environment in environments)
         return [0.0] * len(environments)
 
@@ -145,7 +141,7 @@ def test_grpo_trainer_takes_a_step_on_the_rewards_of_our_panel(
         expected.append(ours.get_reward())
     assert paid == pytest.approx(expected)
     (logged,) = [entry for entry in trainer.state.log_history if "rewards/SqlTools/mean" in entry]
-    assert logged["rewards/SqlTools/mean"] == pytest.approx(sum(expected) / 2)  # type: ignore[arg-type]
+    assert logged["rewards/SqlTools/mean"] == pytest.approx(sum(expected) / 2)
     assert logged["tools/call_frequency"] == 1.5
     assert logged["tools/failure_frequency"] == 0.0
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))

@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.environment.core import Environment
-from tests.fakes import Asked, http_server
+from tests.fakes import http_server
 
 pytest.importorskip("verifiers")
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore")]  # the library's own
@@ -17,7 +15,7 @@ SMALL = "data.rl=[{kind: miniature, split: train, options: {databases: 1, questi
 LOOK = "<think>a</think>\n<sql>SELECT 1 AS one</sql>"
 
 
-def chat(asked: Asked, answers: dict[str, str]) -> Any:
+def chat(asked, answers):
     messages = asked.json["messages"]
     sql = next(sql for question, sql in answers.items() if question in str(messages))
     turn = sum(message["role"] == "assistant" for message in messages)
@@ -30,7 +28,7 @@ def chat(asked: Asked, answers: dict[str, str]) -> Any:
     return 200, {"Content-Type": "text/event-stream"}, "".join(f"data: {event}\n\n" for event in events).encode()
 
 
-def test_verifiers_records_the_rewards_of_our_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifiers_records_the_rewards_of_our_panel(tmp_path, monkeypatch):
     import verifiers.v1 as vf
 
     from pipelines.environment.verifiers import SqlEnvConfig
@@ -51,7 +49,7 @@ def test_verifiers_records_the_rewards_of_our_panel(tmp_path: Path, monkeypatch:
             session.step(LOOK)
             expected.append(session.step(f"<think>a</think>\n<solution>{answers[question.question]}</solution>"))
 
-    async def played() -> list[Any]:
+    async def played():
         env = vf.load_environment(SqlEnvConfig(taskset=taskset))
         context = vf.ModelContext(model="m", client=vf.EvalClientConfig(base_url=f"{server.url}/v1"))
         async with env.serving():

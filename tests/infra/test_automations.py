@@ -26,13 +26,7 @@ NOBODY = "http://127.0.0.1:9/api"  # the port of "discard", which nothing listen
         ([], NOBODY, "pass --notify, --reload, or both"),
     ],
 )
-def test_a_mistake_is_one_plain_line(
-    words: list[str],
-    server: str | None,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_one_plain_line(words, server, message, monkeypatch, capsys):
     program = load_script(PROGRAM)
     monkeypatch.setattr(sys, "argv", ["automations.py", *words])
     with temporary_settings({PREFECT_API_URL: server, PREFECT_CLIENT_MAX_RETRIES: 0}), pytest.raises(SystemExit) as end:

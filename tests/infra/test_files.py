@@ -10,9 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -27,13 +25,12 @@ DOCKERFILES = sorted((INFRA / "images").glob("*.Dockerfile"))
 INSTRUCTIONS = {"FROM", "ENV", "WORKDIR", "RUN", "COPY", "USER", "CMD"}
 
 
-def load(name: str) -> dict[str, Any]:
-    value: dict[str, Any] = yaml.safe_load((INFRA / name).read_text(encoding="utf-8"))
-    return value
+def load(name):
+    return yaml.safe_load((INFRA / name).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("deployment", load("prefect.yaml")["deployments"], ids=lambda one: one["entrypoint"])
-def test_a_deployment_names_a_flow_and_parameters_that_its_form_takes(deployment: dict[str, Any]) -> None:
+def test_a_deployment_names_a_flow_and_parameters_that_its_form_takes(deployment):
     from prefect import Flow
     from prefect.utilities.callables import parameter_schema
 
@@ -47,13 +44,13 @@ def test_a_deployment_names_a_flow_and_parameters_that_its_form_takes(deployment
     assert deployment["work_pool"]["name"] in ("cpu", "gpu")
 
 
-def test_deployments_have_names_of_their_own_and_hold_no_lease() -> None:
+def test_deployments_have_names_of_their_own_and_hold_no_lease():
     assert [one["entrypoint"] for one in load("prefect.yaml")["deployments"] if "concurrency_limit" in one] == []
     names = [(one["entrypoint"], one["name"]) for one in load("prefect.yaml")["deployments"]]
     assert len(set(names)) == len(names)
 
 
-def test_the_page_makes_every_pool_and_names_every_file_and_deployment() -> None:
+def test_the_page_makes_every_pool_and_names_every_file_and_deployment():
     page = (INFRA / "README.md").read_text(encoding="utf-8")
     for deployment in load("prefect.yaml")["deployments"]:
         flow = deployment["entrypoint"].rpartition(".")[2]
@@ -65,7 +62,7 @@ def test_the_page_makes_every_pool_and_names_every_file_and_deployment() -> None
         assert list(INFRA.glob(name.rstrip("/"))), name
 
 
-def test_compose_refers_to_what_there_is() -> None:
+def test_compose_refers_to_what_there_is():
     compose = load("compose.yaml")
     services = compose["services"]
     for name, service in services.items():
@@ -85,7 +82,7 @@ def test_compose_refers_to_what_there_is() -> None:
         assert all("healthcheck" in services[other] for other in waited_for)
 
 
-def test_where_flows_run_a_form_may_set_the_python_of_the_image_and_inbox_and_keys_are_there() -> None:
+def test_where_flows_run_a_form_may_set_the_python_of_the_image_and_inbox_and_keys_are_there():
     nightly = next(one for one in load("prefect.yaml")["deployments"] if one["name"] == "nightly")
     home = "/srv/sqltrain"
     job = load("kubernetes/job-template.yaml")["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
@@ -109,7 +106,7 @@ def test_where_flows_run_a_form_may_set_the_python_of_the_image_and_inbox_and_ke
     assert "--with-healthcheck" in pod["containers"][0]["args"]
 
 
-def test_the_images_see_what_they_copy_and_nothing_else() -> None:
+def test_the_images_see_what_they_copy_and_nothing_else():
     assert DOCKERFILES
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     copied = {
@@ -124,7 +121,7 @@ def test_the_images_see_what_they_copy_and_nothing_else() -> None:
     assert "conf/local" in lines
 
 
-def test_no_file_holds_a_secret() -> None:
+def test_no_file_holds_a_secret():
     values = [
         (path, value)
         for path in INFRA.rglob("*.y*ml")
@@ -136,7 +133,7 @@ def test_no_file_holds_a_secret() -> None:
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="no docker")
-def test_compose_parses_by_its_own_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_parses_by_its_own_tool(monkeypatch):
     if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode != 0:
         pytest.skip("docker has no compose plugin here")
     monkeypatch.setenv("POSTGRES_PASSWORD", "x")
@@ -144,7 +141,7 @@ def test_compose_parses_by_its_own_tool(monkeypatch: pytest.MonkeyPatch) -> None
     succeeded(subprocess.run(command, capture_output=True, text=True))
 
 
-def instructions(path: Path) -> Iterator[tuple[str, str]]:
+def instructions(path):
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         if line.strip():
@@ -153,7 +150,7 @@ def instructions(path: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_a_dockerfile_parses_and_copies_what_there_is(path: Path) -> None:
+def test_a_dockerfile_parses_and_copies_what_there_is(path):
     found = list(instructions(path))
     assert found[0][0] == "FROM"
     assert {word for word, _ in found} <= INSTRUCTIONS
@@ -166,7 +163,7 @@ def test_a_dockerfile_parses_and_copies_what_there_is(path: Path) -> None:
             assert subprocess.run(["bash", "-n", "-c", rest], capture_output=True).returncode == 0, rest
 
 
-def test_the_job_template_s_variables_are_all_defined_and_used() -> None:
+def test_the_job_template_s_variables_are_all_defined_and_used():
     template = load("kubernetes/job-template.yaml")
     text = yaml.safe_dump(template["job_configuration"])
     used = set(re.findall(r"{{ (\w+) }}", text))
@@ -180,7 +177,7 @@ def test_the_job_template_s_variables_are_all_defined_and_used() -> None:
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_kubernetes_objects_are_named_and_refer_to_one_another() -> None:
+def test_kubernetes_objects_are_named_and_refer_to_one_another():
     objects = list(yaml.safe_load_all((INFRA / "kubernetes" / "worker.yaml").read_text(encoding="utf-8")))
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     assert len(names) == len(objects)
@@ -195,7 +192,7 @@ def test_kubernetes_objects_are_named_and_refer_to_one_another() -> None:
     assert ("PersistentVolumeClaim", claim) in names
 
 
-def test_the_job_set_s_machines_meet_where_the_head_is() -> None:
+def test_the_job_set_s_machines_meet_where_the_head_is():
     """The fields are those of JobSet's reference; a pod's name there is SET-JOB-REPLICA-INDEX.SET."""
     jobs = load("kubernetes/jobset.yaml")
     assert (jobs["apiVersion"], jobs["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
@@ -214,12 +211,11 @@ def test_the_job_set_s_machines_meet_where_the_head_is() -> None:
     assert importlib.util.find_spec(container_of(others)["command"][2]) is not None
 
 
-def container_of(job: dict[str, Any]) -> dict[str, Any]:
-    container: dict[str, Any] = job["template"]["spec"]["template"]["spec"]["containers"][0]
-    return container
+def container_of(job):
+    return job["template"]["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_the_slurm_script_starts_one_launcher_a_machine_and_is_queued_again_when_it_is_stopped(tmp_path: Path) -> None:
+def test_the_slurm_script_starts_one_launcher_a_machine_and_is_queued_again_when_it_is_stopped(tmp_path):
     """With stand-ins for Slurm's commands, and for a run that ends when it is asked to."""
     stubs = {
         "scontrol": 'if [ "$1" = show ]; then echo node1; echo node2; else echo "$*" >> calls; fi',
@@ -249,14 +245,14 @@ def test_the_slurm_script_starts_one_launcher_a_machine_and_is_queued_again_when
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
-def test_kubernetes_objects_parse_by_kubectl(tmp_path: Path) -> None:
+def test_kubernetes_objects_parse_by_kubectl(tmp_path):
     shutil.copy(INFRA / "kubernetes" / "worker.yaml", tmp_path)
     (tmp_path / "kustomization.yaml").write_text("resources: [worker.yaml]\n")
     done = succeeded(subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True))
     assert len(list(yaml.safe_load_all(done.stdout))) == 6
 
 
-def test_the_workflow_names_what_there_is_and_its_smoke_run_fits_the_recipe() -> None:
+def test_the_workflow_names_what_there_is_and_its_smoke_run_fits_the_recipe():
     workflow = load("github/retrain.yml")
     triggers = workflow[True]  # YAML 1.1 reads the key `on` so; GitHub does not
     assert {"push", "pull_request", "workflow_dispatch"} == set(triggers)
@@ -277,21 +273,20 @@ def test_the_workflow_names_what_there_is_and_its_smoke_run_fits_the_recipe() ->
 
     steps = load("github/retrain.yml")["jobs"]["smoke"]["steps"]
     script = next(step["run"] for step in steps if step.get("name") == "retrain")
-    overrides = yaml.safe_load(re.search(r"'overrides=(\[.*\])'", script)[1])  # type: ignore[index]
+    overrides = yaml.safe_load(re.search(r"'overrides=(\[.*\])'", script)[1])
     assert recipes.load("miniature", overrides).grpo.steps == 4
 
 
-def test_ci_runs_the_tests_that_share_a_server_in_one_lane() -> None:
+def test_ci_runs_the_tests_that_share_a_server_in_one_lane():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     names = re.search(r"^SHARING = .*,([\w ]+)\)$", makefile, re.MULTILINE)
-    assert names is not None
     texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "services").glob("test_*.py")}
     sharing = {stem for stem, text in texts.items() if "site: Site" in text and "new_site(" not in text}
     assert {f"test_{name}" for name in names[1].split()} == sharing
 
 
 @pytest.mark.parametrize(("failing", "line"), [("services-server", "server"), ("conformance", "other"), ("", "")])
-def test_ci_says_which_step_failed(tmp_path: Path, failing: str, line: str) -> None:
+def test_ci_says_which_step_failed(tmp_path, failing, line):
     make = tmp_path / "make"
     make.write_text(f'#!/bin/sh\necho "ran $1"\n[ "$1" != "{failing}" ]\n')
     make.chmod(0o755)
@@ -307,10 +302,9 @@ def test_ci_says_which_step_failed(tmp_path: Path, failing: str, line: str) -> N
         assert re.search(rf'^== FAILED after \d+s: see the line "FAILED:" of {line}$', done.stdout, re.MULTILINE)
 
 
-def test_the_switch_for_json_logs_makes_each_line_an_object() -> None:
+def test_the_switch_for_json_logs_makes_each_line_an_object():
     page = (INFRA / "README.md").read_text(encoding="utf-8")
     block = re.search(r"^```sh json-logs\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert block is not None
     code = "from prefect.logging.configuration import setup_logging; import logging; setup_logging(); "
     code += "[logging.getLogger(f'prefect.{n}').error('a line') for n in ('server', 'flow_runs', 'task_runs')]"
     python = f"{sys.executable} -W ignore -c {shlex.quote(code)}"

@@ -1,12 +1,9 @@
 """One small database's schema, and protocols built as recipes build them."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from pipelines.core.types import Database, Example
-from pipelines.protocols.base import Protocol, build
+from pipelines.protocols.base import build
 from pipelines.recipe import config
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 
@@ -19,18 +16,18 @@ CONCERT = Table(
 
 
 @pytest.fixture
-def schema() -> Schema:
+def schema():
     return Schema((SINGER, CONCERT))
 
 
 @pytest.fixture
-def example() -> Example:
+def example():
     return Example("e1", "How many string singers are there?", Database("music", "sqlite", "music.sqlite"), "SELECT 1")
 
 
 @pytest.fixture
-def protocol() -> Callable[..., Protocol]:
-    def make(name: str = "react", prompt: str = "full", **settings: Any) -> Protocol:
-        return build(config.ProtocolSection(name=name, prompt=prompt, **settings))  # type: ignore[arg-type]
+def protocol():
+    def make(name="react", prompt="full", **settings):
+        return build(config.ProtocolSection(name=name, prompt=prompt, **settings))
 
     return make

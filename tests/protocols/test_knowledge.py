@@ -16,15 +16,15 @@ FRPM = knowledge.proposal(
 )
 
 
-def explore(sql: str, observation: str, status: ExecutionStatus = OK) -> Turn:
+def explore(sql, observation, status=OK):
     return Turn("", Action(ActionKind.EXPLORE, sql, "r"), observation, status, n_rows=1)
 
 
-def propose(content: str) -> Turn:
+def propose(content):
     return Turn("", Action(ActionKind.PROPOSE, content, "r"), "noted")
 
 
-def trajectory(*turns: Turn) -> Trajectory:
+def trajectory(*turns):
     return Trajectory("e1", 0, "policy", "phases", (("user", "Phone?"),), turns, "S", StopReason.SOLUTION)
 
 
@@ -39,7 +39,7 @@ CASE = (
 )
 
 
-def test_what_is_verified_in_the_papers_case() -> None:
+def test_what_is_verified_in_the_papers_case():
     found = knowledge.proposed(trajectory(*CASE, propose(FRPM)))
     assert found == SchemaItems(
         frozenset({"frpm", "schools"}),
@@ -60,7 +60,7 @@ def test_what_is_verified_in_the_papers_case() -> None:
     assert knowledge.unverified(prefilled) == frozenset()
 
 
-def test_the_last_proposal_counts_and_none_is_none() -> None:
+def test_the_last_proposal_counts_and_none_is_none():
     twice = trajectory(propose(knowledge.proposal(["a"], {})), propose(knowledge.proposal(["b"], {})))
     assert knowledge.proposed_turn(twice) == 1
     assert knowledge.proposed(twice) == SchemaItems(frozenset({"b"}), frozenset())
@@ -106,7 +106,7 @@ def test_the_last_proposal_counts_and_none_is_none() -> None:
         ("not SQL at all: singer name", "singer name"),
     ],
 )
-def test_words_that_the_agent_wrote_itself_verify_nothing(sql: str, observation: str) -> None:
+def test_words_that_the_agent_wrote_itself_verify_nothing(sql, observation):
     proposal = propose(knowledge.proposal(["singer"], {"singer": ["name"]}))
     assert knowledge.unverified(trajectory(explore(sql, observation), proposal)) == {"singer", "name"}
 
@@ -134,7 +134,7 @@ def test_words_that_the_agent_wrote_itself_verify_nothing(sql: str, observation:
         ("DESCRIBE singer", "singer | name\nvarchar | yes"),
     ],
 )
-def test_what_a_query_reads_or_the_database_shows_is_verified(sql: str, observation: str) -> None:
+def test_what_a_query_reads_or_the_database_shows_is_verified(sql, observation):
     proposal = propose(knowledge.proposal(["singer"], {"singer": ["name"]}))
     assert knowledge.unverified(trajectory(explore(sql, observation), proposal)) == frozenset()
 
@@ -170,9 +170,7 @@ def test_what_a_query_reads_or_the_database_shows_is_verified(sql: str, observat
         ("SUMMARIZE (FROM range(2) AS t(made_up))", "column_name | min\nmade_up | 0", "made_up", {"made_up"}),
     ],
 )
-def test_a_look_by_command_verifies_what_its_rows_say(
-    sql: str, observation: str, proposed: str, unverified: set[str] | None
-) -> None:
+def test_a_look_by_command_verifies_what_its_rows_say(sql, observation, proposed, unverified):
     names = [name.split(".") for name in proposed.split()]
     columns = {table: [n[1] for n in names if n[0] == table and len(n) == 2] for table in {n[0] for n in names}}
     proposal = propose(knowledge.proposal([], columns))
@@ -180,7 +178,7 @@ def test_a_look_by_command_verifies_what_its_rows_say(
     assert knowledge.unverified(trajectory(explore(sql, observation), proposal)) == expected
 
 
-def test_a_pragma_for_a_table_that_is_not_there_verifies_nothing() -> None:
+def test_a_pragma_for_a_table_that_is_not_there_verifies_nothing():
     looked = dataclasses.replace(explore("PRAGMA table_info(singer)", "cid | name\nno rows"), n_rows=0)
     proposal = propose(knowledge.proposal(["singer"], {"singer": ["name"]}))
     assert knowledge.unverified(trajectory(looked, proposal)) == {"singer", "name"}
@@ -206,7 +204,7 @@ CASE_STUDY = [  # appendix E, turns 1 to 3
         'SELECT name FROM "sqlite_master"',
     ],
 )
-def test_looks_into_the_catalogue_are_probes(sql: str) -> None:
+def test_looks_into_the_catalogue_are_probes(sql):
     assert is_probe(sql)
 
 
@@ -221,7 +219,7 @@ def test_looks_into_the_catalogue_are_probes(sql: str) -> None:
         "SELECT `group` FROM singer",  # a column whose name is a keyword
     ],
 )
-def test_looks_at_one_table_are_probes_and_list_not_everything(sql: str) -> None:
+def test_looks_at_one_table_are_probes_and_list_not_everything(sql):
     assert is_probe(sql)
     assert not lists_everything(sql)  # also with a star: it is no look into the catalogue
 
@@ -246,7 +244,7 @@ def test_looks_at_one_table_are_probes_and_list_not_everything(sql: str) -> None
         '"',
     ],
 )
-def test_what_answers_the_question_is_not_a_probe(sql: str) -> None:
+def test_what_answers_the_question_is_not_a_probe(sql):
     assert not is_probe(sql)
 
 
@@ -265,12 +263,12 @@ def test_what_answers_the_question_is_not_a_probe(sql: str) -> None:
         ("PRAGMA table_info(singer)", False),
     ],
 )
-def test_all_columns_of_all_tables_at_once_is_the_hack(sql: str, everything: bool) -> None:
+def test_all_columns_of_all_tables_at_once_is_the_hack(sql, everything):
     assert lists_everything(sql) is everything
 
 
 @pytest.mark.parametrize("piece", ["/*", "'", '"', "[", "`", "--", "--\n", "''", "a ", "(", "*/", "/**"])
-def test_a_megabyte_of_anything_takes_no_time(piece: str) -> None:
+def test_a_megabyte_of_anything_takes_no_time(piece):
     start = time.process_time()
     is_probe(piece * (1_000_000 // len(piece)))
     assert time.process_time() - start < 4.0

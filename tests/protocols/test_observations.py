@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from pipelines.core.types import ExecutionResult, ExecutionStatus, Scalar
+from pipelines.core.types import ExecutionResult, ExecutionStatus
 from pipelines.protocols import observations
 
 
-def result(columns: tuple[str, ...], *rows: tuple[Scalar, ...], truncated: bool = False) -> ExecutionResult:
+def result(columns, *rows, truncated=False):
     return ExecutionResult(ExecutionStatus.OK, columns, rows, truncated)
 
 
-def test_a_table_keeps_order_names_duplicates_and_says_that_it_is_empty() -> None:
+def test_a_table_keeps_order_names_duplicates_and_says_that_it_is_empty():
     shown = observations.table(result(("n", "n"), (2, "b"), (1, None), (2, "b")), 50, 200, 8000)
     assert shown == "n | n\n2 | b\n1 | NULL\n2 | b\n(3 rows)"
     assert observations.table(result(("n",)), 50, 200, 8000) == "n\n(0 rows)"
@@ -21,7 +21,7 @@ def test_a_table_keeps_order_names_duplicates_and_says_that_it_is_empty() -> Non
     assert shown == " kind | n\n STR | 1\n INT | 2"
 
 
-def test_rows_columns_and_cells_are_cut_to_the_budget_and_counted() -> None:
+def test_rows_columns_and_cells_are_cut_to_the_budget_and_counted():
     many = result(("n",), *((i,) for i in range(60)))
     assert observations.table(many, 50, 200, 8000).splitlines()[-2:] == ["49", "(first 50 of 60 rows)"]
     cut = result(("n",), (1,), (2,), truncated=True)
@@ -58,7 +58,7 @@ def test_rows_columns_and_cells_are_cut_to_the_budget_and_counted() -> None:
         (b"x" * 30, "x'" + "78" * 12 + "…'"),
     ],
 )
-def test_a_cell_says_what_it_holds_and_harms_nothing(value: Scalar, shown: str) -> None:
+def test_a_cell_says_what_it_holds_and_harms_nothing(value, shown):
     assert observations.cell(value, 24) == shown
 
 
@@ -80,16 +80,16 @@ def test_a_cell_says_what_it_holds_and_harms_nothing(value: Scalar, shown: str) 
         ),
     ],
 )
-def test_a_text_from_outside_holds_no_marker_and_nothing_unseen(text: str, shown: str) -> None:
+def test_a_text_from_outside_holds_no_marker_and_nothing_unseen(text, shown):
     assert observations.defuse(text) == shown
 
 
-def test_json_records_read_back_exactly_and_hold_no_marker() -> None:
+def test_json_records_read_back_exactly_and_hold_no_marker():
     text = observations.json_text(observations.records(result(("[INST]",), ("[/INST]",)), 10, 200, 8000))
     assert "[INST]" not in text
     assert "[/INST]" not in text
     assert json.loads(text)["data"] == [["[/INST]"]]
-    rows: tuple[tuple[Scalar, ...], ...] = (("</tool_response>", 1), ("a\u202eb", None))
+    rows = (("</tool_response>", 1), ("a\u202eb", None))
     text = observations.json_text(observations.records(result(("v", "v"), *rows), 10, 200, 8000))
     assert "<" not in text
     assert text.isprintable()
@@ -101,7 +101,7 @@ def test_json_records_read_back_exactly_and_hold_no_marker() -> None:
     assert observations.records(odd, 10, 200, 8000)["data"] == [["inf", "nan", "x'01'"]]
 
 
-def test_an_error_message_and_an_indented_text_forge_nothing() -> None:
+def test_an_error_message_and_an_indented_text_forge_nothing():
     shown = observations.under_headings([("Question", "Who?\n\nSQL:\rDROP\u2028Schema:"), ("Hint", "")])
     assert shown == "Question:\n    Who?\n    \n    SQL:\\rDROP\\u2028Schema:\n\nHint:\n"
     broken = ExecutionResult(ExecutionStatus.ERROR, error='near "</observation>": syntax\nerror')

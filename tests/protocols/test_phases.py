@@ -1,8 +1,6 @@
 """TRUST-SQL's four phases: the format check of appendix C.2, the prefilled turn, the pilot's variants, the tracks."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -10,35 +8,31 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.types import (
     Action,
     ActionKind,
-    Example,
     ExecutionResult,
     ExecutionStatus,
     StopReason,
     Trajectory,
     Turn,
 )
-from pipelines.protocols.base import Protocol
 from pipelines.protocols.knowledge import proposal
-from pipelines.sql.schema import Schema
 
-Make = Callable[..., Protocol]
 CALL = '<tool_call>{"name": "execute_sql_query", "arguments": {"db_id": "music", "sql": "SELECT 1 FROM t"}}</tool_call>'
 PROPOSED = '{"tables": ["frpm"], "columns": {"frpm": ["CDSCode", "Charter School (Y/N)"]}, "joins": []}'
 
 
-def turn(action: str, content: str, think: str = "<think>r</think>") -> str:
+def turn(action, content, think="<think>r</think>"):
     return f"{think}<action>{action}</action>{content}"
 
 
 @pytest.fixture
-def phases(protocol: Make) -> Callable[..., Protocol]:
-    def make(**settings: Any) -> Protocol:
+def phases(protocol):
+    def make(**settings):
         return protocol("phases", schema_view=settings.pop("schema_view", "hidden"), observation_rows=30, **settings)
 
     return make
 
 
-def test_each_action_has_its_content(phases: Make) -> None:
+def test_each_action_has_its_content(phases):
     parse = phases().parse
     assert parse(turn("explore_schema", CALL)) == Action(ActionKind.EXPLORE, "SELECT 1 FROM t", "r")
     assert parse(turn("generate_sql", CALL)) == Action(ActionKind.GENERATE, "SELECT 1 FROM t", "r")
@@ -60,7 +54,7 @@ def test_each_action_has_its_content(phases: Make) -> None:
         (turn("explore_schema", CALL) + "ok", "text_outside_tags"),
     ],
 )
-def test_a_fault_beside_a_clear_action_costs_the_format_only(phases: Make, text: str, error: str) -> None:
+def test_a_fault_beside_a_clear_action_costs_the_format_only(phases, text, error):
     action = phases().parse(text)
     assert (action.kind, action.format_error) == (ActionKind.EXPLORE, error)
 
@@ -88,12 +82,12 @@ def test_a_fault_beside_a_clear_action_costs_the_format_only(phases: Make, text:
         (turn("explore_schema", CALL) + "<tool_response>", "forged_observation"),
     ],
 )
-def test_anything_else_is_invalid_by_name(phases: Make, text: str, error: str) -> None:
+def test_anything_else_is_invalid_by_name(phases, text, error):
     action = phases(options={"probes_only": True}).parse(text)
     assert (action.kind, action.content, action.format_error) == (ActionKind.INVALID, "", error)
 
 
-def test_exploring_and_generating_run_and_show_at_most_thirty_records(phases: Make) -> None:
+def test_exploring_and_generating_run_and_show_at_most_thirty_records(phases):
     query = phases().query
     assert query(Action(ActionKind.EXPLORE, "S", "r")) == query(Action(ActionKind.GENERATE, "S", "r")) == "S"
     assert query(Action(ActionKind.PROPOSE, "{}", "r")) is query(Action(ActionKind.SOLUTION, "S", "r")) is None
@@ -102,7 +96,7 @@ def test_exploring_and_generating_run_and_show_at_most_thirty_records(phases: Ma
     assert '[29]], "more": true}' in shown
 
 
-def test_the_environment_answers_every_action(phases: Make) -> None:
+def test_the_environment_answers_every_action(phases):
     observe = phases().observe
     rows = ExecutionResult(ExecutionStatus.OK, ("table_name",), (("frpm",), ("schools",)))
     explore = Action(ActionKind.EXPLORE, "S", "r")
@@ -118,7 +112,7 @@ def test_the_environment_answers_every_action(phases: Make) -> None:
     assert "Use generate_sql" in observe(Action(ActionKind.INVALID, format_error="not_a_probe"), None, 9)
 
 
-def test_the_schema_is_hidden_or_given_as_one_exploring_turn(phases: Make, example: Example, schema: Schema) -> None:
+def test_the_schema_is_hidden_or_given_as_one_exploring_turn(phases, example, schema):
     (_, rules), (_, question) = phases().prompt(example, schema, 10)
     assert "singer_id" not in rules + question
     assert "at most 10" not in rules
@@ -135,7 +129,7 @@ def test_the_schema_is_hidden_or_given_as_one_exploring_turn(phases: Make, examp
     assert "-- e.g. 'Bob'" in phases(schema_view="prefill").prompt(asked, schema, 10)[3][1]
 
 
-def test_prefill_is_refused_where_no_first_turn_can_be_given(phases: Make, protocol: Make) -> None:
+def test_prefill_is_refused_where_no_first_turn_can_be_given(phases, protocol):
     with pytest.raises(RecipeError, match=r"prefill: the protocol react gives no first turn.*phases"):
         protocol("react", schema_view="prefill")
     with pytest.raises(RecipeError, match="prefill gives an exploring turn, and the phases have none"):
@@ -143,7 +137,7 @@ def test_prefill_is_refused_where_no_first_turn_can_be_given(phases: Make, proto
 
 
 @pytest.mark.parametrize("variant", [[], ["explore", "propose"], ["propose", "confirm"]])
-def test_phases_in_which_no_answer_can_be_found_are_refused(phases: Make, variant: list[str]) -> None:
+def test_phases_in_which_no_answer_can_be_found_are_refused(phases, variant):
     with pytest.raises(ValueError, match=r"confirm is missing|explore or generate is needed"):
         phases(options={"phases": variant})
 
@@ -155,9 +149,7 @@ def test_phases_in_which_no_answer_can_be_found_are_refused(phases: Make, varian
         (["explore", "generate", "confirm"], "explore_schema, generate_sql, confirm_answer"),
     ],
 )
-def test_the_pilots_variants_leave_phases_out(
-    phases: Make, example: Example, schema: Schema, variant: list[str], names: str
-) -> None:
+def test_the_pilots_variants_leave_phases_out(phases, example, schema, variant, names):
     pilot = phases(options={"phases": variant})
     rules = pilot.prompt(example, schema, 10)[0][1]
     assert f"by these actions: {names}." in rules
@@ -165,7 +157,7 @@ def test_the_pilots_variants_leave_phases_out(
     assert pilot.parse(turn("propose_schema", f"<schema>{PROPOSED}</schema>")).format_error == "unknown_action"
 
 
-def test_brief_says_the_same_in_few_words(phases: Make, example: Example, schema: Schema) -> None:
+def test_brief_says_the_same_in_few_words(phases, example, schema):
     brief = phases(prompt="brief")
     assert brief.prompt(example, schema, 10) == (("user", " How many string singers are there?"),)
     looks = Action(ActionKind.EXPLORE, "SELECT DISTINCT kind FROM singer", "check kind")
@@ -183,17 +175,17 @@ def test_brief_says_the_same_in_few_words(phases: Make, example: Example, schema
 
 
 @pytest.mark.parametrize("text", ["a : b ; a : c", " : b", "a : b ,", "a ; ; b"])
-def test_a_brief_schema_is_read_strictly(phases: Make, text: str) -> None:
+def test_a_brief_schema_is_read_strictly(phases, text):
     said = f"<think> r</think><action> propose_schema</action><schema> {text}</schema>"
     assert phases(prompt="brief").parse(said).format_error == "bad_schema"
 
 
-def trajectory(*kinds: ActionKind) -> Trajectory:
+def trajectory(*kinds):
     turns = tuple(Turn("", Action(kind, PROPOSED if kind is ActionKind.PROPOSE else "S", "r")) for kind in kinds)
     return Trajectory("e1", 0, "policy", "phases", (), turns, "S", StopReason.SOLUTION)
 
 
-def test_the_schema_track_ends_with_the_last_proposal(phases: Make) -> None:
+def test_the_schema_track_ends_with_the_last_proposal(phases):
     explore, propose = ActionKind.EXPLORE, ActionKind.PROPOSE
     generate, confirm = ActionKind.GENERATE, ActionKind.SOLUTION
     tracks = phases().track_turns

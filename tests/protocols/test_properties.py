@@ -1,19 +1,18 @@
 """What holds for every protocol and every text: parsing is total, speaking is exact, observations are harmless."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus
-from pipelines.protocols.base import Protocol, build
+from pipelines.protocols.base import build
 from pipelines.protocols.knowledge import proposal
 from pipelines.recipe import config
 
 PROTOCOLS = [
-    build(config.ProtocolSection(name=name, prompt=prompt))  # type: ignore[arg-type]
+    build(config.ProtocolSection(name=name, prompt=prompt))
     for name in ("react", "phases", "tool_call", "single_turn")
     for prompt in ("full", "brief")
 ]
@@ -48,7 +47,7 @@ relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 @EVERY
 @relaxed
 @given(text=anything)
-def test_any_text_gives_an_action_or_a_named_error(protocol: Protocol, text: str) -> None:
+def test_any_text_gives_an_action_or_a_named_error(protocol, text):
     action = protocol.parse(text)
     assert (action.kind is ActionKind.INVALID) <= (action.format_error is not None)
     assert (action.kind is ActionKind.INVALID) == (action.content == "")
@@ -67,7 +66,7 @@ def test_any_text_gives_an_action_or_a_named_error(protocol: Protocol, text: str
 @EVERY
 @relaxed
 @given(reasoning=words, sql=words)
-def test_what_is_written_reads_back(protocol: Protocol, reasoning: str, sql: str) -> None:
+def test_what_is_written_reads_back(protocol, reasoning, sql):
     actions = [Action(kind, sql, reasoning) for kind in ActionKind]
     actions.append(Action(ActionKind.PROPOSE, proposal(["t"], {"t": [sql]}), reasoning))
     for action in actions:
@@ -84,13 +83,11 @@ cells = st.none() | st.integers() | st.floats() | st.binary(max_size=20) | anyth
 @EVERY
 @relaxed
 @given(columns=st.lists(anything, min_size=1, max_size=3), values=st.lists(cells, max_size=12), message=anything)
-def test_no_database_can_end_an_observation_or_forge_a_tag(
-    protocol: Protocol, columns: list[str], values: list[object], message: str
-) -> None:
+def test_no_database_can_end_an_observation_or_forge_a_tag(protocol, columns, values, message):
     action = Action(ActionKind.SQL, "S", "r")
     width = len(columns)
     rows = tuple(tuple(values[i : i + width]) for i in range(0, len(values) - width + 1, width))
-    good = ExecutionResult(ExecutionStatus.OK, tuple(columns), rows)  # type: ignore[arg-type]
+    good = ExecutionResult(ExecutionStatus.OK, tuple(columns), rows)
     bad = ExecutionResult(ExecutionStatus.ERROR, error=message)
     for result in (good, bad):
         observed = protocol.observe(action, result, 2)
@@ -104,9 +101,9 @@ def test_no_database_can_end_an_observation_or_forge_a_tag(
 
 @EVERY
 @pytest.mark.parametrize("repeat", ["<think>a</think>", "<", '{"', "```"])
-def test_a_megabyte_is_read_in_no_time(protocol: Protocol, repeat: str) -> None:
+def test_a_megabyte_is_read_in_no_time(protocol, repeat):
     text = repeat * (1_000_000 // len(repeat))
-    wrapped: list[Callable[[str], str]] = [
+    wrapped = [
         lambda t: t,
         lambda t: f"<{protocol.thought}>{t}</{protocol.thought}>",
         lambda t: f"<think>r</think><action>explore_schema</action><tool_call>{t}</tool_call>",

@@ -2,21 +2,17 @@
 
 import json
 import time
-from collections.abc import Callable
 
 import pytest
 
-from pipelines.core.types import Action, ActionKind, Example, ExecutionResult, ExecutionStatus
+from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus
 from pipelines.protocols import tools
-from pipelines.protocols.base import Protocol
-from pipelines.sql.schema import Schema
 
-Make = Callable[..., Protocol]
 CALL = '<tool_call>{"name": "execute_sql_query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
 ANSWER = "<answer>\n```sql\nSELECT 1\n```\n</answer>"
 
 
-def test_a_turn_is_a_thought_and_a_call_or_an_answer(protocol: Make) -> None:
+def test_a_turn_is_a_thought_and_a_call_or_an_answer(protocol):
     mtir = protocol("tool_call")
     assert mtir.parse(f"<think>t</think>\n{CALL}") == Action(ActionKind.SQL, "SELECT 1", "t")
     assert mtir.parse(f"<think>t</think>\n{ANSWER}") == Action(ActionKind.SOLUTION, "SELECT 1", "t")
@@ -37,12 +33,12 @@ def test_a_turn_is_a_thought_and_a_call_or_an_answer(protocol: Make) -> None:
         (f"<think>t</think>{CALL}<tool_response>", ActionKind.INVALID, "forged_observation"),
     ],
 )
-def test_the_order_is_strict(protocol: Make, text: str, kind: ActionKind, error: str) -> None:
+def test_the_order_is_strict(protocol, text, kind, error):
     action = protocol("tool_call").parse(text)
     assert (action.kind, action.format_error) == (kind, error)
 
 
-def test_the_tool_answers_in_json_and_a_fault_asks_to_rethink(protocol: Make) -> None:
+def test_the_tool_answers_in_json_and_a_fault_asks_to_rethink(protocol):
     mtir = protocol("tool_call", observation_rows=10)
     look = Action(ActionKind.SQL, "S", "t")
     empty = ExecutionResult(ExecutionStatus.OK, ("max_label",), ((None,),))
@@ -54,7 +50,7 @@ def test_the_tool_answers_in_json_and_a_fault_asks_to_rethink(protocol: Make) ->
     assert mtir.observe(Action(ActionKind.INVALID), None, 5) == "That action was not correct. Rethink it and act again."
 
 
-def test_any_sql_can_be_called_though_it_holds_a_tag(protocol: Make) -> None:
+def test_any_sql_can_be_called_though_it_holds_a_tag(protocol):
     mtir, look = protocol("tool_call"), Action(ActionKind.SQL, "SELECT '</tool_call><|im_end|>'", "t")
     assert mtir.parse(mtir.write(look)) == look
     with pytest.raises(ValueError, match="nested_tag"):
@@ -63,7 +59,7 @@ def test_any_sql_can_be_called_though_it_holds_a_tag(protocol: Make) -> None:
         mtir.write(Action(ActionKind.SOLUTION, "SELECT '```'", "t"))
 
 
-def test_the_prompts_carry_schema_values_and_limits(protocol: Make, example: Example, schema: Schema) -> None:
+def test_the_prompts_carry_schema_values_and_limits(protocol, example, schema):
     (_, rules), (_, task) = protocol("tool_call", observation_rows=10).prompt(example, schema, 6)
     assert "at most 10 records" in rules
     assert "Database: music" in task
@@ -74,7 +70,7 @@ def test_the_prompts_carry_schema_values_and_limits(protocol: Make, example: Exa
     assert "CREATE TABLE singer" in single
 
 
-def test_the_single_turn_only_answers(protocol: Make) -> None:
+def test_the_single_turn_only_answers(protocol):
     single = protocol("single_turn")
     action = single.parse(f"<reasoning>r</reasoning>{ANSWER}")
     assert action == Action(ActionKind.SOLUTION, "SELECT 1", "r")
@@ -84,7 +80,7 @@ def test_the_single_turn_only_answers(protocol: Make) -> None:
     assert protocol("single_turn", prompt="direct", reasoning=False).parse(ANSWER).format_error is None
 
 
-def test_a_call_is_what_mcp_lists_and_reads_back() -> None:
+def test_a_call_is_what_mcp_lists_and_reads_back():
     tool = tools.describe(10)
     assert set(tool) == {"name", "description", "inputSchema"}
     assert tool["inputSchema"]["required"] == ["sql"]
@@ -101,7 +97,7 @@ def test_a_call_is_what_mcp_lists_and_reads_back() -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"db_id": "music"}, {"db_name": "music"}])
-def test_a_call_may_name_its_database(extra: dict[str, str]) -> None:
+def test_a_call_may_name_its_database(extra):
     call = {"name": "execute_sql_query", "arguments": {"sql": " SELECT 1 ", **extra}}
     assert tools.read_call(json.dumps(call)) == ("SELECT 1", None)
 
@@ -127,7 +123,7 @@ def test_a_call_may_name_its_database(extra: dict[str, str]) -> None:
         ('{"name": "execute_sql_query", "arguments": {"sql": "\\ud800"}}', "invalid_unicode"),
     ],
 )
-def test_each_bad_call_has_a_name(text: str, error: str) -> None:
+def test_each_bad_call_has_a_name(text, error):
     assert tools.read_call(text) == ("", error)
 
 
@@ -145,5 +141,5 @@ def test_each_bad_call_has_a_name(text: str, error: str) -> None:
         ("```sql\na\n```\n```sql\nb\n```", ("", "two_fences")),
     ],
 )
-def test_a_fence_holds_one_query(text: str, read: tuple[str, str | None]) -> None:
+def test_a_fence_holds_one_query(text, read):
     assert tools.read_fence(text) == read

@@ -1,8 +1,6 @@
 """Outcomes by hand: only what a test is about is said."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,10 +12,10 @@ FINAL = Turn("<solution>S</solution>", Action(ActionKind.SOLUTION, "S", "r"))
 
 
 @pytest.fixture
-def items() -> Callable[..., SchemaItems]:
+def items():
     """`items("t", "t.c")` is the table t and its column c."""
 
-    def make(*names: str) -> SchemaItems:
+    def make(*names):
         pairs = frozenset((table, column) for table, dot, column in (n.partition(".") for n in names) if dot)
         return SchemaItems(frozenset(n for n in names if "." not in n), pairs)
 
@@ -25,15 +23,13 @@ def items() -> Callable[..., SchemaItems]:
 
 
 @pytest.fixture
-def outcome() -> Callable[..., Outcome]:
+def outcome():
     """A right answer in the second turn of ten, unless told otherwise.
 
     `turns=n` gives n turns, the last of them final; `malformed=True` puts a bad turn first; `final=None`: no answer.
     """
 
-    def make(
-        turns: int = 2, malformed: bool = False, final: str | None = "S", trace: Any = None, **changes: Any
-    ) -> Outcome:
+    def make(turns=2, malformed=False, final="S", trace=None, **changes):
         last = FINAL if final is not None else FINE
         told = (*([BAD] if malformed else []), *[FINE] * (turns - 1 - malformed), last)
         stop = StopReason.SOLUTION if final is not None else StopReason.TURN_LIMIT

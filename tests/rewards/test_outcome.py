@@ -1,9 +1,6 @@
 """From trajectories to outcomes, with a real database and the real engine."""
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,6 @@ from pipelines.core.types import (
     Database,
     Example,
     ExecutionStatus,
-    Outcome,
     SchemaItems,
     StopReason,
     Trajectory,
@@ -28,24 +24,24 @@ from tests.fakes import build_database
 
 
 @pytest.fixture
-def example(tmp_path: Path) -> Example:
+def example(tmp_path):
     path = tmp_path / "music.sqlite"
     build_database(path, "CREATE TABLE singer (name TEXT, kind TEXT); INSERT INTO singer VALUES ('Ann', 'STR');")
     return Example("e1", "Who?", Database("music", "sqlite", str(path)), "SELECT name FROM singer", hardness="easy")
 
 
 @pytest.fixture
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=5), workers=1) as sql:
         yield sql
 
 
-def episode(final: str | None, stop: StopReason = StopReason.SOLUTION) -> Trajectory:
+def episode(final, stop=StopReason.SOLUTION):
     turns = (Turn("", Action(ActionKind.SOLUTION, final, "r")),) if final else ()
     return Trajectory("e1", 0, "policy", "react", (), turns, final, stop)
 
 
-def judged(example: Example, engine: SqlEngine, *trajectories: Trajectory, **more: object) -> list[Outcome]:
+def judged(example, engine, *trajectories, **more):
     return make_outcomes(
         trajectories,
         {"e1": example},
@@ -53,11 +49,11 @@ def judged(example: Example, engine: SqlEngine, *trajectories: Trajectory, **mor
         introspect,
         "strict",
         10,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
-def test_an_outcome_holds_the_verdict_and_both_queries_parts(example: Example, engine: SqlEngine) -> None:
+def test_an_outcome_holds_the_verdict_and_both_queries_parts(example, engine):
     right, wrong, failed = judged(
         example,
         engine,
@@ -72,7 +68,7 @@ def test_an_outcome_holds_the_verdict_and_both_queries_parts(example: Example, e
     assert right.gold_bigrams == {("select", "name"), ("name", "from"), ("from", "singer")}
 
 
-def test_no_answer_is_wrong_and_a_broken_boundary_is_broken(example: Example, engine: SqlEngine) -> None:
+def test_no_answer_is_wrong_and_a_broken_boundary_is_broken(example, engine):
     (none,) = judged(example, engine, episode(None, StopReason.TURN_LIMIT))
     assert (none.correct, none.status, none.broken, none.predicted_schema) == (False, None, False, None)
     assert none.predicted_bigrams == frozenset()
@@ -83,19 +79,19 @@ def test_no_answer_is_wrong_and_a_broken_boundary_is_broken(example: Example, en
     assert gold_broke.broken
 
 
-def test_the_consensus_gold_schema_wins_over_the_gold_sqls_own(example: Example, engine: SqlEngine) -> None:
+def test_the_consensus_gold_schema_wins_over_the_gold_sqls_own(example, engine):
     agreed = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name"), ("singer", "kind")}))
     (given,) = judged(example, engine, episode("SELECT 1"), gold_schemas={"e1": agreed})
     (withheld,) = judged(example, engine, episode("SELECT 1"), gold_schemas={})
     assert (given.gold_schema, withheld.gold_schema) == (agreed, None)
 
 
-def test_a_gold_query_is_analysed_once(example: Example, engine: SqlEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
+def test_a_gold_query_is_analysed_once(example, engine, monkeypatch):
+    asked = []
     for name in ("schema_items", "hardness"):
         real = getattr(analyst, name)
 
-        def ask(queries: list[tuple[str, str]], name: str = name, real: Any = real) -> Any:
+        def ask(queries, name=name, real=real):
             asked.extend((name, query[0]) for query in queries)
             return real(queries)
 
@@ -120,7 +116,7 @@ def test_a_gold_query_is_analysed_once(example: Example, engine: SqlEngine, monk
     assert again == whole
 
 
-def test_a_gold_query_is_analysed_again_when_its_schema_has_changed(example: Example, engine: SqlEngine) -> None:
+def test_a_gold_query_is_analysed_again_when_its_schema_has_changed(example, engine):
     example = dataclasses.replace(example, gold_sql="SELECT title FROM singer, band")
     found = []
     for change in (
@@ -129,6 +125,5 @@ def test_a_gold_query_is_analysed_again_when_its_schema_has_changed(example: Exa
     ):
         build_database(example.database.location, change)
         (outcome,) = judged(example, engine, episode(None, StopReason.TURN_LIMIT), reads={"schema"})
-        assert outcome.gold_items is not None
         found.append(outcome.gold_items.columns)
     assert found == [{("band", "title")}, {("singer", "title")}]

@@ -7,7 +7,6 @@ answer is the nearest there is: the right rows in the wrong order.
 import dataclasses
 import functools
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,7 +16,6 @@ from pipelines.core.types import (
     Database,
     Example,
     ExecutionStatus,
-    Outcome,
     StopReason,
     Trajectory,
     Turn,
@@ -25,7 +23,6 @@ from pipelines.core.types import (
 from pipelines.protocols import knowledge
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
 from pipelines.sql.engine import Limits, SqlEngine
@@ -34,7 +31,7 @@ from pipelines.sql.schema import introspect
 GOLD = "SELECT name, wages FROM singer WHERE country = 'France' ORDER BY wages"
 HONEST = f"{GOLD} DESC"
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT"
-WAYS: dict[str, str | None] = {
+WAYS = {
     "opts out": None,
     "answers nothing": "",
     "returns no rows": f"SELECT * FROM ({GOLD}) WHERE 0",
@@ -71,7 +68,7 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+def example(tmp_path_factory):
     path = tmp_path_factory.mktemp("music") / "music.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE singer (name TEXT, wages INTEGER, country TEXT)")
@@ -82,17 +79,17 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=1.0, max_rows=2000, memory_mb=256), workers=2) as sql:
         yield sql
 
 
 @functools.cache
-def loaded(name: str, *overrides: str) -> Recipe:
+def loaded(name, *overrides):
     return recipes.load(name, overrides)
 
 
-def looks() -> list[Turn]:
+def looks():
     """What every protocol's reward wants to see before an answer, honestly done."""
     content = knowledge.proposal(["singer"], {"singer": ["country", "name", "wages"]})
     probe = "SELECT name, wages, country FROM singer LIMIT 1"
@@ -103,7 +100,7 @@ def looks() -> list[Turn]:
     ]
 
 
-def episode(sql: str | None) -> Trajectory:
+def episode(sql):
     stop = StopReason.TURN_LIMIT if sql is None else StopReason.SOLUTION
     kind = ActionKind.INVALID if sql is None else ActionKind.SOLUTION
     error = "no_action" if sql is None else None
@@ -111,36 +108,33 @@ def episode(sql: str | None) -> Trajectory:
     return Trajectory("e1", 0, "policy", "react", (), (*looks(), answer), sql, stop)
 
 
-def said(text: str, protocol: str) -> Trajectory:
+def said(text, protocol):
     action = build(loaded(protocol).protocol).parse(text.format(gold=HONEST))
     final = action.content if action.kind is ActionKind.SOLUTION else None
     stop = StopReason.TURN_LIMIT if final is None else StopReason.SOLUTION
     return Trajectory("e1", 0, "policy", "react", (), (*looks(), Turn(text, action)), final, stop)
 
 
-CheckedTrajectory = tuple[Outcome, dict[str, Outcome]]
-
-
 @pytest.fixture(scope="module")
-def judged(example: Example, engine: SqlEngine) -> CheckedTrajectory:
+def judged(example, engine):
     trajectories = [episode(HONEST), *map(episode, WAYS.values())]
     honest, *ways = make_outcomes(trajectories, {"e1": example}, engine, functools.cache(introspect), "strict", 10)
     return honest, dict(zip(WAYS, ways, strict=True))
 
 
-def rubric(recipe: str, *overrides: str) -> Rubric:
+def rubric(recipe, *overrides):
     """A recipe's, whose judge is the program: an endpoint's grade is not a matter of this engine."""
     terms = loaded(recipe, *overrides).rewards
     return Rubric([term.model_copy(update={"options": {}}) if term.term == "judge" else term for term in terms])
 
 
-def recipes_and_repairs() -> list[tuple[str, ...]]:
+def recipes_and_repairs():
     """Every recipe; of MTIR-SQL, whose printed table pays for failing, the variant in which it does not."""
     names = recipes.recipe_names()
     return [(name, "variant=repaired") if name == "mtir_sql" else (name,) for name in names if name != "mini_mtir_sql"]
 
 
-def test_every_cheating_attempt_is_scored_and_wrong(judged: CheckedTrajectory) -> None:
+def test_every_cheating_attempt_is_scored_and_wrong(judged):
     assert len(WAYS) + len(TEXTS) >= 20
     honest, ways = judged
     assert not honest.correct
@@ -150,7 +144,7 @@ def test_every_cheating_attempt_is_scored_and_wrong(judged: CheckedTrajectory) -
 
 
 @pytest.mark.parametrize("recipe", recipes_and_repairs(), ids=lambda recipe: recipe[0])
-def test_no_way_is_paid_more_than_the_honest_wrong_answer(judged: CheckedTrajectory, recipe: tuple[str, ...]) -> None:
+def test_no_way_is_paid_more_than_the_honest_wrong_answer(judged, recipe):
     honest, ways = judged
     panel = rubric(*recipe)
     due = panel.score(honest)
@@ -162,9 +156,7 @@ def test_no_way_is_paid_more_than_the_honest_wrong_answer(judged: CheckedTraject
 
 
 @pytest.mark.parametrize("recipe", recipes_and_repairs(), ids=lambda recipe: recipe[0])
-def test_no_text_around_an_answer_is_paid_more_than_the_answer(
-    judged: CheckedTrajectory, recipe: tuple[str, ...], example: Example, engine: SqlEngine
-) -> None:
+def test_no_text_around_an_answer_is_paid_more_than_the_answer(judged, recipe, example, engine):
     panel = rubric(*recipe)
     due = panel.score(judged[0]).total
     trajectories = [said(text, recipe[0]) for text in TEXTS.values()]
@@ -173,7 +165,7 @@ def test_no_text_around_an_answer_is_paid_more_than_the_answer(
         assert panel.score(dataclasses.replace(outcome)).total <= due + 1e-9, way
 
 
-def test_an_honest_answer_is_right_afterwards(judged: CheckedTrajectory, example: Example, engine: SqlEngine) -> None:
+def test_an_honest_answer_is_right_afterwards(judged, example, engine):
     """Nothing that a policy ran has changed what the next one is judged by."""
     (right,) = make_outcomes([episode(GOLD)], {"e1": example}, engine, functools.cache(introspect), "strict", 10)
     assert right.correct

@@ -1,24 +1,20 @@
 """The panel: weights, tracks, the log by term, and whether a wrong answer can be paid more than a right one."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import REWARDS
-from pipelines.core.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
+from pipelines.core.types import Action, ActionKind, ExecutionStatus, Turn
 from pipelines.protocols import knowledge
 from pipelines.recipe import recipes
 from pipelines.recipe.config import RewardTerm
 from pipelines.rewards.panel import Rubric
 from tests.rewards.conftest import FINAL
 
-Make = Callable[..., Outcome]
 
-
-def panel(*terms: dict[str, Any]) -> Rubric:
+def panel(*terms):
     return Rubric([RewardTerm(**term) for term in terms])
 
 
@@ -29,7 +25,7 @@ SQL_TRAIL = panel(
 )
 
 
-def test_sql_trails_total_equation_12(outcome: Make, items: Callable[..., SchemaItems]) -> None:
+def test_sql_trails_total_equation_12(outcome, items):
     facts = {
         "predicted_schema": items("employees", "employees.wages"),
         "gold_items": items("employees", "employees.salary"),  # 1/3
@@ -45,14 +41,14 @@ def test_sql_trails_total_equation_12(outcome: Make, items: Callable[..., Schema
     assert SQL_TRAIL.score(failed).total == pytest.approx(1 / 3 + 2 / 4)
 
 
-def test_tracks_are_summed_apart_equation_4(outcome: Make, items: Callable[..., SchemaItems]) -> None:
+def test_tracks_are_summed_apart_equation_4(outcome, items):
     rubric = panel({"term": "trust_exec"}, {"term": "format", "weight": 0.1}, {"term": "schema", "track": "schema"})
     paid = rubric.score(outcome(predicted_schema=items("t"), gold_items=items("t")))
     assert paid.by_track == pytest.approx({"full": 1.1, "schema": 1.0})
     assert paid.total == paid.by_track["full"]
 
 
-def test_a_judge_of_weight_0_is_the_program(outcome: Make, items: Callable[..., SchemaItems]) -> None:
+def test_a_judge_of_weight_0_is_the_program(outcome, items):
     """A wrong answer that runs, without a grade: (1 + 1/3 + 2/4) / 3 by the program; weight 1 has to be graded."""
     wrong = outcome(
         correct=False,
@@ -76,16 +72,16 @@ ANALYSED = {
 
 
 @pytest.mark.parametrize("term", list(REWARDS))
-def test_a_term_declares_what_it_reads(outcome: Make, items: Callable[..., SchemaItems], term: str) -> None:
+def test_a_term_declares_what_it_reads(outcome, items, term):
     proposal = Turn("", Action(ActionKind.PROPOSE, knowledge.proposal(["t"], {"t": ["c"]}), "r"))
-    told: dict[str, Any] = {"predicted_schema": items("t"), "gold_items": items("t"), "trace": (proposal, FINAL)}
+    told = {"predicted_schema": items("t"), "gold_items": items("t"), "trace": (proposal, FINAL)}
     read = set[str]()
 
     class Watched:
-        def __init__(self, outcome: Outcome) -> None:
+        def __init__(self, outcome):
             self._outcome = outcome
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             read.add(name)
             return getattr(self._outcome, name)
 
@@ -94,14 +90,14 @@ def test_a_term_declares_what_it_reads(outcome: Make, items: Callable[..., Schem
     assert {ANALYSED[name] for name in read & ANALYSED.keys()} == set(REWARDS[term].reads)
 
 
-def test_a_panel_reads_what_its_terms_read_and_scores_no_broken_episode(outcome: Make) -> None:
+def test_a_panel_reads_what_its_terms_read_and_scores_no_broken_episode(outcome):
     assert SQL_TRAIL.reads == {"level", "schema", "bigrams"}
     assert panel({"term": "skyrl"}).reads == set()
     with pytest.raises(ValueError, match="broken episode of 'e1'"):
         SQL_TRAIL.score(outcome(broken=True))
 
 
-def test_each_turn_is_paid_what_it_earned(outcome: Make) -> None:
+def test_each_turn_is_paid_what_it_earned(outcome):
     """A malformed turn and a good one before the answer; what is not paid by turn is paid for the last."""
     rubric = panel({"term": "exec", "weight": 2}, {"term": "turn_faults", "weight": 3, "options": {"cost": 0.5}})
     paid = rubric.score(outcome(turns=3, malformed=True))
@@ -112,7 +108,7 @@ def test_each_turn_is_paid_what_it_earned(outcome: Make) -> None:
     assert panel({"term": "turn_faults"}).score(failing).by_turn == (0.0, -0.1)  # an answer is a query that is tried
 
 
-def test_a_term_must_pay_each_turn(outcome: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_term_must_pay_each_turn(outcome, monkeypatch):
     short = REWARDS["turn_faults"]._replace(pay=lambda outcome: [0.0])
     monkeypatch.setitem(REWARDS._entries, "turn_faults", dataclasses.replace(REWARDS.entry("turn_faults"), value=short))
     with pytest.raises(RecipeError, match="ValueError: it pays for 1 turns of 2"):
@@ -127,7 +123,7 @@ def test_a_term_must_pay_each_turn(outcome: Make, monkeypatch: pytest.MonkeyPatc
         ([], r"no reward term on the full track"),
     ],
 )
-def test_mistakes_in_a_panel_are_named(terms: list[dict[str, Any]], message: str) -> None:
+def test_mistakes_in_a_panel_are_named(terms, message):
     with pytest.raises(RecipeError, match=message):
         panel(*terms)
 
@@ -141,12 +137,12 @@ def test_mistakes_in_a_panel_are_named(terms: list[dict[str, Any]], message: str
         ("rewards.turns.options.easy=two", r"option 'easy' of reward term 'turns': Input should be a valid integer"),
     ],
 )
-def test_a_wrong_name_or_option_of_a_reward_term_is_told_when_the_recipe_is_read(override: str, message: str) -> None:
+def test_a_wrong_name_or_option_of_a_reward_term_is_told_when_the_recipe_is_read(override, message):
     with pytest.raises(RecipeError, match=message):
         recipes.load("sql_trail", [override])
 
 
-def test_no_wrong_answer_is_paid_more_than_a_right_one_where_the_papers_say_so() -> None:
+def test_no_wrong_answer_is_paid_more_than_a_right_one_where_the_papers_say_so():
     assert SQL_TRAIL.margin() == 0.0  # at least 5 + 1 for a right one, at most 2 + 4 for a wrong one
     assert Rubric(recipes.load("sqltrain").rewards).margin() == 1.0  # 5 + 1 against 2 + 3
     reasoning = recipes.load("reasoning_sql")
@@ -156,7 +152,7 @@ def test_no_wrong_answer_is_paid_more_than_a_right_one_where_the_papers_say_so()
     assert panel({"term": "exec"}, {"term": "trust_schema", "track": "schema"}).margin() == 1.0
 
 
-def test_mtir_sqls_printed_table_pays_failing_more_than_wrong_and_the_repaired_variant_less(outcome: Make) -> None:
+def test_mtir_sqls_printed_table_pays_failing_more_than_wrong_and_the_repaired_variant_less(outcome):
     wrong = outcome(correct=False)
     failing = outcome(correct=False, status=ExecutionStatus.ERROR)
     malformed = outcome(correct=False, malformed=True)

@@ -1,18 +1,14 @@
 """Every reward of the five papers against numbers worked out by hand, most of them the papers' own examples."""
 
-from collections.abc import Callable
-
 import pytest
 
-from pipelines.core.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
+from pipelines.core.types import Action, ActionKind, ExecutionStatus, SchemaItems, Turn
 from pipelines.protocols.knowledge import proposal
 from pipelines.rewards import terms
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Column, Schema, Table
 
-Make = Callable[..., Outcome]
-Items = Callable[..., SchemaItems]
 WRONG = {"correct": False}
 FAILS = {"correct": False, "status": ExecutionStatus.ERROR}
 
@@ -20,7 +16,7 @@ FAILS = {"correct": False, "status": ExecutionStatus.ERROR}
 # --- SQL-Trail, appendix A.4 -----------------------------------------------------------------------------------------
 
 
-def test_execution_and_syntax_equations_6_and_8(outcome: Make) -> None:
+def test_execution_and_syntax_equations_6_and_8(outcome):
     assert (terms.execution(outcome()), terms.execution(outcome(**WRONG))) == (1.0, 0.0)
     assert terms.syntax(outcome(**WRONG)) == 1.0
     assert terms.syntax(outcome(**FAILS)) == 0.0
@@ -44,17 +40,17 @@ def test_execution_and_syntax_equations_6_and_8(outcome: Make) -> None:
         ("extra", 11, True, 0),  # the forced turn comes after the last
     ],
 )
-def test_the_turn_table_equation_7(outcome: Make, hardness: str, turns: int, correct: bool, reward: int) -> None:
+def test_the_turn_table_equation_7(outcome, hardness, turns, correct, reward):
     assert terms.turns(outcome(turns=turns, correct=correct, hardness=hardness)) == reward
 
 
-def test_the_turn_budget_is_a_recipes_and_no_answer_has_no_finishing_turn(outcome: Make) -> None:
+def test_the_turn_budget_is_a_recipes_and_no_answer_has_no_finishing_turn(outcome):
     assert terms.turns(outcome(turns=1, final=None)) == 0.0
     assert terms.turns(outcome(turns=3), easy=3) == 1.0
     assert terms.turns(outcome(turns=3, hardness="medium"), medium=2) == 0.0
 
 
-def test_the_papers_examples_of_bigrams_and_schema_equations_9_and_10(outcome: Make, items: Items) -> None:
+def test_the_papers_examples_of_bigrams_and_schema_equations_9_and_10(outcome, items):
     gold, predicted = bigrams("SELECT name FROM student"), bigrams("SELECT name FROM teacher")
     assert gold == {("select", "name"), ("name", "from"), ("from", "student")}
     assert terms.bigram(outcome(predicted_bigrams=predicted, gold_bigrams=gold)) == 2 / 4
@@ -70,7 +66,7 @@ def test_the_papers_examples_of_bigrams_and_schema_equations_9_and_10(outcome: M
     assert terms.jaccard({1}, {1}) == 1.0
 
 
-def test_format_and_skyrls_three_cases(outcome: Make) -> None:
+def test_format_and_skyrls_three_cases(outcome):
     assert terms.format_(outcome(**WRONG)) == 1.0
     assert terms.format_(outcome(turns=3, malformed=True)) == 0.0
     assert terms.format_(outcome(final=None)) == 0.0
@@ -84,7 +80,7 @@ def test_format_and_skyrls_three_cases(outcome: Make) -> None:
 # --- Reasoning-SQL, section 3.2 and A.7 ------------------------------------------------------------------------------
 
 
-def test_the_judge_grades_what_is_wrong_and_a_missing_grade_is_an_error(outcome: Make) -> None:
+def test_the_judge_grades_what_is_wrong_and_a_missing_grade_is_an_error(outcome):
     assert terms.judge(outcome(judge=0.3)) == 1.0
     assert terms.judge(outcome(judge=0.3, **WRONG)) == 0.3
     assert terms.judge(outcome(final=None)) == 0.0
@@ -92,7 +88,7 @@ def test_the_judge_grades_what_is_wrong_and_a_missing_grade_is_an_error(outcome:
         terms.judge(outcome(**WRONG), by="critic")
 
 
-def test_without_an_endpoint_a_program_grades(outcome: Make, items: Items) -> None:
+def test_without_an_endpoint_a_program_grades(outcome, items):
     wrong = outcome(
         predicted_schema=items("t", "t.a"),
         gold_items=items("t", "t.b"),  # 1 of 3
@@ -120,7 +116,7 @@ def test_without_an_endpoint_a_program_grades(outcome: Make, items: Items) -> No
         ({"final": None}, 0.0),
     ],
 )
-def test_r_exec_equation_1(outcome: Make, changes: dict[str, object], reward: float) -> None:
+def test_r_exec_equation_1(outcome, changes, reward):
     assert terms.trust_exec(outcome(**changes)) == reward
 
 
@@ -145,11 +141,11 @@ GUESS = Turn("", Action(ActionKind.PROPOSE, proposal(["t"], {"t": ["c", "wages"]
         ((EXPLORE, LOOSE, PROPOSE, GENERATE, CONFIRM), 0.0),  # a turn failed the format check (C.2)
     ],
 )
-def test_r_fmt_equation_2(outcome: Make, trace: tuple[Turn, ...], reward: float) -> None:
+def test_r_fmt_equation_2(outcome, trace, reward):
     assert terms.trust_format(outcome(trace=trace)) == reward
 
 
-def test_r_fmt_needs_an_answer_fewer_phases_and_on_demand_verified_knowledge(outcome: Make) -> None:
+def test_r_fmt_needs_an_answer_fewer_phases_and_on_demand_verified_knowledge(outcome):
     assert terms.trust_format(outcome(trace=(EXPLORE, PROPOSE, GENERATE), final=None)) == 0.0
     assert terms.trust_format(outcome(trace=(EXPLORE, CONFIRM)), phases=["explore", "confirm"]) == 0.1
     guessed = outcome(trace=(EXPLORE, GUESS, GENERATE, CONFIRM))
@@ -169,14 +165,12 @@ def test_r_fmt_needs_an_answer_fewer_phases_and_on_demand_verified_knowledge(out
         (("t", "t.d"), "dense", 0.0),  # something is missing: nothing
     ],
 )
-def test_r_schema_equation_3_and_5_2(
-    outcome: Make, items: Items, gold: tuple[str, ...], match: str, reward: float
-) -> None:
+def test_r_schema_equation_3_and_5_2(outcome, items, gold, match, reward):
     found = outcome(trace=(EXPLORE, GUESS, GENERATE, CONFIRM), gold_schema=items(*gold))
-    assert terms.trust_schema(found, match=match) == pytest.approx(reward)  # type: ignore[arg-type]
+    assert terms.trust_schema(found, match=match) == pytest.approx(reward)
 
 
-def test_r_schema_is_coupled_to_the_right_answer_and_needs_both_sides(outcome: Make, items: Items) -> None:
+def test_r_schema_is_coupled_to_the_right_answer_and_needs_both_sides(outcome, items):
     wrong = outcome(trace=(EXPLORE, PROPOSE, GENERATE, CONFIRM), gold_schema=items("t", "t.c"), **WRONG)
     assert (terms.trust_schema(wrong), terms.trust_schema(wrong, coupled=False)) == (0.0, 1.0)
     assert terms.trust_schema(outcome(gold_schema=items("t"))) == 0.0
@@ -196,6 +190,6 @@ def test_r_schema_is_coupled_to_the_right_answer_and_needs_both_sides(outcome: M
         ({"final": None}, (-0.1, 0.0, 0.0)),
     ],
 )
-def test_mtirs_three_gated_rewards(outcome: Make, changes: dict[str, object], paid: tuple[float, ...]) -> None:
+def test_mtirs_three_gated_rewards(outcome, changes, paid):
     one = outcome(**changes)
     assert (terms.mtir_format(one), terms.mtir_exec(one), terms.mtir_result(one)) == paid

@@ -2,21 +2,17 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, Trajectory
-from pipelines.protocols.base import Protocol, build
+from pipelines.core.types import Action, ActionKind, Database, Example
+from pipelines.protocols.base import build
 from pipelines.protocols.one_action import React
 from pipelines.recipe import config
 from pipelines.recipe.config import Model, Sampling, TinyModel
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.policies.base import Policy
-from pipelines.sql.engine import Limits, RunningStatement, SqlEngine
+from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
 
 TEXT = "how many singers are there in paris select name from singer where city is count of the answer left now"
@@ -28,18 +24,18 @@ class Talk(React):
 
     sql = "SELECT name FROM singer WHERE city = 'paris'"
 
-    def parse(self, text: str) -> Action:
+    def parse(self, text):
         return Action(ActionKind.SQL, self.sql)
 
-    def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
+    def observe(self, action, result, turns_left):
         return f"<observation> name ann cy {turns_left} left</observation>"
 
 
 class Held:
-    def __init__(self, query: RunningStatement, wait: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, query, wait):
         self.work, self._query, self._wait = query.work, query, wait
 
-    async def result(self) -> ExecutionResult:
+    async def result(self):
         result = await self._query.result()
         await self._wait()
         return result
@@ -48,23 +44,23 @@ class Held:
 class Stuck:
     """The real engine, but its first answer comes only when all other episodes are done."""
 
-    def __init__(self, sql: SqlEngine, others: int) -> None:
+    def __init__(self, sql, others):
         self._sql, self._others, self._queries = sql, others, 0
         self._free = asyncio.Event()
 
-    def on_done(self, _: Trajectory) -> None:
+    def on_done(self, _):
         self._others -= 1
         if not self._others:
             self._free.set()
 
-    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Held:
+    def begin(self, database, sql, max_rows=None):
         self._queries += 1
         first = self._queries == 1
         return Held(self._sql.begin(database, sql, max_rows), self._free.wait if first else lambda: asyncio.sleep(0))
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
+def database(tmp_path_factory):
     path = tmp_path_factory.mktemp("databases") / "music.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE singer (singer_id INTEGER PRIMARY KEY, name TEXT, city TEXT)")
@@ -75,7 +71,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
 
 
 @pytest.fixture(scope="session")
-def examples(database: Database) -> list[Example]:
+def examples(database):
     """40 questions of different length; the gold SQL is the same."""
     gold = "SELECT count(*) FROM singer"
     asked = [" ".join(WORDS[(i + 3 * k) % len(WORDS)] for k in range(6 + i % 9)) for i in range(40)]
@@ -83,34 +79,34 @@ def examples(database: Database) -> list[Example]:
 
 
 @pytest.fixture(scope="session")
-def sql() -> Any:
+def sql():
     with SqlEngine(Limits(timeout_s=10), workers=1) as engine:
         yield engine
 
 
 @pytest.fixture
-def protocol() -> Callable[..., Protocol]:
-    def make(**settings: Any) -> Protocol:
+def protocol():
+    def make(**settings):
         return build(config.ProtocolSection(name="react", prompt="brief", **settings))
 
     return make
 
 
 @pytest.fixture
-def talk() -> Talk:
+def talk():
     return Talk(config.ProtocolSection(name="react", prompt="brief", forced_final=False))
 
 
 @pytest.fixture
-def engine(sql: SqlEngine) -> Callable[..., RolloutEngine]:
-    def make(policy: Policy, protocol: Protocol, max_turns: int = 4, **sampling: Any) -> RolloutEngine:
+def engine(sql):
+    def make(policy, protocol, max_turns=4, **sampling):
         return RolloutEngine(policy, protocol, sql, Sampling(**sampling), max_turns, introspect)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_folder(tmp_path_factory):
     from pipelines.training.model import make_tiny
 
     folder = tmp_path_factory.mktemp("tiny")
@@ -121,19 +117,19 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tiny_folder: Path) -> Any:
+def tokenizer(tiny_folder):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny_folder)
 
 
 @pytest.fixture(scope="session")
-def codec(tokenizer: Any) -> ChatCodec:
+def codec(tokenizer):
     return ChatCodec(tokenizer)
 
 
 @pytest.fixture
-def model(tiny_folder: Path) -> Any:
+def model(tiny_folder):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(tiny_folder)

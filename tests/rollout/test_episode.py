@@ -1,14 +1,9 @@
 """An episode as a state machine: what it asks for, what it keeps, and how it ends."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from pipelines.core.types import ActionKind, Example, ExecutionResult, ExecutionStatus, StopReason
-from pipelines.protocols.base import Protocol
+from pipelines.core.types import ActionKind, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.recipe.config import Sampling
-from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.episode import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
 
@@ -17,12 +12,10 @@ PROBE = Completion("<reasoning>look</reasoning><sql>SELECT name FROM singer</sql
 ANSWER = Completion("<reasoning>now</reasoning><solution>SELECT 1</solution>")
 NOISE = Completion("what ?")
 
-Begin = Callable[..., Episode]
-
 
 @pytest.fixture
-def begin(protocol: Callable[..., Protocol], examples: list[Example]) -> Begin:
-    def make(max_turns: int = 3, forced: bool = True, codec: ChatCodec | None = None, **sampling: Any) -> Episode:
+def begin(protocol, examples):
+    def make(max_turns=3, forced=True, codec=None, **sampling):
         rules = Rules(protocol(), Sampling(**sampling), max_turns, forced)
         prompt = (("user", "how many singers"),)
         return Episode(EpisodeRequest(examples[0], sample=2, seed=7), rules, "scripted", "0", prompt, codec)
@@ -30,7 +23,7 @@ def begin(protocol: Callable[..., Protocol], examples: list[Example]) -> Begin:
     return make
 
 
-def test_a_probe_then_an_answer(begin: Begin) -> None:
+def test_a_probe_then_an_answer(begin):
     episode = begin()
     assert episode.next_request().messages == (("user", "how many singers"),)
     assert episode.accept(PROBE) == "SELECT name FROM singer"
@@ -47,7 +40,7 @@ def test_a_probe_then_an_answer(begin: Begin) -> None:
     assert (record.example_id, record.sample, record.token_ids) == ("q0", 2, ())
 
 
-def test_the_cap_forces_one_last_answer(begin: Begin) -> None:
+def test_the_cap_forces_one_last_answer(begin):
     episode = begin(max_turns=2)
     for _ in range(2):
         episode.accept(PROBE)
@@ -59,7 +52,7 @@ def test_the_cap_forces_one_last_answer(begin: Begin) -> None:
     assert (len(record.turns), record.forced, record.stop) == (3, True, StopReason.SOLUTION)
 
 
-def test_a_turn_cap_ends_an_episode_or_forces_its_answer(begin: Begin) -> None:
+def test_a_turn_cap_ends_an_episode_or_forces_its_answer(begin):
     episode = begin(max_turns=1)
     episode.accept(PROBE)
     episode.observe(ROWS)
@@ -77,7 +70,7 @@ def test_a_turn_cap_ends_an_episode_or_forces_its_answer(begin: Begin) -> None:
     assert (record.final_sql, record.forced, len(record.turns)) == ("SELECT 1", True, 1)
 
 
-def test_an_invalid_turn_is_answered_and_the_episode_goes_on(begin: Begin) -> None:
+def test_an_invalid_turn_is_answered_and_the_episode_goes_on(begin):
     episode = begin()
     assert episode.accept(NOISE) is None
     assert episode.stop is None
@@ -90,7 +83,7 @@ def test_an_invalid_turn_is_answered_and_the_episode_goes_on(begin: Begin) -> No
     assert not record.well_formed
 
 
-def test_a_database_that_is_gone_breaks_the_episode(begin: Begin) -> None:
+def test_a_database_that_is_gone_breaks_the_episode(begin):
     episode = begin()
     episode.accept(PROBE)
     episode.observe(ExecutionResult(ExecutionStatus.UNAVAILABLE, error_class="worker_died"))
@@ -98,12 +91,12 @@ def test_a_database_that_is_gone_breaks_the_episode(begin: Begin) -> None:
     assert (record.stop, record.failure, len(record.turns)) == (StopReason.BROKEN, "worker_died", 1)
 
 
-def said(codec: ChatCodec, text: str, logprob: float = -0.5) -> Completion:
+def said(codec, text, logprob=-0.5):
     ids = tuple(codec.agent(text))
     return Completion(text, ids, (logprob,) * len(ids))
 
 
-def test_tokens_masks_and_turn_ends(begin: Begin, codec: ChatCodec) -> None:
+def test_tokens_masks_and_turn_ends(begin, codec):
     episode = begin(codec=codec)
     prompt = codec.prompt((("user", "how many singers"),))
     assert list(episode.next_request().token_ids) == prompt
@@ -121,7 +114,7 @@ def test_tokens_masks_and_turn_ends(begin: Begin, codec: ChatCodec) -> None:
     assert record.turn_ends == (n_prompt + n_first, n_prompt + n_first + n_seen + n_second)
 
 
-def test_ids_are_kept_as_generated_though_they_would_be_encoded_otherwise(begin: Begin, codec: ChatCodec) -> None:
+def test_ids_are_kept_as_generated_though_they_would_be_encoded_otherwise(begin, codec):
     letters = tuple(codec.tokenizer.convert_tokens_to_ids(list("singer")))
     assert codec.agent("singer") != list(letters)
     episode = begin(codec=codec)
@@ -132,7 +125,7 @@ def test_ids_are_kept_as_generated_though_they_would_be_encoded_otherwise(begin:
     assert context[n_prompt : n_prompt + 6] == letters
 
 
-def test_a_budget_bounds_each_turn_and_unknown_logprobs_are_left_out(begin: Begin, codec: ChatCodec) -> None:
+def test_a_budget_bounds_each_turn_and_unknown_logprobs_are_left_out(begin, codec):
     episode = begin(codec=codec)
     episode.accept(Completion(ANSWER.text, tuple(codec.agent(ANSWER.text))))
     assert episode.trajectory().logprobs == ()
@@ -143,7 +136,7 @@ def test_a_budget_bounds_each_turn_and_unknown_logprobs_are_left_out(begin: Begi
     assert (record.stop, record.turns, record.turn_ends) == (StopReason.TOKEN_LIMIT, (), ())
 
 
-def test_an_observation_that_leaves_no_room_is_not_seen(begin: Begin, codec: ChatCodec) -> None:
+def test_an_observation_that_leaves_no_room_is_not_seen(begin, codec):
     first = said(codec, PROBE.text)
     n_prompt = len(codec.prompt((("user", "how many singers"),)))
     episode = begin(codec=codec, episode_tokens=n_prompt + len(first.token_ids) + 2)
@@ -155,7 +148,7 @@ def test_an_observation_that_leaves_no_room_is_not_seen(begin: Begin, codec: Cha
     assert len(record.token_ids) == len(record.agent_mask) == record.turn_ends[-1]  # it ends on the agent's turn
 
 
-def test_a_forced_turn_is_opened_for_an_agent_that_speaks_tokens(begin: Begin, codec: ChatCodec) -> None:
+def test_a_forced_turn_is_opened_for_an_agent_that_speaks_tokens(begin, codec):
     """Its tag is not the agent's: the mask leaves it out, yet the text has it."""
     episode = begin(max_turns=1, codec=codec)
     episode.accept(said(codec, PROBE.text))
@@ -171,7 +164,7 @@ def test_a_forced_turn_is_opened_for_an_agent_that_speaks_tokens(begin: Begin, c
 
 
 @pytest.mark.parametrize(("spare", "goes_on"), [(0, False), (1, True)])
-def test_an_opening_needs_room_too(begin: Begin, codec: ChatCodec, spare: int, goes_on: bool) -> None:
+def test_an_opening_needs_room_too(begin, codec, spare, goes_on):
     first = said(codec, PROBE.text)
     roomy = begin(max_turns=1, codec=codec)
     roomy.accept(first)

@@ -4,43 +4,38 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from pipelines.core.errors import BoundaryError, EndpointError, ResourceError
-from pipelines.core.types import Database, Example, ExecutionStatus, StopReason, Trajectory
-from pipelines.protocols.base import Protocol, build
+from pipelines.core.types import Database, Example, ExecutionStatus, StopReason
+from pipelines.protocols.base import build
 from pipelines.recipe import config
-from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.engine import EpisodeQueue, RolloutEngine
+from pipelines.rollout.engine import EpisodeQueue
 from pipelines.rollout.episode import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
-from pipelines.rollout.policies.base import Completion, Policy, Request, ScriptedPolicy
+from pipelines.rollout.policies.base import Completion, Policy, ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.sql.engine import SqlEngine
 from tests.rollout.conftest import Stuck
 
 PROBE = "<reasoning>look</reasoning><sql>{}</sql>"
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
-Make = Callable[..., RolloutEngine]
 
 
 @pytest.fixture
-def react(engine: Make, protocol: Callable[..., Protocol]) -> Make:
+def react(engine, protocol):
     return lambda policy: engine(policy, protocol())
 
 
-def probe_then_answer(request: Request) -> str:
+def probe_then_answer(request):
     return ANSWER if request.turn else PROBE.format("SELECT name FROM singer WHERE city = 'paris'")
 
 
-def requests(examples: list[Example], samples: int = 1) -> list[EpisodeRequest]:
+def requests(examples, samples=1):
     return [EpisodeRequest(example, sample, seed=sample) for example in examples for sample in range(samples)]
 
 
-def test_episodes_run_real_sql_and_come_back_in_order(react: Make, examples: list[Example]) -> None:
-    seen: list[Trajectory] = []
+def test_episodes_run_real_sql_and_come_back_in_order(react, examples):
+    seen = []
     made = react(ScriptedPolicy(probe_then_answer)).run(requests(examples, 2), seen.append)
     assert [(one.example_id, one.sample) for one in made] == [(e.id, s) for e in examples for s in range(2)]
     assert {one.final_sql for one in made} == {"SELECT count(*) FROM singer"}
@@ -49,7 +44,7 @@ def test_episodes_run_real_sql_and_come_back_in_order(react: Make, examples: lis
     assert sorted(seen, key=made.index) == made
 
 
-def test_the_same_run_gives_the_same_records_and_events(react: Make, examples: list[Example]) -> None:
+def test_the_same_run_gives_the_same_records_and_events(react, examples):
     runs = [react(ScriptedPolicy(probe_then_answer)).run(requests(examples)) for _ in range(2)]
     assert runs[0] == runs[1]
     runner, seen = react(ScriptedPolicy(probe_then_answer)), list[EpisodeEvent]()
@@ -63,9 +58,7 @@ def test_the_same_run_gives_the_same_records_and_events(react: Make, examples: l
     assert runner.timing.queries == 3
 
 
-def test_a_questions_prompt_is_rendered_once(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_questions_prompt_is_rendered_once(engine, protocol, examples, monkeypatch):
     spoken, asked = protocol(), list[str]()
     runner = engine(ScriptedPolicy(probe_then_answer), spoken)
     real = spoken.prompt
@@ -76,15 +69,15 @@ def test_a_questions_prompt_is_rendered_once(
     assert len({one.prompt for one in made}) == len(examples) + 1
 
 
-def test_no_more_in_flight_than_the_policy_wants(react: Make, examples: list[Example]) -> None:
+def test_no_more_in_flight_than_the_policy_wants(react, examples):
     class Counting(ScriptedPolicy):
         live, now, most = 3, 0, 0
 
-        def open(self, session: str) -> None:
+        def open(self, session):
             self.now += 1
             self.most = max(self.most, self.now)
 
-        def release(self, session: str) -> None:
+        def release(self, session):
             self.now -= 1
 
     policy = Counting(probe_then_answer)
@@ -92,10 +85,10 @@ def test_no_more_in_flight_than_the_policy_wants(react: Make, examples: list[Exa
     assert (policy.most, policy.now) == (3, 0)
 
 
-def test_an_episode_that_breaks_does_not_touch_the_others(react: Make, examples: list[Example]) -> None:
-    asked: list[int] = []
+def test_an_episode_that_breaks_does_not_touch_the_others(react, examples):
+    asked = []
 
-    def fail_once_in_q1_always_in_q2(request: Request) -> str:
+    def fail_once_in_q1_always_in_q2(request):
         if request.example.id in ("q1", "q2"):
             asked.append(int(request.example.id[1:]))
             if request.example.id == "q2" or asked.count(1) == 1:
@@ -107,10 +100,10 @@ def test_an_episode_that_breaks_does_not_touch_the_others(react: Make, examples:
     assert (made[2].failure, made[2].turns, asked.count(2)) == ("ValueError", (), 3)
 
 
-def test_an_endpoint_that_failed_for_good_is_not_asked_again(react: Make, examples: list[Example]) -> None:
+def test_an_endpoint_that_failed_for_good_is_not_asked_again(react, examples):
     asked = []
 
-    def down(request: Request) -> str:
+    def down(request):
         asked.append(request)
         raise EndpointError("down")
 
@@ -119,21 +112,21 @@ def test_an_endpoint_that_failed_for_good_is_not_asked_again(react: Make, exampl
     assert len(asked) == 2
 
 
-def test_errors_of_the_user_and_of_everything_end_the_run(react: Make, examples: list[Example]) -> None:
-    def refused(request: Request) -> str:
+def test_errors_of_the_user_and_of_everything_end_the_run(react, examples):
+    def refused(request):
         raise ResourceError("wrong key")
 
     with pytest.raises(ResourceError, match="wrong key"):
         react(ScriptedPolicy(refused)).run(requests(examples))
 
-    def down(request: Request) -> str:
+    def down(request):
         raise EndpointError("down")
 
     with pytest.raises(BoundaryError, match="first 32 episodes all broke: EndpointError"):
         react(ScriptedPolicy(down)).run(requests(examples, 2))
 
 
-def test_a_database_that_vanishes_breaks_its_episodes_only(react: Make, examples: list[Example], sql: Any) -> None:
+def test_a_database_that_vanishes_breaks_its_episodes_only(react, examples, sql):
     gone = dataclasses.replace(examples[1], database=Database("gone", "sqlite", "/nowhere/gone.sqlite"))
     schema = react(ScriptedPolicy(probe_then_answer))._schemas(examples[0].database)
     runner = react(ScriptedPolicy(probe_then_answer))
@@ -145,9 +138,7 @@ def test_a_database_that_vanishes_breaks_its_episodes_only(react: Make, examples
 
 
 @pytest.mark.parametrize("max_turns", [4, 0])
-def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], codec: ChatCodec, max_turns: int
-) -> None:
+def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(engine, protocol, examples, codec, max_turns):
     """A chat template may refuse a conversation without messages, and there is none to force an answer in."""
     gone = dataclasses.replace(examples[1], database=Database("gone", "sqlite", "/nowhere/gone.sqlite"))
     policy = ScriptedPolicy(lambda _: ANSWER if max_turns else "SELECT 1</solution>", codec=codec)
@@ -157,21 +148,21 @@ def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(
 
 
 @pytest.mark.timeout(30)  # an engine that waits for it waits for ever
-def test_slow_sql_does_not_delay_other_episodes(react: Make, examples: list[Example], sql: SqlEngine) -> None:
-    finished: list[str] = []
+def test_slow_sql_does_not_delay_other_episodes(react, examples, sql):
+    finished = []
 
-    def on_done(one: Trajectory) -> None:
+    def on_done(one):
         stuck.on_done(one)
         finished.append(one.example_id)
 
     runner = react(ScriptedPolicy(probe_then_answer))
-    runner._sql = stuck = Stuck(sql, others=39)  # type: ignore[assignment]
+    runner._sql = stuck = Stuck(sql, others=39)
     made = runner.run(requests(examples), on_done)
     assert finished[-1] == "q0"
     assert made[0].turns[0].status is ExecutionStatus.OK
 
 
-def test_a_scripted_policy_speaks_tokens_within_its_context(react: Make, examples: list[Example], codec: Any) -> None:
+def test_a_scripted_policy_speaks_tokens_within_its_context(react, examples, codec):
     made = react(ScriptedPolicy(probe_then_answer, codec=codec)).run(requests(examples[:2]))
     for one in made:
         spoken = [t for t, mine in zip(one.token_ids, one.agent_mask, strict=True) if mine]
@@ -194,7 +185,7 @@ SPOKEN = {
 
 
 @pytest.mark.parametrize("name", SPOKEN)
-def test_masks_token_by_token_in_every_protocol(engine: Make, database: Database, codec: Any, name: str) -> None:
+def test_masks_token_by_token_in_every_protocol(engine, database, codec, name):
     """The oracle speaks tokens: 1 stands on exactly what it said, 0 on prompts and observations."""
     protocol = build(SPOKEN[name])
     policy = OraclePolicy(protocol, error_rate=0.0)
@@ -213,7 +204,7 @@ def test_masks_token_by_token_in_every_protocol(engine: Make, database: Database
     assert (made.well_formed, len(made.turns) > 1) == (True, name != "single_turn")
 
 
-def test_many_episodes_cost_little(react: Make, examples: list[Example]) -> None:
+def test_many_episodes_cost_little(react, examples):
     """1,000 episodes of two turns with real SQL: 14,000 in 20 s on one core is the goal; a busy machine gets more."""
     started = time.process_time()
     react(ScriptedPolicy(probe_then_answer)).run(requests(examples, 25))
@@ -223,13 +214,13 @@ def test_many_episodes_cost_little(react: Make, examples: list[Example]) -> None
 class Silent(Policy):
     name = "silent"
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request):
         await asyncio.Event().wait()
         raise AssertionError
 
 
-def test_a_cancelled_run_leaves_nothing_behind(react: Make, examples: list[Example]) -> None:
-    async def cancelled() -> int:
+def test_a_cancelled_run_leaves_nothing_behind(react, examples):
+    async def cancelled():
         task = asyncio.create_task(react(Silent()).run_async(requests(examples)))
         await asyncio.sleep(0.05)
         task.cancel()
@@ -243,10 +234,10 @@ def test_a_cancelled_run_leaves_nothing_behind(react: Make, examples: list[Examp
 class Cutting(Policy):
     name = "cutting"
 
-    def __init__(self, codec: Any, text: str) -> None:
+    def __init__(self, codec, text):
         self.codec, self.text, self.asked = codec, text, []
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request):
         self.asked.append(request.max_tokens)
         said = self.codec.decode(request.token_ids[len(self.codec.prompt(request.messages)) :])
         rest = self.text[len(said) :]
@@ -255,16 +246,14 @@ class Cutting(Policy):
         return Completion(rest[: min(ends)], tuple(ids), (-0.5,) * len(ids))
 
 
-def test_a_turn_without_a_thinking_block_is_not_inside_one(protocol: Any) -> None:
+def test_a_turn_without_a_thinking_block_is_not_inside_one(protocol):
     thinks = protocol(options={"reasoning_tag": "think"}).thinking
     texts = ["<sql> SELECT 1</sql>", "<think> so</think><sql>", "<think> a <sql>", "<think> a</think><think>"]
     assert [thinks(text) for text in texts] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(("tag", "turns"), [("think", 1), ("reasoning", 2)])
-def test_a_stop_string_inside_an_open_thinking_block_ends_nothing(
-    tag: str, turns: int, engine: Any, protocol: Any, examples: list[Example], codec: Any
-) -> None:
+def test_a_stop_string_inside_an_open_thinking_block_ends_nothing(tag, turns, engine, protocol, examples, codec):
     """A thinking model quotes the tags that it will write; SQL-Trail's algorithm stops at any of them."""
     text = f"<{tag}> maybe <sql> a</sql> no</{tag}><solution> SELECT count(*) FROM singer</solution>"
     policy = Cutting(codec, text)

@@ -7,46 +7,42 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 
 
 class Page:
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket):
         self._socket = socket
         self._numbers = itertools.count(1)
-        self.events: list[dict[str, Any]] = []  # of the domains that a test enables
+        self.events = []  # of the domains that a test enables
 
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, method, **parameters):
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
-            answer: dict[str, Any] = json.loads(self._socket.recv(timeout=60))
+            answer = json.loads(self._socket.recv(timeout=60))
             if answer.get("id") == number:
                 assert "error" not in answer, answer
-                result: dict[str, Any] = answer["result"]
-                return result
+                return answer["result"]
             self.events.append(answer)
 
-    def evaluate(self, script: str) -> Any:
+    def evaluate(self, script):
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
-    def open(self, url: str) -> None:
+    def open(self, url):
         self.call("Page.navigate", url=url)
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text, seconds=60):
         deadline = time.monotonic() + seconds
         while text not in (self.evaluate("document.body ? document.body.innerText : ''") or ""):
             assert time.monotonic() < deadline, f"the page does not show {text!r}"
             time.sleep(0.3)
 
-    def click(self, text: str, seconds: float = 60) -> None:
+    def click(self, text, seconds=60):
         """The control with exactly that text, as soon as it is there and enabled."""
         script = (
             "(() => { const found = [...document.body.querySelectorAll('*')]"
@@ -59,14 +55,14 @@ class Page:
             assert time.monotonic() < deadline, f"nothing to click says {text!r}"
             time.sleep(0.3)
 
-    def picture(self, path: Path, rest: float = 2.0) -> None:
+    def picture(self, path, rest=2.0):
         time.sleep(rest)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextmanager
-def browser(folder: Path, width: int = 1400, height: int = 1000) -> Iterator[Page]:
+def browser(folder, width=1400, height=1000):
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
     command += [f"--window-size={width},{height}", f"--user-data-dir={folder}", "--remote-debugging-port=0"]
@@ -84,7 +80,7 @@ def browser(folder: Path, width: int = 1400, height: int = 1000) -> Iterator[Pag
         process.wait(20)
 
 
-def _port(path: Path) -> int:
+def _port(path):
     deadline = time.monotonic() + 60
     while not path.exists() or not path.read_text().strip():
         assert time.monotonic() < deadline, "Chromium did not start"

@@ -9,12 +9,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,17 +45,17 @@ SMALL = [
 ]
 
 
-def readme_blocks() -> dict[str, str]:
+def readme_blocks():
     text = (ROOT / "infra" / "README.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^```sh (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
-def _time(text: str | None) -> float:
+def _time(text):
     """A moment as the API writes it, in seconds since 1970; 0 for none."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
-def wait_for(true: Callable[[], object], seconds: float, what: str) -> Any:
+def wait_for(true, seconds, what):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = true()
@@ -67,7 +65,7 @@ def wait_for(true: Callable[[], object], seconds: float, what: str) -> Any:
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
-def processes(*words: str) -> list[int]:
+def processes(*words):
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -90,24 +88,24 @@ class Site:
     running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     @property
-    def store(self) -> Path:
+    def store(self):
         return Path(self.environment["SQLTRAIN_STORE"])
 
     @property
-    def credentials(self) -> str:
+    def credentials(self):
         return base64.b64encode(self.environment["PREFECT_API_AUTH_STRING"].encode()).decode()
 
-    def block(self, name: str) -> str:
+    def block(self, name):
         return readme_blocks()[name].replace("4200", str(self.port))
 
-    def start(self, name: str) -> "subprocess.Popen[bytes]":
+    def start(self, name):
         with (self.folder / f"{name}.log").open("ab") as log:
             command = ["bash", "-c", f"exec {self.block(name)}"]
             return subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
-    def up(self, name: str) -> None:
+    def up(self, name):
         """Start the server or the worker for the tests that follow, and wait until it answers."""
         self.running[name] = self.start(name)
         if name == "server":
@@ -117,7 +115,7 @@ class Site:
             heard = lambda: any(_time(one["last_heartbeat_time"]) > begun for one in self.api(WORKERS, {}))  # noqa: E731
             wait_for(heard, 120, "the worker has said that it listens")
 
-    def kill(self, name: str) -> None:
+    def kill(self, name):
         """kill -9 of what `up` started: the worker alone, so that its flow may go on; the server with its children."""
         if name == "server":
             os.killpg(self.running[name].pid, signal.SIGKILL)
@@ -125,17 +123,15 @@ class Site:
             self.running[name].kill()
         self.running[name].wait()
 
-    def begin(self, command: list[str]) -> "subprocess.Popen[bytes]":
+    def begin(self, command):
         return subprocess.Popen(command, cwd=ROOT, env=self.environment)
 
-    def run(self, command: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
+    def run(self, command, timeout=600):
         return subprocess.run(
             ["bash", "-c", command], cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=timeout
         )
 
-    def deployment_run(
-        self, name: str, overrides: list[str], *options: str, **parameters: object
-    ) -> "subprocess.CompletedProcess[str]":
+    def deployment_run(self, name, overrides, *options, **parameters):
         command = ["prefect", "deployment", "run", name, *options]
         for key, value in {"overrides": overrides, **parameters}.items():
             command += ["--param", f"{key}={json.dumps(value)}"]
@@ -143,7 +139,7 @@ class Site:
             command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )
 
-    def api(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def api(self, path, body=None):
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/api/{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -152,24 +148,24 @@ class Site:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
-    def newest_run(self, flow: str | None = None, parent: str | None = None) -> dict[str, Any]:
+    def newest_run(self, flow=None, parent=None):
         """The flow run that was asked for last, of a flow or by another run; {} when there is none."""
-        query: dict[str, Any] = {"sort": "EXPECTED_START_TIME_DESC", "limit": 50}
+        query = {"sort": "EXPECTED_START_TIME_DESC", "limit": 50}
         if flow is not None:
             query["flows"] = {"name": {"any_": [flow]}}
         if parent is not None:
             query["flow_runs"] = {"parent_flow_run_id": {"any_": [parent]}}
-        runs: list[dict[str, Any]] = self.api("flow_runs/filter", query)
+        runs = self.api("flow_runs/filter", query)
         return next((run for run in runs if not run["auto_scheduled"]), {})  # cron's next nights are there already
 
-    def healthy(self) -> bool:
+    def healthy(self):
         try:
             return bool(self.api("health"))
         except OSError:
             return False
 
 
-def end(process: "subprocess.Popen[bytes]", sign: signal.Signals = signal.SIGTERM) -> None:
+def end(process, sign=signal.SIGTERM):
     for attempt in (sign, signal.SIGKILL):
         try:
             os.killpg(process.pid, attempt)
@@ -182,7 +178,7 @@ def end(process: "subprocess.Popen[bytes]", sign: signal.Signals = signal.SIGTER
             continue
 
 
-def new_site(folder: Path) -> Site:
+def new_site(folder):
     """The environment block of the page on a free port, with a store and a Prefect home in `folder`; nothing runs."""
     port = free_port()
     blocks = readme_blocks()
@@ -197,7 +193,7 @@ def new_site(folder: Path) -> Site:
 
 
 @contextmanager
-def running(site: Site) -> Iterator[Site]:
+def running(site):
     try:
         site.up("server")
         for name in ("pools", "deploy"):
@@ -211,6 +207,6 @@ def running(site: Site) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory):
     with running(new_site(tmp_path_factory.mktemp("site"))) as started:
         yield started

@@ -18,7 +18,7 @@ from tests.services.conftest import SMALL
 has_room = store.require_room
 
 
-def main(folder: Path, left: int) -> None:
+def main(folder, left):
     """One run a stage, each on a disk that fills up in it, and a last one on a disk with room."""
     places = store.Store(folder / "store")
     for victim in [*(step.name for step in graph.plan(recipes.load("miniature", SMALL), places)), "nobody"]:
@@ -32,7 +32,7 @@ def main(folder: Path, left: int) -> None:
         (folder / "filler").unlink(missing_ok=True)
 
 
-def fill(path: Path, megabytes: int, folder: Path, victim: str, left: int) -> None:
+def fill(path, megabytes, folder, victim, left):
     """Take the room as soon as the victim's work folder was found to have enough."""
     has_room(path, megabytes)
     if path.parent.name == victim and path.name.startswith(store.WORK):

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1800)]
 MOUNT = 'mount -t tmpfs -o size=700M none "$0" && exec "$@"'  # it goes with the process: nothing else sees it
 
 
-def test_one_line_a_stage_and_the_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_one_line_a_stage_and_the_run_goes_on_where_it_was(tmp_path):
     namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     if subprocess.run([*namespace, "bash", "-c", MOUNT, tmp_path, "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a file system")

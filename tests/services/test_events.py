@@ -1,24 +1,22 @@
 """Automations of infra/automations.py fire on a real server, and a run's stages are assets with their events."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fakes import HttpServer, build_database, http_server, succeeded
-from tests.services.conftest import Site, wait_for
+from tests.fakes import build_database, http_server, succeeded
+from tests.services.conftest import wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 MADE = "prefect.asset.materialization.succeeded"
 
 
-def heard(listener: HttpServer, path: str, words: str) -> dict[str, Any]:
+def heard(listener, path, words):
     """The first call of a path whose body has the words; {} while there is none."""
     return next((call.json for call in listener.asked if call.path == path and words in json.dumps(call.json)), {})
 
 
-def materialized(site: Site, flow: str) -> dict[str, dict[str, Any]]:
+def materialized(site, flow):
     """The assets that the newest run of a flow made; other runs of the shared server make assets of the same names."""
     run = f"prefect.flow-run.{site.newest_run(flow)['id']}"
     query = {"event": {"name": [MADE]}, "related": {"id": [run]}, "order": "ASC"}
@@ -26,7 +24,7 @@ def materialized(site: Site, flow: str) -> dict[str, dict[str, Any]]:
     return {event["resource"]["prefect.resource.id"]: event for event in answer["events"]}
 
 
-def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, tmp_path: Path) -> None:
+def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site, tmp_path):
     code = (
         "import sys; from pathlib import Path; from prefect import flow; from pipelines.core.store import Store\n"
         "from tasks import events\n"
@@ -52,7 +50,7 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, t
 
 
 @pytest.mark.slow
-def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site: Site) -> None:
+def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site):
     code = (
         "import sys, time; from prefect import flow; from tasks import events; events.EVERY_S = 1\n"
         "def work():\n"
@@ -72,7 +70,7 @@ def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site: Sit
         assert not heard(listener, "/notify", "busy")
 
 
-def test_stages_are_assets_from_the_question_file_on(site: Site, tmp_path: Path) -> None:
+def test_stages_are_assets_from_the_question_file_on(site, tmp_path):
     build_database(tmp_path / "shop.sqlite", "CREATE TABLE item (name TEXT)", "INSERT INTO item VALUES ('pen')")
     row = {"question": "which items are there ?", "database": "shop.sqlite", "sql": "SELECT name FROM item"}
     (tmp_path / "questions.jsonl").write_text(json.dumps(row) + "\n")

@@ -8,13 +8,11 @@ import contextlib
 import json
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.fakes import succeeded
-from tests.services.conftest import SMALL, Site, processes, wait_for
+from tests.services.conftest import SMALL, processes, wait_for
 from tests.services.test_prefect import artifacts, await_grpo, digests, parent_of
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
@@ -23,7 +21,7 @@ LONG = [*SMALL, "grpo.steps=60", "grpo.save_steps=1"]  # some seconds to be kill
 
 
 @pytest.fixture(scope="module")
-def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(site, tmp_path_factory):
     store = tmp_path_factory.mktemp("undisturbed")
     quoted = " ".join(f"'{one}'" for one in LONG)
     succeeded(site.run(f"sqltrain run miniature --store={store} {quoted}"))
@@ -34,9 +32,7 @@ SLOW = pytest.mark.slow  # minutes each; CI kills all at once
 
 
 @pytest.mark.parametrize("victim", [*(pytest.param(name, marks=SLOW) for name in ("worker", "server", "child")), "all"])
-def test_the_next_run_ends_with_the_same_store(
-    site: Site, undisturbed: dict[str, Any], tmp_path: Path, victim: str
-) -> None:
+def test_the_next_run_ends_with_the_same_store(site, undisturbed, tmp_path, victim):
     store = tmp_path / "store"
     child = ("pipelines.training.child", str(store), "/grpo/")
     assert site.deployment_run("retrain/miniature", LONG, store=str(store)).returncode == 0
@@ -70,6 +66,5 @@ def test_the_next_run_ends_with_the_same_store(
         assert state["type"] == "COMPLETED", state["message"]
 
 
-def _stages(site: Site) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])
-    return rows
+def _stages(site):
+    return json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])

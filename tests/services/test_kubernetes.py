@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -37,7 +35,7 @@ print(json.dumps(configuration.job_manifest))
 """
 
 
-def make_job(values: dict[str, Any]) -> dict[str, Any]:
+def make_job(values):
     template = yaml.safe_load((INFRA / "kubernetes" / "job-template.yaml").read_text(encoding="utf-8"))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", MAKE_JOB],
@@ -49,21 +47,20 @@ def make_job(values: dict[str, Any]) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    job: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return job
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def hold_to_schema(manifest: dict[str, Any]) -> None:
+def hold_to_schema(manifest):
     import kubernetes_validate
 
     kubernetes_validate.validate(manifest, API_VERSION, strict=True)
 
 
-def objects() -> Iterator[dict[str, Any]]:
+def objects():
     yield from yaml.safe_load_all((INFRA / "kubernetes" / "worker.yaml").read_text(encoding="utf-8"))
 
 
-def test_the_job_of_a_run_fits_the_schema_of_the_api() -> None:
+def test_the_job_of_a_run_fits_the_schema_of_the_api():
     job = make_job({"env": {"PREFECT_API_URL": "http://prefect:4200/api"}, "gpus": 2})
     pod = job["spec"]["template"]["spec"]
     assert (pod.pop("parallelism"), pod.pop("completions")) == (1, 1)  # for prefect-kubernetes alone: see the template
@@ -79,7 +76,7 @@ def test_the_job_of_a_run_fits_the_schema_of_the_api() -> None:
     assert "value" not in next(entry for entry in container["env"] if entry["name"].endswith("PASSWORD"))
 
 
-def test_the_worker_s_objects_fit_the_schema_and_a_misspelt_field_does_not() -> None:
+def test_the_worker_s_objects_fit_the_schema_and_a_misspelt_field_does_not():
     import kubernetes_validate
 
     manifests = list(objects())
@@ -91,16 +88,16 @@ def test_the_worker_s_objects_fit_the_schema_and_a_misspelt_field_does_not() -> 
     assert [manifest["kind"] for manifest in manifests] == kinds
 
 
-def test_each_job_of_the_job_set_fits_the_schema() -> None:
+def test_each_job_of_the_job_set_fits_the_schema():
     jobs = yaml.safe_load((INFRA / "kubernetes" / "jobset.yaml").read_text(encoding="utf-8"))
     for job in jobs["spec"]["replicatedJobs"]:
         head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
         hold_to_schema({**head, "spec": job["template"]["spec"]})
 
 
-def test_the_role_lets_the_worker_do_what_prefect_kubernetes_calls() -> None:
+def test_the_role_lets_the_worker_do_what_prefect_kubernetes_calls():
     """Calls about secrets are left out: the worker is given the name of one and makes none."""
-    package = Path(str(importlib.util.find_spec("prefect_kubernetes").origin)).parent  # type: ignore[union-attr]
+    package = Path(str(importlib.util.find_spec("prefect_kubernetes").origin)).parent
     code = "".join((package / name).read_text(encoding="utf-8") for name in ("worker.py", "observer.py"))
     calls = set(re.findall(r"\.(create|read|list|delete|patch)_namespaced_(job|pod|pod_log)\(", code))
     assert ("create", "job") in calls
@@ -114,7 +111,7 @@ def test_the_role_lets_the_worker_do_what_prefect_kubernetes_calls() -> None:
     assert needed <= granted
 
 
-def test_the_worker_watches_its_own_namespace_and_reads_its_key_from_a_secret() -> None:
+def test_the_worker_watches_its_own_namespace_and_reads_its_key_from_a_secret():
     worker = next(found for found in objects() if found["kind"] == "Deployment")
     entries = {entry["name"]: entry for entry in worker["spec"]["template"]["spec"]["containers"][0]["env"]}
     code = "import prefect_kubernetes.settings as s; k = s.KubernetesSettings(); print(sorted(k.observer.namespaces), "

@@ -21,7 +21,7 @@ TOY = [
 ]
 
 
-def test_a_claim_that_is_killed_goes_on_and_ends_with_a_verdict(tmp_path: Path) -> None:
+def test_a_claim_that_is_killed_goes_on_and_ends_with_a_verdict(tmp_path):
     """Its second row asks the first row's checkpoint in another way; its third is of another recipe."""
     store = tmp_path / "store"
     words = ["sweep", "claims/unknown_schema", *TOY, f"--store={store}", "--out", str(tmp_path / "out")]

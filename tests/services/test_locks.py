@@ -19,14 +19,14 @@ pytestmark = [
 ]
 
 
-def pins(text: str) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+def pins(text):
+    found = {}
     for name, version in re.findall(r"^([\w.-]+)==([\w.+!-]+)", text, re.MULTILINE):
         found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), set()).add(version)
     return found
 
 
-def resolve(constraints: Path, extras: str, python: str) -> dict[str, set[str]]:
+def resolve(constraints, extras, python):
     """What an installation with some extras would install on Linux; skips without a package index."""
     command = [
         sys.executable,
@@ -51,13 +51,13 @@ def resolve(constraints: Path, extras: str, python: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("python", ["3.11.9", "3.12.3"])
-def test_the_gpu_worker_s_environment_resolves_to_its_lock(python: str) -> None:
+def test_the_gpu_worker_s_environment_resolves_to_its_lock(python):
     resolved, locked = resolve(GPU_LOCK, "gpu", python), pins(GPU_LOCK.read_text(encoding="utf-8"))
     assert {"vllm", "deepspeed", "torch", "trl", "numpy"} <= set(resolved)
     assert {name for name, versions in resolved.items() if not versions <= locked.get(name, set())} == set()
 
 
-def test_the_environment_of_the_flows_resolves_to_the_constraints_on_the_gpu_image() -> None:
+def test_the_environment_of_the_flows_resolves_to_the_constraints_on_the_gpu_image():
     """On the other image's Python, 3.11, the tests themselves run with these versions."""
     constraints = ROOT / "constraints.txt"
     resolved = resolve(constraints, "ops,cluster,traces", "3.12.3")
@@ -66,11 +66,10 @@ def test_the_environment_of_the_flows_resolves_to_the_constraints_on_the_gpu_ima
     assert unpinned <= {"triton", "setuptools"}  # the CUDA build of torch asks for them, the tested one does not
 
 
-def test_the_images_match_the_lock() -> None:
+def test_the_images_match_the_lock():
     locked = pins(GPU_LOCK.read_text(encoding="utf-8"))
     dockerfile = (IMAGES / "gpu.Dockerfile").read_text(encoding="utf-8")
     cuda = re.search(r"^FROM nvidia/cuda:(\d+\.\d+)", dockerfile, re.MULTILINE)
-    assert cuda is not None
     assert {version.rsplit(".", 2)[0] for version in locked["cuda-toolkit"]} == {cuda[1]}
     compose = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text(encoding="utf-8"))
     assert {f"vllm/vllm-openai:v{version}" for version in locked["vllm"]} == {compose["services"]["vllm"]["image"]}

@@ -4,16 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from pipelines.core.processes import free_port
-from pipelines.core.store import Store
-from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from tasks import mlflow_client, models
@@ -27,12 +22,12 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
 
 class Server:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def start(self):
         command = [str(Path(sys.executable).parent / "mlflow"), "server", "--workers", "1", "--port", str(self.port)]
         command += ["--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
@@ -40,13 +35,13 @@ class Server:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         wait_for(lambda: not mlflow_client.unreachable_reason(self.uri), 300, "MLflow's server is up")
 
-    def kill(self) -> None:
+    def kill(self):
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     made = Server(tmp_path_factory.mktemp("mlflow"))
     made.start()
     yield made
@@ -54,11 +49,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def named(server, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
 
 
-def walk(recipe: Recipe, store: Store, said: list[str], between: Any = None) -> Tracker:
+def walk(recipe, store, said, between=None):
     """Make the toy's stages.
 
     Args:
@@ -73,13 +68,13 @@ def walk(recipe: Recipe, store: Store, said: list[str], between: Any = None) -> 
     return tracker
 
 
-def children(tracker: Tracker) -> dict[str, Any]:
+def children(tracker):
     query = f"tags.`mlflow.parentRunId` = '{tracker.run.run_id}'"
     return {run.info.run_name: run for run in tracker.run.client.search_runs([tracker.run.experiment_id], query)}
 
 
-def test_a_server_takes_all_of_a_run(toy: ModuleType, recipe: Recipe, store: Store) -> None:
-    said: list[str] = []
+def test_a_server_takes_all_of_a_run(toy, recipe, store):
+    said = []
     tracker = walk(recipe, store, said)
     assert said == []
     runs = children(tracker)
@@ -88,11 +83,9 @@ def test_a_server_takes_all_of_a_run(toy: ModuleType, recipe: Recipe, store: Sto
     )
     key = graph.plan(recipe, store)[1].key
     model = models.find_logged_model(tracker.run.client, tracker.run.experiment_id, key)
-    assert model is not None
     assert (str(model.status), model.source_run_id) == ("READY", runs["sft"].info.run_id)
     assert {one.key: one.value for one in model.metrics}["evaluate_sft/ex"] == 0.75
     version = models.find_version(tracker.run.client, "sqltrain-toy", key)
-    assert version is not None
     assert (version.source, version.tags["ex"]) == (f"models:/{model.model_id}", "0.7500")
     found = tracker.run.client.search_traces(
         locations=[tracker.run.experiment_id], run_id=runs["evaluate_sft"].info.run_id
@@ -103,7 +96,7 @@ def test_a_server_takes_all_of_a_run(toy: ModuleType, recipe: Recipe, store: Sto
     assert tracker.run.client.get_prompt_version("sqltrain-react-full", 1).template
 
 
-def test_the_registered_version_holds_card_and_signature(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+def test_the_registered_version_holds_card_and_signature(toy, recipe, store):
     import mlflow
 
     tracker = walk(recipe.model_copy(update={"seed": 4}), store, [])
@@ -111,17 +104,14 @@ def test_the_registered_version_holds_card_and_signature(toy: ModuleType, recipe
         info = mlflow.models.get_model_info("models:/sqltrain-toy/2")
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri="models:/sqltrain-toy/2"))
     assert {path.name for path in folder.iterdir()} >= {"MLmodel", "README.md", "checkpoint.json"}
-    assert info.signature is not None
     assert [column.name for column in info.signature.inputs] == ["question", "database"]
 
 
-def test_what_a_server_missed_is_written_when_it_is_back(
-    toy: ModuleType, recipe: Recipe, store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_server_missed_is_written_when_it_is_back(toy, recipe, store, server, monkeypatch):
     monkeypatch.setattr("tasks.mlflow_client.RETRY_S", 0.0)
-    said: list[str] = []
+    said = []
 
-    def disturb(stage: str) -> None:
+    def disturb(stage):
         if stage == "sft":
             server.kill()
         if stage == "report":
@@ -135,14 +125,12 @@ def test_what_a_server_missed_is_written_when_it_is_back(
     assert len(tracker.run.client.get_metric_history(children(tracker)["sft"].info.run_id, "sft/loss")) == 5
 
 
-def test_a_url_where_nothing_listens_costs_two_lines_and_one_look(
-    toy: ModuleType, recipe: Recipe, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_url_where_nothing_listens_costs_two_lines_and_one_look(toy, recipe, store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
-    looks: list[str] = []
+    looks = []
     probe = mlflow_client.unreachable_reason
     monkeypatch.setattr("tasks.mlflow_client.unreachable_reason", lambda uri: looks.append(uri) or probe(uri))
-    said: list[str] = []
+    said = []
     walk(recipe, store, said)
     assert [line.partition(" ")[0] for line in said] == ["MLflow", "not"]
     assert "Connection refused" in said[0]
@@ -150,8 +138,8 @@ def test_a_url_where_nothing_listens_costs_two_lines_and_one_look(
     assert all(step.cached for step in graph.plan(recipe, store))
 
 
-def test_a_refused_note_is_counted_and_the_next_ones_are_written(server: Server) -> None:
-    said: list[str] = []
+def test_a_refused_note_is_counted_and_the_next_ones_are_written(server):
+    said = []
     recorder = MlflowNotes(server.uri, said.append)
     client = mlflow_client.connect(server.uri, server.folder)
     recorder.note("sft: its checkpoint", lambda: client.set_model_version_tag("no-such-model", "1", "a", "b"))

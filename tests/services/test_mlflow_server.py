@@ -9,9 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -28,10 +26,10 @@ PASSWORD = "a-long-password"
 SEARCH = "api/2.0/mlflow/experiments/search?max_results=1"
 
 
-def composed(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
+def composed(folder, port):
     """The command and the variables of the service, with files of this test for its database and its volume."""
     service = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text(encoding="utf-8"))["services"]["mlflow"]
-    words: list[str] = shlex.split(re.sub(r"\$\{[^}]*\}", "secret", service["command"]))
+    words = shlex.split(re.sub(r"\$\{[^}]*\}", "secret", service["command"]))
     words[words.index("--backend-store-uri") + 1] = f"sqlite:///{folder / 'mlflow.db'}"
     words[words.index("--port") + 1], words[words.index("--host") + 1] = str(port), "127.0.0.1"
     ini = ROOT / service["environment"]["MLFLOW_AUTH_CONFIG_PATH"].removeprefix("/srv/sqltrain/")
@@ -44,7 +42,7 @@ def composed(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def port(tmp_path_factory):
     folder, number = tmp_path_factory.mktemp("mlflow"), free_port()
     command, variables = composed(folder, number)
     outside = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
@@ -59,7 +57,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
             start_new_session=True,
         )
 
-    def up() -> bool:
+    def up():
         assert server.poll() is None, (folder / "log").read_text()
         return status(number, "health") == 200
 
@@ -70,7 +68,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         end(server)
 
 
-def status(port: int, path: str, **headers: Any) -> int:
+def status(port, path, **headers):
     """What the server answers; 0 when there is none yet."""
     try:
         request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", headers={"Host": "mlflow:5000", **headers})
@@ -82,11 +80,11 @@ def status(port: int, path: str, **headers: Any) -> int:
         return 0
 
 
-def basic(password: str) -> str:
+def basic(password):
     return "Basic " + base64.b64encode(f"admin:{password}".encode()).decode()
 
 
-def test_a_worker_with_the_password_is_answered_under_the_servers_name_alone(port: int) -> None:
+def test_a_worker_with_the_password_is_answered_under_the_servers_name_alone(port):
     assert status(port, SEARCH, Authorization=basic(PASSWORD)) == 200
     assert status(port, SEARCH, Authorization=basic(PASSWORD), Host="evil.example") == 403
     assert status(port, SEARCH) == 401

@@ -2,18 +2,17 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.services.conftest import ROOT, SMALL_DATA, Site, end
+from tests.services.conftest import ROOT, SMALL_DATA, end
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 PARTS = ("conf", "flows", "infra", "pipelines", "tasks")
 
 
-def checkout(folder: Path) -> Path:
+def checkout(folder):
     for part in PARTS:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "local"))
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -25,7 +24,7 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def command(site: Site, place: Path, line: str) -> "subprocess.CompletedProcess[str]":
+def command(site, place, line):
     environment = {**site.environment, "PYTHONPATH": str(place)}
     done = subprocess.run(
         ["bash", "-c", line], cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -35,7 +34,7 @@ def command(site: Site, place: Path, line: str) -> "subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
-def test_a_deployment_outlives_the_folder_that_it_was_made_in(site: Site, tmp_path: Path) -> None:
+def test_a_deployment_outlives_the_folder_that_it_was_made_in(site, tmp_path):
     before = checkout(tmp_path / "before")
     command(site, before, "prefect work-pool create moved --type process")
     command(site, before, site.block("deploy"))

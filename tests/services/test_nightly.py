@@ -3,12 +3,11 @@
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.nightly import farms
-from tests.services.conftest import Site, end
+from tests.services.conftest import end
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 MODEL = "sqltrain-miniature"
@@ -18,37 +17,37 @@ NEW = farms.named("n", 60)
 class Nights:
     """A recipe with its inbox and a store of its own, run by the deployment that cron runs."""
 
-    def __init__(self, site: Site, folder: Path) -> None:
+    def __init__(self, site, folder):
         self.site, self.folder, self.store = site, folder, folder / "store"
         base = farms.questions(folder / "base", "base.jsonl", farms.named("b", 20), [0, 1])
         self.overrides = farms.overrides(folder, base)
         (folder / "inbox").mkdir()
 
-    def drop(self, file: str, first: int, families: list[int], poison: tuple[str, ...] = ()) -> None:
+    def drop(self, file, first, families, poison=()):
         farms.questions(self.folder / "inbox", file, NEW[first : first + 20], families, poison)
 
-    def run(self, gpu_pool: bool = False) -> tuple[int, dict[str, Any]]:
+    def run(self, gpu_pool=False):
         places = {"store": str(self.store), "inbox": str(self.folder / "inbox")}
         done = self.site.deployment_run("retrain/nightly", self.overrides, "--watch", **places, gpu_pool=gpu_pool)
         assert done.returncode in (0, 1), done.stdout + done.stderr
         return done.returncode, self.lines()[-1]
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self):
         path = self.store / "nightly" / "miniature" / "ledger.jsonl"
         assert path.is_file(), self.site.newest_run()["state"]["message"]
         return [json.loads(line) for line in path.read_text().splitlines()]
 
-    def follow(self, nights: int) -> None:
+    def follow(self, nights):
         """Skip a test that goes on from nights of this file's other tests, where those were not asked for."""
         if not (self.store / "nightly").is_dir() or sum(line["event"] == "night" for line in self.lines()) < nights:
             pytest.skip("goes on from the nights before it: pytest -m services tests/services/test_nightly.py")
 
-    def command(self, line: str) -> str:
+    def command(self, line):
         done = self.site.run(line)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def aliases(self) -> dict[str, str]:
+    def aliases(self):
         from mlflow import MlflowClient
 
         with warnings.catch_warnings():
@@ -57,21 +56,20 @@ class Nights:
             found = {name: client.get_model_version_by_alias(MODEL, name) for name in ("champion", "challenger")}
         return {name: version.tags["key"] for name, version in found.items()}
 
-    def made(self, line: dict[str, Any]) -> dict[str, Path]:
+    def made(self, line):
         return {name.partition("/")[0]: self.store / name for name in line["made"]}
 
 
 @pytest.fixture(scope="module")
-def nights(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Nights:
+def nights(site, tmp_path_factory):
     return Nights(site, tmp_path_factory.mktemp("nights"))
 
 
-def metrics(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((folder / "metrics.json").read_text())
-    return found
+def metrics(folder):
+    return json.loads((folder / "metrics.json").read_text())
 
 
-def test_the_first_night_makes_a_champion_on_the_gpu_pool(nights: Nights) -> None:
+def test_the_first_night_makes_a_champion_on_the_gpu_pool(nights):
     worker = nights.site.start("gpu-worker")
     try:
         code, line = nights.run(gpu_pool=True)
@@ -84,7 +82,7 @@ def test_the_first_night_makes_a_champion_on_the_gpu_pool(nights: Nights) -> Non
     assert nights.aliases() == {"champion": line["challenger"]["key"], "challenger": line["challenger"]["key"]}
 
 
-def test_a_better_night_is_promoted_for_work_on_new_questions_alone(nights: Nights) -> None:
+def test_a_better_night_is_promoted_for_work_on_new_questions_alone(nights):
     nights.drop("monday.jsonl", 0, [2, 3])
     code, line = nights.run()
     print(json.dumps(line, indent=1))
@@ -104,7 +102,7 @@ def test_a_better_night_is_promoted_for_work_on_new_questions_alone(nights: Nigh
     assert "PROMOTED" in found[0]["data"]
 
 
-def test_a_night_with_broken_gold_is_stopped_by_the_contract(nights: Nights) -> None:
+def test_a_night_with_broken_gold_is_stopped_by_the_contract(nights):
     before = nights.aliases()
     nights.drop("tuesday.jsonl", 20, [2, 3], poison=("SELECT size FROM nowhere",) * 4)
     code, line = nights.run()
@@ -115,7 +113,7 @@ def test_a_night_with_broken_gold_is_stopped_by_the_contract(nights: Nights) -> 
 
 
 @pytest.mark.slow  # CI decides on such nights without a server: tests/nightly
-def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights: Nights) -> None:
+def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights):
     nights.follow(3)
     before = nights.aliases()["champion"]
     nights.drop("wednesday.jsonl", 20, [0, 1], poison=(farms.WRONG,) * 4)
@@ -127,7 +125,7 @@ def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights: Nights) ->
 
 
 @pytest.mark.slow
-def test_a_better_night_after_bad_ones_is_promoted(nights: Nights) -> None:
+def test_a_better_night_after_bad_ones_is_promoted(nights):
     nights.follow(4)
     nights.drop("thursday.jsonl", 40, [4, 5])
     code, line = nights.run()
@@ -136,7 +134,7 @@ def test_a_better_night_after_bad_ones_is_promoted(nights: Nights) -> None:
     assert metrics(nights.made(line)["synthesize"])["trajectories"] == 40
 
 
-def test_rollback_is_one_command_and_lasts(nights: Nights) -> None:
+def test_rollback_is_one_command_and_lasts(nights):
     promoted = [line["challenger"]["key"] for line in nights.lines() if line.get("decision") == "promoted"]
     assert len(promoted) >= 2
     (nights.folder / "inbox" / "tuesday.jsonl").unlink(missing_ok=True)  # the mended batch, where no night has taken it
@@ -150,7 +148,7 @@ def test_rollback_is_one_command_and_lasts(nights: Nights) -> None:
     assert status.count("●") >= len(promoted)
 
 
-def test_gc_leaves_what_the_champion_needs(nights: Nights) -> None:
+def test_gc_leaves_what_the_champion_needs(nights):
     nights.command(f"sqltrain store gc --days 0 --delete --store {nights.store}")
     nights.command(f"sqltrain store verify --store {nights.store}")
     shown = json.loads(nights.command(f"sqltrain champion show miniature --store={nights.store} --json"))

@@ -7,17 +7,15 @@ assets, traces, two nights, rollback, and an evaluation with feedback in MLflow.
 import json
 import shlex
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.core.processes import free_port
-from tests.fakes import HttpServer, http_server, succeeded
+from tests.fakes import http_server, succeeded
 from tests.nightly import farms
-from tests.services.browser import CHROMIUM, Page, browser
-from tests.services.collector import Collector, attributes, collecting
-from tests.services.conftest import ROOT, SMALL, Site, end, new_site, readme_blocks, running, wait_for
+from tests.services.browser import CHROMIUM, browser
+from tests.services.collector import attributes, collecting
+from tests.services.conftest import ROOT, SMALL, end, new_site, readme_blocks, running, wait_for
 from tests.services.test_events import heard, materialized
 from tests.services.test_schedule import EVERY_MINUTE, started_by_schedule
 from tests.services.test_ui import RENEW, answers, fill, log_in
@@ -32,11 +30,11 @@ SFT = "sqltrain://miniature/sft"
 
 
 class Reader:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site):
         self.site = site
         self.followed = {"key", "environment", "server", "pools", "deploy", "worker", "traces"}  # by the site's start
 
-    def follow(self, name: str, *words: str, code: int = 0, **parameters: object) -> str:
+    def follow(self, name, *words, code=0, **parameters):
         """Run a block, with words and parameters behind its last word; what it printed."""
         more = [f"--param {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in parameters.items()]
         done = self.site.run(" ".join([self.site.block(name).strip(), *map(shlex.quote, words), *more]), timeout=900)
@@ -44,12 +42,12 @@ class Reader:
         self.followed.add(name)
         return done.stdout
 
-    def begin(self, name: str) -> "subprocess.Popen[bytes]":
+    def begin(self, name):
         self.followed.add(name)
         return self.site.start(name)
 
 
-def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
+def test_the_page_is_followed_to_the_letter(tmp_path):
     pictures = ROOT / "docs" / "images" if RENEW else tmp_path
     site = new_site(tmp_path)
     with collecting() as collector, http_server(204) as listener, browser(tmp_path / "profile") as page:
@@ -79,13 +77,13 @@ def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
             assert reader.followed == set(readme_blocks())
 
 
-def a_schedule_starts_runs(site: Site) -> None:
+def a_schedule_starts_runs(site):
     succeeded(site.run(EVERY_MINUTE))
     wait_for(lambda: started_by_schedule(site), 180, "a scheduled run has started")
     succeeded(site.run("prefect deployment schedule clear retrain/nightly --accept-yes"))
 
 
-def a_form_is_filled(site: Site, page: Page) -> None:
+def a_form_is_filled(site, page):
     run = fill(site, page, {"recipe": "miniature", "common": {"seed": 1, "grpo_steps": 1}, "overrides": SMALL})
     assert run["parameters"]["common"]["grpo_steps"] == 1
     assert wait_for(lambda: ended(site, run["id"]), 600, "the form's run ended") == "COMPLETED"
@@ -93,12 +91,12 @@ def a_form_is_filled(site: Site, page: Page) -> None:
     assert json.loads(manifest.read_text())["recipe"]["grpo"]["steps"] == 2  # an override wins over the fields
 
 
-def ended(site: Site, run: str) -> str:
+def ended(site, run):
     state = str(site.api(f"flow_runs/{run}")["state"]["type"])
     return "" if state in ("SCHEDULED", "PENDING", "RUNNING") else state
 
 
-def a_run_is_one_trace(collector: Collector) -> None:
+def a_run_is_one_trace(collector):
     """The flow run and its tasks, which Prefect tells of, with our run and our stages inside of them."""
     named = lambda name: [span for span in collector.spans if span.name == name]  # noqa: E731
     wait_for(lambda: named("retrain miniature"), 60, "the collector was told of the flow run, which ends last")
@@ -113,14 +111,14 @@ def a_run_is_one_trace(collector: Collector) -> None:
     assert names == ["stage sft", f"miniature: sft {key}", "run miniature", "retrain miniature"]
 
 
-def stages_are_assets(site: Site, page: Page, pictures: Path) -> None:
+def stages_are_assets(site, page, pictures):
     event = wait_for(lambda: materialized(site, "retrain").get(SFT), 60, "SFT is an asset")
     page.open(f"http://127.0.0.1:{site.port}/events/event/{event['occurred'][:10]}/{event['id']}")
     page.wait_for("sqltrain://miniature/filter")
     page.picture(pictures / "prefect-assets.png")
 
 
-def two_nights(reader: Reader, listener: HttpServer, folder: Path) -> None:
+def two_nights(reader, listener, folder):
     base = farms.questions(folder / "base", "base.jsonl", farms.named("b", 20), [0, 1])
     inbox = folder / "inbox"
     words = [*farms.overrides(folder, base), f"nightly.inbox={inbox}"]
@@ -129,14 +127,14 @@ def two_nights(reader: Reader, listener: HttpServer, folder: Path) -> None:
     farms.questions(inbox, "monday.jsonl", farms.named("n", 20), [2, 3])
     assert "promoted: " in reader.follow("night", *words)
     ledger = reader.site.store / "nightly" / "miniature" / "ledger.jsonl"
-    lines: list[dict[str, Any]] = [json.loads(line) for line in ledger.read_text().splitlines()]
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert [line["decision"] for line in lines] == ["promoted", "promoted"]
     key = lines[-1]["challenger"]["key"]
     wait_for(lambda: heard(listener, "/reload", key), 60, "what serves was told of the champion")
     assert "sqltrain://miniature/champion" in materialized(reader.site, "retrain")
 
 
-def an_evaluation_has_feedback(reader: Reader, page: Page, pictures: Path) -> None:
+def an_evaluation_has_feedback(reader, page, pictures):
     port = free_port()
     command = ["bash", "-c", f"exec {reader.site.block('mlflow').replace('5000', str(port))}"]
     reader.followed.add("mlflow")
@@ -155,7 +153,7 @@ def an_evaluation_has_feedback(reader: Reader, page: Page, pictures: Path) -> No
         end(server)
 
 
-def uncover(page: Page) -> None:
+def uncover(page):
     """Put away what MLflow lays over its table of traces, and show the columns of the feedback."""
     page.click("Got it")
     for script in (
@@ -165,7 +163,7 @@ def uncover(page: Page) -> None:
         page.evaluate(script)
 
 
-def a_gpu_worker_listens(reader: Reader) -> None:
+def a_gpu_worker_listens(reader):
     worker = reader.begin("gpu-worker")
     try:
         wait_for(lambda: reader.site.api("work_pools/gpu/workers/filter", {}), 120, "a worker of the GPU pool listens")

@@ -7,25 +7,23 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.fakes import succeeded
-from tests.services.conftest import SMALL, SMALL_DATA, Site, end, processes, wait_for
+from tests.services.conftest import SMALL, SMALL_DATA, end, processes, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def made(site: Site) -> str:
+def made(site):
     succeeded(site.deployment_run("retrain/miniature", SMALL, "--watch"))
     return str(site.newest_run("retrain")["id"])
 
 
-def digests(store: Path) -> dict[str, Any]:
+def digests(store):
     return {
         str(path.parent.relative_to(store)): json.loads(path.read_text())["files"]
         for path in sorted(store.glob("*/*/manifest.json"))
@@ -33,10 +31,10 @@ def digests(store: Path) -> dict[str, Any]:
     }
 
 
-def await_grpo(site: Site, true: Callable[[], object], what: str) -> None:
+def await_grpo(site, true, what):
     """Wait for something in mid-run; a run that failed meanwhile is not waited for."""
 
-    def look() -> object:
+    def look():
         state = site.newest_run()["state"]
         assert state["type"] not in ("FAILED", "CRASHED"), state["message"]
         return true()
@@ -44,12 +42,12 @@ def await_grpo(site: Site, true: Callable[[], object], what: str) -> None:
     wait_for(look, 300, what)
 
 
-def artifacts(site: Site, run_id: str) -> dict[str, Any]:
+def artifacts(site, run_id):
     found = site.api("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 100})
     return {one["key"]: one for one in sorted(found, key=lambda one: one["created"])}
 
 
-def test_everything_is_deployed_with_a_form(site: Site) -> None:
+def test_everything_is_deployed_with_a_form(site):
     deployments = site.api("deployments/filter", {})
     assert len(deployments) == 7
     names = {one["name"]: one for one in deployments}
@@ -68,7 +66,7 @@ def test_everything_is_deployed_with_a_form(site: Site) -> None:
         assert all("$ref" in field or field["description"] for field in form.values())
 
 
-def test_a_good_run_exits_0_and_shows_what_it_made(site: Site, made: str) -> None:
+def test_a_good_run_exits_0_and_shows_what_it_made(site, made):
     shown = artifacts(site, made)
     stages = {row["stage"]: row["state"] for row in json.loads(shown["stages"]["data"])}
     assert stages["grpo"] == "made"
@@ -80,7 +78,7 @@ def test_a_good_run_exits_0_and_shows_what_it_made(site: Site, made: str) -> Non
 
 
 @pytest.mark.usefixtures("made")
-def test_the_same_run_again_makes_nothing(site: Site) -> None:
+def test_the_same_run_again_makes_nothing(site):
     before = digests(site.store)
     succeeded(site.deployment_run("retrain/miniature", SMALL, "--watch"))
     stages = json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])
@@ -94,7 +92,7 @@ def test_the_same_run_again_makes_nothing(site: Site) -> None:
     assert "recipe:miniature" in data["tags"]
 
 
-def test_a_run_that_cannot_be_exits_1_and_says_why(site: Site) -> None:
+def test_a_run_that_cannot_be_exits_1_and_says_why(site):
     done = site.deployment_run("curate/cpu", ["data.sft={kind: jsonl, path: /no/such/file.jsonl}"], "--watch")
     assert done.returncode == 1
     assert "/no/such/file.jsonl" in site.newest_run()["state"]["message"]
@@ -106,7 +104,7 @@ def test_a_run_that_cannot_be_exits_1_and_says_why(site: Site) -> None:
     assert "store" in done.stdout + done.stderr
 
 
-def test_cancel_in_mid_grpo_leaves_no_process_and_frees_the_slot(site: Site) -> None:
+def test_cancel_in_mid_grpo_leaves_no_process_and_frees_the_slot(site):
     long = [*SMALL, "grpo.steps=500", "grpo.save_steps=1", "hardware.slot=gpu"]
     succeeded(site.deployment_run("retrain/miniature", long))
     child = ("pipelines.training.child", str(site.store), "/grpo/")
@@ -127,7 +125,7 @@ def test_cancel_in_mid_grpo_leaves_no_process_and_frees_the_slot(site: Site) -> 
 
 
 @pytest.mark.slow  # CI kills the flow with all others: test_killed.py
-def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site: Site) -> None:
+def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site):
     long = [*SMALL, "grpo.steps=6", "grpo.save_steps=1", "seed=1"]
     child = ("pipelines.training.child", str(site.store), "/grpo/")
     assert site.deployment_run("retrain/miniature", long).returncode == 0
@@ -141,12 +139,12 @@ def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site:
     assert stages["grpo"]["why"] == "was interrupted: resumes"
 
 
-def parent_of(pid: int) -> int:
+def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.slow  # CI has it in a night: test_nightly.py
-def test_gpu_stages_go_to_their_own_pool_and_the_chain_waits(site: Site) -> None:
+def test_gpu_stages_go_to_their_own_pool_and_the_chain_waits(site):
     worker = site.start("gpu-worker")
     try:
         done = site.deployment_run("retrain/miniature", SMALL, "--watch", gpu_pool=True)
@@ -162,7 +160,7 @@ def test_gpu_stages_go_to_their_own_pool_and_the_chain_waits(site: Site) -> None
 
 
 @pytest.mark.slow
-def test_a_cancelled_chain_cancels_what_it_waits_for(site: Site) -> None:
+def test_a_cancelled_chain_cancels_what_it_waits_for(site):
     succeeded(site.deployment_run("retrain/miniature", [*SMALL_DATA, "seed=9"], gpu_pool=True))
     chain = site.newest_run("retrain")["id"]
     waiting = wait_for(
@@ -175,7 +173,7 @@ def test_a_cancelled_chain_cancels_what_it_waits_for(site: Site) -> None:
 
 
 @pytest.mark.slow  # a figure of the machine: for people
-def test_prefect_costs_at_most_30_cpu_seconds_more(site: Site, tmp_path: Path) -> None:
+def test_prefect_costs_at_most_30_cpu_seconds_more(site, tmp_path):
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
     command = f"unset PREFECT_API_URL; sqltrain run miniature --store={tmp_path} --until filter {quoted}"
     assert site.run(command).returncode == 0
@@ -185,7 +183,7 @@ def test_prefect_costs_at_most_30_cpu_seconds_more(site: Site, tmp_path: Path) -
     assert orchestrated - plain < 30
 
 
-def cpu_seconds(site: Site, command: str) -> float:
+def cpu_seconds(site, command):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert site.run(command).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -193,7 +191,7 @@ def cpu_seconds(site: Site, command: str) -> float:
 
 
 @pytest.mark.slow  # CI kills such a run and its server: the test after it
-def test_a_run_without_a_server_starts_one_and_ends_it_with_itself(site: Site, tmp_path: Path) -> None:
+def test_a_run_without_a_server_starts_one_and_ends_it_with_itself(site, tmp_path):
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
     command = f"unset PREFECT_API_URL; sqltrain run miniature --store={tmp_path} --engine prefect --until synthesize"
     done = succeeded(site.run(f"{command} {quoted}"))
@@ -202,7 +200,7 @@ def test_a_run_without_a_server_starts_one_and_ends_it_with_itself(site: Site, t
     assert servers(site) == []
 
 
-def test_the_server_that_a_run_started_ends_when_the_run_is_killed(site: Site, tmp_path: Path) -> None:
+def test_the_server_that_a_run_started_ends_when_the_run_is_killed(site, tmp_path):
     command = ["sqltrain", "run", "miniature", f"--store={tmp_path}", "--engine", "prefect", *SMALL_DATA]
     environment = {key: value for key, value in site.environment.items() if key != "PREFECT_API_URL"}
     with (tmp_path / "log").open("w") as log:
@@ -216,14 +214,14 @@ def test_the_server_that_a_run_started_ends_when_the_run_is_killed(site: Site, t
     assert run.returncode == -signal.SIGKILL  # it was at work until it was killed
 
 
-def servers(site: Site) -> list[int]:
+def servers(site):
     home = f"PREFECT_HOME={site.environment['PREFECT_HOME']}".encode()
     found = processes("uvicorn", "prefect.server.api.server:create_app")
     own = processes("uvicorn", f"--port {site.port}")
     return [pid for pid in found if pid not in own and home in _environment(pid)]
 
 
-def _environment(pid: int) -> bytes:
+def _environment(pid):
     """What a process was started with; nothing of one that is gone."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
@@ -234,7 +232,7 @@ def _environment(pid: int) -> bytes:
 UNTRAINED = ["stages=[data, evaluate, report]", "evaluation.samples=0"]  # nothing is trained: random weights answer
 
 
-def test_each_cell_of_a_sweep_is_a_flow_run_of_its_own(site: Site) -> None:
+def test_each_cell_of_a_sweep_is_a_flow_run_of_its_own(site):
     words = " ".join(f"'{one}'" for one in (*SMALL, *UNTRAINED))
     command = f"sqltrain sweep miniature protocol.cell_chars=20,24 {words} --engine prefect --json"
     done = succeeded(site.run(f"{command} --out {site.folder}/sweep"))

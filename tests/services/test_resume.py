@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,19 +17,19 @@ pytestmark = pytest.mark.services
 DONE = re.compile(r"✓ (\S+) +(\S+) +(?:([\d.]+) s|cached)")
 
 
-def start(store: Path) -> subprocess.Popen[str]:
+def start(store):
     command = [sys.executable, "-m", "flows.cli", "run", "miniature", *MADE, f"--store={store}", "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finish(store: Path) -> list[str]:
+def finish(store):
     run = start(store)
     out, err = run.communicate()
     assert run.returncode == 0, out + err
     return out.splitlines()
 
 
-def contents(store: Path) -> dict[str, dict[str, str]]:
+def contents(store):
     manifests = [json.loads(path.read_text()) for path in sorted(store.glob("*/*/manifest.json"))]
     return {one["stage"]: {name: file["sha256"] for name, file in one["files"].items()} for one in manifests}
 
@@ -38,7 +37,7 @@ def contents(store: Path) -> dict[str, dict[str, str]]:
 @pytest.mark.timeout(1500)
 @pytest.mark.slow  # CI kills SFT and GRPO in tests/training/test_resume.py, and a whole flow in test_killed.py
 @pytest.mark.parametrize("victims", [("grpo",), "every stage"])
-def test_killed_in_its_stages_a_run_ends_with_the_same_bytes(tmp_path: Path, victims: tuple[str, ...] | str) -> None:
+def test_killed_in_its_stages_a_run_ends_with_the_same_bytes(tmp_path, victims):
     lines = [match for line in finish(tmp_path / "whole") if (match := DONE.match(line))]
     seconds = {match[1]: float(match[3]) for match in lines}
     store = tmp_path / "killed"
@@ -52,15 +51,14 @@ def test_killed_in_its_stages_a_run_ends_with_the_same_bytes(tmp_path: Path, vic
     assert not list(store.glob("*/.work-*[!k]"))
 
 
-def kill_within(store: Path, stage: str, seconds: dict[str, float], rng: random.Random) -> None:
+def kill_within(store, stage, seconds, rng):
     """Run, and kill -9 at a random moment while `stage` is being made; earlier stages are left finished."""
     names = list(seconds)
     before = names[: names.index(stage)]
     for attempt in range(6):
         kept = set(contents(store))
         run = start(store)
-        assert run.stdout is not None
-        finished: list[str] = []
+        finished = []
         while finished != before:
             line = run.stdout.readline()
             assert line, run.communicate()[1]  # it has ended

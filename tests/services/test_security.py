@@ -3,19 +3,18 @@
 import json
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.fakes import http_server
 from tests.services.browser import CHROMIUM, browser
-from tests.services.conftest import ROOT, SMALL_DATA, Site
+from tests.services.conftest import ROOT, SMALL_DATA
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
 
-def answer(site: Site, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str]]:
+def answer(site, path, body=None, **headers):
     """Status and headers of a request without the server's key, unless a header carries it."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{site.port}/api/{path}",
@@ -29,25 +28,25 @@ def answer(site: Site, path: str, body: object = None, **headers: str) -> tuple[
         return error.code, dict(error.headers)
 
 
-def attack(site: Site) -> dict[str, object]:
+def attack(site):
     marker = site.folder / "attacked"
     launch = json.dumps(["bash", "-c", f"touch {marker}"])
     return {"parameters": {"recipe": "miniature", "overrides": [*SMALL_DATA, f"hardware.launch={launch}"]}}
 
 
-def deployment_id(site: Site, name: str) -> str:
+def deployment_id(site, name):
     return str(next(found["id"] for found in site.api("deployments/filter", {}) if found["name"] == name))
 
 
 @pytest.mark.parametrize("path", ["deployments/filter", "flow_runs/filter", "work_pools/filter"])
-def test_without_the_key_the_server_tells_and_does_nothing(site: Site, path: str) -> None:
+def test_without_the_key_the_server_tells_and_does_nothing(site, path):
     assert answer(site, path, {})[0] == 401
     create = f"deployments/{deployment_id(site, 'miniature')}/create_flow_run"
     assert answer(site, create, attack(site))[0] == 401
     assert answer(site, create, attack(site), Authorization="Basic c3FsdHJhaW46Z3Vlc3M=")[0] == 401
 
 
-def test_browsers_are_told_to_let_no_other_page_read_the_server(site: Site) -> None:
+def test_browsers_are_told_to_let_no_other_page_read_the_server(site):
     for origin, allowed in (("http://evil.example", None), (f"http://127.0.0.1:{site.port}", True)):
         status, headers = answer(site, "health", Origin=origin)
         assert status == 200
@@ -56,7 +55,7 @@ def test_browsers_are_told_to_let_no_other_page_read_the_server(site: Site) -> N
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_a_page_of_another_site_starts_no_run(site: Site, tmp_path: Path) -> None:
+def test_a_page_of_another_site_starts_no_run(site, tmp_path):
     before = site.newest_run().get("id")
     url = f"http://127.0.0.1:{site.port}/api/deployments/{deployment_id(site, 'miniature')}/create_flow_run"
     body = json.dumps(attack(site))
@@ -75,8 +74,8 @@ def test_a_page_of_another_site_starts_no_run(site: Site, tmp_path: Path) -> Non
     assert not (site.folder / "attacked").exists()
 
 
-def test_a_form_that_names_a_program_fails_with_one_plain_line(site: Site) -> None:
-    overrides = attack(site)["parameters"]["overrides"]  # type: ignore[index]
+def test_a_form_that_names_a_program_fails_with_one_plain_line(site):
+    overrides = attack(site)["parameters"]["overrides"]
     done = site.deployment_run("retrain/miniature", overrides, "--watch")
     assert done.returncode == 1
     message = site.newest_run()["state"]["message"]
@@ -86,7 +85,7 @@ def test_a_form_that_names_a_program_fails_with_one_plain_line(site: Site) -> No
     assert not (site.folder / "attacked").exists()
 
 
-def test_text_that_is_no_override_is_refused_before_there_is_a_run(site: Site) -> None:
+def test_text_that_is_no_override_is_refused_before_there_is_a_run(site):
     before = site.newest_run().get("id")
     done = site.deployment_run("curate/cpu", ["not an override"], "--watch")
     assert done.returncode == 1
@@ -95,7 +94,7 @@ def test_text_that_is_no_override_is_refused_before_there_is_a_run(site: Site) -
 
 
 @pytest.mark.slow
-def test_ci_s_night_ends_red_when_the_night_failed_and_without_the_key(site: Site) -> None:
+def test_ci_s_night_ends_red_when_the_night_failed_and_without_the_key(site):
     """The very script of the workflow; the night has no inbox here."""
     workflow = yaml.safe_load((ROOT / "infra" / "github" / "retrain.yml").read_text(encoding="utf-8"))
     script = next(step["run"] for step in workflow["jobs"]["night"]["steps"] if step.get("name") == "night")

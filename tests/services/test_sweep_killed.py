@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1800)]
 CHAIN = ["stages=[data, gold_schema, grpo, evaluate, report]", "grpo.steps=12", "grpo.save_steps=1"]
 
 
-def command(store: Path) -> list[str]:
+def command(store):
     words = [
         "sweep",
         "miniature",
@@ -29,7 +28,7 @@ def command(store: Path) -> list[str]:
     return [sys.executable, "-c", "from flows.cli import main; main()", *words]
 
 
-def test_a_sweep_that_is_killed_while_it_trains_ends_with_the_same_table(tmp_path: Path) -> None:
+def test_a_sweep_that_is_killed_while_it_trains_ends_with_the_same_table(tmp_path):
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     succeeded(subprocess.run(command(undisturbed), capture_output=True, text=True, check=False))
     with subprocess.Popen(command(killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -45,6 +44,6 @@ def test_a_sweep_that_is_killed_while_it_trains_ends_with_the_same_table(tmp_pat
         assert (killed / "out" / name).read_bytes() == (undisturbed / "out" / name).read_bytes()
 
 
-def in_second_cell(store: Path) -> bool:
+def in_second_cell(store):
     """Whether one cell's GRPO is finished and another has written a checkpoint."""
     return bool(list(store.glob("grpo/*/manifest.json")) and list(store.glob("grpo/.work-*/checkpoints/*")))

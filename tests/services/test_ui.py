@@ -6,16 +6,13 @@ import sqlite3
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.core.processes import free_port
-from tests.services.browser import CHROMIUM, Page, browser
-from tests.services.conftest import ROOT, SMALL, SMALL_DATA, Site, end, wait_for
+from tests.services.browser import CHROMIUM, browser
+from tests.services.conftest import ROOT, SMALL, SMALL_DATA, end, wait_for
 
 pytestmark = [
     pytest.mark.services,
@@ -27,17 +24,17 @@ RENEW = os.environ.get("SQLTRAIN_PICTURES") == "1"
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
+def page(tmp_path):
     with browser(tmp_path / "profile") as opened:
         yield opened
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def pictures(tmp_path):
     return ROOT / "docs" / "images" if RENEW else tmp_path
 
 
-def test_a_run_is_started_from_the_form_and_is_seen_to_succeed(site: Site, page: Page, pictures: Path) -> None:
+def test_a_run_is_started_from_the_form_and_is_seen_to_succeed(site, page, pictures):
     log_in(page, site)
     parameters = {"recipe": "miniature", "common": {"seed": 0}, "overrides": SMALL}
     run = fill(site, page, parameters, pictures / "prefect-form.png")
@@ -55,7 +52,7 @@ def test_a_run_is_started_from_the_form_and_is_seen_to_succeed(site: Site, page:
     page.picture(pictures / "prefect-artifacts.png")
 
 
-def fill(site: Site, page: Page, parameters: dict[str, Any], picture: Path | None = None) -> dict[str, Any]:
+def fill(site, page, parameters, picture=None):
     """Fill in the form of `retrain/miniature` and submit it; the flow run that it made.
 
     Args:
@@ -75,14 +72,14 @@ def fill(site: Site, page: Page, parameters: dict[str, Any], picture: Path | Non
     return site.newest_run()
 
 
-def log_in(page: Page, site: Site) -> None:
+def log_in(page, site):
     page.open(f"http://127.0.0.1:{site.port}/login")
     page.wait_for("Login")
     page.evaluate(f"localStorage.setItem('prefect-password', '{site.credentials}')")
 
 
 @pytest.mark.slow  # two whole runs and a browser, for a picture
-def test_mlflow_compares_runs(site: Site, page: Page, pictures: Path) -> None:
+def test_mlflow_compares_runs(site, page, pictures):
     for seed in (0, 1):
         quoted = " ".join(f"'{one}'" for one in [*SMALL_DATA, f"seed={seed}"])
         assert site.run(f"sqltrain run miniature --until filter {quoted}").returncode == 0
@@ -105,7 +102,7 @@ def test_mlflow_compares_runs(site: Site, page: Page, pictures: Path) -> None:
         end(server)
 
 
-def _parents(site: Site) -> list[str]:
+def _parents(site):
     with closing(sqlite3.connect(site.store / "mlflow.db")) as database:
         rows = database.execute(
             "SELECT run_uuid FROM runs WHERE name LIKE 'miniature seed%' ORDER BY start_time DESC LIMIT 2"
@@ -113,7 +110,7 @@ def _parents(site: Site) -> list[str]:
         return [run_id for (run_id,) in rows]
 
 
-def answers(port: int) -> bool:
+def answers(port):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
             return True

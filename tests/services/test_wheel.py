@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ SOURCES = ("conf", "flows", "infra", "pipelines", "tasks", "pyproject.toml", "RE
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Built by pip from a copy of the sources, in which this machine's own settings lie, too."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
@@ -39,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(wheel, tmp_path_factory):
     """The Python of an environment with the wheel, and with the packages of this one but not its editable sqltrain."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
@@ -53,7 +52,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return executable
 
 
-def run(python: Path, folder: Path, *words: str) -> str:
+def run(python, folder, *words):
     command = [str(python.parent / "sqltrain"), *words]
     done = subprocess.run(
         command,
@@ -68,7 +67,7 @@ def run(python: Path, folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_what_a_run_reads_and_nothing_of_this_machine(wheel: Path) -> None:
+def test_the_wheel_holds_what_a_run_reads_and_nothing_of_this_machine(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = [*(ROOT / "conf").glob("*/**/*.*"), *(ROOT / "infra" / "deepspeed").glob("*.json")]
     wanted += [path for path in (ROOT / "pipelines").rglob("*.*") if path.suffix in (".css", ".js", ".txt", ".py")]
@@ -79,19 +78,19 @@ def test_the_wheel_holds_what_a_run_reads_and_nothing_of_this_machine(wheel: Pat
     assert not [name for name in names if name.startswith(("conf/local", "tests", "benchmarks"))]
 
 
-def test_it_is_the_wheel_that_is_imported(python: Path, tmp_path: Path) -> None:
+def test_it_is_the_wheel_that_is_imported(python, tmp_path):
     code = "import flows, tasks, pipelines; print(flows.__file__, tasks.__file__, pipelines.__file__)"
     done = subprocess.run([str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert all(path.startswith(str(python.parent.parent)) for path in done.stdout.split())
 
 
-def test_recipes_are_listed_shown_and_checked(python: Path, tmp_path: Path) -> None:
+def test_recipes_are_listed_shown_and_checked(python, tmp_path):
     assert "sql_trail" in run(python, tmp_path, "recipes")
     assert "name: miniature" in run(python, tmp_path, "show", "miniature")
     run(python, tmp_path, "check", "miniature", *SMALL_DATA)
 
 
-def test_predictions_are_scored(python: Path, tmp_path: Path) -> None:
+def test_predictions_are_scored(python, tmp_path):
     folder = tmp_path / "database" / "shop"
     folder.mkdir(parents=True)
     build_database(
@@ -106,7 +105,7 @@ def test_predictions_are_scored(python: Path, tmp_path: Path) -> None:
     assert {name: shares["all"] for name, shares in shown["equalities"].items()}["bird"] == 50.0
 
 
-def test_a_run_makes_the_stages_that_a_checkout_would_make(python: Path, tmp_path: Path) -> None:
+def test_a_run_makes_the_stages_that_a_checkout_would_make(python, tmp_path):
     """The same keys: what a wheel has made, a checkout of the same version takes from the store."""
     run(python, tmp_path, "run", "miniature", "--until", "model", *SMALL)
     here = [sys.executable, "-m", "flows.cli", "stages", "miniature", *SMALL, f"--store={tmp_path / 'store'}", "--json"]

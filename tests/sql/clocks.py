@@ -5,13 +5,12 @@ import time
 
 import pytest
 
-from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
-from pipelines.sql.engine import SqlEngine
+from pipelines.core.types import ExecutionStatus
 
 TRIES = 3
 
 
-def timed(engine: SqlEngine, database: Database, sql: str, bound: float) -> tuple[ExecutionResult, float]:
+def timed(engine, database, sql, bound):
     """The result and its seconds of wall clock; run again while it is over the bound, a few times at most.
 
     A clock that does not fire is late each time. Where more processes wait for a processor than there are, every clock
@@ -29,7 +28,7 @@ def timed(engine: SqlEngine, database: Database, sql: str, bound: float) -> tupl
     return result, took
 
 
-def check_clock(engine: SqlEngine, shop: Database, sql: str, bound: float = 1.2) -> None:
+def check_clock(engine, shop, sql, bound=1.2):
     """A statement that hangs ends at its limit of one second, and the next one runs."""
     result, took = timed(engine, shop, sql, bound)
     assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result

@@ -1,41 +1,41 @@
 """One small shop database for all tests of SQL, in every dialect, and an engine with short limits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from copies import to_duckdb, to_mysql, to_postgres
 from servers import Server, binaries, make_reader, mariadb, mariadb_programs, postgres
 from shops import build_shop
 
-from pipelines.core.types import Database, ExecutionResult
+from pipelines.core.types import ExecutionResult
 from pipelines.sql.engine import Limits, SqlEngine
 
 Run = Callable[[str], ExecutionResult]
 
 
 @pytest.fixture(scope="session")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Database:
+def shop(tmp_path_factory):
     return build_shop(tmp_path_factory.mktemp("shop") / "shop.sqlite")
 
 
 @pytest.fixture(scope="session")
-def duckdb_shop(shop: Database, tmp_path_factory: pytest.TempPathFactory) -> Database:
+def duckdb_shop(shop, tmp_path_factory):
     return to_duckdb(shop, tmp_path_factory.mktemp("duck") / "shop.duckdb")
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=2, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
         yield engine
 
 
 @pytest.fixture
-def run(engine: SqlEngine, shop: Database) -> Run:
+def run(engine, shop):
     return lambda sql: engine.execute_many([(shop, sql)])[0]
 
 
 @pytest.fixture(scope="session")
-def server(shop: Database) -> Iterator[Server]:
+def server(shop):
     programs = binaries()
     if programs is None:
         pytest.skip("PostgreSQL's programs are not installed (apt-get install postgresql)")
@@ -46,7 +46,7 @@ def server(shop: Database) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def mysql_port() -> Iterator[int]:
+def mysql_port():
     programs = mariadb_programs()
     if programs is None:
         pytest.skip("MariaDB's programs are not installed (apt-get install mariadb-server)")
@@ -55,10 +55,10 @@ def mysql_port() -> Iterator[int]:
 
 
 @pytest.fixture(scope="session")
-def postgres_shop(server: Server) -> Database:
+def postgres_shop(server):
     return server.shop
 
 
 @pytest.fixture(scope="session")
-def mysql_shop(mysql_port: int, shop: Database) -> Database:
+def mysql_shop(mysql_port, shop):
     return to_mysql(shop, mysql_port, "clerk")

@@ -4,9 +4,6 @@ Servers get lower-cased names, so that a query finds them however it writes them
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from pipelines.core.types import Database
 from pipelines.sql.dialects.base import quoted
@@ -20,20 +17,20 @@ TYPES = {
 }
 
 
-def to_duckdb(source: Database, path: Path) -> Database:
+def to_duckdb(source, path):
     """A DuckDB file at `path`, which must not exist yet."""
     import duckdb
 
     with duckdb.connect(str(path)) as connection:
 
-        def insert(table: str, rows: Sequence[Sequence[Any]]) -> None:
+        def insert(table, rows):
             connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' for _ in rows[0])})", rows)
 
         _copy(source, "duckdb", connection.execute, insert)
     return Database(source.id, "duckdb", str(path))
 
 
-def to_mysql(source: Database, port: int, reader: str) -> Database:
+def to_mysql(source, port, reader):
     """A database of a MariaDB server on this machine, that `reader` may read; text is compared by its bytes."""
     import pymysql
 
@@ -47,14 +44,14 @@ def to_mysql(source: Database, port: int, reader: str) -> Database:
         cursor.execute(f"CREATE USER IF NOT EXISTS {reader}@'%' IDENTIFIED BY 'secret'")
         cursor.execute(f"GRANT SELECT ON {quoted(name)}.* TO {reader}@'%'")
 
-        def insert(table: str, rows: Sequence[Sequence[Any]]) -> None:
+        def insert(table, rows):
             cursor.executemany(f"INSERT INTO {table} VALUES ({', '.join('%s' for _ in rows[0])})", rows)
 
         _copy(source, "mysql", cursor.execute, insert)
     return Database(source.id, "mysql", f"mysql://{reader}:secret@127.0.0.1:{port}/{name}")
 
 
-def to_postgres(source: Database, admin: str, reader: str) -> Database:
+def to_postgres(source, admin, reader):
     """A schema of a PostgreSQL database, under the connection string of a role that infra/postgres/reader.sql made."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -63,7 +60,7 @@ def to_postgres(source: Database, admin: str, reader: str) -> Database:
     with psycopg.connect(admin) as connection:
         connection.execute(f"CREATE SCHEMA {target}; SET search_path = {target}".encode())
 
-        def insert(table: str, rows: Sequence[Sequence[Any]]) -> None:
+        def insert(table, rows):
             with connection.cursor().copy(f"COPY {table} FROM STDIN".encode()) as copy:
                 for row in rows:
                     copy.write_row(row)
@@ -74,10 +71,8 @@ def to_postgres(source: Database, admin: str, reader: str) -> Database:
     return Database(source.id, "postgres", make_conninfo(reader, options=f"-csearch_path={source.id.lower()}"))
 
 
-def _copy(
-    source: Database, engine: str, execute: Callable[[str], Any], insert: Callable[[str, Sequence[Sequence[Any]]], None]
-) -> None:
-    def name(text: str) -> str:
+def _copy(source, engine, execute, insert):
+    def name(text):
         return quoted(text if engine == "duckdb" else text.lower())
 
     with contextlib.closing(open_readonly(source.location)) as connection:

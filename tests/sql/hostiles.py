@@ -28,12 +28,12 @@ class Hostile(NamedTuple):
     sql: str
 
 
-def hostile(engine: str, folder: Path = FOLDER) -> list[Hostile]:
+def hostile(engine, folder=FOLDER):
     lines = (FOLDER / f"{engine}.txt").read_text(encoding="utf-8").split("\n")
     return [_hostile(line, folder) for line in lines if line and not line.startswith("#")]
 
 
-def _hostile(line: str, folder: Path) -> Hostile:
+def _hostile(line, folder):
     parts = _LINE.fullmatch(line)
     assert parts is not None, line
     sql = parts[2].replace("{folder}", str(folder)).replace("{secret}", str(folder / "secret.csv"))

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ class Server:
     shop: Database
 
 
-def binaries() -> Path | None:
+def binaries():
     """The folder of PostgreSQL's programs; None if it is not installed."""
     found = shutil.which("initdb")
     folders = (
@@ -37,14 +36,14 @@ def binaries() -> Path | None:
     return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 
-def make_reader(programs: Path, superuser: str, role: str, password: str) -> None:
+def make_reader(programs, superuser, role, password):
     values = ("-v", f"role={role}", "-v", f"password={password}")
     command = [str(programs / "psql"), "-q", *values, "-f", str(READER), superuser]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def _user() -> str | None:
+def _user():
     if os.getuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -54,7 +53,7 @@ def _user() -> str | None:
 class Cluster:
     """A PostgreSQL server in a folder of its own, which can be killed and started again."""
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs):
         self._programs, self._user, self._port = programs, _user(), free_port()
         self.admin = f"host=127.0.0.1 port={self._port} user=owner dbname=postgres"
         self.folder = Path(tempfile.mkdtemp(prefix="sqltrain-postgres-"))  # pytest's own are closed to other users
@@ -63,13 +62,13 @@ class Cluster:
             shutil.chown(self.folder, self._user)
         self._call("initdb", "-D", str(self._data), "-U", "owner", "--auth=trust", "-E", "UTF8", "--no-sync")
 
-    def start(self) -> None:
+    def start(self):
         network = f"-c listen_addresses=127.0.0.1 -p {self._port} -c unix_socket_directories="
         options = f"{network} -c fsync=off -c shared_buffers=16MB"
         log = str(self.folder / "log")
         self._call("pg_ctl", "start", "-D", str(self._data), "-w", "-o", options, "-l", log)
 
-    def kill(self) -> None:
+    def kill(self):
         first = int((self._data / "postmaster.pid").read_text().split()[0])
         os.kill(first, signal.SIGSTOP)  # it starts no other process while those that there are get listed
         killed = (first, *children(first))
@@ -83,11 +82,11 @@ class Cluster:
         # Where nobody has waited for the dead process yet, its number is taken, and the next server would not start.
         (self._data / "postmaster.pid").unlink()
 
-    def remove(self) -> None:
+    def remove(self):
         self._call("pg_ctl", "stop", "-D", str(self._data), "-m", "immediate")
         shutil.rmtree(self.folder)
 
-    def _call(self, program: str, *words: str) -> None:
+    def _call(self, program, *words):
         command = [str(self._programs / program), *words]
         environment = {"PATH": os.defpath}
         done = subprocess.run(
@@ -96,13 +95,13 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
-def children(parent: int) -> list[int]:
+def children(parent):
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
         return [int(word) for word in text.split()]
@@ -110,7 +109,7 @@ def children(parent: int) -> list[int]:
 
 
 @contextmanager
-def postgres(programs: Path) -> Iterator[str]:
+def postgres(programs):
     cluster = Cluster(programs)
     cluster.start()
     try:
@@ -119,7 +118,7 @@ def postgres(programs: Path) -> Iterator[str]:
         cluster.remove()
 
 
-def mariadb_programs() -> tuple[str, str] | None:
+def mariadb_programs():
     """MariaDB's server and what makes its data folder; None if they are not installed."""
     path = os.pathsep.join((os.defpath, "/usr/sbin", "/usr/local/sbin"))
     server, installer = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
@@ -127,7 +126,7 @@ def mariadb_programs() -> tuple[str, str] | None:
 
 
 @contextmanager
-def mariadb(programs: tuple[str, str]) -> Iterator[int]:
+def mariadb(programs):
     """Run a MariaDB server, with a superuser `owner` without a password, and give its port."""
     port = free_port()
     user = None if os.getuid() else "mysql" if any(e.pw_name == "mysql" for e in pwd.getpwall()) else "nobody"
@@ -157,7 +156,7 @@ def mariadb(programs: tuple[str, str]) -> Iterator[int]:
         shutil.rmtree(folder)
 
 
-def _wait_until_it_listens(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_until_it_listens(server, port, log):
     until = time.monotonic() + 60
     while time.monotonic() < until and server.poll() is None:
         with socket.socket() as probe:

@@ -2,10 +2,7 @@
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
-from pipelines.core.types import Database, ExecutionResult
-from pipelines.sql.engine import SqlEngine
 from tests.fakes import build_database
 
 SHOP = """
@@ -30,20 +27,20 @@ SELECT "user" FROM "user"
 """.strip().splitlines()  # each answers "ada"
 
 
-def build_shop(path: Path) -> Database:
+def build_shop(path):
     return replace(build_database(path, SHOP), id="shop")
 
 
-def build_users(path: Path) -> Database:
+def build_users(path):
     """A table and a column with the name that some engines have for who is connected, as an SQLite file."""
     return build_database(
         path, "CREATE TABLE user (user TEXT, pg_rating INTEGER); INSERT INTO user VALUES ('ada', 13);"
     )
 
 
-def run(engine: SqlEngine, database: Database, sql: str) -> ExecutionResult:
+def run(engine, database, sql):
     return engine.execute_many([(database, sql)])[0]
 
 
-def contents(folder: Path) -> dict[str, str]:
+def contents(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}

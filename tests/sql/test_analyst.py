@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
+from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import analyst
 from pipelines.sql.analysis.parsing import parse
@@ -10,7 +10,7 @@ from pipelines.sql.diagnoses import Failure
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.health import examine
 from pipelines.sql.lexical import bigrams
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import introspect
 from pipelines.sql.similarity import sql_shape
 
 JOINS = "SELECT 1 FROM customer" + " JOIN purchase" * 24  # its parser's work doubles with each JOIN
@@ -19,12 +19,12 @@ WIDE = f"SELECT {', '.join('name' for _ in range(3000))} FROM customer"
 
 
 @pytest.fixture(scope="module")
-def schema(shop: Database) -> Schema:
+def schema(shop):
     return introspect(shop)
 
 
 @pytest.mark.parametrize("sql", [JOINS, DATES], ids=["joins", "dates"])
-def test_text_that_would_hang_the_parser_is_unread_and_the_rest_goes_on(schema: Schema, sql: str) -> None:
+def test_text_that_would_hang_the_parser_is_unread_and_the_rest_goes_on(schema, sql):
     items = analyst.schema_items([(sql, schema, "sqlite"), ("SELECT name FROM customer", schema, "sqlite")])
     assert items[0] is None
     assert items[1] is not None
@@ -33,7 +33,7 @@ def test_text_that_would_hang_the_parser_is_unread_and_the_rest_goes_on(schema: 
     assert (diagnosis.error, diagnosis.evidence) == ("semantic", "it runs; the answer is beyond the analysis's parser")
 
 
-def test_a_worker_reads_gold_of_a_benchmark_and_an_answer_of_many_joins(shop: Database, engine: SqlEngine) -> None:
+def test_a_worker_reads_gold_of_a_benchmark_and_an_answer_of_many_joins(shop, engine):
     example = Example("e1", "?", shop, "SELECT 1 FROM customer")
     sql = "SELECT 1 FROM customer" + " JOIN (SELECT 1)" * 24
     turn = Turn(sql, Action(ActionKind.SOLUTION, sql))
@@ -49,7 +49,7 @@ def test_a_worker_reads_gold_of_a_benchmark_and_an_answer_of_many_joins(shop: Da
     assert parse("SELECT name FROM customer;") is not None
 
 
-def test_a_request_that_outlives_the_clock_has_a_named_outcome(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_outlives_the_clock_has_a_named_outcome(schema, monkeypatch):
     with SqlEngine(Limits(timeout_s=1e-4)) as impatient:
         monkeypatch.setattr(analyst, "_engine", lambda: impatient)
         assert analyst.schema_items([(WIDE, schema, "sqlite")]) == [None]
@@ -58,7 +58,7 @@ def test_a_request_that_outlives_the_clock_has_a_named_outcome(schema: Schema, m
 
 
 @pytest.mark.parametrize("sign", ["/*", "[", "`", "'", '"', "('", "--"])
-def test_what_needs_no_parser_is_linear_in_the_text(sign: str) -> None:
+def test_what_needs_no_parser_is_linear_in_the_text(sign):
     """A pattern that starts anew at each unclosed sign would take hours here."""
     text = sign * 400_000
     assert bigrams(text) is not None

@@ -12,12 +12,12 @@ from pipelines.sql.equalities.compare import UNKNOWN, Gold, drop_distinct, repai
 ORDERED = Gold(ordered=True, mentions_order=True)
 
 
-def result(*rows: tuple[object, ...], columns: int | None = None) -> ExecutionResult:
+def result(*rows, columns=None):
     width = columns if columns is not None else len(rows[0])
-    return ExecutionResult(ExecutionStatus.OK, tuple(f"c{n}" for n in range(width)), rows)  # type: ignore[arg-type]
+    return ExecutionResult(ExecutionStatus.OK, tuple(f"c{n}" for n in range(width)), rows)
 
 
-def score(name: str, gold: ExecutionResult, predicted: ExecutionResult, facts: Gold = UNKNOWN) -> float:
+def score(name, gold, predicted, facts=UNKNOWN):
     return EQUALITIES[name].compare(gold, predicted, facts)
 
 
@@ -64,16 +64,14 @@ AAB, ABB = result(("a",), ("a",), ("b",)), result(("a",), ("b",), ("b",))
         (result((b"a",)), result(("a",)), Gold(), 0, 0, 0),
     ],
 )
-def test_what_each_equality_pays(
-    gold: ExecutionResult, predicted: ExecutionResult, facts: Gold, strict: float, bird: float, test_suite: float
-) -> None:
+def test_what_each_equality_pays(gold, predicted, facts, strict, bird, test_suite):
     assert score("strict", gold, predicted, facts) == strict
     assert score("bird", gold, predicted, facts) == bird
     assert score("skyrl", gold, predicted, facts) == bird
     assert score("test_suite", gold, predicted, facts) == test_suite
 
 
-def test_strict_matches_floats_that_differ_in_a_last_bit_and_nonempty_pays_no_empty_result() -> None:
+def test_strict_matches_floats_that_differ_in_a_last_bit_and_nonempty_pays_no_empty_result():
     empty = result(columns=1)
     assert score("strict", empty, empty) == 1.0
     assert score("strict_nonempty", empty, empty) == 0.0
@@ -108,11 +106,11 @@ def test_strict_matches_floats_that_differ_in_a_last_bit_and_nonempty_pays_no_em
         (result(("a",)), result(columns=1), 0.0),
     ],
 )
-def test_soft_f1_by_hand(gold: ExecutionResult, predicted: ExecutionResult, expected: float) -> None:
+def test_soft_f1_by_hand(gold, predicted, expected):
     assert score("soft_f1", gold, predicted) == pytest.approx(expected)
 
 
-def test_spider_exec_compares_columns_by_name_and_rows_by_position() -> None:
+def test_spider_exec_compares_columns_by_name_and_rows_by_position():
     name, age = ("none", "singer.name", False), ("none", "singer.age", False)
     gold, swapped = result(("Ada", 3), ("Bo", 4)), result((3, "Ada"), (4, "Bo"))
     assert score("spider_exec", gold, swapped, Gold(units=((name, age), (age, name)))) == 1.0
@@ -123,7 +121,7 @@ def test_spider_exec_compares_columns_by_name_and_rows_by_position() -> None:
     assert score("spider_exec", gold, gold, Gold(units=(None, None))) == 1.0  # unreadable gold: by position
 
 
-def test_test_suite_keeps_the_official_accident_with_numbers_of_two_types() -> None:
+def test_test_suite_keeps_the_official_accident_with_numbers_of_two_types():
     # A row's cells are sorted by their text: 10 before 1 (for "<" of "<class"), but 1.0 before 10.
     assert score("test_suite", result((1, 10)), result((1.0, 10))) == 0.0
     assert score("test_suite", result((1, 10)), result((1.0, 10)), Gold(mentions_order=True)) == 0.0
@@ -131,7 +129,7 @@ def test_test_suite_keeps_the_official_accident_with_numbers_of_two_types() -> N
     assert score("test_suite", result((1,), (10,)), result((1.0,), (10,))) == 1.0
 
 
-def test_many_like_columns_do_not_blow_up() -> None:
+def test_many_like_columns_do_not_blow_up():
     rng = random.Random(0)
     rows = [tuple(rng.randint(0, 1) for _ in range(24)) for _ in range(400)]
     order = list(range(24))
@@ -145,7 +143,7 @@ def test_many_like_columns_do_not_blow_up() -> None:
     assert time.process_time() - start < 2
 
 
-def test_the_official_rewrites() -> None:
+def test_the_official_rewrites():
     assert repair("a > = 1 AND b < = 2 AND c ! = 3") == "a >= 1 AND b <= 2 AND c != 3"
     assert repair("SELECT year ( curdate() ) - born FROM t") == "SELECT 2020- born FROM t"
     assert drop_distinct("SELECT DISTINCT a, count(distinct b) FROM t") == "SELECT  a, count( b) FROM t"

@@ -1,15 +1,10 @@
 """The contract of every engine: errors have classes, values are plain, and time, size and rows are bounded."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
-
 import psycopg
 import pymysql
 import pytest
 from clocks import check_clock
 from copies import to_duckdb, to_mysql
-from servers import Server
 from shops import USERS, build_users, run
 
 from pipelines.core.errors import DataError
@@ -81,7 +76,7 @@ COMMON = [
     ("SELECT id FROM customer, purchase", "ambiguous_column"),
     ("", "empty"),
 ]
-ERRORS: Mapping[str, list[tuple[str, str]]] = {
+ERRORS = {
     "sqlite": [
         *COMMON,
         ("SELEC 1", "syntax"),
@@ -124,7 +119,7 @@ ERRORS: Mapping[str, list[tuple[str, str]]] = {
         ("SELECT city FROM customer GROUP BY name", "misuse"),
     ],
 }
-VALUES: Mapping[str, list[dict[str, Any]]] = {  # SQL: the value that comes out
+VALUES = {  # SQL: the value that comes out
     "sqlite": [{"1": 1, "1.0": 1.0, "'a'": "a", "x'00ff'": b"\x00\xff", "NULL": None, "1e999": float("inf")}],
     "duckdb": [
         {
@@ -151,7 +146,7 @@ VALUES: Mapping[str, list[dict[str, Any]]] = {  # SQL: the value that comes out
         }
     ],
 }  # fmt: skip
-SCHEMAS: Mapping[str, list[tuple[str, list[Any]]]] = {  # (a query of the schema, its first column)
+SCHEMAS = {  # (a query of the schema, its first column)
     "sqlite": [
         ("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name", ["customer", "purchase"]),
         ("SELECT name FROM pragma_table_info('customer')", ["id", "name", "city", "credit"]),
@@ -167,7 +162,7 @@ SCHEMAS: Mapping[str, list[tuple[str, list[Any]]]] = {  # (a query of the schema
 SERVERS = {"postgres", "mysql"}
 
 
-def each(table: Mapping[str, list[Any]]) -> list[Any]:
+def each(table):
     """A case (engine, case) for each of a table's cases; those of servers under their marker."""
     return [
         pytest.param(engine, case, marks=[pytest.mark.services] if engine in SERVERS else [], id=f"{engine}-{place}")
@@ -177,31 +172,30 @@ def each(table: Mapping[str, list[Any]]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def database(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue({"sqlite": "shop"}.get(request.param, f"{request.param}_shop"))
-    return found
+def database(request):
+    return request.getfixturevalue({"sqlite": "shop"}.get(request.param, f"{request.param}_shop"))
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
         yield engine
 
 
 @pytest.mark.parametrize(("database", "sql"), each(HANGS), indirect=["database"])
-def test_the_clock_fires_within_a_fifth(engine: SqlEngine, database: Database, sql: str) -> None:
+def test_the_clock_fires_within_a_fifth(engine, database, sql):
     check_clock(engine, database, sql, 1.3 if database.engine == "mysql" else 1.2)
 
 
 @pytest.mark.parametrize(("database", "sql"), each(BOMBS), indirect=["database"])
-def test_a_bomb_ends_at_a_limit_and_the_next_query_runs(engine: SqlEngine, database: Database, sql: str) -> None:
+def test_a_bomb_ends_at_a_limit_and_the_next_query_runs(engine, database, sql):
     result = run(engine, database, sql)
     assert result.status in (ExecutionStatus.LIMIT, ExecutionStatus.TIMEOUT), result
     assert run(engine, database, "SELECT count(*) FROM customer").rows == ((4,),)
 
 
 @pytest.mark.parametrize(("database", "sql"), each(ENDLESS_ROWS), indirect=["database"])
-def test_rows_are_cut_at_the_row_limit(engine: SqlEngine, database: Database, sql: str) -> None:
+def test_rows_are_cut_at_the_row_limit(engine, database, sql):
     result = run(engine, database, sql)
     assert (result.ok, result.truncated, len(result.rows)) == (True, True, 1000)
     if database.engine == "sqlite":
@@ -210,7 +204,7 @@ def test_rows_are_cut_at_the_row_limit(engine: SqlEngine, database: Database, sq
 
 
 @pytest.mark.parametrize(("database", "case"), each(WIDE_ROWS), indirect=["database"])
-def test_rows_are_cut_at_the_byte_limit(engine: SqlEngine, database: Database, case: tuple[str, int, int]) -> None:
+def test_rows_are_cut_at_the_byte_limit(engine, database, case):
     sql, least, most = case
     result = run(engine, database, sql)
     assert (result.ok, result.truncated) == (True, True)
@@ -218,24 +212,24 @@ def test_rows_are_cut_at_the_byte_limit(engine: SqlEngine, database: Database, c
 
 
 @pytest.mark.parametrize(("database", "case"), each(ERRORS), indirect=["database"])
-def test_an_error_has_a_class(engine: SqlEngine, database: Database, case: tuple[str, str]) -> None:
+def test_an_error_has_a_class(engine, database, case):
     result = run(engine, database, case[0])
     assert (result.error_class, result.ok, result.rows) == (case[1], False, ()), result.error
 
 
 @pytest.mark.parametrize(("database", "values"), each(VALUES), indirect=["database"])
-def test_values_are_plain(engine: SqlEngine, database: Database, values: dict[str, Any]) -> None:
+def test_values_are_plain(engine, database, values):
     (row,) = run(engine, database, f"SELECT {', '.join(values)}").rows
     assert [(value, type(value)) for value in row] == [(value, type(value)) for value in values.values()]
 
 
 @pytest.mark.parametrize(("database", "case"), each(SCHEMAS), indirect=["database"])
-def test_the_schema_can_be_asked_for_in_sql(engine: SqlEngine, database: Database, case: tuple[str, list[Any]]) -> None:
+def test_the_schema_can_be_asked_for_in_sql(engine, database, case):
     assert [row[0] for row in run(engine, database, case[0]).rows] == case[1]
 
 
 @pytest.mark.parametrize("engine_name", ["duckdb", pytest.param("mysql", marks=pytest.mark.services)])
-def test_a_table_may_be_called_user(request: pytest.FixtureRequest, tmp_path: Path, engine_name: str) -> None:
+def test_a_table_may_be_called_user(request, tmp_path, engine_name):
     """An unquoted `user` is the table's own, if there is one; elsewhere it is a constant of the engine."""
     source = build_users(tmp_path / "users.sqlite")
     with SqlEngine(Limits(timeout_s=20)) as engine:  # a busy machine opens a file slowly
@@ -254,7 +248,7 @@ def test_a_table_may_be_called_user(request: pytest.FixtureRequest, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
-def test_a_file_that_holds_no_database_is_unavailable(engine: SqlEngine, tmp_path: Path, kind: str) -> None:
+def test_a_file_that_holds_no_database_is_unavailable(engine, tmp_path, kind):
     text, gone = tmp_path / f"text.{kind}", tmp_path / f"gone.{kind}"
     text.write_text("this is not a database, though its name says so" * 99)
     found = [run(engine, Database(path.stem, kind, str(path)), "SELECT 1") for path in (text, gone)]
@@ -270,7 +264,7 @@ def test_a_file_that_holds_no_database_is_unavailable(engine: SqlEngine, tmp_pat
     ["host=127.0.0.1 port=1 user=x password=hidden", "mysql://x:hidden@127.0.0.1:1/x"],
     ids=["postgres", "mysql"],
 )
-def test_a_missing_server_is_unavailable(engine: SqlEngine, nowhere: str) -> None:
+def test_a_missing_server_is_unavailable(engine, nowhere):
     database = Database("x", "mysql" if "://" in nowhere else "postgres", nowhere)
     result = run(engine, database, "SELECT 1")
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_missing")
@@ -280,14 +274,14 @@ def test_a_missing_server_is_unavailable(engine: SqlEngine, nowhere: str) -> Non
 
 
 @pytest.mark.services
-def test_a_user_who_may_do_more_is_turned_away(engine: SqlEngine, server: Server, mysql_port: int) -> None:
+def test_a_user_who_may_do_more_is_turned_away(engine, server, mysql_port):
     for kind, owner in (("postgres", server.admin), ("mysql", f"mysql://owner@127.0.0.1:{mysql_port}/shop")):
         result = run(engine, Database("x", kind, owner), "SELECT 1")
         assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "too_privileged"), kind
 
 
 @pytest.mark.services
-def test_a_server_refuses_by_itself_what_the_fences_refuse(postgres_shop: Database, mysql_shop: Database) -> None:
+def test_a_server_refuses_by_itself_what_the_fences_refuse(postgres_shop, mysql_shop):
     refused = psycopg.errors.InsufficientPrivilege
     with psycopg.connect(postgres_shop.location, autocommit=True) as connection:
         for call in ("pg_sleep(0)", "lo_create(0)", "set_config('work_mem', '1GB', false)", "pg_notify('x', 'y')"):

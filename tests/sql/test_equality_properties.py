@@ -5,7 +5,6 @@ of `strict` whatever the results are.
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
 from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
@@ -21,21 +20,20 @@ from pipelines.sql.equalities.compare import UNKNOWN, Gold
 from tests.fakes import load_script
 
 Row = tuple[Any, ...]
-Rows = list[Row]
 
 
-def result(rows: Sequence[Row], width: int) -> ExecutionResult:
+def result(rows, width):
     return ExecutionResult(ExecutionStatus.OK, tuple(f"c{n}" for n in range(width)), tuple(rows))
 
 
-def score(name: str, gold: Rows, predicted: Rows, widths: tuple[int, int], facts: Gold = UNKNOWN) -> float:
+def score(name, gold, predicted, widths, facts=UNKNOWN):
     return EQUALITIES[name].compare(result(gold, widths[0]), result(predicted, widths[1]), facts)
 
 
 # The definitions, in exact arithmetic and by trying everything
 
 
-def same_cell(left: Any, right: Any) -> bool:
+def same_cell(left, right):
     """`strict` on cells, with fractions instead of floats."""
     if isinstance(left, str | bytes | None) or isinstance(right, str | bytes | None):
         return type(left) is type(right) and left == right
@@ -54,11 +52,11 @@ def same_cell(left: Any, right: Any) -> bool:
     return abs(one - two) <= max(largest / 10**12, Fraction(1, 10**15))
 
 
-def same_row(left: Row, right: Row) -> bool:
+def same_row(left, right):
     return all(same_cell(a, b) for a, b in zip(left, right, strict=True))
 
 
-def slow_strict(gold: Rows, predicted: Rows, widths: tuple[int, int], ordered: bool) -> bool:
+def slow_strict(gold, predicted, widths, ordered):
     if widths[0] != widths[1] or len(gold) != len(predicted):
         return False
     if ordered:
@@ -74,14 +72,14 @@ def slow_strict(gold: Rows, predicted: Rows, widths: tuple[int, int], ordered: b
     return any(all(map(same_row, alone, order)) for order in permutations(rest))
 
 
-def identical(left: Row, right: Row) -> bool:
+def identical(left, right):
     """Equal, and of one type where the type decides what else a number is close to."""
     return left == right and all(
         isinstance(a, int) == isinstance(b, int) or abs(a) < 2**53 for a, b in zip(left, right, strict=True)
     )
 
 
-def slow_soft_f1(gold: Rows, predicted: Rows) -> float:
+def slow_soft_f1(gold, predicted):
     """`evaluation_f1.py`: calculate_row_match and calculate_f1_score."""
     if gold == predicted:
         return 1.0
@@ -103,7 +101,7 @@ def slow_soft_f1(gold: Rows, predicted: Rows) -> float:
     return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
 
 
-def slow_suite(gold: Rows, predicted: Rows, ordered: bool) -> bool:
+def slow_suite(gold, predicted, ordered):
     """`exec_eval.py: result_eq`, by trying every permutation."""
     if not gold and not predicted:
         return True
@@ -127,7 +125,7 @@ NUMBERS = st.sampled_from(
 CELLS = st.one_of(NUMBERS, st.sampled_from(["", "a", "1", "0.3", None, b"a"]))
 
 
-def altered(cell: Any, how: str) -> Any:
+def altered(cell, how):
     if not isinstance(cell, int | float) or cell == float("inf"):
         return cell
     if how == "bits":
@@ -136,7 +134,7 @@ def altered(cell: Any, how: str) -> Any:
 
 
 @st.composite
-def two_results(draw: st.DrawFn) -> tuple[Rows, Rows, tuple[int, int]]:
+def two_results(draw):
     width = draw(st.integers(1, 3))
     gold = draw(st.lists(st.tuples(*[CELLS] * width), max_size=5))
     predicted = [
@@ -151,7 +149,7 @@ def two_results(draw: st.DrawFn) -> tuple[Rows, Rows, tuple[int, int]]:
 
 @settings(deadline=None, max_examples=400)
 @given(two_results(), st.booleans())
-def test_strict_is_its_exact_definition(results: tuple[Rows, Rows, tuple[int, int]], ordered: bool) -> None:
+def test_strict_is_its_exact_definition(results, ordered):
     gold, predicted, widths = results
     expected = slow_strict(gold, predicted, widths, ordered)
     assert bool(score("strict", gold, predicted, widths, Gold(ordered=ordered))) is expected
@@ -161,7 +159,7 @@ def test_strict_is_its_exact_definition(results: tuple[Rows, Rows, tuple[int, in
 
 @settings(deadline=None)
 @given(two_results(), st.booleans())
-def test_sets_bags_and_grades_are_exact(results: tuple[Rows, Rows, tuple[int, int]], ordered: bool) -> None:
+def test_sets_bags_and_grades_are_exact(results, ordered):
     gold, predicted, widths = results
     for name in ("bird", "skyrl", "r_ves"):
         assert bool(score(name, gold, predicted, widths)) is (set(gold) == set(predicted))
@@ -175,7 +173,7 @@ FEW = st.sampled_from([0, 1, 10, 1.0, 10.0, "a", "b", "1", None])
 
 
 @st.composite
-def two_tables(draw: st.DrawFn) -> tuple[Rows, Rows]:
+def two_tables(draw):
     """A table, and a shuffled, permuted and perhaps altered copy of it."""
     width = draw(st.integers(1, 4))
     gold = draw(st.lists(st.tuples(*[FEW] * width), max_size=6))
@@ -188,7 +186,7 @@ def two_tables(draw: st.DrawFn) -> tuple[Rows, Rows]:
 
 @settings(deadline=None)
 @given(two_tables(), st.booleans())
-def test_test_suite_is_its_exact_definition_over_permuted_columns(tables: tuple[Rows, Rows], ordered: bool) -> None:
+def test_test_suite_is_its_exact_definition_over_permuted_columns(tables, ordered):
     gold, predicted = tables
     width = len(gold[0]) if gold else 1
     ours = score("test_suite", gold, predicted, (width, width), Gold(mentions_order=ordered))
@@ -197,7 +195,7 @@ def test_test_suite_is_its_exact_definition_over_permuted_columns(tables: tuple[
 
 @settings(deadline=None)
 @given(two_results(), st.data())
-def test_spider_exec_is_its_exact_definition(results: tuple[Rows, Rows, tuple[int, int]], data: st.DataObject) -> None:
+def test_spider_exec_is_its_exact_definition(results, data):
     gold, predicted, widths = results
     names = [tuple(data.draw(st.lists(st.sampled_from("abc"), min_size=w, max_size=w, unique=True))) for w in widths]
     columns = [
@@ -210,9 +208,7 @@ def test_spider_exec_is_its_exact_definition(results: tuple[Rows, Rows, tuple[in
 
 @settings(deadline=None)
 @given(two_results(), st.booleans(), st.randoms(use_true_random=False))
-def test_strict_is_reflexive_and_symmetric_and_blind_to_the_order_of_rows(
-    results: tuple[Rows, Rows, tuple[int, int]], ordered: bool, rng: random.Random
-) -> None:
+def test_strict_is_reflexive_and_symmetric_and_blind_to_the_order_of_rows(results, ordered, rng):
     gold, predicted, widths = results
     facts = Gold(ordered=ordered)
     assert score("strict", gold, gold, (widths[0], widths[0]), facts) == 1.0
@@ -229,7 +225,7 @@ EXACT = st.one_of(
 
 
 @st.composite
-def one_exact_value_apart(draw: st.DrawFn) -> tuple[Rows, Rows, Rows]:
+def one_exact_value_apart(draw):
     """A table of exact values, the same with some integers as floats, and that with one value changed."""
     width = draw(st.integers(1, 3))
     gold = draw(st.lists(st.tuples(*[EXACT] * width), min_size=1, max_size=5))
@@ -254,7 +250,7 @@ def one_exact_value_apart(draw: st.DrawFn) -> tuple[Rows, Rows, Rows]:
 
 @settings(deadline=None)
 @given(one_exact_value_apart(), st.booleans())
-def test_strict_sees_a_changed_exact_value(results: tuple[Rows, Rows, Rows], ordered: bool) -> None:
+def test_strict_sees_a_changed_exact_value(results, ordered):
     gold, same, changed = results
     widths = (len(gold[0]), len(gold[0]))
     assert score("strict", gold, same, widths) == 1.0
@@ -265,7 +261,7 @@ def test_strict_sees_a_changed_exact_value(results: tuple[Rows, Rows, Rows], ord
     assert score("strict", changed, gold, widths, facts) == 0.0
 
 
-def test_a_sum_in_another_order_is_the_same_sum(tmp_path: Any) -> None:
+def test_a_sum_in_another_order_is_the_same_sum(tmp_path):
     """SQLite adds REAL values in the order of its scan: by rows, by an index, by groups of groups."""
     rng = random.Random(7)
     connection = sqlite3.connect(tmp_path / "sums.sqlite")
@@ -289,16 +285,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def fuzz() -> Any:
+def fuzz():
     return load_script(ROOT / "benchmarks" / "fuzz.py")
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
-def test_random_cases_find_nothing(fuzz: Any, tmp_path: Path, engine: str) -> None:
+def test_random_cases_find_nothing(fuzz, tmp_path, engine):
     assert fuzz.hunt(fuzz.make_database(tmp_path, engine), 600, 0) == []
 
 
-def test_the_reference_tells_what_strict_says_of_itself(fuzz: Any) -> None:
+def test_the_reference_tells_what_strict_says_of_itself(fuzz):
     assert fuzz.same_bag([(1, "a"), (None, b"x")], [(None, b"x"), (1.0, "a")])
     assert not fuzz.same_bag([(1,)], [(1,), (1,)])
     assert not fuzz.same_cell(2**53, 2**53 + 1)
@@ -307,6 +303,6 @@ def test_the_reference_tells_what_strict_says_of_itself(fuzz: Any) -> None:
     assert not fuzz.same_cell(1, "1")
 
 
-def test_the_fuzzer_reports_a_lax_equality(fuzz: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_reports_a_lax_equality(fuzz, tmp_path, monkeypatch):
     monkeypatch.setattr(fuzz, "EQUALITIES", dict.fromkeys(("strict", "bird"), fuzz.EQUALITIES["bird"]))
     assert fuzz.hunt(fuzz.make_database(tmp_path, "sqlite"), 900, 0)

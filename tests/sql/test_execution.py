@@ -10,29 +10,27 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from shops import build_shop
 
 from pipelines.core.errors import DatabaseError, ResourceError
-from pipelines.core.types import Database, ExecutionStatus
+from pipelines.core.types import ExecutionStatus
 from pipelines.sql.audit import KEPT_FILES, AuditEntry, AuditLog
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from tests.fakes import build_database
-from tests.sql.conftest import Run
 
 LONG_ROWS = 5_000_000
 LONG = f"""WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {LONG_ROWS}) SELECT count(*) FROM c"""
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
 
 
-def children() -> set[int]:
+def children():
     found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     return {int(pid) for pid in found}
 
 
-def test_rows_come_in_order_with_their_names_and_duplicates(run: Run) -> None:
+def test_rows_come_in_order_with_their_names_and_duplicates(run):
     result = run("SELECT city, city AS city, 1 + 1 FROM customer ORDER BY id DESC")
     assert result.status is ExecutionStatus.OK
     assert result.columns == ("city", "city", "1 + 1")
@@ -42,7 +40,7 @@ def test_rows_come_in_order_with_their_names_and_duplicates(run: Run) -> None:
     assert run("SELECT value FROM json_each('[3,4]')").rows == ((3,), (4,))
 
 
-def test_full_text_tables_can_be_searched(engine: SqlEngine, tmp_path: Path) -> None:
+def test_full_text_tables_can_be_searched(engine, tmp_path):
     database = build_database(
         tmp_path / "texts.sqlite",
         "CREATE VIRTUAL TABLE note USING fts5(body)",
@@ -52,9 +50,7 @@ def test_full_text_tables_can_be_searched(engine: SqlEngine, tmp_path: Path) -> 
     assert result.rows == (("a red pen",),)
 
 
-def test_fewer_rows_can_be_asked_for_and_results_keep_the_order_of_jobs(
-    engine: SqlEngine, shop: Database, tmp_path: Path
-) -> None:
+def test_fewer_rows_can_be_asked_for_and_results_keep_the_order_of_jobs(engine, shop, tmp_path):
     (result,) = engine.execute_many([(shop, "SELECT id FROM customer")], max_rows=3)
     assert (result.rows, result.truncated) == (((1,), (2,), (3,)), True)
     (result,) = engine.execute_many([(shop, "SELECT id FROM customer")], max_rows=4)
@@ -65,7 +61,7 @@ def test_fewer_rows_can_be_asked_for_and_results_keep_the_order_of_jobs(
         assert [result.rows for result in engine.execute_many(jobs)] == [((n,),) for n in range(500)]
 
 
-def test_a_changed_file_is_seen(engine: SqlEngine, tmp_path: Path) -> None:
+def test_a_changed_file_is_seen(engine, tmp_path):
     database = build_shop(tmp_path / "changing.sqlite")
     assert engine.execute_many([(database, "SELECT count(*) FROM customer")])[0].rows == ((4,),)
     build_database(tmp_path / "changing.sqlite", "DELETE FROM customer WHERE id > 1")
@@ -76,10 +72,10 @@ def test_a_changed_file_is_seen(engine: SqlEngine, tmp_path: Path) -> None:
 
 
 @pytest.mark.services  # seconds: CI has it, README's test command not
-def test_jobs_behind_a_long_statement_do_not_wait(shop: Database) -> None:
+def test_jobs_behind_a_long_statement_do_not_wait(shop):
     with SqlEngine(Limits(timeout_s=5), workers=1) as engine:
 
-        async def main() -> None:
+        async def main():
             slow = asyncio.create_task(engine.execute(shop, ENDLESS))
             quick = [asyncio.create_task(engine.execute(shop, f"SELECT {n}")) for n in range(200)]
             assert [(await task).rows for task in quick] == [((n,),) for n in range(200)]
@@ -89,12 +85,12 @@ def test_jobs_behind_a_long_statement_do_not_wait(shop: Database) -> None:
         asyncio.run(main())
 
 
-def test_an_engine_serves_event_loops_blocking_callers_and_one_who_leaves(engine: SqlEngine, shop: Database) -> None:
+def test_an_engine_serves_event_loops_blocking_callers_and_one_who_leaves(engine, shop):
     for n in range(3):
         assert asyncio.run(engine.execute(shop, f"SELECT {n}")).rows == ((n,),)
         assert engine.execute_many([(shop, f"SELECT {n}")])[0].rows == ((n,),)
 
-    async def main() -> None:
+    async def main():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.execute(shop, ENDLESS), 0.05)
         assert (await engine.execute(shop, "SELECT 1")).rows == ((1,),)
@@ -102,14 +98,14 @@ def test_an_engine_serves_event_loops_blocking_callers_and_one_who_leaves(engine
     asyncio.run(main())
 
 
-def test_threads_and_event_loops_share_an_engine(engine: SqlEngine, shop: Database) -> None:
-    wrong: list[object] = []
+def test_threads_and_event_loops_share_an_engine(engine, shop):
+    wrong = []
 
-    async def many(base: int) -> None:
+    async def many(base):
         results = await asyncio.gather(*(engine.execute(shop, f"SELECT {base + n}") for n in range(100)))
         wrong.extend(r for n, r in enumerate(results) if r.rows != ((base + n,),))
 
-    def block(base: int) -> None:
+    def block(base):
         results = engine.execute_many([(shop, f"SELECT {base + n}") for n in range(100)])
         wrong.extend(r for n, r in enumerate(results) if r.rows != ((base + n,),))
 
@@ -123,7 +119,7 @@ def test_threads_and_event_loops_share_an_engine(engine: SqlEngine, shop: Databa
     assert wrong == []
 
 
-async def kill_the_busy(engine: SqlEngine, phase: int = 0) -> None:
+async def kill_the_busy(engine, phase=0):
     """Kill the worker that is in a long statement, as a crash of its engine would."""
     while True:
         await asyncio.sleep(0.01)
@@ -137,10 +133,10 @@ async def kill_the_busy(engine: SqlEngine, phase: int = 0) -> None:
             return
 
 
-def test_a_killed_worker_is_replaced_and_its_query_runs_again(shop: Database) -> None:
+def test_a_killed_worker_is_replaced_and_its_query_runs_again(shop):
     with SqlEngine(Limits(timeout_s=20)) as engine:
 
-        async def main() -> None:
+        async def main():
             slow = asyncio.create_task(engine.execute(shop, LONG))
             behind = [asyncio.create_task(engine.execute(shop, f"SELECT {n}")) for n in range(50)]
             await kill_the_busy(engine)
@@ -151,11 +147,11 @@ def test_a_killed_worker_is_replaced_and_its_query_runs_again(shop: Database) ->
         assert engine.execute_many([(shop, "SELECT 7")])[0].rows == ((7,),)
 
 
-def test_a_query_that_ends_two_workers_is_to_blame_itself(shop: Database) -> None:
+def test_a_query_that_ends_two_workers_is_to_blame_itself(shop):
     """A policy must not get out of being scored by a query that crashes its engine."""
     with SqlEngine(Limits(timeout_s=20)) as engine:
 
-        async def main() -> None:
+        async def main():
             executed = asyncio.create_task(engine.execute(shop, ENDLESS))
             for _ in range(2):
                 await kill_the_busy(engine)
@@ -172,10 +168,10 @@ def test_a_query_that_ends_two_workers_is_to_blame_itself(shop: Database) -> Non
         asyncio.run(main())
 
 
-def test_a_gold_query_that_ends_two_workers_breaks_the_pair(shop: Database) -> None:
+def test_a_gold_query_that_ends_two_workers_breaks_the_pair(shop):
     with SqlEngine(Limits(timeout_s=20)) as engine:
 
-        async def main() -> None:
+        async def main():
             judged = asyncio.create_task(engine.decide(Pair(shop, ENDLESS, "SELECT 1"), ["strict"]))
             for _ in range(2):
                 await kill_the_busy(engine)
@@ -186,7 +182,7 @@ def test_a_gold_query_that_ends_two_workers_breaks_the_pair(shop: Database) -> N
         asyncio.run(main())
 
 
-def test_a_stopped_worker_is_killed_and_another_answers(shop: Database) -> None:
+def test_a_stopped_worker_is_killed_and_another_answers(shop):
     """It had not begun, so the statement is not to blame: a second worker gets it."""
     before = children()
     with SqlEngine(Limits(timeout_s=0.4)) as engine:
@@ -201,7 +197,7 @@ def test_a_stopped_worker_is_killed_and_another_answers(shop: Database) -> None:
         assert engine.execute_many([(shop, "SELECT 2")])[0].rows == ((2,),)
 
 
-def test_nothing_is_left_when_an_engine_is_closed(shop: Database) -> None:
+def test_nothing_is_left_when_an_engine_is_closed(shop):
     before, threads = children(), threading.active_count()
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
@@ -216,10 +212,10 @@ def test_nothing_is_left_when_an_engine_is_closed(shop: Database) -> None:
         engine.execute_many([(shop, "SELECT 1")])
 
 
-def test_jobs_under_way_are_told_when_the_engine_closes(shop: Database) -> None:
+def test_jobs_under_way_are_told_when_the_engine_closes(shop):
     engine = SqlEngine(Limits(timeout_s=20))
 
-    async def main() -> None:
+    async def main():
         slow = asyncio.create_task(engine.execute(shop, ENDLESS))
         await asyncio.sleep(0.1)
         engine.close()
@@ -228,7 +224,7 @@ def test_jobs_under_way_are_told_when_the_engine_closes(shop: Database) -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_is_forgotten_takes_its_workers_along(shop: Database) -> None:
+def test_an_engine_that_is_forgotten_takes_its_workers_along(shop):
     before = children()
     engine = SqlEngine(Limits())
     engine.execute_many([(shop, "SELECT 1")])
@@ -237,7 +233,7 @@ def test_an_engine_that_is_forgotten_takes_its_workers_along(shop: Database) -> 
     assert children() == before
 
 
-def test_workers_end_when_their_parent_is_killed(shop: Database) -> None:
+def test_workers_end_when_their_parent_is_killed(shop):
     code = f"""
 import os
 from pipelines.sql.engine import Limits, Pair, SqlEngine
@@ -256,7 +252,7 @@ os.kill(os.getpid(), 9)
         time.sleep(0.01)
 
 
-def test_a_worker_has_no_environment_and_can_write_no_file(shop: Database) -> None:
+def test_a_worker_has_no_environment_and_can_write_no_file(shop):
     before = children()
     with SqlEngine(Limits()) as engine:
         engine.execute_many([(shop, "SELECT 1")])
@@ -267,7 +263,7 @@ def test_a_worker_has_no_environment_and_can_write_no_file(shop: Database) -> No
         assert next(line for line in limits if line.startswith("Max file size")).split()[3:5] == ["0", "0"]
 
 
-def test_a_forked_child_may_not_use_its_parents_engine(engine: SqlEngine, shop: Database) -> None:
+def test_a_forked_child_may_not_use_its_parents_engine(engine, shop):
     engine.execute_many([(shop, "SELECT 1")])
     pid = os.fork()
     if pid == 0:
@@ -284,16 +280,16 @@ EXECUTIONS = 200_000
 ROUND = 5_000
 
 
-def resident_kb(pid: int) -> int:
+def resident_kb(pid):
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_memory_is_flat_over_200000_executions(shop: Database) -> None:
+def test_memory_is_flat_over_200000_executions(shop):
     before, threads, descriptors = children(), threading.active_count(), len(os.listdir("/proc/self/fd"))
-    early: tuple[int, ...] = ()
+    early = ()
     with SqlEngine(Limits(timeout_s=5)) as engine:
         for start in range(0, EXECUTIONS, ROUND):
             jobs = [
@@ -314,11 +310,11 @@ def test_memory_is_flat_over_200000_executions(shop: Database) -> None:
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_statement_leaves_a_line(shop: Database, tmp_path: Path) -> None:
+def test_every_statement_leaves_a_line(shop, tmp_path):
     path = tmp_path / "log" / "audit.jsonl"
     with SqlEngine(Limits(timeout_s=5), audit=path) as engine:
         engine.execute_many([(shop, "SELECT id FROM customer"), (shop, "DROP TABLE customer")])
@@ -342,7 +338,7 @@ def test_every_statement_leaves_a_line(shop: Database, tmp_path: Path) -> None:
     assert lines[0]["at"].endswith("+00:00")
 
 
-def test_no_log_is_kept_unless_it_is_asked_for(shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_log_is_kept_unless_it_is_asked_for(shop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     with SqlEngine(Limits()) as engine:
@@ -350,7 +346,7 @@ def test_no_log_is_kept_unless_it_is_asked_for(shop: Database, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_file_is_put_aside(tmp_path: Path) -> None:
+def test_a_full_file_is_put_aside(tmp_path):
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path, max_bytes=300)
     for number in range(40):
@@ -363,7 +359,7 @@ def test_a_full_file_is_put_aside(tmp_path: Path) -> None:
     assert numbers == sorted(numbers, reverse=True)
 
 
-def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="audit log"):
         AuditLog(tmp_path / "file" / "audit.jsonl").write([AuditEntry("a", "sqlite", "query", "b", 0, 0, "ok", None)])

@@ -1,7 +1,5 @@
 """Spider's hardness by hand, and what its parser of 2018 reads: counts, habits, SQL that it cannot read."""
 
-from pathlib import Path
-
 import pytest
 
 from pipelines.sql.analysis.hardness import Counts, count, hardness, level
@@ -52,7 +50,7 @@ from tests.fakes import build_database
         ("SELECT 1", (0, 0, 0), "easy"),
     ],
 )
-def test_counts_by_hand(sql: str, counts: tuple[int, int, int], expected: str) -> None:
+def test_counts_by_hand(sql, counts, expected):
     assert count(sql) == Counts(*counts)
     assert hardness(sql) == expected
 
@@ -75,16 +73,16 @@ def test_counts_by_hand(sql: str, counts: tuple[int, int, int], expected: str) -
         ((0, 2, 0), "extra"),
     ],
 )
-def test_the_levels_table(counts: tuple[int, int, int], expected: str) -> None:
+def test_the_levels_table(counts, expected):
     assert level(Counts(*counts)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "DELETE FROM t", "SELECT" * 5000, "((((" * 5000, "SELECT '", "\x00"])
-def test_any_text_has_a_level(text: str) -> None:
+def test_any_text_has_a_level(text):
     assert hardness(text) == "extra"
 
 
-def test_the_official_reader_needs_known_columns_when_it_is_given_a_schema() -> None:
+def test_the_official_reader_needs_known_columns_when_it_is_given_a_schema():
     columns = {"t": ["a", "b"], "u": ["c"]}
     assert spider_grammar.read("SELECT a FROM t WHERE b = 1", columns) is not None
     assert spider_grammar.read("SELECT x FROM t", columns) is None
@@ -110,7 +108,7 @@ def test_the_official_reader_needs_known_columns_when_it_is_given_a_schema() -> 
         "SELECT a FROM `t`",
     ],
 )
-def test_what_the_official_parser_cannot_read(sql: str) -> None:
+def test_what_the_official_parser_cannot_read(sql):
     assert spider_grammar.read(sql) is None
 
 
@@ -135,11 +133,11 @@ COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["
         ("SELECT name FROM actor a", False),
     ],
 )
-def test_a_schema_says_what_is_a_name(sql: str, is_read: bool) -> None:
+def test_a_schema_says_what_is_a_name(sql, is_read):
     assert (spider_grammar.read(sql, COLUMNS) is not None) is is_read
 
 
-def test_spider_exec_pays_nothing_for_what_the_official_parser_cannot_read(tmp_path: Path) -> None:
+def test_spider_exec_pays_nothing_for_what_the_official_parser_cannot_read(tmp_path):
     imdb = build_database(
         tmp_path / "imdb.sqlite",
         "CREATE TABLE actor (aid INT, name TEXT); CREATE TABLE 'cast' (aid INT, role TEXT);"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.core.types import Database, Example
+from pipelines.core.types import Example
 from pipelines.sql import health
 from pipelines.sql.engine import Limits, SqlEngine
 
@@ -35,16 +35,16 @@ FLAWS = {
 
 
 @pytest.fixture(scope="module")
-def findings(engine: SqlEngine, shop: Database) -> list[health.GoldFinding]:
+def findings(engine, shop):
     return health.examine([Example(sql, sql, shop, sql) for sql in FLAWS], engine)
 
 
 @pytest.mark.parametrize("sql", FLAWS)
-def test_each_flaw_is_found_and_no_other(findings: list[health.GoldFinding], sql: str) -> None:
+def test_each_flaw_is_found_and_no_other(findings, sql):
     assert {finding.reason for finding in findings if finding.example_id == sql} == FLAWS[sql]
 
 
-def test_the_report(findings: list[health.GoldFinding]) -> None:
+def test_the_report(findings):
     found = health.count_reasons(findings)
     assert found["failing"] == 2
     assert found["empty"] == 1
@@ -55,7 +55,7 @@ def test_the_report(findings: list[health.GoldFinding]) -> None:
     assert any("tie on 3" in line for line in text)
 
 
-def test_a_result_that_no_verdict_may_read_is_told(shop: Database) -> None:
+def test_a_result_that_no_verdict_may_read_is_told(shop):
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT i FROM n"
     asked = [Example(str(count), f"{count}?", shop, numbers.format(count)) for count in (5, 50)]
     with SqlEngine(Limits(timeout_s=5, max_rows=10)) as engine:
@@ -63,7 +63,7 @@ def test_a_result_that_no_verdict_may_read_is_told(shop: Database) -> None:
     assert [(finding.example_id, finding.reason) for finding in found] == [("50", "too_large")]
 
 
-def test_two_gold_queries_of_one_question_that_differ_are_told(engine: SqlEngine, shop: Database) -> None:
+def test_two_gold_queries_of_one_question_that_differ_are_told(engine, shop):
     asked = [
         Example("a", "Which cities?", shop, "SELECT city FROM customer"),
         Example("b", "which  cities?", shop, "SELECT DISTINCT city FROM customer"),
@@ -78,7 +78,7 @@ def test_two_gold_queries_of_one_question_that_differ_are_told(engine: SqlEngine
     ]
 
 
-def test_a_slow_query_is_told(engine: SqlEngine, shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_query_is_told(engine, shop, monkeypatch):
     asked = [Example("a", "?", shop, "SELECT name FROM customer")]
     for limit, reasons in ((0.0, ["slow"]), (1e9, [])):
         monkeypatch.setattr(health, "SLOW_MS", limit)

@@ -3,18 +3,15 @@
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from servers import Server
 
-from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.core.types import Database, ExecutionStatus
 from pipelines.sql.dialects import sqlite
-from pipelines.sql.dialects.base import CATALOGUE_S, Hidden, HiddenNames, StatementNames, fold
+from pipelines.sql.dialects.base import CATALOGUE_S, Hidden, StatementNames, fold
 from pipelines.sql.dialects.duckdb import computed
 from pipelines.sql.dialects.guard import FUNCTIONS
 from pipelines.sql.engine import Limits, SqlEngine
@@ -50,7 +47,7 @@ TRIES, DUCKDB_CALLS, POSTGRES_CALLS = (
 )
 
 
-def leaks(sql: str, result: ExecutionResult) -> str:
+def leaks(sql, result):
     """What a result tells of what is hidden; names that the statement itself says are no news."""
     said = repr((result.columns, result.rows, result.error))
     known = [name for name in NAMES if name in sql.lower()]
@@ -62,7 +59,7 @@ def leaks(sql: str, result: ExecutionResult) -> str:
     return said if news or any(mark in said for mark in marks) else ""
 
 
-def check(database: Database, tries: list[str], shown: Sequence[str] = ()) -> None:
+def check(database, tries, shown=()):
     with SqlEngine(Limits(timeout_s=5), hidden={database.location: HIDDEN}) as engine:
         statements = [*SHOWN, *shown, *tries]
         results = engine.execute_many([(database, sql) for sql in statements])
@@ -73,7 +70,7 @@ def check(database: Database, tries: list[str], shown: Sequence[str] = ()) -> No
 
 
 @pytest.fixture
-def people(tmp_path: Path) -> Database:
+def people(tmp_path):
     return build_database(
         tmp_path / "people.sqlite",
         TABLES,
@@ -82,11 +79,11 @@ def people(tmp_path: Path) -> Database:
     )
 
 
-def test_sqlite_lets_nothing_hidden_out(people: Database) -> None:
+def test_sqlite_lets_nothing_hidden_out(people):
     check(people, TRIES)
 
 
-def test_a_virtual_table_with_a_hidden_column_is_hidden_with_its_shadows(people: Database) -> None:
+def test_a_virtual_table_with_a_hidden_column_is_hidden_with_its_shadows(people):
     tries = ["SELECT body FROM note", "SELECT * FROM note_content", "SELECT body FROM note WHERE note MATCH 'secret'"]
     with SqlEngine(Limits(), hidden={people.location: ((), {"note": ("ssn",)})}) as engine:
         assert [result.error_class for result in engine.execute_many([(people, sql) for sql in tries])] == [
@@ -94,7 +91,7 @@ def test_a_virtual_table_with_a_hidden_column_is_hidden_with_its_shadows(people:
         ] * 3
 
 
-def test_a_text_index_over_a_hidden_column_is_hidden_with_its_shadows_and_its_words(tmp_path: Path) -> None:
+def test_a_text_index_over_a_hidden_column_is_hidden_with_its_shadows_and_its_words(tmp_path):
     indexed = build_database(
         tmp_path / "indexed.sqlite",
         "CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, ssn TEXT);"
@@ -111,7 +108,7 @@ def test_a_text_index_over_a_hidden_column_is_hidden_with_its_shadows_and_its_wo
     assert results[4].rows == (("a yak",),)
 
 
-def test_without_anything_hidden_the_same_statements_run(people: Database) -> None:
+def test_without_anything_hidden_the_same_statements_run(people):
     """The tries are real: most of them get the values out where nothing stands in the way."""
     with SqlEngine(Limits()) as engine:
         results = engine.execute_many([(people, sql) for sql in TRIES])
@@ -125,7 +122,7 @@ CREATE VIEW shown AS SELECT id, monthly FROM staff;
 """
 
 
-def check_computed(database: Database) -> None:
+def check_computed(database):
     """A column that is computed from a hidden one is as hidden, also through a view and under another name."""
     tries = ["SELECT monthly * 12 FROM staff", "SELECT MONTHLY AS x FROM staff", "SELECT monthly FROM shown"]
     with SqlEngine(Limits(timeout_s=5), hidden={database.location: ((), {"staff": ("pay",)})}) as engine:
@@ -133,11 +130,11 @@ def check_computed(database: Database) -> None:
     assert [result.error_class for result in results] == [None, "hidden", "hidden", "hidden"]
 
 
-def test_duckdb_hides_what_is_computed_from_a_hidden_column(tmp_path: Path) -> None:
+def test_duckdb_hides_what_is_computed_from_a_hidden_column(tmp_path):
     check_computed(build_database(tmp_path / "staff.duckdb", COMPUTED.format(stored="")))
 
 
-def test_duckdb_refuses_to_describe_where_something_is_hidden_and_opens_views_that_do(tmp_path: Path) -> None:
+def test_duckdb_refuses_to_describe_where_something_is_hidden_and_opens_views_that_do(tmp_path):
     described = build_database(
         tmp_path / "described.duckdb",
         "CREATE TABLE t (id INTEGER, secret TEXT); CREATE TABLE other (x INTEGER);",
@@ -149,7 +146,7 @@ def test_duckdb_refuses_to_describe_where_something_is_hidden_and_opens_views_th
     assert [result.error_class for result in results] == ["hidden", "hidden", "hidden", None]
 
 
-def test_generated_columns_are_read_off_the_statement_that_makes_their_table() -> None:
+def test_generated_columns_are_read_off_the_statement_that_makes_their_table():
     statement = (
         'CREATE TABLE emp(id INTEGER, d DECIMAL(10,2) DEFAULT((1 + 2)), "mon thly" DECIMAL(9,1) GENERATED ALWAYS '
         "AS((salary / 12)), w VARCHAR GENERATED ALWAYS AS(concat('GENERATED, ALWAYS', x)), z INTEGER);"
@@ -157,7 +154,7 @@ def test_generated_columns_are_read_off_the_statement_that_makes_their_table() -
     assert computed(statement) == ["mon thly", "w"]
 
 
-def test_duckdb_lets_nothing_hidden_out(tmp_path: Path) -> None:
+def test_duckdb_lets_nothing_hidden_out(tmp_path):
     people = build_database(tmp_path / "people.duckdb", TABLES)
     check(people, [*TRIES, *DUCKDB_CALLS], ["SELECT p.name.upper() FROM person p"])
 
@@ -170,12 +167,12 @@ CREATE VIEW contact AS SELECT id, email AS reach FROM customer;
 NO_EMAIL = ((), {"customer": ("email",)})
 
 
-def classes(database: Database, tries: list[str]) -> list[str | None]:
+def classes(database, tries):
     with SqlEngine(Limits(timeout_s=5), hidden={database.location: NO_EMAIL}) as engine:
         return [result.error_class for result in engine.execute_many([(database, sql) for sql in tries])]
 
 
-def test_duckdb_hides_a_view_whose_namesake_is_harmless_and_macros_with_the_names_of_functions(tmp_path: Path) -> None:
+def test_duckdb_hides_a_view_whose_namesake_is_harmless_and_macros_with_the_names_of_functions(tmp_path):
     shop = build_database(
         tmp_path / "shop.duckdb",
         CUSTOMERS,
@@ -189,9 +186,7 @@ def test_duckdb_hides_a_view_whose_namesake_is_harmless_and_macros_with_the_name
 
 
 @contextmanager
-def postgres_schema(
-    server: Server, name: str, script: str, database: str = "postgres"
-) -> Iterator[tuple[Any, Database]]:
+def postgres_schema(server, name, script, database="postgres"):
     """The owner's connection to a schema that the script fills, and the schema as the reader may read it."""
     import psycopg
 
@@ -207,7 +202,7 @@ def postgres_schema(
 
 
 @pytest.mark.services
-def test_postgres_lets_nothing_hidden_out(server: Server) -> None:
+def test_postgres_lets_nothing_hidden_out(server):
     shown = ["SELECT t.count FROM (SELECT count(*) FROM person) t", "SELECT (p.name).upper, p.ctid FROM person p"]
     part = "CREATE TABLE part () INHERITS (person); INSERT INTO part VALUES (3, 'Cy', 'SECRET-1', 1)"
     with postgres_schema(server, "people", TABLES + part) as (_, people):
@@ -215,7 +210,7 @@ def test_postgres_lets_nothing_hidden_out(server: Server) -> None:
 
 
 @pytest.mark.services
-def test_postgres_hides_what_is_computed_and_the_parents_of_what_is_hidden(server: Server) -> None:
+def test_postgres_hides_what_is_computed_and_the_parents_of_what_is_hidden(server):
     more = (
         "CREATE TABLE log (x TEXT); CREATE TABLE log_open () INHERITS (log); CREATE TABLE log_secret () INHERITS (log);"
     )
@@ -228,7 +223,7 @@ def test_postgres_hides_what_is_computed_and_the_parents_of_what_is_hidden(serve
 
 
 @pytest.mark.services
-def test_postgres_hides_namesakes_own_functions_types_of_rows_and_new_views(server: Server) -> None:
+def test_postgres_hides_namesakes_own_functions_types_of_rows_and_new_views(server):
     own = (
         "CREATE FUNCTION month(text) RETURNS text LANGUAGE sql"
         " AS 'SELECT string_agg(email, $$,$$) FROM bazaar.customer';"
@@ -252,7 +247,7 @@ def test_postgres_hides_namesakes_own_functions_types_of_rows_and_new_views(serv
             assert engine.execute_many([(shop, "SELECT reach FROM later")])[0].error_class == "hidden"
 
 
-def build_mysql(port: int, user: str, *scripts: str) -> list[Database]:
+def build_mysql(port, user, *scripts):
     """A database for each script, which has the user's name and a number, and which the user may read."""
     import pymysql
 
@@ -271,7 +266,7 @@ def build_mysql(port: int, user: str, *scripts: str) -> list[Database]:
 
 
 @pytest.mark.services
-def test_mysql_hides_views_with_texts_in_other_databases_of_own_functions_and_new_ones(mysql_port: int) -> None:
+def test_mysql_hides_views_with_texts_in_other_databases_of_own_functions_and_new_ones(mysql_port):
     import pymysql
 
     more = """
@@ -294,7 +289,7 @@ def test_mysql_hides_views_with_texts_in_other_databases_of_own_functions_and_ne
 
 
 @pytest.mark.services
-def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_port: int) -> None:
+def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_port):
     more = "CREATE TABLE 2023_pay (pin INTEGER, 2fa INTEGER); INSERT INTO 2023_pay VALUES (1, 2);"
     (database,) = build_mysql(mysql_port, "paymaster", COMPUTED.format(stored="") + more)
     check_computed(database)
@@ -305,7 +300,7 @@ def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_po
 
 
 @pytest.mark.services
-def test_mysql_lets_nothing_hidden_out(mysql_port: int) -> None:
+def test_mysql_lets_nothing_hidden_out(mysql_port):
     (people,) = build_mysql(mysql_port, "viewer", TABLES)
     check(people, [*TRIES, "SELECT `ssn` FROM `person`"])
 
@@ -316,9 +311,9 @@ SAMPLED = {"column": ["name", "@.name"], "row": ["@.name"], "from": ["person @",
 ROWS_READ = re.compile(r"@|person|ssn|COLUMNS|\*|#|^FROM|TABLE|EXPLAIN")
 
 
-def derive(engine: str, chance: random.Random, is_shown: bool) -> str:
+def derive(engine, chance, is_shown):
     """A statement of an engine's grammar, or of its part without hidden columns; deep inside, a value is a column."""
-    forms: dict[str, list[str]] = {}
+    forms = {}
     for of, name, form in GRAMMAR:
         if of in ("all", engine) and (engine != "mysql" or " LIMIT " not in form):  # which of its ties is cut is chance
             forms.setdefault(name, []).append(form)
@@ -332,21 +327,21 @@ def derive(engine: str, chance: random.Random, is_shown: bool) -> str:
     column = forms["column"][0]
     deep = {"value": column, "test": f"{column} > 'S'", "from": "person @", "query": f"SELECT {column} FROM person @"}
 
-    def expand(name: str, depth: int) -> str:
+    def expand(name, depth):
         form = deep[name] if depth > 3 and name in deep else chance.choice(forms[name])
         return re.sub(r"\{(\w+)\}", lambda match: expand(match[1], depth + 1), form)
 
     return expand("query", 0).replace("{{", "{").replace("}}", "}").replace("@", chance.choice(("p", "person")))
 
 
-def check_grammar(pair: list[Database], count: int) -> None:
+def check_grammar(pair, count):
     """No statement has another answer where the hidden values are others, and none that reads shown columns is refused
     for what is hidden. The grammar is no empty threat: with nothing hidden one statement in twenty tells values.
     """
     chance, engine = random.Random(33), pair[0].engine
     statements = [derive(engine, chance, place % 10 == 9) for place in range(count)]
 
-    def answers(hidden: dict[str, HiddenNames]) -> list[list[ExecutionResult]]:
+    def answers(hidden):
         with SqlEngine(Limits(timeout_s=5, max_rows=100), hidden=hidden) as runner:
             results = [runner.execute_many([(database, sql) for sql in statements]) for database in pair]
         if engine == "mysql":  # the order of ties is the plan's, which may differ between two databases
@@ -361,7 +356,7 @@ def check_grammar(pair: list[Database], count: int) -> None:
 
 @pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
-def test_no_hidden_value_comes_out_of_the_grammar_of_a_file(tmp_path: Path, engine: str, count: int) -> None:
+def test_no_hidden_value_comes_out_of_the_grammar_of_a_file(tmp_path, engine, count):
 
     scripts = {"twin1": TABLES, "twin2": TWIN}
     pair = [build_database(tmp_path / f"{name}.{engine}", tables) for name, tables in scripts.items()]
@@ -369,7 +364,7 @@ def test_no_hidden_value_comes_out_of_the_grammar_of_a_file(tmp_path: Path, engi
 
 
 @pytest.mark.services
-def test_no_hidden_value_comes_out_of_the_grammar_of_postgres(server: Server) -> None:
+def test_no_hidden_value_comes_out_of_the_grammar_of_postgres(server):
     import psycopg
 
     with psycopg.connect(server.admin, autocommit=True) as connection, ExitStack() as stack:
@@ -383,14 +378,14 @@ def test_no_hidden_value_comes_out_of_the_grammar_of_postgres(server: Server) ->
 @pytest.mark.services
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])  # MariaDB takes minutes for 5,000
-def test_no_hidden_value_comes_out_of_the_grammar_of_mysql(mysql_port: int, count: int) -> None:
+def test_no_hidden_value_comes_out_of_the_grammar_of_mysql(mysql_port, count):
     check_grammar(build_mysql(mysql_port, "twin", TABLES, TWIN), count)
 
 
-def test_names_and_views_that_stand_for_what_is_hidden_are_hidden() -> None:
+def test_names_and_views_that_stand_for_what_is_hidden_are_hidden():
     assert {fold(name) for name in ("SSN", "ssn", "ſſn", "śsn")} == {"ssn"}
 
-    def named(query: str) -> StatementNames | None:
+    def named(query):
         return None if query == "?" else StatementNames(frozenset([query]), frozenset(), frozenset(), False, False)
 
     views = [("b", "a"), ("a", "wage"), ("c", "person"), ("d", "?"), ("e", "wage"), ("e", "person")]

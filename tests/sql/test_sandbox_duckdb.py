@@ -3,8 +3,6 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from shops import run
@@ -16,18 +14,17 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
         yield engine
 
 
-def test_a_file_open_for_writing_is_locked(engine: SqlEngine, duckdb_shop: Database, tmp_path: Path) -> None:
+def test_a_file_open_for_writing_is_locked(engine, duckdb_shop, tmp_path):
     database = Database("held", "duckdb", str(shutil.copy(duckdb_shop.location, tmp_path / "held.duckdb")))
     hold = f"import duckdb; c = duckdb.connect({database.location!r}); print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         result = run(engine, database, "SELECT count(*) FROM customer")
         assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_locked")
@@ -35,7 +32,7 @@ def test_a_file_open_for_writing_is_locked(engine: SqlEngine, duckdb_shop: Datab
     assert run(engine, database, "SELECT count(*) FROM customer").rows == ((4,),)
 
 
-def test_an_infinite_date_is_not_the_last_day_of_9999(engine: SqlEngine, duckdb_shop: Database) -> None:
+def test_an_infinite_date_is_not_the_last_day_of_9999(engine, duckdb_shop):
     pair = Pair(duckdb_shop, "SELECT 'infinity'::DATE", "SELECT DATE '9999-12-31'")
     (verdict,) = engine.verdicts([pair], ["strict"])
     assert (verdict.scores, verdict.broken) == ({"strict": 0.0}, False)

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pymysql
 import pytest
@@ -27,12 +25,12 @@ CROSS = f"SELECT count(*) FROM {', '.join(f'purchase {name}' for name in 'abcdef
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
         yield engine
 
 
-def test_names_in_backticks_are_names_and_the_schema_is_read(engine: SqlEngine, mysql_shop: Database) -> None:
+def test_names_in_backticks_are_names_and_the_schema_is_read(engine, mysql_shop):
     sql = "SELECT `c`.`name` AS `its name`, '`x`' FROM `customer` AS `c` ORDER BY `c`.`name` LIMIT 1 -- `"
     assert run(engine, mysql_shop, sql).rows == (("Ada", "`x`"),)
     assert run(engine, mysql_shop, sql).columns[0] == "its name"
@@ -41,9 +39,8 @@ def test_names_in_backticks_are_names_and_the_schema_is_read(engine: SqlEngine, 
     assert tables["customer"].columns[1].values == ("Ada",)
 
 
-def test_a_statement_without_the_servers_clock_is_killed(mysql_shop: Database, mysql_port: int) -> None:
+def test_a_statement_without_the_servers_clock_is_killed(mysql_shop, mysql_port):
     session = MysqlSession(mysql_shop.location, Bounds(1.0, 1000, 1_000_000, 256), NoClock())
-    assert session._connection is not None
     with session._connection.cursor() as cursor:
         cursor.execute("SET SESSION max_statement_time = 0")
     raw = session.run(CROSS, 10)
@@ -55,7 +52,7 @@ def test_a_statement_without_the_servers_clock_is_killed(mysql_shop: Database, m
         assert cursor.fetchone() == (0,)
 
 
-def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql_port: int) -> None:
+def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql_port):
     """The word VIEW, which the server gives as the comment of each view, is none."""
     owner = pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True)
     with contextlib.closing(owner), owner.cursor() as cursor:
@@ -76,14 +73,14 @@ def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql
     assert "-- view" not in shown
 
 
-def test_a_mysql_server_that_cannot_encrypt_is_refused_where_the_address_wants_it(mysql_port: int) -> None:
+def test_a_mysql_server_that_cannot_encrypt_is_refused_where_the_address_wants_it(mysql_port):
     address = f"mysql://owner@127.0.0.1:{mysql_port}/mysql"
     connect(address, 5.0).close()
     with pytest.raises(pymysql.Error):
         connect(f"{address}?ssl-mode=REQUIRED", 5.0)
 
 
-def test_mini_dev_in_mysql_to_the_end(mysql_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mini_dev_in_mysql_to_the_end(mysql_port, tmp_path, monkeypatch):
     source = dataclasses.replace(build_shop(tmp_path / "shop.sqlite"), id="bird")
     to_mysql(source, mysql_port, "teller")
     monkeypatch.setenv("MYSQL_PWD", "secret")

@@ -2,15 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import psycopg
 import pytest
 from clocks import timed
-from servers import Server
 from shops import run
 
-from pipelines.core.types import Database, ExecutionStatus
+from pipelines.core.types import ExecutionStatus
 from pipelines.sql.engine import Limits, SqlEngine
 
 pytestmark = pytest.mark.services
@@ -19,12 +17,12 @@ CROSS = "SELECT count(*) FROM generate_series(1, 1000000) a, generate_series(1, 
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
         yield engine
 
 
-def running(server: Server, seconds: float) -> int:
+def running(server, seconds):
     """Transactions of readers that are still open after so many seconds; 0 as soon as there are none."""
     query = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE usename = 'reader'"
     until = time.monotonic() + seconds
@@ -36,7 +34,7 @@ def running(server: Server, seconds: float) -> int:
             time.sleep(0.02)
 
 
-def test_a_statement_is_gone_from_the_server_at_its_limit(postgres_shop: Database, server: Server) -> None:
+def test_a_statement_is_gone_from_the_server_at_its_limit(postgres_shop, server):
     """The server's own timeout begins anew at each FETCH: here the first takes a part of the limit."""
     with SqlEngine(Limits(timeout_s=2)) as engine:
         rows = "CASE g WHEN 1 THEN 6000000 WHEN 65 THEN 100000000000 ELSE 1 END"
@@ -50,10 +48,10 @@ def test_a_statement_is_gone_from_the_server_at_its_limit(postgres_shop: Databas
         assert run(engine, postgres_shop, "SELECT 1").rows == ((1,),)
 
 
-def test_a_statement_ends_when_its_worker_is_gone(postgres_shop: Database, server: Server) -> None:
+def test_a_statement_ends_when_its_worker_is_gone(postgres_shop, server):
     with SqlEngine(Limits(timeout_s=30)) as engine:
 
-        async def leave() -> None:
+        async def leave():
             query = asyncio.ensure_future(engine.execute(postgres_shop, CROSS))
             await asyncio.sleep(1.0)
             assert running(server, 0) > 0
@@ -65,7 +63,7 @@ def test_a_statement_ends_when_its_worker_is_gone(postgres_shop: Database, serve
         assert running(server, 5.0) == 0
 
 
-def test_a_locked_table_is_unavailable_in_time(engine: SqlEngine, postgres_shop: Database, server: Server) -> None:
+def test_a_locked_table_is_unavailable_in_time(engine, postgres_shop, server):
     with psycopg.connect(server.admin) as holder:
         holder.execute("LOCK TABLE shop.customer IN ACCESS EXCLUSIVE MODE")
         result, took = timed(engine, postgres_shop, "SELECT count(*) FROM customer", 1.2)
@@ -73,7 +71,7 @@ def test_a_locked_table_is_unavailable_in_time(engine: SqlEngine, postgres_shop:
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_locked")
 
 
-def test_a_connection_that_broke_is_made_anew(engine: SqlEngine, postgres_shop: Database, server: Server) -> None:
+def test_a_connection_that_broke_is_made_anew(engine, postgres_shop, server):
     run(engine, postgres_shop, "SELECT 1")
     with psycopg.connect(server.admin, autocommit=True) as admin:
         admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'reader'")

@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,19 @@ from tests.fakes import build_database
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=128)) as engine:
         yield engine
 
 
 @pytest.mark.parametrize("sql", ["SELECT", "SELECT nope FROM customer", "SELECT * FROM nope", "\x00", "\ud800"])
-def test_no_error_text_holds_a_path(engine: SqlEngine, shop: Database, sql: str) -> None:
+def test_no_error_text_holds_a_path(engine, shop, sql):
     error = run(engine, shop, sql).error or ""
     assert error
     assert not any(word in error.lower() for word in (str(Path(shop.location).parent), "shop.sqlite", "/usr", "python"))
 
 
-def test_a_locked_database_is_told_in_time_and_is_not_the_querys_fault(engine: SqlEngine, tmp_path: Path) -> None:
+def test_a_locked_database_is_told_in_time_and_is_not_the_querys_fault(engine, tmp_path):
     database = build_shop(tmp_path / "locked.sqlite")
     holder = sqlite3.connect(tmp_path / "locked.sqlite", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
@@ -39,7 +38,7 @@ def test_a_locked_database_is_told_in_time_and_is_not_the_querys_fault(engine: S
     assert run(engine, database, "SELECT count(*) FROM customer").rows == ((4,),)
 
 
-def test_what_others_write_to_a_database_in_wal_mode_is_seen(engine: SqlEngine, tmp_path: Path) -> None:
+def test_what_others_write_to_a_database_in_wal_mode_is_seen(engine, tmp_path):
     """Their rows are in the log beside the file for a while, and the file itself is as it was."""
     database = build_shop(tmp_path / "wal.sqlite")
     with contextlib.closing(sqlite3.connect(tmp_path / "wal.sqlite", isolation_level=None)) as connection:
@@ -53,7 +52,7 @@ def test_what_others_write_to_a_database_in_wal_mode_is_seen(engine: SqlEngine, 
     assert counted == [((0,),), ((1,),), ((2,),)]
 
 
-def test_a_database_in_wal_mode_is_read_without_writing_beside_it(engine: SqlEngine, tmp_path: Path) -> None:
+def test_a_database_in_wal_mode_is_read_without_writing_beside_it(engine, tmp_path):
     database = build_shop(tmp_path / "wal.sqlite")
     build_database(tmp_path / "wal.sqlite", "PRAGMA journal_mode = WAL")
     before = contents(tmp_path)
@@ -61,14 +60,14 @@ def test_a_database_in_wal_mode_is_read_without_writing_beside_it(engine: SqlEng
     assert contents(tmp_path) == before
 
 
-def test_strange_file_names_and_semicolons_mean_nothing_else(engine: SqlEngine, tmp_path: Path, shop: Database) -> None:
+def test_strange_file_names_and_semicolons_mean_nothing_else(engine, tmp_path, shop):
     database = build_shop(tmp_path / "a b?mode=rwc&c#d%41.sqlite")
     assert run(engine, database, "SELECT count(*) FROM customer").rows == ((4,),)
     for sql in ("SELECT ';;';;", "SELECT ';;' ; -- nothing\n ; /* more */"):
         assert run(engine, shop, sql).rows == ((";;",),), sql
 
 
-def test_hostile_values_come_through_as_values(engine: SqlEngine, tmp_path: Path) -> None:
+def test_hostile_values_come_through_as_values(engine, tmp_path):
     path = tmp_path / "hostile.sqlite"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE t (id INTEGER, v)")

@@ -6,18 +6,14 @@ import decimal
 import json
 import re
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from copies import to_duckdb
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import Server
 from shops import build_shop
 
-from pipelines.core.types import Database, ExecutionStatus
+from pipelines.core.types import ExecutionStatus
 from pipelines.sql.dialects.base import plain
 from pipelines.sql.engine import Limits, SqlEngine
 
@@ -59,11 +55,11 @@ ARRAY['\\x00ff'::bytea]
 """
 
 
-def expressions(lines: str) -> list[str]:
+def expressions(lines):
     return [sql for line in lines.strip().splitlines() for sql in re.split(r"(?<!\|)\|(?!\|)", line)]
 
 
-def assert_plain(value: Any) -> None:
+def assert_plain(value):
     assert type(value) in (int, float, str, bytes, type(None)), type(value)
     if isinstance(value, int):
         assert -(1 << 128) < value < 1 << 128
@@ -71,7 +67,7 @@ def assert_plain(value: Any) -> None:
     json.dumps(None if isinstance(value, bytes) else value)
 
 
-def assert_all_plain(engine: SqlEngine, database: Database, listed: list[str]) -> dict[str, Any]:
+def assert_all_plain(engine, database, listed):
     results = engine.execute_many([(database, f"SELECT {sql}") for sql in listed])
     for sql, result in zip(listed, results, strict=True):
         assert result.status is not ExecutionStatus.UNAVAILABLE, (sql, result)
@@ -81,12 +77,12 @@ def assert_all_plain(engine: SqlEngine, database: Database, listed: list[str]) -
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=10, max_rows=100, max_bytes=1_000_000, memory_mb=512)) as engine:
         yield engine
 
 
-def test_every_type_of_duckdb_comes_out_plain(engine: SqlEngine, tmp_path: Path) -> None:
+def test_every_type_of_duckdb_comes_out_plain(engine, tmp_path):
     database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
     values = assert_all_plain(engine, database, expressions(DUCKDB))
     assert len(values) > len(expressions(DUCKDB)) - 12
@@ -96,7 +92,7 @@ def test_every_type_of_duckdb_comes_out_plain(engine: SqlEngine, tmp_path: Path)
 
 
 @pytest.mark.services
-def test_every_type_of_postgres_comes_out_plain(engine: SqlEngine, server: Server) -> None:
+def test_every_type_of_postgres_comes_out_plain(engine, server):
     values = assert_all_plain(engine, server.shop, expressions(POSTGRES))
     assert len(values) > len(expressions(POSTGRES)) - 12
     assert len(values["factorial(2000)"]) == 5736
@@ -105,7 +101,7 @@ def test_every_type_of_postgres_comes_out_plain(engine: SqlEngine, server: Serve
     assert values["'1 mon 2 days'::interval"] == "1 mon 2 days"
 
 
-def test_a_number_beyond_128_bits_is_its_digits() -> None:
+def test_a_number_beyond_128_bits_is_its_digits():
     assert plain(10**5000) == "1" + "0" * 5000
     assert plain(decimal.Decimal(10**5000 + 1)) == "1" + "0" * 4999 + "1"
     assert plain(decimal.Decimal("1e400").quantize(decimal.Decimal(1), context=decimal.Context(prec=500))) == (
@@ -131,12 +127,12 @@ KEYS = st.one_of(st.none(), st.integers(), st.text(), st.dates(), st.tuples(st.i
         LEAVES, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner) | st.tuples(inner, inner), max_leaves=10
     )
 )
-def test_whatever_a_driver_returns_comes_out_plain(value: Any) -> None:
+def test_whatever_a_driver_returns_comes_out_plain(value):
     assert_plain(plain(value))
 
 
-def test_odd_containers_come_out_plain() -> None:
-    deep: list[Any] = []
+def test_odd_containers_come_out_plain():
+    deep = []
     for _ in range(5000):
         deep = [deep]
     for value in (deep, {1, 2}, frozenset((1,)), collections.OrderedDict(a=1), {uuid.UUID(int=1): datetime.date.max}):

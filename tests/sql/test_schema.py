@@ -3,22 +3,18 @@
 import contextlib
 import re
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 import duckdb
 import psycopg
 import pymysql
 import pytest
 from copies import to_duckdb
-from servers import Server
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, SchemaItems
 from pipelines.sql import schema as catalogs
 from pipelines.sql.dialects import sqlite
-from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
 from tests.fakes import build_database
 
@@ -55,20 +51,20 @@ row""",
 )
 
 
-def names(schema: Schema) -> list[tuple[str, list[str], list[str], tuple[ForeignKey, ...]]]:
+def names(schema):
     return [
         (t.name, [c.name for c in t.columns], [c.name for c in t.columns if c.primary_key], t.foreign_keys)
         for t in schema.tables
     ]
 
 
-def test_a_schema_and_its_example_values_come_in_the_databases_own_order(shop: Database) -> None:
+def test_a_schema_and_its_example_values_come_in_the_databases_own_order(shop):
     assert introspect(shop) == SHOP
     customer = introspect(shop, values=2).tables[0]
     assert [column.values for column in customer.columns] == [(1, 2), ("Ada", "Bo"), ("Paris", "Oslo"), (10.5, 3.25)]
 
 
-def test_duckdb_has_the_same_schema(shop: Database, tmp_path: Path) -> None:
+def test_duckdb_has_the_same_schema(shop, tmp_path):
     copy = to_duckdb(shop, tmp_path / "shop.duckdb")
     assert names(introspect(copy)) == names(SHOP)
     assert [c.type for c in introspect(copy).tables[0].columns] == ["BIGINT", "VARCHAR", "VARCHAR", "DOUBLE"]
@@ -76,18 +72,18 @@ def test_duckdb_has_the_same_schema(shop: Database, tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-def test_postgres_has_the_same_schema(server: Server) -> None:
+def test_postgres_has_the_same_schema(server):
     assert names(introspect(server.shop)) == names(SHOP)
     assert introspect(server.shop, 2).tables[0].columns[2].values == ("Paris", "Oslo")
 
 
-def made(path: Path, script: str) -> Schema:
+def made(path, script):
     """The schema of a SQLite file that a script makes, with one value a column."""
     build_database(path, script)
     return introspect(Database("odd", "sqlite", str(path)), 1)
 
 
-def test_a_key_without_a_column_means_the_primary_key(tmp_path: Path) -> None:
+def test_a_key_without_a_column_means_the_primary_key(tmp_path):
     schema = made(
         tmp_path / "odd.sqlite",
         'CREATE TABLE "odd ""name" ("a b" TEXT, k INTEGER, PRIMARY KEY (k));'
@@ -99,7 +95,7 @@ def test_a_key_without_a_column_means_the_primary_key(tmp_path: Path) -> None:
     assert '"odd ""name"' in render(schema, "ddl")
 
 
-def test_columns_that_sqlite_computes_are_columns_and_keys_keep_their_order(tmp_path: Path) -> None:
+def test_columns_that_sqlite_computes_are_columns_and_keys_keep_their_order(tmp_path):
     schema = made(
         tmp_path / "odd.sqlite",
         "CREATE TABLE o (price, n, total GENERATED ALWAYS AS (price * n), twice AS (n * 2) STORED);"
@@ -113,7 +109,7 @@ def test_columns_that_sqlite_computes_are_columns_and_keys_keep_their_order(tmp_
     assert tables["c"].foreign_keys == (ForeignKey("x", "p", "b"), ForeignKey("y", "p", "a"))
 
 
-def test_a_point_in_a_name_parts_nothing(tmp_path: Path) -> None:
+def test_a_point_in_a_name_parts_nothing(tmp_path):
     path = tmp_path / "odd.duckdb"
     build_database(
         path,
@@ -126,7 +122,7 @@ def test_a_point_in_a_name_parts_nothing(tmp_path: Path) -> None:
     assert tables["c"].foreign_keys == (ForeignKey("id", "a.b", "id"),)
 
 
-def test_a_missing_database_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_missing_database_is_the_users_to_mend(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         introspect(Database("gone", "sqlite", str(tmp_path / "gone.sqlite")))
     (tmp_path / "text.sqlite").write_text("no database" * 100)
@@ -134,7 +130,7 @@ def test_a_missing_database_is_the_users_to_mend(tmp_path: Path) -> None:
         introspect(Database("text", "sqlite", str(tmp_path / "text.sqlite")))
 
 
-def test_a_schema_is_rendered_as_statements_or_words_and_its_values_on_one_line() -> None:
+def test_a_schema_is_rendered_as_statements_or_words_and_its_values_on_one_line():
     assert render(SHOP, "ddl") == (
         "CREATE TABLE customer (\n"
         "    id INTEGER PRIMARY KEY,\n"
@@ -160,7 +156,7 @@ def test_a_schema_is_rendered_as_statements_or_words_and_its_values_on_one_line(
     assert text.splitlines()[1] == "    note TEXT -- e.g. 'a\\nb', '" + "x" * 36 + "..., 3"
 
 
-def test_a_part_of_a_schema_keeps_its_keys() -> None:
+def test_a_part_of_a_schema_keeps_its_keys():
     keep = SchemaItems(frozenset({"purchase"}), frozenset({("purchase", "item"), ("purchase", "customer_id")}))
     assert render(SHOP, "compact", keep) == "purchase : id , customer_id , item"
     keep = SchemaItems(frozenset({"purchase", "customer"}), frozenset({("purchase", "customer_id")}))
@@ -169,7 +165,7 @@ def test_a_part_of_a_schema_keeps_its_keys() -> None:
     )
 
 
-def test_a_duckdb_view_reads_no_file(tmp_path: Path) -> None:
+def test_a_duckdb_view_reads_no_file(tmp_path):
     secret, path = tmp_path / "secret.txt", tmp_path / "v.duckdb"
     secret.write_text("key=abc123\n")
     build_database(
@@ -187,7 +183,7 @@ def test_a_duckdb_view_reads_no_file(tmp_path: Path) -> None:
     ]
 
 
-def test_a_duckdb_view_that_never_ends_has_no_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_duckdb_view_that_never_ends_has_no_values(tmp_path, monkeypatch):
     path = tmp_path / "v.duckdb"
     build_database(
         path,
@@ -200,7 +196,7 @@ def test_a_duckdb_view_that_never_ends_has_no_values(tmp_path: Path, monkeypatch
     assert {t.name: t.columns[0].values for t in tables} == {"endless": (), "later": (), "t": (7,)}
 
 
-def test_sqlite_views_are_read_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_views_are_read_in_the_sandbox(tmp_path, monkeypatch):
     path = tmp_path / "v.sqlite"
     build_database(
         path,
@@ -228,7 +224,7 @@ def test_sqlite_views_are_read_in_the_sandbox(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_sqlite_views_share_a_budget_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_views_share_a_budget_of_work(tmp_path, monkeypatch):
     path = tmp_path / "v.sqlite"
     build_database(
         path,
@@ -237,7 +233,7 @@ def test_sqlite_views_share_a_budget_of_work(tmp_path: Path, monkeypatch: pytest
         "CREATE VIEW later AS SELECT 1 AS a;",
     )
 
-    def values() -> list[tuple[object, ...]]:
+    def values():
         return [table.columns[0].values for table in introspect(Database("v", "sqlite", str(path)), 2).tables]
 
     assert values() == [(8, 9), (10, 11), (1,)]
@@ -246,7 +242,7 @@ def test_sqlite_views_share_a_budget_of_work(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.services
-def test_a_postgres_view_ends_with_its_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_postgres_view_ends_with_its_time(server, monkeypatch):
     with psycopg.connect(server.admin, autocommit=True) as admin:
         admin.execute(f"CREATE VIEW shop.endless AS {ENDLESS}".encode())
         admin.execute("GRANT SELECT ON shop.endless TO reader")
@@ -260,7 +256,7 @@ def test_a_postgres_view_ends_with_its_time(server: Server, monkeypatch: pytest.
 
 
 @pytest.mark.services
-def test_postgresqls_comments(server: Server) -> None:
+def test_postgresqls_comments(server):
     (table,) = (one.name for one in introspect(server.shop).tables[:1])
     column = introspect(server.shop).tables[0].columns[0].name
     with psycopg.connect(server.admin, autocommit=True) as connection:
@@ -274,14 +270,11 @@ def test_postgresqls_comments(server: Server) -> None:
 @pytest.mark.parametrize(
     "kind", ["sqlite", "duckdb", *(pytest.param(kind, marks=pytest.mark.services) for kind in ("postgres", "mysql"))]
 )
-def test_a_query_finds_every_name_as_a_schema_prints_it(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, engine: SqlEngine
-) -> None:
+def test_a_query_finds_every_name_as_a_schema_prints_it(kind, tmp_path, request, engine):
     made = sorted({*ODD_NAMES, *(word for name in DIALECTS for word in DIALECTS[name].reserved)})
     quote, location = DIALECTS[kind].quote, str(tmp_path / f"odd.{kind}")
     begin = ["CREATE SCHEMA odd", "GRANT USAGE ON SCHEMA odd TO reader", "SET search_path = odd"]
     begin.append("ALTER DEFAULT PRIVILEGES IN SCHEMA odd GRANT SELECT ON TABLES TO reader")
-    connection: Any
     if kind == "sqlite":
         connection, begin = sqlite3.connect(location, isolation_level=None), ["PRAGMA synchronous = OFF"]
     elif kind == "duckdb":

@@ -3,11 +3,8 @@
 import json
 import math
 import os
-import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import typer
@@ -53,7 +50,7 @@ DATABASES = ["shop"] * 5 + ["gone"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     build_shop(tmp_path / "databases" / "shop" / "shop.sqlite")
     (tmp_path / "gold.sql").write_text(
         "".join(f"{sql}\t{db}\n" for sql, db in zip(GOLD, DATABASES, strict=True)), encoding="utf-8"
@@ -62,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *more: str, gold: str = "gold.sql", pred: str = "pred.sql") -> tuple[int, str]:
+def run(folder, *more, gold="gold.sql", pred="pred.sql"):
     files = ["--gold", str(folder / gold), "--pred", str(folder / pred), "--database", str(folder / "databases")]
     result = CliRunner().invoke(app, [*files, "--workers", "1", *more])
     if isinstance(result.exception, UserError):
@@ -70,7 +67,7 @@ def run(folder: Path, *more: str, gold: str = "gold.sql", pred: str = "pred.sql"
     return result.exit_code, result.output
 
 
-def test_every_item_under_every_equality_in_one_pass(folder: Path) -> None:
+def test_every_item_under_every_equality_in_one_pass(folder):
     code, output = run(
         folder,
         "--equality",
@@ -109,7 +106,7 @@ def test_every_item_under_every_equality_in_one_pass(folder: Path) -> None:
     assert "bird yes, strict no: 3 items (0, 2, 4)" in output
 
 
-def test_a_report_classes_the_errors_and_can_be_compared(folder: Path) -> None:
+def test_a_report_classes_the_errors_and_can_be_compared(folder):
     records = [
         {"query": sql, "db_id": db, "question": f"question {n}"}
         for n, (sql, db) in enumerate(zip(GOLD, DATABASES, strict=True))
@@ -138,7 +135,7 @@ def test_a_report_classes_the_errors_and_can_be_compared(folder: Path) -> None:
         run(folder, "--equality", "r_ves", "--timeout", "1", "--report", str(folder / "mine"))
 
 
-def test_a_report_says_which_gold_queries_had_no_prediction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_says_which_gold_queries_had_no_prediction(folder, monkeypatch):
     (folder / "pred.json").write_text(json.dumps({"0": GOLD[0], "1": GOLD[1]}))
     (folder / "here").mkdir()
     monkeypatch.chdir(folder / "here")
@@ -150,7 +147,7 @@ def test_a_report_says_which_gold_queries_had_no_prediction(folder: Path, monkey
 
 
 @pytest.mark.parametrize("blocked", ["tables", "report.html", "records.jsonl", "out"])
-def test_what_cannot_be_written_is_one_plain_line_before_a_query_runs(folder: Path, blocked: str) -> None:
+def test_what_cannot_be_written_is_one_plain_line_before_a_query_runs(folder, blocked):
     (folder / "mine").mkdir()
     if blocked == "tables":
         (folder / "mine" / blocked).write_text("in the way")
@@ -162,8 +159,8 @@ def test_what_cannot_be_written_is_one_plain_line_before_a_query_runs(folder: Pa
     assert not (folder / "audit.jsonl").exists()
 
 
-def test_what_was_scored_stands_where_its_report_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+def test_what_was_scored_stands_where_its_report_fails(folder, monkeypatch):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writer, "write_all", full)
@@ -175,7 +172,7 @@ def test_what_was_scored_stands_where_its_report_fails(folder: Path, monkeypatch
     assert len((folder / "out.jsonl").read_text().splitlines()) == 6
 
 
-def test_reports_over_other_databases_share_nothing_and_those_over_the_same_are_read_on_one_page(folder: Path) -> None:
+def test_reports_over_other_databases_share_nothing_and_those_over_the_same_are_read_on_one_page(folder):
     build_shop(folder / "databases" / "store" / "store.sqlite")
     (folder / "other.sql").write_text("".join(f"{sql}\tstore\n" for sql in GOLD))
     (folder / "reversed.sql").write_text("".join(f"{sql}\tshop\n" for sql in reversed(GOLD[:3])))
@@ -194,7 +191,7 @@ def test_reports_over_other_databases_share_nothing_and_those_over_the_same_are_
     assert index["questions"][0]["result"]["total"] > 0
 
 
-def test_bird_files_give_figures_by_difficulty(folder: Path) -> None:
+def test_bird_files_give_figures_by_difficulty(folder):
     levels = ["simple", "simple", "challenging"]
     records = [{"SQL": GOLD[n], "db_id": "shop", "difficulty": levels[n]} for n in range(3)]
     (folder / "dev.json").write_text(json.dumps(records))
@@ -209,7 +206,7 @@ def test_bird_files_give_figures_by_difficulty(folder: Path) -> None:
         assert facts["errors"] == {"empty": 1}
 
 
-def test_a_report_judges_each_pair_once_and_a_missing_prediction_not_at_all(folder: Path) -> None:
+def test_a_report_judges_each_pair_once_and_a_missing_prediction_not_at_all(folder):
     (folder / "predict.json").write_text(json.dumps({"1": PREDICTED[1]}))
     code, output = run(folder, "--json", pred="predict.json")
     assert code == 0
@@ -223,7 +220,7 @@ def test_a_report_judges_each_pair_once_and_a_missing_prediction_not_at_all(fold
     assert judged["gold", GOLD[0]] == 1
 
 
-def test_a_duckdb_benchmark(folder: Path) -> None:
+def test_a_duckdb_benchmark(folder):
     to_duckdb(
         Database("shop", "sqlite", str(folder / "databases" / "shop" / "shop.sqlite")),
         folder / "databases" / "shop" / "shop.duckdb",
@@ -233,7 +230,7 @@ def test_a_duckdb_benchmark(folder: Path) -> None:
     assert (facts["scored"], facts["equalities"]["strict"]["all"]) == (4, 25.0)
 
 
-def test_all_databases_of_a_suite_must_agree(folder: Path) -> None:
+def test_all_databases_of_a_suite_must_agree(folder):
     other = build_shop(folder / "databases" / "shop" / "shop_v2.sqlite")
     build_database(other.location, "INSERT INTO purchase VALUES (9, NULL, 'hat', 1)")
     (folder / "one.sql").write_text("SELECT count(*) FROM purchase\tshop\n")
@@ -248,13 +245,13 @@ def test_all_databases_of_a_suite_must_agree(folder: Path) -> None:
 @pytest.mark.parametrize(
     "options", [["--workers", "-3"], ["--timeout", "-1"], ["--timeout", "nan"], ["--timeout", "inf"]]
 )
-def test_a_number_that_makes_no_sense_is_refused(folder: Path, options: list[str]) -> None:
+def test_a_number_that_makes_no_sense_is_refused(folder, options):
     code, output = run(folder, *options)
     assert code == 2
     assert f"Invalid value for '{options[0]}'" in output
 
 
-def test_a_file_in_which_nothing_can_be_scored_is_exit_code_1(folder: Path) -> None:
+def test_a_file_in_which_nothing_can_be_scored_is_exit_code_1(folder):
     (folder / "none.json").write_text("{}")
     code, _ = run(folder, pred="none.json")
     assert code == 1
@@ -265,14 +262,14 @@ def test_a_file_in_which_nothing_can_be_scored_is_exit_code_1(folder: Path) -> N
     assert "not available, not counted: 1 items (0 database_missing)" in output
 
 
-def test_what_is_no_regular_file_is_written_through(folder: Path) -> None:
+def test_what_is_no_regular_file_is_written_through(folder):
     (folder / "real.jsonl").write_text("before")
     (folder / "link.jsonl").symlink_to(folder / "real.jsonl")
     run(folder, "--equality", "strict", "--out", str(folder / "link.jsonl"))
     assert (folder / "link.jsonl").is_symlink()
     assert len((folder / "real.jsonl").read_text().splitlines()) == 6
     os.mkfifo(folder / "pipe")
-    read: list[str] = []
+    read = []
     reader = threading.Thread(target=lambda: read.append((folder / "pipe").read_text()))
     reader.start()
     run(folder, "--equality", "strict", "--out", str(folder / "pipe"))
@@ -309,7 +306,7 @@ def test_what_is_no_regular_file_is_written_through(folder: Path) -> None:
         ("pred.json", '{"²": "SELECT 1"}', "1 predictions for 6 gold queries"),
     ],
 )
-def test_a_bad_file_is_told_in_one_line(folder: Path, file: str, text: str, message: str) -> None:
+def test_a_bad_file_is_told_in_one_line(folder, file, text, message):
     (folder / file).write_text(text)
     with pytest.raises(DataError, match=message) as raised:
         run(folder, **{file.split(".")[0]: file})
@@ -317,7 +314,7 @@ def test_a_bad_file_is_told_in_one_line(folder: Path, file: str, text: str, mess
     assert "\n" not in str(raised.value)
 
 
-def test_half_a_character_is_a_wrong_prediction_in_the_report_too(folder: Path) -> None:
+def test_half_a_character_is_a_wrong_prediction_in_the_report_too(folder):
     predicted = {"0": "SELECT '\ud800'", "1": GOLD[1], "2": 'SELECT "\udc00" FROM "\ud800"'}
     (folder / "pred.json").write_text(json.dumps(predicted))
     code, output = run(folder, "--equality", "bird", "--report", str(folder / "mine"), "--json", pred="pred.json")
@@ -330,7 +327,7 @@ def test_half_a_character_is_a_wrong_prediction_in_the_report_too(folder: Path) 
     assert "\\ud800" in (folder / "page" / "report.html").read_text()
 
 
-def test_a_schema_of_a_postgresql_database_is_a_quoted_name() -> None:
+def test_a_schema_of_a_postgresql_database_is_a_quoted_name():
     found = scoring.locate_database("Car 1", "host=h dbname=bird", "postgres")
     assert conninfo_to_dict(found.location)["options"] == '-csearch_path="car\\ 1"'
     with pytest.raises(UserError, match="no connection string") as raised:
@@ -338,7 +335,7 @@ def test_a_schema_of_a_postgresql_database_is_a_quoted_name() -> None:
     assert "pass-word" not in str(raised.value)
 
 
-def test_bad_options_are_told_in_one_line(folder: Path) -> None:
+def test_bad_options_are_told_in_one_line(folder):
     with pytest.raises(UserError, match="no equality 'exact'"):
         run(folder, "--equality", "strict,exact")
     with pytest.raises(UserError, match="no engine 'oracle'"):
@@ -349,7 +346,7 @@ def test_bad_options_are_told_in_one_line(folder: Path) -> None:
         run(folder, gold="nowhere.sql")
 
 
-def test_blank_lines_are_empty_predictions_or_part_sessions_and_a_tab_stays_in_its_query(tmp_path: Path) -> None:
+def test_blank_lines_are_empty_predictions_or_part_sessions_and_a_tab_stays_in_its_query(tmp_path):
     (tmp_path / "p.sql").write_text("SELECT 1\n\nSELECT 2\n")
     assert score_files.read_predictions(tmp_path / "p.sql", [score_files.GoldQuery("", "shop")] * 3) == {
         0: "SELECT 1",
@@ -364,7 +361,7 @@ def test_blank_lines_are_empty_predictions_or_part_sessions_and_a_tab_stays_in_i
     assert score_files.read_gold(tmp_path / "g.sql") == [score_files.GoldQuery("SELECT\t1", "shop")]
 
 
-def test_files_are_read_whatever_wrote_them(tmp_path: Path) -> None:
+def test_files_are_read_whatever_wrote_them(tmp_path):
     """A mark of byte order, CRLF, blank lines at the end, JSON under another name; only line ends part lines."""
     gold = [score_files.GoldQuery("SELECT 'a\u2028b\x0cc'", "shop"), score_files.GoldQuery("SELECT 2", "shop")]
     (tmp_path / "g.sql").write_bytes("\ufeffSELECT 'a\u2028b\x0cc'\tshop\r\nSELECT 2\tshop\r\n\r\n".encode())
@@ -381,7 +378,7 @@ def test_files_are_read_whatever_wrote_them(tmp_path: Path) -> None:
     }
 
 
-def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path: Path) -> None:
+def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path):
     rows = [{"id": id, "query": f"SELECT {id}", "db_id": "shop"} for id in (2, 0, 1)]
     (tmp_path / "g.json").write_text(json.dumps(rows))
     gold = score_files.read_gold(tmp_path / "g.json")
@@ -396,11 +393,11 @@ def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path: 
     ("ratio", "paid"),
     [(3.0, 1.25), (2.0, 1.25), (1.99, 1.0), (1.0, 1.0), (0.9, 0.75), (0.5, 0.75), (0.3, 0.5), (0.25, 0.5), (0.1, 0.25)],
 )
-def test_the_r_ves_reward_has_the_published_steps(ratio: float, paid: float) -> None:
+def test_the_r_ves_reward_has_the_published_steps(ratio, paid):
     assert official.speed_reward([ratio]) == paid
 
 
-def test_the_r_ves_reward_by_hand() -> None:
+def test_the_r_ves_reward_by_hand():
     # 99 ones and one 100: mean 1.99, variance 0.99 * 0.99^2 + 0.01 * 98.01^2 = 97.03, so the bound is 29.55.
     assert official.speed_reward([1.0] * 99 + [100.0]) == 1.0
     assert official.speed_reward([1.0, 3.0]) == 1.25  # both lie within: their mean is 2
@@ -410,10 +407,10 @@ def test_the_r_ves_reward_by_hand() -> None:
         official.r_ves([])
 
 
-def test_both_queries_are_timed_a_hundred_times_in_turn_and_a_failure_earns_nothing() -> None:
-    order: list[str] = []
+def test_both_queries_are_timed_a_hundred_times_in_turn_and_a_failure_earns_nothing():
+    order = []
 
-    def query(name: str, ms: float | None) -> Callable[[], float | None]:
+    def query(name, ms):
         return lambda: order.append(name) or ms
 
     assert official.timed_reward(query("ours", 2.0), query("theirs", 4.0), timeout_s=60) == 1.25
@@ -422,11 +419,11 @@ def test_both_queries_are_timed_a_hundred_times_in_turn_and_a_failure_earns_noth
     assert official.timed_reward(query("ours", 2.0), query("theirs", 4.0), timeout_s=0) == 0.0  # past all time limits
 
 
-def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_timed_run_has_a_connection_of_its_own(folder, monkeypatch):
     """A connection that is kept has read the schema and the pages: what is left to time is too little."""
-    opened: list[str] = []
+    opened = []
 
-    def counting(location: str) -> sqlite3.Connection:
+    def counting(location):
         opened.append(location)
         return open_readonly(location)
 
@@ -434,7 +431,7 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
     shop = str(folder / "databases" / "shop" / "shop.sqlite")
     session = sqlite.SqliteSession(shop, Bounds(5.0, 1000, 10**6, 256), NoClock())
 
-    def cold_ms(sql: str) -> float | None:
+    def cold_ms(sql):
         return session.cold_ms(sql, 1000, 5.0)
 
     times = [cold_ms("SELECT value FROM json_each('[1]'), customer") for _ in range(3)]
@@ -446,7 +443,7 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
     assert opened == [shop] * 7  # the session's own, and one for each run
 
 
-def test_r_ves_pays_a_right_query_by_its_speed(folder: Path) -> None:
+def test_r_ves_pays_a_right_query_by_its_speed(folder):
     run(folder, "--equality", "r_ves", "--timeout", "2", "--out", str(folder / "v.jsonl"), "--json")
     values = [json.loads(line)["r_ves"] for line in (folder / "v.jsonl").read_text().splitlines()]
     assert all(value in (0.25, 0.5, 0.75, 1.0, 1.25) for value in (values[0], values[1], values[2]))
@@ -457,7 +454,7 @@ def test_r_ves_pays_a_right_query_by_its_speed(folder: Path) -> None:
     assert [json.loads(line)["r_ves"] for line in (folder / "v.jsonl").read_text().splitlines()] == [0.25, 1.25]
 
 
-def test_the_word_that_the_official_test_suite_replaces_is_told(folder: Path) -> None:
+def test_the_word_that_the_official_test_suite_replaces_is_told(folder):
     (folder / "one.sql").write_text("SELECT 'values'\tshop\nSELECT 2\tshop\n")
     (folder / "answers.sql").write_text("SELECT 'values'\nSELECT 'value'\n")
     _, output = run(folder, "--equality", "test_suite", "--json", gold="one.sql", pred="answers.sql")

@@ -12,17 +12,17 @@ from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.analysis.session import read_items
 from pipelines.sql.lexical import bigrams, is_ordered
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import introspect
 
 
 @pytest.fixture(scope="module")
-def schema(shop: Database) -> Schema:
+def schema(shop):
     return introspect(shop)
 
 
-def items(*columns: str, tables: str = "") -> SchemaItems:
+def items(*columns, tables=""):
     pairs = {tuple(column.split(".")) for column in columns}
-    return SchemaItems(frozenset({table for table, _ in pairs} | set(tables.split())), frozenset(pairs))  # type: ignore[arg-type]
+    return SchemaItems(frozenset({table for table, _ in pairs} | set(tables.split())), frozenset(pairs))
 
 
 ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
@@ -91,12 +91,12 @@ ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
         ("SELECT 1", items()),
     ],
 )
-def test_two_readers_of_a_query_agree(shop: Database, schema: Schema, sql: str, expected: SchemaItems) -> None:
+def test_two_readers_of_a_query_agree(shop, schema, sql, expected):
     assert schema_items(sql, schema) == expected
     assert read_items(shop, sql) == expected
 
 
-def test_the_authorizer_answers_for_sqlite_and_is_not_asked_about_using(shop: Database, schema: Schema) -> None:
+def test_the_authorizer_answers_for_sqlite_and_is_not_asked_about_using(shop, schema):
     sql = "SELECT a.name FROM customer a JOIN customer b USING (city)"
     assert schema_items(sql, schema) == items("customer.name", "customer.city")
     assert read_items(shop, sql) == items("customer.name")
@@ -104,12 +104,12 @@ def test_the_authorizer_answers_for_sqlite_and_is_not_asked_about_using(shop: Da
     assert read_items(Database("x", "sqlite", shop.location + ".gone"), "SELECT 1") is None
 
 
-def test_schema_items_mark_unknown_names_and_speak_other_dialects(shop: Database, schema: Schema) -> None:
+def test_schema_items_mark_unknown_names_and_speak_other_dialects(shop, schema):
     nope = SchemaItems(frozenset({"customer"}), frozenset({("", "nope")}))
     assert schema_items("SELECT nope FROM customer", schema) == nope
     assert schema_items("SELECT c.nope FROM customer c", schema) == items("customer.nope")
     assert schema_items("SELECT a FROM nope", schema) == SchemaItems(frozenset({"nope"}), frozenset({("", "a")}))
-    assert schema_items("SELECT nope FROM (SELECT * FROM purchase)", schema).columns >= {("", "nope")}  # type: ignore[union-attr]
+    assert schema_items("SELECT nope FROM (SELECT * FROM purchase)", schema).columns >= {("", "nope")}
     assert read_items(shop, "SELECT nope FROM customer") is None
     found = schema_items("SELECT name::text FROM customer WHERE city ILIKE 'p%'", schema, "postgres")
     assert found == items("customer.name", "customer.city")
@@ -119,13 +119,13 @@ def test_schema_items_mark_unknown_names_and_speak_other_dialects(shop: Database
 @pytest.mark.parametrize(
     "sql", ["", "SELECT", "SELEC name", "DROP TABLE customer", "SELECT 1; SELECT 2", "ATTACH 'x' AS y"]
 )
-def test_what_is_no_query_has_no_items(shop: Database, schema: Schema, sql: str) -> None:
+def test_what_is_no_query_has_no_items(shop, schema, sql):
     assert read_items(shop, sql) is None
     if "1; " not in sql:
         assert schema_items(sql, schema) is None
 
 
-def test_the_name_of_a_table_after_in_is_a_table(schema: Schema) -> None:
+def test_the_name_of_a_table_after_in_is_a_table(schema):
     found = schema_items("SELECT name FROM customer WHERE (id, name, city, credit) NOT IN Customer", schema)
     assert found == items(*ALL)
     assert schema_items("SELECT name FROM customer WHERE id IN gone", schema) == SchemaItems(
@@ -135,7 +135,7 @@ def test_the_name_of_a_table_after_in_is_a_table(schema: Schema) -> None:
     assert in_a_list == items("customer.name", "customer.id", "customer.credit")  # DuckDB looks in a column's list
 
 
-def test_bigrams_by_hand() -> None:
+def test_bigrams_by_hand():
     assert bigrams("SELECT a FROM t;") == {("select", "a"), ("a", "from"), ("from", "t")}
     assert bigrams("select A\nfrom T -- x") == bigrams("SELECT a FROM t")
     assert bigrams("SELECT 'A b' >= 1.5") == {("select", "'A b'"), ("'A b'", ">="), (">=", "1.5")}
@@ -170,11 +170,11 @@ def test_bigrams_by_hand() -> None:
         ("", False),
     ],
 )
-def test_is_ordered(sql: str, expected: bool) -> None:
+def test_is_ordered(sql, expected):
     assert is_ordered(sql) is expected
 
 
-def test_the_look_for_an_order_by_is_linear_in_brackets_that_never_close() -> None:
+def test_the_look_for_an_order_by_is_linear_in_brackets_that_never_close():
     start = time.perf_counter()
     assert not is_ordered("SELECT " + "[" * 200_000 + " ORDER BY 1")
     assert time.perf_counter() - start < 1.0
@@ -220,13 +220,13 @@ WORDS = st.sampled_from(
 )
 
 
-def bare(text: str) -> str:
+def bare(text):
     return re.sub(r"""["'`\[\]]""", "", text.casefold())
 
 
 @settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(WORDS, max_size=40).map(" ".join) | st.text(max_size=60))
-def test_of_any_text_nothing_is_said_that_it_does_not_hold(schema: Schema, text: str) -> None:
+def test_of_any_text_nothing_is_said_that_it_does_not_hold(schema, text):
     found = schema_items(text, schema)
     if found is not None:
         assert {table for table, _ in found.columns} <= found.tables | {""}
@@ -254,7 +254,7 @@ def test_of_any_text_nothing_is_said_that_it_does_not_hold(schema: Schema, text:
         "/*" * 10_000,
     ],
 )
-def test_no_text_takes_long(schema: Schema, text: str) -> None:
+def test_no_text_takes_long(schema, text):
     start = time.process_time()
     schema_items(text, schema)
     assert hardness(text) in HARDNESS_LEVELS

@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,40 +10,39 @@ from hostiles import hostile
 from shops import build_shop
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus
+from pipelines.core.types import Database, Example, ExecutionStatus
 from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
-from pipelines.rollout.policies.base import Request, ScriptedPolicy
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities.official import IN_ORDER, cleaned_query
 from pipelines.sql.lexical import statements, writes
 from pipelines.sql.schema import introspect
 from tests.fakes import build_database
 
-Ask = Callable[[str], ExecutionResult]
 COUNT = "SELECT count(*) FROM customer"
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN DELETE FROM b; END"
 NOW = "CREATE TABLE log (at TEXT); INSERT INTO log VALUES (CURRENT_TIMESTAMP)"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> str:
+def built(tmp_path_factory):
     return build_shop(tmp_path_factory.mktemp("built") / "shop.sqlite").location
 
 
 @pytest.fixture
-def shop(built: str, tmp_path: Path) -> Database:
+def shop(built, tmp_path):
     return Database("shop", "sqlite_stateful", str(shutil.copy(built, tmp_path / "shop.sqlite")))
 
 
 @pytest.fixture
-def ask(engine: SqlEngine, shop: Database) -> Ask:
+def ask(engine, shop):
     return lambda sql: engine.execute_many([(shop, sql)])[0]
 
 
-def beside(path: str) -> dict[str, tuple[str, int]]:
+def beside(path):
     """The files of a database's folder, by their bytes and the time of their last change."""
     folder = Path(path).parent
     return {
@@ -53,7 +51,7 @@ def beside(path: str) -> dict[str, tuple[str, int]]:
 
 
 @pytest.mark.parametrize("journal", ["DELETE", "WAL"])
-def test_a_hundred_writes_leave_the_file_as_it_was(engine: SqlEngine, shop: Database, journal: str) -> None:
+def test_a_hundred_writes_leave_the_file_as_it_was(engine, shop, journal):
     build_database(shop.location, f"PRAGMA journal_mode={journal}")
     before = beside(shop.location)
     kinds = (
@@ -97,19 +95,19 @@ def test_a_hundred_writes_leave_the_file_as_it_was(engine: SqlEngine, shop: Data
         "SELECT * FROM sqlite_dbpage",
     ],
 )
-def test_what_reaches_beyond_the_copy_is_refused(ask: Ask, shop: Database, sql: str) -> None:
+def test_what_reaches_beyond_the_copy_is_refused(ask, shop, sql):
     before = beside(shop.location)
     assert ask(sql.format(folder=Path(shop.location).parent)).status in (ExecutionStatus.REFUSED, ExecutionStatus.ERROR)
     assert beside(shop.location) == before
 
 
 @pytest.fixture
-def tight() -> Iterator[SqlEngine]:
+def tight():
     with SqlEngine(Limits(timeout_s=0.5, memory_mb=64)) as engine:
         yield engine
 
 
-def test_hostile_statements_that_may_write_now_reach_nothing_but_their_copy(engine: SqlEngine, tmp_path: Path) -> None:
+def test_hostile_statements_that_may_write_now_reach_nothing_but_their_copy(engine, tmp_path):
     folder = tmp_path / "guarded"
     shop = Database("shop", "sqlite_stateful", build_shop(folder / "shop.sqlite").location)
     (folder / "secret.csv").write_text("the secret\n1\n")
@@ -124,8 +122,8 @@ def test_hostile_statements_that_may_write_now_reach_nothing_but_their_copy(engi
     assert beside(shop.location) == before
 
 
-def test_time_and_size_of_a_copy_are_bounded(tight: SqlEngine, shop: Database) -> None:
-    def ask(sql: str) -> ExecutionResult:
+def test_time_and_size_of_a_copy_are_bounded(tight, shop):
+    def ask(sql):
         return tight.execute_many([(shop, sql)])[0]
 
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
@@ -138,13 +136,13 @@ def test_time_and_size_of_a_copy_are_bounded(tight: SqlEngine, shop: Database) -
     assert ask(COUNT).ok
 
 
-def test_a_database_that_is_too_large_for_a_copy_is_not_available(tight: SqlEngine, shop: Database) -> None:
+def test_a_database_that_is_too_large_for_a_copy_is_not_available(tight, shop):
     build_database(shop.location, "CREATE TABLE wide AS SELECT zeroblob(17000000) AS a")
     (result,) = tight.execute_many([(shop, COUNT)])
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_too_large")
 
 
-def test_an_episode_meets_what_it_wrote_and_no_other_does(engine: SqlEngine, shop: Database) -> None:
+def test_an_episode_meets_what_it_wrote_and_no_other_does(engine, shop):
     before = beside(shop.location)
     turns = [
         "DELETE FROM customer WHERE id = 1; INSERT INTO customer (id, name) VALUES (50, 'Zoe'), (51, 'Yan')",
@@ -152,7 +150,7 @@ def test_an_episode_meets_what_it_wrote_and_no_other_does(engine: SqlEngine, sho
         "SELECT count(*) FROM customer WHERE name IN ('Zoe', 'Yan', 'lost')",
     ]
 
-    def say(request: Request) -> str:
+    def say(request):
         tag, sql = ("sql", turns[request.turn]) if request.turn < len(turns) else ("solution", turns[0])
         return f"<reasoning>r</reasoning><{tag}>{sql if request.sample == 0 else COUNT}</{tag}>"
 
@@ -171,14 +169,14 @@ def test_an_episode_meets_what_it_wrote_and_no_other_does(engine: SqlEngine, sho
     assert beside(shop.location) == before
 
 
-def test_a_script_beside_the_database_prepares_every_copy(ask: Ask, shop: Database) -> None:
+def test_a_script_beside_the_database_prepares_every_copy(ask, shop):
     setup = Path(shop.location + ".setup.sql")
     setup.write_text("CREATE TABLE seen (a); INSERT INTO seen VALUES (1), (2);", encoding="utf-8")
     assert ask("DELETE FROM seen WHERE a = 1\0SELECT count(*) FROM seen").rows == ((1,),)
     assert ask("SELECT count(*) FROM seen").rows == ((2,),)
 
 
-def test_a_script_that_fails_makes_the_database_unavailable(ask: Ask, shop: Database) -> None:
+def test_a_script_that_fails_makes_the_database_unavailable(ask, shop):
     Path(shop.location + ".setup.sql").write_text("INSERT INTO nowhere VALUES (1)", encoding="utf-8")
     assert ask(COUNT).status is ExecutionStatus.UNAVAILABLE
 
@@ -204,14 +202,12 @@ def test_a_script_that_fails_makes_the_database_unavailable(ask: Ask, shop: Data
         ("SELECT id FROM customer WHERE id < 0", "SELECT id FROM customer WHERE id = 0", 0.0),  # never right if empty
     ],
 )
-def test_an_answer_is_right_by_its_rows_or_by_what_it_makes_of_the_database(
-    engine: SqlEngine, shop: Database, gold: str, predicted: str, right: float
-) -> None:
+def test_an_answer_is_right_by_its_rows_or_by_what_it_makes_of_the_database(engine, shop, gold, predicted, right):
     (verdict,) = engine.verdicts([Pair(shop, gold, predicted)], ["livesqlbench"])
     assert (verdict.scores, verdict.broken) == ({"livesqlbench": right}, False)
 
 
-def test_an_outcome_needs_an_engine_that_has_one(engine: SqlEngine, shop: Database) -> None:
+def test_an_outcome_needs_an_engine_that_has_one(engine, shop):
     with pytest.raises(DataError, match="sqlite lets none change anything"):
         engine.verdicts([Pair(Database("shop", "sqlite", shop.location), COUNT, COUNT)], ["livesqlbench"])
 
@@ -227,11 +223,11 @@ def test_an_outcome_needs_an_engine_that_has_one(engine: SqlEngine, shop: Databa
         ("-- nothing\n;", []),
     ],
 )
-def test_a_script_is_cut_where_its_statements_end(script: str, parts: list[str]) -> None:
+def test_a_script_is_cut_where_its_statements_end(script, parts):
     assert statements(script) == parts
 
 
-def test_writes_are_words_outside_quotes_and_a_query_is_cleaned_as_officially() -> None:
+def test_writes_are_words_outside_quotes_and_a_query_is_cleaned_as_officially():
     assert not writes("SELECT replace(name, 'update', \"delete\") FROM t -- drop\n/* insert */")
     assert not writes("SELECT CASE WHEN a THEN 1 END, release FROM t")
     assert writes("WITH a AS (SELECT 1) INSERT INTO t SELECT * FROM a")
@@ -242,5 +238,5 @@ def test_writes_are_words_outside_quotes_and_a_query_is_cleaned_as_officially() 
 
 
 @pytest.mark.parametrize("script", ["END", "  end transaction", "SELECT 1; RELEASE s", "/* all */ End"])
-def test_what_ends_a_transaction_writes(script: str) -> None:
+def test_what_ends_a_transaction_writes(script):
     assert writes(script)

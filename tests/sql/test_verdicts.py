@@ -6,8 +6,6 @@ import json
 import pickle
 import sqlite3
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from shops import build_shop
@@ -28,7 +26,7 @@ MANY = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 500
 OK = ExecutionStatus.OK
 
 
-def test_a_verdict_holds_both_sides(engine: SqlEngine, shop: Database) -> None:
+def test_a_verdict_holds_both_sides(engine, shop):
     (verdict,) = engine.verdicts(
         [Pair(shop, "SELECT city FROM customer", "SELECT DISTINCT city FROM customer")], ["strict", "bird"]
     )
@@ -38,14 +36,14 @@ def test_a_verdict_holds_both_sides(engine: SqlEngine, shop: Database) -> None:
     assert not verdict.broken
 
 
-def test_order_counts_where_the_gold_query_orders(engine: SqlEngine, shop: Database) -> None:
+def test_order_counts_where_the_gold_query_orders(engine, shop):
     asc, desc = "SELECT name FROM customer ORDER BY id", "SELECT name FROM customer ORDER BY id DESC"
     plain = "SELECT name FROM customer"
     verdicts = engine.verdicts([Pair(shop, asc, desc), Pair(shop, plain, desc), Pair(shop, asc, plain)], ["strict"])
     assert [verdict.scores["strict"] for verdict in verdicts] == [0.0, 1.0, 1.0]
 
 
-def test_a_wrong_prediction_scores_0_and_says_why(engine: SqlEngine, shop: Database) -> None:
+def test_a_wrong_prediction_scores_0_and_says_why(engine, shop):
     two, large = "SELECT 1; SELECT 1", "SELECT zeroblob(2000000000)"
     wrong = ["SELECT nope", "DROP TABLE customer", "", ENDLESS, NATIVE, MANY, two, large]
     names = [name for name in EQUALITIES if not (EQUALITIES[name].by_file or EQUALITIES[name].by_outcome)]
@@ -65,7 +63,7 @@ def test_a_wrong_prediction_scores_0_and_says_why(engine: SqlEngine, shop: Datab
 
 
 @pytest.mark.parametrize("gold", ["SELECT nope", "DELETE FROM customer", ENDLESS, NATIVE, MANY])
-def test_a_gold_query_without_a_result_breaks_the_pair(engine: SqlEngine, shop: Database, gold: str) -> None:
+def test_a_gold_query_without_a_result_breaks_the_pair(engine, shop, gold):
     (verdict,) = engine.verdicts([Pair(shop, gold, "SELECT 1")], ["strict", "test_suite"])
     assert verdict.broken
     assert verdict.gold is not OK
@@ -73,7 +71,7 @@ def test_a_gold_query_without_a_result_breaks_the_pair(engine: SqlEngine, shop: 
     assert verdict.scores == {"strict": 0.0, "test_suite": 0.0}
 
 
-def test_a_missing_database_breaks_the_pair_and_no_answer_is_wrong(engine: SqlEngine, shop: Database) -> None:
+def test_a_missing_database_breaks_the_pair_and_no_answer_is_wrong(engine, shop):
     gone = Database("gone", "sqlite", shop.location + ".gone")
     (verdict,) = engine.verdicts([Pair(gone, "SELECT 1", "SELECT 1")], ["strict"])
     assert verdict.broken
@@ -83,7 +81,7 @@ def test_a_missing_database_breaks_the_pair_and_no_answer_is_wrong(engine: SqlEn
     assert verdict.scores == {"strict": 0.0}
 
 
-def test_a_gold_query_runs_once(shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gold_query_runs_once(shop, tmp_path, monkeypatch):
     # On a machine that stands still for a moment, a spare worker would take over, which has no gold results.
     monkeypatch.setattr(pool, "STUCK_SECONDS", float("inf"))
     monkeypatch.setattr(pool, "STUCK_WORK", float("inf"))
@@ -103,7 +101,7 @@ def test_a_gold_query_runs_once(shop: Database, tmp_path: Path, monkeypatch: pyt
     ]
 
 
-def test_a_kept_gold_result_goes_when_the_database_changes(engine: SqlEngine, tmp_path: Path) -> None:
+def test_a_kept_gold_result_goes_when_the_database_changes(engine, tmp_path):
     database = build_shop(tmp_path / "a.sqlite")
     pair = Pair(database, "SELECT count(*) FROM customer", "SELECT 4")
     assert engine.verdicts([pair], ["strict"])[0].scores["strict"] == 1.0
@@ -116,7 +114,7 @@ def test_a_kept_gold_result_goes_when_the_database_changes(engine: SqlEngine, tm
     assert engine.verdicts([pair], ["strict"])[0].scores["strict"] == 0.0
 
 
-def test_many_verdicts_keep_their_order_over_workers_and_databases(tmp_path: Path) -> None:
+def test_many_verdicts_keep_their_order_over_workers_and_databases(tmp_path):
     databases = [build_shop(tmp_path / f"{n}.sqlite") for n in range(7)]
     pairs = [Pair(databases[n % 7], f"SELECT {n % 3}", f"SELECT {n % 2}") for n in range(600)]
     with SqlEngine(Limits(), workers=3) as engine:
@@ -127,7 +125,7 @@ def test_many_verdicts_keep_their_order_over_workers_and_databases(tmp_path: Pat
 COUNT = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT (SELECT n FROM t)) SELECT count(*) FROM c"
 
 
-def test_a_gold_query_that_ran_before_and_times_out_now_is_no_way_out_of_scoring(tmp_path: Path) -> None:
+def test_a_gold_query_that_ran_before_and_times_out_now_is_no_way_out_of_scoring(tmp_path):
     path = tmp_path / "a.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript("CREATE TABLE t (n); INSERT INTO t VALUES (3)")
@@ -146,7 +144,7 @@ def test_a_gold_query_that_ran_before_and_times_out_now_is_no_way_out_of_scoring
             assert engine.verdicts([pair], ["strict"])[0].broken
 
 
-def test_a_gold_query_of_a_server_that_times_out_is_asked_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gold_query_of_a_server_that_times_out_is_asked_again_alone(monkeypatch):
     slow = ({}, ("timeout", "timeout", 0, 500.0), None)
     right = ({"strict": 1.0}, ("ok", None, 1, 1.0), ("ok", None, 1, 1.0))
     replies, asked = [[right, slow], [right], [slow], [slow], [slow]], []
@@ -159,7 +157,7 @@ def test_a_gold_query_of_a_server_that_times_out_is_asked_again_alone(monkeypatc
     assert asked == [["SELECT 0", "SELECT 1"], ["SELECT 1"], ["SELECT 2"], ["SELECT 2"], ["SELECT 2"]]
 
 
-def test_a_prediction_that_times_out_is_wrong_by_all_and_no_other_query_is_asked(shop: Database) -> None:
+def test_a_prediction_that_times_out_is_wrong_by_all_and_no_other_query_is_asked(shop):
     """The rewritten gold query would wait beside what the server may still be at."""
     pair = Pair(shop, "SELECT DISTINCT city FROM customer", f"SELECT DISTINCT * FROM ({ENDLESS})")
     names = ["strict", "test_suite", "bird"]
@@ -171,8 +169,8 @@ def test_a_prediction_that_times_out_is_wrong_by_all_and_no_other_query_is_asked
     assert (verdict.scores, verdict.broken) == (dict.fromkeys(names, 0.0), False)
 
 
-def test_judging_does_not_block_an_event_loop(engine: SqlEngine, shop: Database) -> None:
-    async def main() -> float:
+def test_judging_does_not_block_an_event_loop(engine, shop):
+    async def main():
         slow = asyncio.create_task(engine.decide(Pair(shop, "SELECT 1", ENDLESS), ["strict"]))
         await asyncio.sleep(0.05)
         start = time.monotonic()
@@ -187,18 +185,18 @@ def test_judging_does_not_block_an_event_loop(engine: SqlEngine, shop: Database)
     assert asyncio.run(main()) < 1.5
 
 
-def test_an_unknown_equality_is_refused_and_limits_come_from_the_recipe(engine: SqlEngine, shop: Database) -> None:
+def test_an_unknown_equality_is_refused_and_limits_come_from_the_recipe(engine, shop):
     with pytest.raises(RecipeError, match="there is no equality 'exact'"):
         engine.verdicts([Pair(shop, "SELECT 1", "SELECT 1")], ["exact"])
     assert Limits.of(Execution(timeout_s=3, max_rows=5, max_bytes=7, memory_mb=9)) == Limits(3, 5, 7, 9)
 
 
 class Evil:
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self):
         return print, ("forged",)
 
 
-def test_a_forged_reply_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forged_reply_runs_nothing(capsys):
     with pytest.raises(pickle.UnpicklingError, match=r"may not name builtins\.print"):
         list(wire.unpack_replies(pickle.dumps(Evil(), 5)))
     assert capsys.readouterr().out == ""
@@ -212,7 +210,7 @@ EXECUTE = ("execute", ("db",), "SELECT 1", 10)
 VERDICT_JOB = ("verdict", ("db",), "SELECT 1", "SELECT 1", ("strict",), (False, False), None)
 GOOD = ("ok", ("a",), [(1,), (2,)], False, None, None, 0.5, 3)
 FACTS = ("ok", None, 1, 0.1)
-LIES: list[Any] = [
+LIES = [
     7,
     (),
     "ok",
@@ -234,7 +232,7 @@ LIES: list[Any] = [
 
 
 @pytest.mark.parametrize("reply", LIES)
-def test_a_malformed_result_is_rejected(reply: Any) -> None:
+def test_a_malformed_result_is_rejected(reply):
     check(EXECUTE, GOOD)
     with pytest.raises((MalformedReply, TypeError)):
         check(EXECUTE, reply)
@@ -253,14 +251,14 @@ def test_a_malformed_result_is_rejected(reply: Any) -> None:
         ({"strict": 1.0}, None, FACTS),
     ],
 )
-def test_a_malformed_verdict_is_rejected(reply: Any) -> None:
+def test_a_malformed_verdict_is_rejected(reply):
     check(VERDICT_JOB, ({"strict": 1.0}, FACTS, FACTS))
     with pytest.raises((MalformedReply, TypeError)):
         check(VERDICT_JOB, reply)
 
 
 @pytest.mark.parametrize("lie", [7, ("ok",), (*GOOD[:2], [1], *GOOD[3:]), None])
-def test_a_nonsense_answer_means_a_dead_worker(shop: Database, monkeypatch: pytest.MonkeyPatch, lie: Any) -> None:
+def test_a_nonsense_answer_means_a_dead_worker(shop, monkeypatch, lie):
     """Every reply is replaced on its way in: nothing raises, nothing hangs, nothing is scored."""
     monkeypatch.setattr(pool, "unpack_replies", lambda body: iter([pickle.loads(pickle.dumps(lie))]))
     with SqlEngine(Limits(timeout_s=5)) as engine:

@@ -2,11 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
 
 import pytest
 
-from pipelines.core.types import Database, ExecutionStatus
+from pipelines.core.types import ExecutionStatus
 from pipelines.sql.engine import Limits, RunningStatement, SqlEngine
 from pipelines.sql.sandbox.pool import Task
 
@@ -15,12 +14,12 @@ LONG, ENDLESS = COUNT.format(3_000_000), COUNT.format(10**12)
 
 
 @pytest.fixture
-def engine() -> Iterator[SqlEngine]:
+def engine():
     with SqlEngine(Limits(timeout_s=20), workers=1) as made:
         yield made
 
 
-def test_work_is_that_of_the_statement_alone(engine: SqlEngine, shop: Database) -> None:
+def test_work_is_that_of_the_statement_alone(engine, shop):
     """The same number whatever ran before, in whatever batch, in another process; ten times the rows, ten times it."""
     small, large = COUNT.format(50_000), COUNT.format(500_000)
     first = [one.work for one in engine.execute_many([(shop, sql) for sql in (small, large, small, "SELECT 1")])]
@@ -32,8 +31,8 @@ def test_work_is_that_of_the_statement_alone(engine: SqlEngine, shop: Database) 
     assert first[3] == again[0] == 0  # less than five thousand steps
 
 
-def test_work_is_known_while_it_runs_and_never_too_much(engine: SqlEngine, shop: Database) -> None:
-    async def follow() -> list[float]:
+def test_work_is_known_while_it_runs_and_never_too_much(engine, shop):
+    async def follow():
         query = engine.begin(shop, LONG)
         task, seen = asyncio.create_task(query.result()), []
         while not task.done():
@@ -46,13 +45,13 @@ def test_work_is_known_while_it_runs_and_never_too_much(engine: SqlEngine, shop:
     assert any(0 < one < seen[-1] for one in seen)
 
 
-def test_the_work_of_a_statement_never_decreases() -> None:
+def test_the_work_of_a_statement_never_decreases():
     """A worker that has gone on to the next job shows 0 for the one before, whose answer is still to be read."""
     shown = iter([3, 6, 0, 0])
     task = Task((), lambda tag, reply: None, None)
     task.work = lambda: next(shown)
 
-    async def look() -> list[float]:
+    async def look():
         future = asyncio.get_running_loop().create_future()
         query = RunningStatement(task, future, lambda reply: reply)
         return [query.work() for _ in range(4)]
@@ -60,8 +59,8 @@ def test_the_work_of_a_statement_never_decreases() -> None:
     assert asyncio.run(look()) == [3, 6, 6, 6]
 
 
-def test_what_the_clock_ended_has_no_end(shop: Database) -> None:
-    async def run(engine: SqlEngine) -> tuple[ExecutionStatus, float]:
+def test_what_the_clock_ended_has_no_end(shop):
+    async def run(engine):
         query = engine.begin(shop, ENDLESS)
         return (await query.result()).status, query.work()
 
@@ -69,8 +68,8 @@ def test_what_the_clock_ended_has_no_end(shop: Database) -> None:
         assert asyncio.run(run(engine)) == (ExecutionStatus.TIMEOUT, math.inf)
 
 
-def test_a_long_statement_holds_back_no_answer_before_it(engine: SqlEngine, shop: Database) -> None:
-    async def race() -> None:
+def test_a_long_statement_holds_back_no_answer_before_it(engine, shop):
+    async def race():
         short, long = engine.begin(shop, "SELECT 1"), engine.begin(shop, ENDLESS)
         running = asyncio.create_task(long.result())
         await asyncio.wait_for(short.result(), 10)
@@ -79,11 +78,11 @@ def test_a_long_statement_holds_back_no_answer_before_it(engine: SqlEngine, shop
     asyncio.run(race())
 
 
-def test_a_worker_that_was_slow_and_idle_is_not_taken_for_stuck(shop: Database) -> None:
+def test_a_worker_that_was_slow_and_idle_is_not_taken_for_stuck(shop):
     """After a long statement and a pause longer than the limit, what is sent next is neither ended nor given help."""
     long = COUNT.format(1_000_000)  # past what makes a worker stuck
 
-    async def again(engine: SqlEngine) -> list[ExecutionStatus]:
+    async def again(engine):
         first = await engine.begin(shop, long).result()
         (pool,) = engine._pools.values()
         assert pool._workers[0] is not None

@@ -1,9 +1,5 @@
 """The batched decoder says what a plain forward pass says, at the cost of new tokens only."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -11,35 +7,34 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Sampling
 from pipelines.rollout import decoding
-from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.decoding import Decoder, attending
-from pipelines.rollout.policies.base import Completion, Request
+from pipelines.rollout.policies.base import Request
 
 ANY = Example("q", "?", Database("d", "sqlite", ""), "")
 SHAPE = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}
 
 
-def request(session: str, ids: Sequence[int], turn: int = 0, **settings: Any) -> Request:
+def request(session, ids, turn=0, **settings):
     sampling = Sampling(temperature=settings.pop("temperature", 1.0), top_p=settings.pop("top_p", 1.0))
     limits = {"max_tokens": 12, "stop": (), "seed": int(session)} | settings
     return Request(session, (), tuple(ids), sampling, example=ANY, turn=turn, **limits)
 
 
-def run(decoder: Decoder, model: Any) -> dict[str, Completion]:
+def run(decoder, model):
     """Step until no turn is being generated."""
-    done: dict[str, Completion] = {}
+    done = {}
     with attending(model):
         while decoder.generating:
             done |= dict(decoder.step())
     return done
 
 
-def prompt(index: int, length: int) -> list[int]:
+def prompt(index, length):
     return [20 + (index * 31 + k * 7) % 300 for k in range(length)]
 
 
-def plain_logprobs(model: Any, context: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+def plain_logprobs(model, context, ids, temperature=1.0):
     """By one forward pass over the whole sequence."""
     with torch.no_grad():
         logits = model(torch.tensor([[*context, *ids]], device=model.device)).logits[0].float() / temperature
@@ -47,16 +42,16 @@ def plain_logprobs(model: Any, context: Sequence[int], ids: Sequence[int], tempe
     return [rows[i, token].item() for i, token in enumerate(ids)]
 
 
-def assert_close(left: Sequence[float], right: Sequence[float]) -> None:
+def assert_close(left, right):
     assert max(abs(a - b) for a, b in zip(left, right, strict=True)) < 1e-4
 
 
 @pytest.fixture
-def counted(model: Any) -> Iterator[list[int]]:
+def counted(model):
     """How many tokens each of the decoder's forward passes took in."""
-    taken: list[int] = []
+    taken = []
 
-    def hook(module: Any, args: Any, kwargs: Any) -> None:
+    def hook(module, args, kwargs):
         if "slots" in kwargs:
             taken.append(kwargs["input_ids"].shape[1])
 
@@ -65,7 +60,7 @@ def counted(model: Any) -> Iterator[list[int]]:
     handle.remove()
 
 
-def test_logprobs_over_turns_are_those_of_a_plain_forward_pass(model: Any, codec: ChatCodec) -> None:
+def test_logprobs_over_turns_are_those_of_a_plain_forward_pass(model, codec):
     decoder = Decoder(model, codec, 5)
     contexts = {str(i): prompt(i, 9 + 5 * i) for i in range(5)}
     for turn in range(3):
@@ -78,7 +73,7 @@ def test_logprobs_over_turns_are_those_of_a_plain_forward_pass(model: Any, codec
 
 
 @pytest.mark.parametrize("config", [Qwen3Config(**SHAPE, **HEADS, head_dim=16), LlamaConfig(**SHAPE, **HEADS)])
-def test_other_models_and_grouped_heads(config: Any, codec: ChatCodec) -> None:
+def test_other_models_and_grouped_heads(config, codec):
     torch.manual_seed(0)
     model = (Qwen3ForCausalLM if config.model_type == "qwen3" else LlamaForCausalLM)(config)
     model.generation_config.eos_token_id = None
@@ -90,7 +85,7 @@ def test_other_models_and_grouped_heads(config: Any, codec: ChatCodec) -> None:
         assert_close(completion.logprobs, plain_logprobs(model, contexts[int(session)], completion.token_ids))
 
 
-def test_greedy_is_what_generate_says(model: Any, codec: ChatCodec) -> None:
+def test_greedy_is_what_generate_says(model, codec):
     context = prompt(3, 20)
     decoder = Decoder(model, codec, 1)
     decoder.begin(request("0", context, temperature=0.0, max_tokens=15))
@@ -100,7 +95,7 @@ def test_greedy_is_what_generate_says(model: Any, codec: ChatCodec) -> None:
     assert ours == tuple(theirs[0, 20:].tolist()[: len(ours)])
 
 
-def test_a_turn_costs_its_new_tokens_only(model: Any, codec: ChatCodec, counted: list[int]) -> None:
+def test_a_turn_costs_its_new_tokens_only(model, codec, counted):
     decoder = Decoder(model, codec, 1)
     context = prompt(0, 50)
     decoder.begin(request("0", context, max_tokens=4))
@@ -111,7 +106,7 @@ def test_a_turn_costs_its_new_tokens_only(model: Any, codec: ChatCodec, counted:
     assert counted[4:] == [11, 1]  # the last sampled token and the observation
 
 
-def test_a_group_takes_its_prompt_in_once(model: Any, codec: ChatCodec, counted: list[int]) -> None:
+def test_a_group_takes_its_prompt_in_once(model, codec, counted):
     decoder = Decoder(model, codec, 6)
     context = prompt(0, 50)
     for sample in range(6):
@@ -123,9 +118,7 @@ def test_a_group_takes_its_prompt_in_once(model: Any, codec: ChatCodec, counted:
         assert_close(completion.logprobs, plain_logprobs(model, context, completion.token_ids))
 
 
-def test_a_late_sample_copies_from_one_that_is_in_its_third_turn(
-    model: Any, codec: ChatCodec, counted: list[int]
-) -> None:
+def test_a_late_sample_copies_from_one_that_is_in_its_third_turn(model, codec, counted):
     decoder = Decoder(model, codec, 2)
     context = prompt(0, 30)
     decoder.begin(request("0", context, max_tokens=3))
@@ -139,7 +132,7 @@ def test_a_late_sample_copies_from_one_that_is_in_its_third_turn(
     assert_close(late.logprobs, plain_logprobs(model, context, late.token_ids))
 
 
-def test_when_the_first_of_a_group_leaves_the_others_go_on(model: Any, codec: ChatCodec) -> None:
+def test_when_the_first_of_a_group_leaves_the_others_go_on(model, codec):
     decoder = Decoder(model, codec, 3)
     context = prompt(0, 30)
     for session in "012":
@@ -149,10 +142,10 @@ def test_when_the_first_of_a_group_leaves_the_others_go_on(model: Any, codec: Ch
         assert_close(completion.logprobs, plain_logprobs(model, context, completion.token_ids))
 
 
-def test_tokens_do_not_depend_on_the_number_of_slots(model: Any, codec: ChatCodec) -> None:
+def test_tokens_do_not_depend_on_the_number_of_slots(model, codec):
     contexts = [prompt(i, 6 + 3 * i) for i in range(12)]
 
-    def tokens(slots: int) -> dict[str, tuple[int, ...]]:
+    def tokens(slots):
         decoder, done, waiting = Decoder(model, codec, slots), {}, list(range(12))
         with attending(model):
             while waiting or decoder.generating:
@@ -167,9 +160,7 @@ def test_tokens_do_not_depend_on_the_number_of_slots(model: Any, codec: ChatCode
     assert tokens(1) == tokens(5) == tokens(12)
 
 
-def test_long_conversations_and_prompts_over_several_steps(
-    model: Any, codec: ChatCodec, counted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_conversations_and_prompts_over_several_steps(model, codec, counted, monkeypatch):
     monkeypatch.setattr(decoding, "STEP_TOKENS", 100)
     decoder = Decoder(model, codec, 3)
     contexts = [prompt(0, 300), prompt(1, 520), prompt(2, 4)]
@@ -180,7 +171,7 @@ def test_long_conversations_and_prompts_over_several_steps(
     assert max(counted) == 100
 
 
-def test_a_retried_turn_forgets_what_was_drawn(model: Any, codec: ChatCodec) -> None:
+def test_a_retried_turn_forgets_what_was_drawn(model, codec):
     decoder = Decoder(model, codec, 1)
     context = prompt(0, 20)
     for _ in range(2):
@@ -191,11 +182,11 @@ def test_a_retried_turn_forgets_what_was_drawn(model: Any, codec: ChatCodec) -> 
     assert run(fresh, model)["0"].token_ids == first.token_ids
 
 
-def forced(model: Any, ids: Sequence[int]) -> None:
+def forced(model, ids):
     """Make the model say `ids` one after the other: position p predicts ids[p - 4]."""
     said = torch.tensor([0, 0, 0, *ids, *[0] * 64])
 
-    def hook(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    def hook(module, args, kwargs, output):
         positions = kwargs["position_ids"][0][kwargs["logits_to_keep"]]
         output.logits = torch.nn.functional.one_hot(said[positions], module.config.vocab_size)[None] * 100.0
         return output
@@ -203,7 +194,7 @@ def forced(model: Any, ids: Sequence[int]) -> None:
     model.register_forward_hook(hook, with_kwargs=True)
 
 
-def test_a_turn_ends_with_its_stop_string(model: Any, codec: ChatCodec) -> None:
+def test_a_turn_ends_with_its_stop_string(model, codec):
     ids = codec.agent("<sql> count </sql> name")
     forced(model, ids)
     decoder = Decoder(model, codec, 1)
@@ -212,7 +203,7 @@ def test_a_turn_ends_with_its_stop_string(model: Any, codec: ChatCodec) -> None:
     assert (done.text, done.finish, done.token_ids) == ("<sql> count </sql>", "stop", tuple(ids[:4]))
 
 
-def test_a_turn_ends_with_the_end_of_turn_token(model: Any, codec: ChatCodec) -> None:
+def test_a_turn_ends_with_the_end_of_turn_token(model, codec):
     ids = codec.agent("count")
     forced(model, [*ids, codec.end_id or 0, 5])
     decoder = Decoder(model, codec, 1)
@@ -221,7 +212,7 @@ def test_a_turn_ends_with_the_end_of_turn_token(model: Any, codec: ChatCodec) ->
     assert (done.text, done.finish, done.token_ids) == ("count", "stop", (*ids, codec.end_id))
 
 
-def test_a_turn_ends_with_its_budget(model: Any, codec: ChatCodec) -> None:
+def test_a_turn_ends_with_its_budget(model, codec):
     forced(model, codec.agent("count name city from singer"))
     decoder = Decoder(model, codec, 1)
     decoder.begin(request("0", prompt(0, 4), max_tokens=2))
@@ -229,7 +220,7 @@ def test_a_turn_ends_with_its_budget(model: Any, codec: ChatCodec) -> None:
     assert (len(done.token_ids), done.finish) == (2, "length")
 
 
-def test_the_model_is_left_as_it_was(model: Any, codec: ChatCodec) -> None:
+def test_the_model_is_left_as_it_was(model, codec):
     model.train()
     model.model.layers[0].eval()
     before = [module.training for module in model.modules()]
@@ -244,7 +235,7 @@ def test_the_model_is_left_as_it_was(model: Any, codec: ChatCodec) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_bfloat16(tiny_folder: Path, codec: ChatCodec, device: str) -> None:
+def test_bfloat16(tiny_folder, codec, device):
     """Against its own forward pass, which rounds in another order: bfloat16 keeps 8 bits."""
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).to(device)
     decoder = Decoder(model, codec, 8)

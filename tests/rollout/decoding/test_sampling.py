@@ -6,13 +6,13 @@ import torch
 from pipelines.rollout.decoding import draw, uniforms
 
 
-def grid(side: int) -> torch.Tensor:
+def grid(side):
     """(side^2, 2) midpoints: every pair of uniform numbers once, so that shares are exact up to 1 / side."""
     axis = (torch.arange(side) + 0.5) / side
     return torch.cartesian_prod(axis, axis)
 
 
-def shares(probs: list[float], temperature: float, top_p: float, side: int = 100) -> list[float]:
+def shares(probs, temperature, top_p, side=100):
     uniform = grid(side)
     n = len(uniform)
     logits = torch.tensor(probs).log().expand(n, -1)
@@ -20,37 +20,37 @@ def shares(probs: list[float], temperature: float, top_p: float, side: int = 100
     return (torch.bincount(ids, minlength=len(probs)) / n).tolist()
 
 
-def test_draws_follow_the_probabilities() -> None:
+def test_draws_follow_the_probabilities():
     assert np.allclose(shares([0.5, 0.3, 0.2], 1.0, 1.0), [0.5, 0.3, 0.2], atol=0.011)
 
 
-def test_temperature_sharpens() -> None:
+def test_temperature_sharpens():
     """At temperature 1/2, (0.5, 0.3, 0.2) becomes its squares: 0.25, 0.09, 0.04 over 0.38."""
     assert np.allclose(shares([0.5, 0.3, 0.2], 0.5, 1.0), [0.6579, 0.2368, 0.1053], atol=0.011)
 
 
-def test_a_nucleus_keeps_its_proportions_and_nothing_else() -> None:
+def test_a_nucleus_keeps_its_proportions_and_nothing_else():
     """Top-p 0.7 of (0.2, 0.5, 0.3): 0.5 and 0.3, as 0.625 and 0.375."""
     assert np.allclose(shares([0.2, 0.5, 0.3], 1.0, 0.7), [0.0, 0.625, 0.375], atol=0.011)
 
 
-def test_temperature_zero_takes_the_likeliest() -> None:
+def test_temperature_zero_takes_the_likeliest():
     assert shares([0.2, 0.5, 0.3], 0.0, 1.0, side=5) == [0.0, 1.0, 0.0]
 
 
-def test_logprobs_are_at_the_temperature_and_before_top_p() -> None:
+def test_logprobs_are_at_the_temperature_and_before_top_p():
     logits = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(3, -1)
     _, logprobs = draw(logits, torch.tensor([1.0, 0.5, 0.0]), torch.tensor([0.1, 1.0, 1.0]), torch.full((3, 2), 0.5))
     assert np.allclose(logprobs.exp().tolist(), [0.5, 0.25 / 0.38, 0.5])
 
 
-def test_no_token_without_probability_is_drawn() -> None:
+def test_no_token_without_probability_is_drawn():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(2, -1)
     ids, _ = draw(logits, torch.ones(2), torch.ones(2), torch.tensor([[0.0, 0.0], [1 - 2**-24, 0.0]]))
     assert ids.tolist() == [1, 3]
 
 
-def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
+def test_uniform_numbers_depend_on_seed_and_position_alone():
     seeds, positions = np.array([1, 2, 1], dtype=np.uint64), np.array([5, 5, 6], dtype=np.uint64)
     together = uniforms(seeds, positions)
     alone = np.concatenate([uniforms(seeds[i : i + 1], positions[i : i + 1]) for i in range(3)])
@@ -58,7 +58,7 @@ def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
     assert len(np.unique(together)) == 6
 
 
-def test_neighbouring_seeds_and_positions_are_independent() -> None:
+def test_neighbouring_seeds_and_positions_are_independent():
     """4,096 seeds by 4 positions by 2 streams: means of 1/2 and correlations of 0, within 4 standard errors."""
     seeds, positions = np.meshgrid(np.arange(4096, dtype=np.uint64), np.arange(4, dtype=np.uint64), indexing="ij")
     columns = uniforms(seeds.ravel(), positions.ravel()).reshape(4096, 8)

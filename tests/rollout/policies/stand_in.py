@@ -21,29 +21,29 @@ HOME = Path(os.environ["STAND_IN_HOME"])
 class Handler(BaseHTTPRequestHandler):
     """`/health`, `/v1/models`, and every POST is remembered."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         """Well, and serving one model."""
         self._reply({"object": "list", "data": [{"id": OPTIONS["--served-model-name"], "object": "model"}]})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         """What is asked for goes to `asked.jsonl`."""
         body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
         with (HOME / "asked.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps([OPTIONS["--port"], self.path, body]) + "\n")
         self._reply({})
 
-    def _reply(self, value: object) -> None:
+    def _reply(self, value):
         data = json.dumps(value).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
 
-def main() -> None:
+def main():
     """Serve until killed."""
     facts = {"pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), **OPTIONS}
     if (HOME / "broken").exists():

@@ -1,27 +1,24 @@
 """A teacher behind a chat endpoint: whole episodes, stop strings, retries, and errors that say what to do."""
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.core.errors import RecipeError, ResourceError
-from pipelines.core.types import Example, StopReason
+from pipelines.core.types import StopReason
 from pipelines.endpoints import client
 from pipelines.endpoints.client import Endpoint
 from pipelines.protocols.blocks import close_tag
 from pipelines.recipe.config import Teacher
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.teachers.policy import OpenAIPolicy
+from tests.rollout.policies.conftest import posted
 
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
-Server = Any
 
 
-def chat(text: str | None, finish: str = "stop", **extra: Any) -> tuple[int, dict[str, str], Any]:
+def chat(text, finish="stop", **extra):
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish, **extra}
     usage = {"prompt_tokens": 30, "completion_tokens": 7, "total_tokens": 37}
     return (
@@ -31,11 +28,11 @@ def chat(text: str | None, finish: str = "stop", **extra: Any) -> tuple[int, dic
     )
 
 
-def refuse(status: int, message: str, **headers: str) -> tuple[int, dict[str, str], Any]:
+def refuse(status, message, **headers):
     return status, headers, {"error": {"message": message, "type": "error", "code": headers.pop("code", None)}}
 
 
-def scripted(body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
+def scripted(body):
     """A model that probes and then answers; like OpenAI's servers, it leaves the stop string out."""
     text = PROBE if len(body["messages"]) == 1 else ANSWER
     for stop in body["stop"]:
@@ -44,9 +41,10 @@ def scripted(body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
 
 
 @pytest.fixture
-def ask(engine: Any, protocol: Any, examples: list[Example]) -> Callable[..., Any]:
-    def run(server: Server, count: int = 1, concurrency: int = 4, **settings: Any) -> Any:
-        server.models = (200, {}, {"object": "list", "data": []})  # it is there; what it answers is the test's
+def ask(engine, protocol, examples):
+    def run(server, count=1, concurrency=4, **settings):
+        by_body, models = server.answer, {"object": "list", "data": []}  # it is there; what it answers is the test's
+        server.answer = lambda asked: by_body(asked) if asked.data else models
         policy = OpenAIPolicy(Endpoint(base_url=server.url, model="m", **settings), "teacher", concurrency)
         made = engine(policy, protocol()).run([EpisodeRequest(one, 0, 5) for one in examples[:count]])
         return made, policy
@@ -54,21 +52,21 @@ def ask(engine: Any, protocol: Any, examples: list[Example]) -> Callable[..., An
     return run
 
 
-def test_a_teacher_probes_and_answers(ask: Any, serve: Any) -> None:
+def test_a_teacher_probes_and_answers(ask, serve):
     server = serve(scripted)
     made, policy = ask(server, count=6)
     assert [turn.text for turn in made[0].turns] == [PROBE, ANSWER]
     assert {one.final_sql for one in made} == {"SELECT count(*) FROM singer"}
     assert (made[0].policy, made[0].token_ids) == ("teacher", ())
-    first = server.asked[0]
+    first = posted(server)[0]
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("m", 1.0, 1024)
     assert first["stop"] == ["</sql>", "</solution>"]
     bought = policy.asker.bought
     assert (bought.requests, bought.prompt_tokens, bought.completion_tokens) == (12, 360, 84)
 
 
-def test_no_more_requests_at_once_than_asked_for(ask: Any, serve: Any) -> None:
-    def slow(body: dict[str, Any]) -> Any:
+def test_no_more_requests_at_once_than_asked_for(ask, serve):
+    def slow(body):
         time.sleep(0.01)
         return scripted(body)
 
@@ -77,25 +75,25 @@ def test_no_more_requests_at_once_than_asked_for(ask: Any, serve: Any) -> None:
     assert server.most == 3
 
 
-def test_a_server_that_does_not_stop_is_cut(ask: Any, serve: Any) -> None:
+def test_a_server_that_does_not_stop_is_cut(ask, serve):
     server = serve(lambda body: chat(ANSWER + " and so on <sql>SELECT 1</sql>"))
     assert ask(server)[0][0].turns[0].text == ANSWER
 
 
-def test_a_server_that_says_its_stop_string_is_believed(ask: Any, serve: Any) -> None:
+def test_a_server_that_says_its_stop_string_is_believed(ask, serve):
     text = "<reasoning>x</reasoning><solution>SELECT '<sql>'"
     server = serve(lambda body: chat(text, stop_reason="</solution>"))
     assert ask(server)[0][0].turns[0].text == text + "</solution>"
 
 
-def test_a_cut_answer_stays_open(ask: Any, serve: Any) -> None:
+def test_a_cut_answer_stays_open(ask, serve):
     server = serve(lambda body: chat("<sql>SELECT", "length") if len(body["messages"]) == 1 else scripted(body))
     made, _ = ask(server)
     assert made[0].turns[0].text == "<sql>SELECT"
     assert made[0].final_sql is not None
 
 
-def test_closing_the_tag_that_was_left_open() -> None:
+def test_closing_the_tag_that_was_left_open():
     stops = ("</sql>", "</solution>")
     assert close_tag("<reasoning>a</reasoning><sql>x", stops, None) == "<reasoning>a</reasoning><sql>x</sql>"
     assert close_tag("<sql>x</sql>", stops, None) == "<sql>x</sql>"
@@ -103,17 +101,17 @@ def test_closing_the_tag_that_was_left_open() -> None:
     assert close_tag("no tag", stops, 151643) == "no tag"  # a stop token's id, as vLLM says it
 
 
-def test_busy_and_broken_servers_are_asked_again(ask: Any, serve: Any) -> None:
+def test_busy_and_broken_servers_are_asked_again(ask, serve):
     troubles = [refuse(429, "slow down", **{"Retry-After": "0.05"}), refuse(503, "starting", **{"Retry-After": "0.05"})]
     server = serve(lambda body: troubles.pop() if troubles else scripted(body))
     assert ask(server)[0][0].final_sql is not None
-    assert len(server.asked) == 4
+    assert len(posted(server)) == 4
 
 
-def test_an_endpoint_that_stays_down_breaks_the_episode(ask: Any, serve: Any) -> None:
+def test_an_endpoint_that_stays_down_breaks_the_episode(ask, serve):
     server = serve(lambda body: refuse(500, "no", **{"retry-after-ms": "1"}))
     made, _ = ask(server, retries=2)
-    assert (made[0].stop, made[0].failure, len(server.asked)) == (StopReason.BROKEN, "EndpointError", 3)
+    assert (made[0].stop, made[0].failure, len(posted(server))) == (StopReason.BROKEN, "EndpointError", 3)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +123,10 @@ def test_an_endpoint_that_stays_down_breaks_the_episode(ask: Any, serve: Any) ->
         {"message": "the request is too much", "code": 400, "type": "exceed_context_size_error"},
     ],
 )
-def test_a_conversation_over_the_context_breaks_its_episode_only(ask: Any, serve: Any, error: dict[str, Any]) -> None:
+def test_a_conversation_over_the_context_breaks_its_episode_only(ask, serve, error):
     server = serve(lambda body: (400, {}, {"error": error}))
     made = ask(server)[0][0]
-    assert (made.stop, made.failure, len(server.asked)) == (StopReason.BROKEN, "ContextOverflow", 1)
+    assert (made.stop, made.failure, len(posted(server))) == (StopReason.BROKEN, "ContextOverflow", 1)
 
 
 @pytest.mark.parametrize(
@@ -141,34 +139,32 @@ def test_a_conversation_over_the_context_breaks_its_episode_only(ask: Any, serve
         (400, "max_tokens is not supported", RecipeError, "max_tokens is not supported.*max_tokens_key"),
     ],
 )
-def test_what_the_user_must_mend_is_said_at_once(
-    ask: Any, serve: Any, monkeypatch: Any, status: int, message: str, error: type[Exception], says: str
-) -> None:
+def test_what_the_user_must_mend_is_said_at_once(ask, serve, monkeypatch, status, message, error, says):
     monkeypatch.setenv("SOME_KEY", "secret-word")
     server = serve(lambda body: refuse(status, message))
     with pytest.raises(error, match=says) as caught:
         ask(server, key_env="SOME_KEY", concurrency=1)
-    assert len(server.asked) == 1
+    assert len(posted(server)) == 1
     assert "secret-word" not in str(caught.value)
-    assert server.headers[0]["authorization"] == "Bearer secret-word"
+    assert next(one.headers for one in server.asked if one.data)["authorization"] == "Bearer secret-word"
 
 
-def test_an_empty_answer_is_an_invalid_turn(ask: Any, serve: Any) -> None:
+def test_an_empty_answer_is_an_invalid_turn(ask, serve):
     server = serve(lambda body: chat(None, "content_filter") if len(body["messages"]) == 1 else scripted(body))
     made, _ = ask(server)
     assert made[0].turns[0].text == ""
     assert made[0].turns[0].action.format_error is not None
 
 
-def test_settings_reach_the_server(ask: Any, serve: Any) -> None:
+def test_settings_reach_the_server(ask, serve):
     server = serve(lambda body: chat(ANSWER))
     ask(server, max_tokens_key="max_completion_tokens", omit=["seed", "top_p"], extra={"reasoning_effort": "low"})
-    body = server.asked[0]
+    body = posted(server)[0]
     assert (body["max_completion_tokens"], body["reasoning_effort"]) == (1024, "low")
     assert not {"max_tokens", "seed", "top_p"} & set(body)
 
 
-def test_endpoints_are_read_from_the_users_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoints_are_read_from_the_users_file(tmp_path, monkeypatch):
     path = tmp_path / "endpoints.yaml"
     path.write_text(
         "big: {base_url: 'http://x/v1', model: m, key_env: NO_SUCH_KEY}\nodd: {base_url: 'http://x/v1', modle: m}\n"
@@ -202,7 +198,7 @@ def test_endpoints_are_read_from_the_users_file(tmp_path: Path, monkeypatch: pyt
         ("{base_url: 'http://host/v1', model: m, key_env: AIzaSyDoSECRET99xyz}", "its key_env is not the name"),
     ],
 )
-def test_a_secret_in_the_wrong_place_is_refused_and_not_said(tmp_path: Path, entry: str, says: str) -> None:
+def test_a_secret_in_the_wrong_place_is_refused_and_not_said(tmp_path, entry, says):
     path = tmp_path / "endpoints.yaml"
     path.write_text(f"big: {entry}\n")
     with pytest.raises(RecipeError, match=f"big: {says}") as caught:
@@ -210,7 +206,7 @@ def test_a_secret_in_the_wrong_place_is_refused_and_not_said(tmp_path: Path, ent
     assert "SECRET99" not in str(caught.value)
 
 
-def test_a_key_is_stripped_and_one_that_no_header_carries_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_stripped_and_one_that_no_header_carries_is_said(monkeypatch):
     settings = Endpoint(base_url="http://host/v1", model="m", key_env="SOME_KEY")
     monkeypatch.setenv("SOME_KEY", "secret-word\n")
     assert client.Connection(settings, "t")._key == "secret-word"
@@ -220,7 +216,7 @@ def test_a_key_is_stripped_and_one_that_no_header_carries_is_said(monkeypatch: p
     assert "cret-word" not in str(caught.value)
 
 
-def test_endpoints_may_be_numbers(tmp_path: Path) -> None:
+def test_endpoints_may_be_numbers(tmp_path):
     path = tmp_path / "endpoints.yaml"
     path.write_text("1: {base_url: 'http://x/v1', model: m}\n")
     assert client.endpoint("1", path).concurrency == 16

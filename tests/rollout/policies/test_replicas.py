@@ -8,15 +8,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.core.errors import ResourceError
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
 from pipelines.rollout.policies import replicas
 from pipelines.rollout.policies.making import serving
 from pipelines.rollout.policies.replicas import layout
@@ -25,7 +22,7 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """Where the stand-ins keep notes; no GPU is seen, and the looks at servers follow one another quickly."""
     monkeypatch.setenv("STAND_IN_HOME", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -37,20 +34,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def recipe(home: Path) -> Callable[..., Recipe]:
-    def make(*changes: str) -> Recipe:
+def recipe(home):
+    def make(*changes):
         own = ["rollout.policy=vllm", f"rollout.python={home / 'python'}", "hardware.device=auto"]
         return recipes.load("miniature", [*own, *changes])
 
     return make
 
 
-def notes(home: Path, name: str = "started") -> list[Any]:
+def notes(home, name="started"):
     path = home / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition, seconds=20.0):
     """Wait for something that must come; the bound is only for a test that fails."""
     end = time.monotonic() + seconds
     while not condition():
@@ -58,14 +55,14 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def well(url: str) -> bool:
+def well(url):
     try:
         with urllib.request.urlopen(f"{url.removesuffix('/v1')}/health", timeout=5):
             return True
@@ -73,9 +70,9 @@ def well(url: str) -> bool:
         return False
 
 
-def test_a_policy_of_vllm_alone_is_enough(home: Path, recipe: Callable[..., Recipe]) -> None:
+def test_a_policy_of_vllm_alone_is_enough(home, recipe):
     """No server is named: one is started with the stage's checkpoint, is sent it, and ends with the stage."""
-    lines: list[str] = []
+    lines = []
     with serving("some/checkpoint", recipe("rollout.arguments=[--max-model-len=512]"), home, lines.append) as served:
         [url] = served.recipe.rollout.servers
         [started] = notes(home)
@@ -90,25 +87,21 @@ def test_a_policy_of_vllm_alone_is_enough(home: Path, recipe: Callable[..., Reci
 
 
 @pytest.mark.parametrize(("trains", "rank"), [(True, "16"), (False, None)])
-def test_servers_of_a_run_with_adapters_have_room_for_them(
-    home: Path, recipe: Callable[..., Recipe], trains: bool, rank: str | None
-) -> None:
+def test_servers_of_a_run_with_adapters_have_room_for_them(home, recipe, trains, rank):
     """Rank 12 takes the room of 16. Where nothing is trained, whole models are served."""
     with serving("m", recipe("model.lora={rank: 12, alpha: 24}"), home, print, newest=home if trains else None):
         [started] = notes(home)
     assert started.get("--max-lora-rank") == rank
 
 
-def test_servers_of_ones_own_are_left_alone(home: Path, recipe: Callable[..., Recipe]) -> None:
+def test_servers_of_ones_own_are_left_alone(home, recipe):
     made = recipe("rollout.servers=[http://127.0.0.1:9/v1]")
     with serving("some/checkpoint", made, home, print, newest=home / "served") as served:
         assert served.recipe == made
     assert notes(home) == []
 
 
-def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_sent(
-    home: Path, recipe: Callable[..., Recipe]
-) -> None:
+def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_sent(home, recipe):
     """Killed with its engine or alone, it leaves nothing behind and comes back at the same address."""
     newest, lines = home / "served", []
     newest.mkdir()
@@ -128,7 +121,7 @@ def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_s
     assert [("died" in line) for line in lines] == [False, True]
 
 
-def test_servers_end_with_a_run_that_is_killed(home: Path) -> None:
+def test_servers_end_with_a_run_that_is_killed(home):
     code = (
         "import time; from pathlib import Path; from pipelines.recipe import recipes;"
         "from pipelines.rollout.policies.making import serving\n"
@@ -136,14 +129,13 @@ def test_servers_end_with_a_run_that_is_killed(home: Path) -> None:
         f"with serving('m', made, Path({str(home)!r}), print): print('up', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
         until(lambda: run.stdout is not None and run.stdout.readline() == "up\n")
         run.kill()
     [note] = notes(home)
     until(lambda: not alive(note["pid"]) and not alive(note["engine"]))
 
 
-def test_a_server_that_does_not_start_says_why_in_one_line(home: Path, recipe: Callable[..., Recipe]) -> None:
+def test_a_server_that_does_not_start_says_why_in_one_line(home, recipe):
     (home / "broken").touch()
     expected = pytest.raises(ResourceError, match=r"did not start: ValueError: no room .*vllm-0\.log")
     with expected as caught, serving("m", recipe(), home, print):
@@ -151,9 +143,7 @@ def test_a_server_that_does_not_start_says_why_in_one_line(home: Path, recipe: C
     assert "\n" not in str(caught.value)
 
 
-def test_where_there_is_no_vllm_the_setting_is_named(
-    recipe: Callable[..., Recipe], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_no_vllm_the_setting_is_named(recipe, home, monkeypatch):
     for made in (recipe("rollout.python=null"), recipe("rollout.python=/no/python")):
         monkeypatch.setenv("PATH", "/nowhere")
         with (
@@ -176,9 +166,7 @@ def test_where_there_is_no_vllm_the_setting_is_named(
         (1, [], True, "0", "0"),
     ],
 )
-def test_gpus_are_divided_among_servers_and_training(
-    recipe: Callable[..., Recipe], count: int, changes: list[str], trains: bool, serving_gpus: str, training: str | None
-) -> None:
+def test_gpus_are_divided_among_servers_and_training(recipe, count, changes, trains, serving_gpus, training):
     divided = layout(recipe(*changes), [str(number) for number in range(count)], trains)
     assert divided.serving == tuple(tuple(group.split(",")) for group in serving_gpus.split())
     assert divided.training == (None if training is None else tuple(training.split()))
@@ -186,12 +174,12 @@ def test_gpus_are_divided_among_servers_and_training(
 
 
 @pytest.mark.parametrize(("count", "change"), [(2, "rollout.replicas=2"), (4, "rollout.tensor_parallel=4")])
-def test_what_leaves_no_gpu_to_training_is_refused(recipe: Callable[..., Recipe], count: int, change: str) -> None:
+def test_what_leaves_no_gpu_to_training_is_refused(recipe, count, change):
     with pytest.raises(ResourceError, match=r"too few for .* and training"):
         layout(recipe(change), ["0"] * count, trains=True)
 
 
-def test_gpus_are_those_that_cuda_shows_or_the_driver_lists(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_that_cuda_shows_or_the_driver_lists(home, monkeypatch):
     tool = home / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
     tool.chmod(0o755)

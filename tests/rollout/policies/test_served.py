@@ -1,30 +1,27 @@
 """A stage's checkpoint and the weights that a server holds: given, checked, and refused when they are not the same."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from pipelines.core.errors import ResourceError
-from pipelines.core.types import Example
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Model, Recipe, TinyModel
+from pipelines.recipe.config import Model, TinyModel
 from pipelines.rollout import model_loading
-from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import served
 from pipelines.rollout.policies.making import policy, serving
 from pipelines.rollout.policies.vllm import VllmPolicy
+from tests.rollout.policies.conftest import posted
 
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "vllm"}]}
 
 
 @pytest.fixture(scope="session")
-def tuned(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tuned(tiny_folder, tmp_path_factory):
     """The tiny model after a little training: each weight is off by a thousandth of its size."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,19 +38,19 @@ def tuned(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def holder(serve: Callable[..., Any], codec: ChatCodec) -> Callable[..., Any]:
+def holder(serve, codec):
     """A server that holds a model, tells what it makes of a prompt, takes another where it is open, and answers."""
 
-    def start(folder: Path, opened: bool = True, echo: bool = True) -> Any:
+    def start(folder, opened=True, echo=True):
         state = SimpleNamespace(folder=folder)
         model = Model(tiny=TinyModel())
 
-        def told(ids: list[int]) -> list[float | None]:
+        def told(ids):
             made = served.probe(str(state.folder), model)
             assert list(made.ids) == ids
             return [None, *made.logprobs, -1.0]
 
-        def answer(body: dict[str, Any]) -> Any:
+        def answer(body):
             if body.get("method") == "reload_weights":
                 if not opened:
                     return 404, {}, {}
@@ -74,23 +71,23 @@ def holder(serve: Callable[..., Any], codec: ChatCodec) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def recipe() -> Callable[..., Recipe]:
-    def make(*servers: Any) -> Recipe:
+def recipe():
+    def make(*servers):
         urls = ",".join(server.url for server in servers)
         return recipes.load("miniature", ["rollout.policy=vllm", f"rollout.servers=[{urls}]"])
 
     return make
 
 
-def load_into(checkpoint: str, recipe: Recipe) -> None:
+def load_into(checkpoint, recipe):
     """Bring a checkpoint to a recipe's servers, as a stage does."""
     with serving(checkpoint, recipe, Path(), print):
         pass
 
 
 def test_a_server_with_other_weights_is_refused_in_one_line(
-    holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
-) -> None:
+    holder, recipe, engine, protocol, examples, tiny_folder, tuned
+):
     """The base is served, the fine-tuned model is to be scored: no figure of the one may be stored as the other's."""
     server = holder(tiny_folder, opened=False)
     made = recipe(server)
@@ -98,25 +95,23 @@ def test_a_server_with_other_weights_is_refused_in_one_line(
     with pytest.raises(ResourceError, match=r"does not hold .*tuned.*VLLM_SERVER_DEV_MODE=1") as caught:
         engine(policy(str(tuned), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
     assert "\n" not in str(caught.value)
-    assert sum("echo" not in body and "prompt" in body for body in server.asked) == 0
+    assert sum("echo" not in body and "prompt" in body for body in posted(server)) == 0
     fine = engine(policy(str(tiny_folder), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
     assert fine[0].final_sql == "SELECT count(*) FROM singer"
 
 
-def test_an_open_server_is_given_the_stages_checkpoint(
-    holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
-) -> None:
+def test_an_open_server_is_given_the_stages_checkpoint(holder, recipe, engine, protocol, examples, tiny_folder, tuned):
     servers = [holder(tiny_folder), holder(tiny_folder)]
     made = recipe(*servers)
     load_into(str(tuned), made)
     assert [server.state.folder for server in servers] == [tuned, tuned]
-    assert {} in servers[0].asked  # the prefix cache is emptied
+    assert {} in posted(servers[0])  # the prefix cache is emptied
     assert engine(policy(str(tuned), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])[0].final_sql
 
 
 def test_weights_that_change_while_a_stage_asks_are_seen(
-    holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
-) -> None:
+    holder, recipe, engine, protocol, examples, tiny_folder, tuned
+):
     """Two runs share a server, and the other one loads its own checkpoint."""
     server = holder(tiny_folder)
     runner = engine(policy(str(tiny_folder), recipe(server)), protocol())
@@ -124,15 +119,13 @@ def test_weights_that_change_while_a_stage_asks_are_seen(
         runner.run([EpisodeRequest(examples[0], 0, 5)], lambda _: setattr(server.state, "folder", tuned))
 
 
-def test_a_server_that_tells_nothing_of_a_prompt_is_refused(
-    holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
-) -> None:
+def test_a_server_that_tells_nothing_of_a_prompt_is_refused(holder, recipe, engine, protocol, examples, tiny_folder):
     made = recipe(holder(tiny_folder, echo=False))
     with pytest.raises(ResourceError, match=r"which weights .* is unknown"):
         engine(policy(str(tiny_folder), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
 
 
-def test_a_probe_is_computed_once_a_machine(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_is_computed_once_a_machine(tiny_folder, monkeypatch):
     first = served.probe(str(tiny_folder), Model())
     monkeypatch.setattr(model_loading, "load", None)
     assert served.probe(str(tiny_folder), Model()) == first
@@ -143,9 +136,7 @@ def test_a_probe_is_computed_once_a_machine(tiny_folder: Path, monkeypatch: pyte
     dataclasses.replace(first, far=0.02).check("URL", [None, *(value + 0.01 for value in first.logprobs)])
 
 
-def test_a_policy_whose_weights_a_trainer_sends_is_not_checked(
-    holder: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
-) -> None:
+def test_a_policy_whose_weights_a_trainer_sends_is_not_checked(holder, engine, protocol, examples, tiny_folder, tuned):
     server = holder(tuned)
     engine(VllmPolicy([server.url], tiny_folder), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
-    assert not any("echo" in body for body in server.asked)
+    assert not any("echo" in body for body in posted(server))

@@ -2,41 +2,35 @@
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from pipelines.core.errors import ResourceError
-from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory
+from pipelines.core.types import Action, ActionKind, StopReason
 from pipelines.recipe import config
-from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.transformers import TransformersPolicy
-from pipelines.sql.engine import SqlEngine
 from tests.rollout.conftest import Held, Stuck, Talk
 
-Make = Callable[..., RolloutEngine]
 
-
-def requests(examples: list[Example], samples: int = 1) -> list[EpisodeRequest]:
+def requests(examples, samples=1):
     return [EpisodeRequest(example, s, seed=100 * s + i) for i, example in enumerate(examples) for s in range(samples)]
 
 
 class Late:
     """The real engine, whose answers come late by chance: what timing does on a busy machine."""
 
-    def __init__(self, sql: SqlEngine, seconds: float) -> None:
+    def __init__(self, sql, seconds):
         self._sql, self._seconds, self._rng = sql, seconds, random.Random()
 
-    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Held:
+    def begin(self, database, sql, max_rows=None):
         return Held(self._sql.begin(database, sql, max_rows), lambda: asyncio.sleep(self._rng.random() * self._seconds))
 
 
 @pytest.fixture
-def run(model: Any, tokenizer: Any, engine: Make, talk: Any, sql: SqlEngine) -> Callable[..., list[Trajectory]]:
-    def go(todo: list[EpisodeRequest], slots: int = 8, deterministic: bool = True, late: float = 0.0) -> Any:
+def run(model, tokenizer, engine, talk, sql):
+    def go(todo, slots=8, deterministic=True, late=0.0):
         policy = TransformersPolicy(model, tokenizer, slots, deterministic)
         runner = engine(policy, talk, 3, turn_tokens=10, episode_tokens=120, top_p=0.95)
         runner._sql = Late(sql, late) if late else sql
@@ -45,7 +39,7 @@ def run(model: Any, tokenizer: Any, engine: Make, talk: Any, sql: SqlEngine) -> 
     return go
 
 
-def test_trajectories_are_exact_to_the_token(run: Any, examples: list[Example], model: Any, codec: Any) -> None:
+def test_trajectories_are_exact_to_the_token(run, examples, model, codec):
     """A plain forward pass over each record gives the sampler's log-probabilities back, and the texts are its ids."""
     for one in run(requests(examples[:10], 2)):
         assert len(one.token_ids) == len(one.agent_mask) == len(one.logprobs) == one.turn_ends[-1]
@@ -65,7 +59,7 @@ def test_trajectories_are_exact_to_the_token(run: Any, examples: list[Example], 
             start = end + len(seen)
 
 
-def test_the_same_bytes_whenever_sql_comes_back(run: Any, examples: list[Example]) -> None:
+def test_the_same_bytes_whenever_sql_comes_back(run, examples):
     todo = requests(examples[:16])
     calm, busy, busier = run(todo), run(todo, late=0.004), run(todo, late=0.03)
     assert calm == busy == busier
@@ -76,11 +70,11 @@ def test_the_same_bytes_whenever_sql_comes_back(run: Any, examples: list[Example
 class HeavyTalk(Talk):
     """Every eighth query counts to 600,000: tens of decode steps of work."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(config.ProtocolSection(name="react", prompt="brief", forced_final=False))
         self.asked = 0
 
-    def parse(self, text: str) -> Action:
+    def parse(self, text):
         self.asked += 1
         return Action(ActionKind.SQL, HEAVY) if self.asked % 8 == 0 else super().parse(text)
 
@@ -88,15 +82,13 @@ class HeavyTalk(Talk):
 HEAVY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 600000) SELECT count(*) FROM n"
 
 
-def test_heavy_queries_hold_nobody_up_and_change_no_byte(
-    model: Any, tokenizer: Any, engine: Make, examples: list[Example], sql: SqlEngine
-) -> None:
+def test_heavy_queries_hold_nobody_up_and_change_no_byte(model, tokenizer, engine, examples, sql):
     """When an episode rejoins follows from its query's work: the order in which episodes end is always the same."""
     made = []
     for late in (0.0, 0.0, 0.02):
         runner = engine(TransformersPolicy(model, tokenizer, slots=8), HeavyTalk(), 2, turn_tokens=6)
-        runner._sql = Late(sql, late) if late else sql  # type: ignore[assignment]
-        order: list[str] = []
+        runner._sql = Late(sql, late) if late else sql
+        order = []
         trajectories = runner.run(requests(examples), lambda one, order=order: order.append(one.example_id))
         made.append((trajectories, order))
     assert made[0] == made[1] == made[2]
@@ -107,7 +99,7 @@ def test_heavy_queries_hold_nobody_up_and_change_no_byte(
     assert max(passed) >= 8  # as many as there are slots: they did not wait for it
 
 
-def test_the_same_tokens_at_any_number_of_slots(run: Any, examples: list[Example]) -> None:
+def test_the_same_tokens_at_any_number_of_slots(run, examples):
     todo = requests(examples[:12], 2)
     tokens = [[one.token_ids for one in run(todo, slots, deterministic)] for slots, deterministic in VARIANTS]
     assert all(one == tokens[0] for one in tokens)
@@ -116,27 +108,25 @@ def test_the_same_tokens_at_any_number_of_slots(run: Any, examples: list[Example
 VARIANTS = ((1, True), (5, True), (24, True), (24, False))
 
 
-def test_a_resumed_half_gives_the_same_tokens(run: Any, examples: list[Example]) -> None:
+def test_a_resumed_half_gives_the_same_tokens(run, examples):
     todo = requests(examples[:20])
     assert [one.token_ids for one in run(todo)[10:]] == [one.token_ids for one in run(todo[10:])]
 
 
-def test_eager_episodes_never_wait_for_slow_sql(
-    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example], sql: SqlEngine
-) -> None:
+def test_eager_episodes_never_wait_for_slow_sql(model, tokenizer, engine, talk, examples, sql):
     runner = engine(TransformersPolicy(model, tokenizer, slots=8, deterministic=False), talk, 2, turn_tokens=4)
-    runner._sql = stuck = Stuck(sql, others=39)  # type: ignore[assignment]
+    runner._sql = stuck = Stuck(sql, others=39)
     assert len(runner.run(requests(examples), stuck.on_done)) == 40
 
 
 class Breaking:
     """The real engine, whose first answer is an error that nobody expects."""
 
-    def __init__(self, sql: SqlEngine) -> None:
+    def __init__(self, sql):
         self._sql, self._queries = sql, 0
 
-    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Held:
-        async def fail() -> None:
+    def begin(self, database, sql, max_rows=None):
+        async def fail():
             raise RuntimeError("unforeseen")
 
         self._queries += 1
@@ -144,29 +134,23 @@ class Breaking:
         return Held(self._sql.begin(database, sql, max_rows), wait)
 
 
-def test_an_error_ends_a_run_whose_others_wait_for_sql(
-    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example], sql: SqlEngine
-) -> None:
+def test_an_error_ends_a_run_whose_others_wait_for_sql(model, tokenizer, engine, talk, examples, sql):
     talk.sql = HEAVY
     for _ in range(5):
         runner = engine(TransformersPolicy(model, tokenizer, slots=8), talk, 2, turn_tokens=6)
-        runner._sql = Breaking(sql)  # type: ignore[assignment]
+        runner._sql = Breaking(sql)
         with pytest.raises(RuntimeError, match="unforeseen"):
             runner.run(requests(examples[:8]))
 
 
-def test_an_episode_without_room_for_a_turn_frees_its_slot(
-    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
-) -> None:
+def test_an_episode_without_room_for_a_turn_frees_its_slot(model, tokenizer, engine, talk, examples):
     policy = TransformersPolicy(model, tokenizer, slots=2)
     made = engine(policy, talk, 4, turn_tokens=8, episode_tokens=60).run(requests(examples))
     assert {one.stop for one in made} == {StopReason.TOKEN_LIMIT}
     assert all(len(one.token_ids) <= 60 for one in made)
 
 
-def test_weights_may_change_between_runs(
-    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
-) -> None:
+def test_weights_may_change_between_runs(model, tokenizer, engine, talk, examples):
     """As in GRPO: one policy over the live model, which is in training mode outside."""
     model.train()
     runner = engine(TransformersPolicy(model, tokenizer, slots=4), talk, 2, turn_tokens=8)
@@ -181,10 +165,8 @@ def test_weights_may_change_between_runs(
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_full_memory_says_what_to_lower(
-    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
-) -> None:
-    def full(*_: Any) -> None:
+def test_a_full_memory_says_what_to_lower(model, tokenizer, engine, talk, examples):
+    def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     model.register_forward_pre_hook(full)
@@ -193,12 +175,10 @@ def test_a_full_memory_says_what_to_lower(
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_failed_step_is_tried_again(
-    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
-) -> None:
+def test_a_failed_step_is_tried_again(model, tokenizer, engine, talk, examples):
     calls = []
 
-    def fail_third(*_: Any) -> None:
+    def fail_third(*_):
         calls.append(1)
         if len(calls) == 3:
             raise RuntimeError("a passing fault")
@@ -210,9 +190,7 @@ def test_a_failed_step_is_tried_again(
     assert [one.token_ids for one in made] == [one.token_ids for one in plain]
 
 
-def test_the_models_context_bounds_an_episode(
-    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
-) -> None:
+def test_the_models_context_bounds_an_episode(model, tokenizer, engine, talk, examples):
     model.config.max_position_embeddings = 70
     made = engine(TransformersPolicy(model, tokenizer), talk, 6, turn_tokens=12).run(requests(examples[:8]))
     assert {one.stop for one in made} == {StopReason.TOKEN_LIMIT}

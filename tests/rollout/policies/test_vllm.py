@@ -2,17 +2,14 @@
 
 import itertools
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.core.errors import EndpointError, ResourceError
-from pipelines.core.types import Example, StopReason
-from pipelines.rollout.codec import ChatCodec
+from pipelines.core.types import StopReason
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.vllm import VllmPolicy
+from tests.rollout.policies.conftest import posted
 
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"
 PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # not the server's own defaults
@@ -28,11 +25,11 @@ MODELS = (
 
 
 @pytest.fixture
-def completions(codec: ChatCodec) -> Callable[..., Any]:
+def completions(codec):
     """A server's function: probes in an episode's first turn, answers in its second."""
 
-    def make(**change: Any) -> Callable[[dict[str, Any]], Any]:
-        def answer(body: dict[str, Any]) -> Any:
+    def make(**change):
+        def answer(body):
             if not body:
                 return MODELS
             observed = codec.decode(body["prompt"]).count("<observation>")
@@ -54,15 +51,15 @@ def completions(codec: ChatCodec) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def ask(engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path) -> Callable[..., Any]:
-    def run(servers: list[Any], count: int = 1, **sampling: Any) -> Any:
+def ask(engine, protocol, examples, tiny_folder):
+    def run(servers, count=1, **sampling):
         policy = VllmPolicy([server.url for server in servers], tiny_folder)
         return engine(policy, protocol(), **sampling).run([EpisodeRequest(one, 0, 5) for one in examples[:count]])
 
     return run
 
 
-def test_ids_go_in_and_come_out(ask: Any, serve: Any, completions: Any, codec: ChatCodec) -> None:
+def test_ids_go_in_and_come_out(ask, serve, completions, codec):
     server = serve(completions())
     made = ask([server])[0]
     assert [turn.text for turn in made.turns] == [PROBE, ANSWER]
@@ -70,27 +67,20 @@ def test_ids_go_in_and_come_out(ask: Any, serve: Any, completions: Any, codec: C
     prompt, seen = codec.prompt(made.prompt), codec.observation(made.turns[0].observation)
     assert list(made.token_ids) == [*prompt, *ids[0], *seen, *ids[1]]
     assert sum(made.logprobs) == -0.5 * sum(made.agent_mask)
-    assert server.asked[1]["prompt"] == [*prompt, *ids[0], *seen]
-    assert (server.asked[0]["return_token_ids"], server.asked[0]["stop"]) == (True, ["</sql>", "</solution>"])
-    assert server.asked[0]["seed"] != server.asked[1]["seed"]
-    assert {key: server.asked[0][key] for key in ("top_k", "min_p", "repetition_penalty")} == PLAIN
+    assert posted(server)[1]["prompt"] == [*prompt, *ids[0], *seen]
+    assert (posted(server)[0]["return_token_ids"], posted(server)[0]["stop"]) == (True, ["</sql>", "</solution>"])
+    assert posted(server)[0]["seed"] != posted(server)[1]["seed"]
+    assert {key: posted(server)[0][key] for key in ("top_k", "min_p", "repetition_penalty")} == PLAIN
 
 
 @pytest.mark.parametrize(("told", "processed"), [(0.0, True), (-0.5, False)])
 def test_a_server_that_tells_what_it_draws_from_is_known_by_a_nucleus_of_one_token(
-    serve: Any,
-    completions: Any,
-    tiny_folder: Path,
-    engine: Any,
-    protocol: Any,
-    examples: list[Example],
-    told: float,
-    processed: bool,
-) -> None:
+    serve, completions, tiny_folder, engine, protocol, examples, told, processed
+):
     """With --logprobs-mode processed_logprobs they are after temperature and top-p, and can be taken at any."""
     answer = completions()
 
-    def one_token(body: dict[str, Any]) -> Any:
+    def one_token(body):
         if body.get("top_p") != 1e-6:
             return answer(body)
         choice = {"index": 0, "text": "", "logprobs": {"token_logprobs": [told], "tokens": ["x"]}}
@@ -102,23 +92,21 @@ def test_a_server_that_tells_what_it_draws_from_is_known_by_a_nucleus_of_one_tok
     assert bool(made.logprobs) is processed
 
 
-def test_logprobs_at_another_temperature_are_not_taken(ask: Any, serve: Any, completions: Any) -> None:
+def test_logprobs_at_another_temperature_are_not_taken(ask, serve, completions):
     assert ask([serve(completions())], temperature=0.6)[0].logprobs == ()
 
 
-def test_episodes_are_dealt_out_and_stay(ask: Any, serve: Any, completions: Any) -> None:
+def test_episodes_are_dealt_out_and_stay(ask, serve, completions):
     servers = [serve(completions()), serve(completions())]
     ask(servers, count=10)
-    assert [len(server.asked) for server in servers] == [10, 10]  # five episodes of two turns each
+    assert [len(posted(server)) for server in servers] == [10, 10]  # five episodes of two turns each
 
 
-def test_a_slow_server_gets_fewer_episodes(
-    engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, serve: Any, completions: Any
-) -> None:
+def test_a_slow_server_gets_fewer_episodes(engine, protocol, examples, tiny_folder, serve, completions):
     """With four episodes at a time the slow one keeps its first two, while the other one works through the rest."""
     answer = completions()
 
-    def slowly(body: dict[str, Any]) -> Any:
+    def slowly(body):
         if body:
             time.sleep(1.0)
         return answer(body)
@@ -127,49 +115,47 @@ def test_a_slow_server_gets_fewer_episodes(
     policy = VllmPolicy([slow.url, fast.url], tiny_folder)
     policy.live = 4
     engine(policy, protocol()).run([EpisodeRequest(one, 0, 5) for one in examples[:10]])
-    assert len(slow.asked) <= 6
-    assert len(slow.asked) + len(fast.asked) == 20
+    assert len(posted(slow)) <= 6
+    assert len(posted(slow)) + len(posted(fast)) == 20
 
 
-def test_when_one_server_fails_another_is_asked(ask: Any, serve: Any, completions: Any) -> None:
+def test_when_one_server_fails_another_is_asked(ask, serve, completions):
     broken = serve(lambda body: (500, {"retry-after-ms": "1"}, {}) if body else MODELS)
     fine = serve(completions())
     made = ask([broken, fine], count=2)
     assert {one.stop for one in made} == {StopReason.SOLUTION}
-    assert len(fine.asked) == 4
+    assert len(posted(fine)) == 4
 
 
-def test_a_turn_cut_by_its_budget(ask: Any, serve: Any, completions: Any) -> None:
+def test_a_turn_cut_by_its_budget(ask, serve, completions):
     finishes = itertools.chain(["length"], itertools.repeat("stop"))
     server = serve(lambda body: completions(finish_reason=next(finishes) if body else None)(body))
     assert ask([server])[0].final_sql is not None
 
 
-def test_a_server_without_token_ids_is_refused(ask: Any, serve: Any, completions: Any) -> None:
+def test_a_server_without_token_ids_is_refused(ask, serve, completions):
     with pytest.raises(ResourceError, match=r"vLLM 0\.10\.2"):
         ask([serve(completions(token_ids=None))])
 
 
-def test_no_server_says_how_to_start_one(tiny_folder: Path) -> None:
+def test_no_server_says_how_to_start_one(tiny_folder):
     with pytest.raises(EndpointError, match="vllm serve MODEL"):
         VllmPolicy(["http://127.0.0.1:9/v1"], tiny_folder)
     with pytest.raises(ResourceError, match=r"Set rollout\.servers"):
         VllmPolicy([], tiny_folder)
 
 
-def test_only_servers_that_have_the_weights_are_asked(
-    serve: Callable[..., Any], completions: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
-) -> None:
+def test_only_servers_that_have_the_weights_are_asked(serve, completions, engine, protocol, examples, tiny_folder):
     """One took no weights: it gets no episode, also not in the next run, until it is said to have some."""
     servers = [serve(completions()) for _ in range(2)]
     policy = VllmPolicy([server.url for server in servers], tiny_folder)
     requests = [EpisodeRequest(example, 0, 5) for example in examples[:4]]
 
-    def asked(places: list[str] | None = None) -> list[int]:
+    def asked(places=None):
         policy.follow(places)
-        before = [len(server.asked) for server in servers]
+        before = [len(posted(server)) for server in servers]
         engine(policy, protocol()).run(requests)
-        return [len(server.asked) - count for server, count in zip(servers, before, strict=True)]
+        return [len(posted(server)) - count for server, count in zip(servers, before, strict=True)]
 
     assert asked([servers[1].url]) == [0, 8]
     assert asked() == [0, 8]
@@ -177,12 +163,12 @@ def test_only_servers_that_have_the_weights_are_asked(
 
 
 def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(
-    serve: Callable[..., Any], codec: ChatCodec, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
-) -> None:
+    serve, codec, engine, protocol, examples, tiny_folder
+):
     """Version 3 becomes 4 after two tokens; the second turn is of a server that was started again, which says none."""
     turns = [codec.agent(text) for text in (PROBE, ANSWER)]
 
-    def answer(body: dict[str, Any]) -> Any:
+    def answer(body):
         if not body:
             return MODELS
         turn = codec.decode(body["token_ids"]).count("<observation>")
@@ -204,14 +190,12 @@ def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(
     assert versions == {"0": [3, 3, *[4] * (len(turns[0]) - 2), *[-1] * len(turns[1])]}
     assert len(versions["0"]) == sum(trajectory.agent_mask)
     assert policy.take_versions() == {}
-    sampling = server.asked[-1]["sampling_params"]
+    sampling = posted(server)[-1]["sampling_params"]
     assert {name: sampling[name] for name in PLAIN} == PLAIN
     assert "return_token_ids" not in sampling
 
 
-def test_a_server_that_tells_no_versions_is_refused(
-    serve: Callable[..., Any], engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
-) -> None:
+def test_a_server_that_tells_no_versions_is_refused(serve, engine, protocol, examples, tiny_folder):
     server = serve(lambda body: (403, {}, {"error": {"message": "disabled", "code": 403}}) if body else MODELS)
     policy = VllmPolicy([server.url], tiny_folder, carries=True)
     policy.follow()
@@ -219,13 +203,11 @@ def test_a_server_that_tells_no_versions_is_refused(
         engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])
 
 
-def test_the_newest_adapters_are_asked_for_by_their_name(
-    serve: Callable[..., Any], completions: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
-) -> None:
+def test_the_newest_adapters_are_asked_for_by_their_name(serve, completions, engine, protocol, examples, tiny_folder):
     """Step 12 comes after step 3; until something was sent, the base is asked."""
     names, answer = ["tiny"], completions()
 
-    def with_adapters(body: dict[str, Any]) -> Any:
+    def with_adapters(body):
         return answer(body) if body else (200, {}, {"object": "list", "data": [{"id": name} for name in names]})
 
     server = serve(with_adapters)
@@ -234,4 +216,4 @@ def test_the_newest_adapters_are_asked_for_by_their_name(
     for places in (None, [server.url]):
         policy.follow(places)
         engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])
-    assert [body["model"] for body in server.asked if body] == ["tiny", "tiny", "step-12", "step-12"]
+    assert [body["model"] for body in posted(server) if body] == ["tiny", "tiny", "step-12", "step-12"]

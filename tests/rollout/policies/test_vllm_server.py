@@ -6,13 +6,9 @@ SQLTRAIN_VLLM_PYTHON=/path/to/its/python pytest -m services tests/rollout/polici
 
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipelines.core.types import Example
 from pipelines.protocols.one_action import React
 from pipelines.recipe import config
 from pipelines.recipe.config import Model
@@ -28,7 +24,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A model of the default tiny sizes: vLLM's CPU attention wants heads of 32 and up."""
     from pipelines.training.model import make_tiny
 
@@ -44,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
+def url(folder):
     """A server that is started as a stage starts its own; its log-probabilities are those before top-p."""
     from pipelines.recipe import recipes
     from pipelines.rollout.policies.making import serving
@@ -56,9 +52,7 @@ def url(folder: Path) -> Iterator[str]:
         yield served.recipe.rollout.servers[0]
 
 
-def test_real_episodes_with_ids_and_logprobs(
-    url: str, folder: Path, engine: Any, talk: Any, examples: list[Example]
-) -> None:
+def test_real_episodes_with_ids_and_logprobs(url, folder, engine, talk, examples):
     """The server's log-probabilities are those of a plain forward pass here over the ids that it returned."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -79,9 +73,7 @@ def test_real_episodes_with_ids_and_logprobs(
                 assert abs(predicted[index - 1, one.token_ids[index]].item() - one.logprobs[index]) < 1e-3
 
 
-def test_greedy_turns_are_those_of_the_in_process_policy(
-    url: str, folder: Path, engine: Any, talk: Any, examples: list[Example]
-) -> None:
+def test_greedy_turns_are_those_of_the_in_process_policy(url, folder, engine, talk, examples):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from pipelines.rollout.policies.transformers import TransformersPolicy
@@ -93,9 +85,7 @@ def test_greedy_turns_are_those_of_the_in_process_policy(
     assert sum(same) >= 7  # an untrained model's best two tokens may lie within rounding
 
 
-def test_a_turn_ends_at_its_stop_string(
-    url: str, folder: Path, engine: Any, talk: Any, examples: list[Example]
-) -> None:
+def test_a_turn_ends_at_its_stop_string(url, folder, engine, talk, examples):
     talk.stop = ("a", "e", "i", "o", "u")
     made = engine(VllmPolicy([url], folder), talk, 1, turn_tokens=200).run([EpisodeRequest(examples[0], 0, 3)])
     text = made[0].turns[0].text
@@ -109,15 +99,8 @@ def test_a_turn_ends_at_its_stop_string(
     [(0, "wait", "null"), (1, "wait", "null"), (2, "carry", "null"), (0, "wait", "{rank: 8, alpha: 16}")],
 )
 def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
-    url: str,
-    folder: Path,
-    tmp_path: Path,
-    examples: list[Example],
-    monkeypatch: pytest.MonkeyPatch,
-    staleness: int,
-    partial: str,
-    lora: str,
-) -> None:
+    url, folder, tmp_path, examples, monkeypatch, staleness, partial, lora
+):
     """The third step's samples are those of the weights after the second: sampler and trainer agree on them.
 
     An untrained model is never right, so rewards are drawn; the rate is one at which stale weights would be seen.
@@ -162,8 +145,8 @@ def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
 
 
 def test_a_stage_loads_its_checkpoint_into_the_server_and_notices_other_weights(
-    url: str, folder: Path, tmp_path: Path, engine: Any, talk: Any, examples: list[Example]
-) -> None:
+    url, folder, tmp_path, engine, talk, examples
+):
     """The last test of the module: it brings the server's first weights back."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -182,7 +165,7 @@ def test_a_stage_loads_its_checkpoint_into_the_server_and_notices_other_weights(
     recipe = recipes.load("miniature", ["rollout.policy=vllm", f"rollout.servers=[{url}]"])
     todo = [EpisodeRequest(examples[0], 0, 5)]
 
-    def load_into(checkpoint: Path) -> None:
+    def load_into(checkpoint):
         with serving(str(checkpoint), recipe, tmp_path, print):
             pass
 
