@@ -27,7 +27,7 @@ from pipelines.recipe.yaml_files import yaml_text
 from pipelines.report.terminal import plain
 from pipelines.serving.models import ENDPOINT
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.teachers.invent import Inventor, coverage, lines
+from pipelines.teachers.invent import Inventor, coverage, lines, read_log
 
 app = typer.Typer()
 data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
@@ -43,7 +43,12 @@ WORKERS = 2  # processes that run the SQL of a review
 def invent(
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
     model: Annotated[str, typer.Option(help="endpoint:NAME, which writes SQL and questions (docs/teachers.md).")],
-    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many questions.")] = 100,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="How many questions; by default 100, or all of --from.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option("--from", help="Your own queries, each ended by ;, in place of invented ones.")
+    ] = None,
     checker: Annotated[str | None, typer.Option(help="Another endpoint:NAME, which answers back.")] = None,
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("invented.jsonl"),
     overrides: Overrides = None,
@@ -51,10 +56,24 @@ def invent(
 ) -> None:
     """Make questions with gold SQL for a database that has none.
 
-    Example: sqltrain invent --database shop.sqlite --model endpoint:big --checker endpoint:other --out shop.jsonl
+    Examples:
+
+      sqltrain invent --database shop.sqlite --model endpoint:big --checker endpoint:other --out shop.jsonl
+
+      sqltrain invent --database shop --model endpoint:big --from queries.sql --out shop.jsonl
     """
     recipe, store = open_recipe("miniature", overrides)
     where = named.find(database)
+    queries: list[str] = []
+    if log is not None:
+        a_log = "Pass a text file of SQL, each statement ended by ;."
+        try:
+            queries = read_log(log.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{log} cannot be read: {error}", a_log) from None
+        if not queries:
+            raise DataError(f"{log} has no statement", a_log)
+    count = count or len(queries) or 100
     # A file that cannot be written is said before anything is bought.
     hint = "Pass --out FILE.jsonl."
     try:
@@ -70,7 +89,7 @@ def invent(
     with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(console) as bars:
         bars.begin("invent", count, "questions")
         schema = where.schema(sql, values=3)
-        invented = Inventor(where.database, schema, sql, asker, other, recipe.seed).make(count, bars.advance)
+        invented = Inventor(where.database, schema, sql, asker, other, recipe.seed, queries).make(count, bars.advance)
     doubted = out.with_name(f"{out.name.removesuffix('.jsonl')}.doubted.jsonl")
 
     def text_of(listed: Sequence[Example]) -> str:

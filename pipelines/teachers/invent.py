@@ -1,14 +1,15 @@
 """Questions for a user who has a database and none (SynSQL's and OmniSQL's chain, filtered by an answer back).
 
-A teacher writes a query over the schema and its sampled values; the sandbox runs it; the teacher puts it as a question
-in one of several styles; another teacher, who sees only schema and question, answers it. Pairs on which both queries
-agree are kept, as many of each hardness level as can be had.
+A teacher writes a query over the schema and its sampled values, or a team's own query log gives it; the sandbox runs
+it; the teacher puts it as a question in one of several styles; another teacher, who sees only schema and question,
+answers it. Pairs on which both queries agree are kept, as many of each hardness level as can be had.
 """
 
 import collections
 import dataclasses
 import random
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -46,6 +47,7 @@ other columns. Answer with the query alone in a ```sql fence."""
 EQUALITY = "bird"  # by which the checker's result must equal the proposed query's
 DRAFTS_PER_QUESTION = 8  # tries before it gives up on the count
 _FENCE = re.compile(r"```(?:sql)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
+_COMMENTS = re.compile(r"\A(?:\s*--[^\n]*\n|\s*/\*.*?\*/)+", re.DOTALL)
 PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
 
 
@@ -80,20 +82,25 @@ class Inventor:
     teacher: Asker  # proposes queries and puts them into words.
     checker: Asker  # answers back; best another model.
     seed: int = 0
+    queries: Sequence[str] = ()  # a team's own, in place of those that the teacher proposes.
     shapes: set[str] = dataclasses.field(default_factory=set)  # of the drafts so far.
 
     def make(self, count: int, on_kept: Callable[[int], None] | None = None) -> Invented:
-        """Up to `count` examples, a quarter of each level if possible, from `DRAFTS_PER_QUESTION` tries each."""
+        """Up to `count` examples, a quarter of each level if possible, from `DRAFTS_PER_QUESTION` tries each; of a
+        team's own queries all that are kept, each tried once.
+        """
         if not self.schema.tables:
             raise DataError(f"the database {self.database.id} has no tables")
         invented = Invented()
         number, spare = 0, list[Example]()
-        while len(invented.examples) < count and number < count * DRAFTS_PER_QUESTION:
-            batch = range(number, min(number + max(count, 4), count * DRAFTS_PER_QUESTION))
+        tries = len(self.queries) or count * DRAFTS_PER_QUESTION
+        while len(invented.examples) < count and number < tries:
+            batch = range(number, min(number + max(count, 4), tries))
             number = batch.stop
             for example in self._examples(batch, invented):
                 here = sum(example_made.hardness == example.hardness for example_made in invented.examples)
-                if len(invented.examples) < count and here < -(-count // len(HARDNESS_LEVELS)):
+                has_room = bool(self.queries) or here < -(-count // len(HARDNESS_LEVELS))
+                if len(invented.examples) < count and has_room:
                     invented.examples.append(example)
                     if on_kept is not None:
                         on_kept(1)
@@ -148,8 +155,11 @@ class Inventor:
             rules = PROPOSE.format(engine=self.database.engine, level=LEVELS[level])
             prompts.append(experts.conversation(rules, self.schema, "none yet", "", **parts))
             plans.append((number, level, style))
-        answers = self.teacher.ask_all(prompts, PROPOSING)
-        texts = [read_sql(answer.text if answer else None) for answer in answers]
+        if self.queries:
+            texts = [read_sql(self.queries[number]) for number in numbers]
+        else:
+            answers = self.teacher.ask_all(prompts, PROPOSING)
+            texts = [read_sql(answer.text if answer else None) for answer in answers]
         results = self.sql.execute_many([(self.database, text or "") for text in texts])
         drafts = []
         for (number, level, style), text, result in zip(plans, texts, results, strict=True):
@@ -175,6 +185,17 @@ def read_sql(text: str | None) -> str | None:
     fenced = _FENCE.findall(text)
     sql = (fenced[-1] if fenced else text).strip().rstrip(";").strip()
     return sql if re.match(r"(select|with)\b", sql, re.IGNORECASE) else None
+
+
+def read_log(text: str) -> list[str]:
+    """The statements of a query log, each ended by `;`, in their order, each once, without the comments before them."""
+    statements, begun = dict[str, None](), ""
+    for line in [*text.splitlines(), ";"]:
+        begun += line + "\n"
+        if sqlite3.complete_statement(begun):
+            statements[_COMMENTS.sub("", begun).strip().rstrip(";").strip()] = None
+            begun = ""
+    return list(filter(None, statements))
 
 
 # Coverage of a schema by a set of questions: its tables, its joins, functions of SQL and levels, and the gaps.

@@ -61,6 +61,36 @@ def test_only_what_is_answered_alike_is_kept(tmp_path, servers, music):
     assert made.doubted[0].meta["votes"] == [{"by": "teacher", "sql": "SELECT min(age) FROM singer", "agrees": False}]
 
 
+def test_a_teams_own_queries_become_questions_each_tried_once(tmp_path, servers, music, name_endpoint, capsys):
+    """No query is bought: the teacher only words them, and what does not run, is empty or doubted is told."""
+    server = servers(reply)
+    name_endpoint(server)
+    log, out = tmp_path / "queries.sql", tmp_path / "mine.jsonl"
+    log.write_text("-- Monday; a comment\n" + ";\n".join([*PROPOSALS, PROPOSALS[0]]) + "\n")
+    words = ["--from", str(log), "--out", str(out), f"--store={tmp_path / 'store'}", "--json"]
+    app(["invent", "--database", music.location, "--model", "endpoint:teacher", *words], standalone_mode=False)
+    assert [json.loads(line)["sql"] for line in out.read_text().splitlines()] == [PROPOSALS[0], PROPOSALS[4]]
+    counts = json.loads(capsys.readouterr().out.splitlines()[-1])["counts"]
+    expected = {
+        "kept": 2,
+        "answers_differ": 1,
+        "near_duplicate": 2,
+        "empty_result": 1,
+        "no_sql": 1,
+        "sql_no_such_column": 1,
+    }
+    assert {name: count for name, count in counts.items() if count} == expected
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("\n\n", "has no statement")])
+def test_a_log_without_queries_is_refused_before_anything_is_bought(tmp_path, music, text, said):
+    log = tmp_path / "queries.sql"
+    if text is not None:
+        log.write_text(text)
+    with pytest.raises(DataError, match=said):
+        data.invent(database=music.location, model="teacher", log=log, overrides=[f"store={tmp_path / 's'}"])
+
+
 LEVELS = [  # six easy ones, three of each other level
     *(f"SELECT {what} FROM singer" for what in ("name", "city", "age", "DISTINCT city", "count(*)", "max(age)")),
     "SELECT city, count(*) FROM singer GROUP BY city",
