@@ -63,6 +63,7 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
     """
     name, tables = written(schema.engine), list(schema.tables)
     if keep is not None:
+        # Schema linking: primary keys stay, and foreign keys between tables that stay.
         tables = []
         for table in (table for table in schema.tables if table.name.lower() in keep.tables):
             wanted = {column for of, column in keep.columns if of == table.name.lower()}
@@ -91,6 +92,7 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
             body = [f"    {text}{'' if n == last else ','}{note}" for n, (text, note) in enumerate(lines)]
             statements += [f"CREATE TABLE {name(table.name)} ({_note(table.description)}", *body, ");"]
         return "\n".join(statements)
+    # The compact style: the tables with their columns, then all joins.
     parts = []
     for table in tables:
         shown = [

@@ -152,6 +152,7 @@ class Worker:
             )
         finally:
             os.close(fd)
+        # Its pipes never block this process, which may be in an event loop.
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.into, self.out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -268,6 +269,7 @@ class Worker:
             code = self._process.wait()
         at, phase, _ = self.page.current()
         self.close()
+        # A malformed reply is laid at its job, whatever job the worker says it is at.
         retired = code == RETIRED
         culprit = None if retired else next((task for number, task in self.held if number == at), None)
         culprit = self._garbled or culprit
@@ -376,6 +378,7 @@ class Pool:
                     return
                 self._workers[slot] = worker
                 self._selector.register(worker.out, selectors.EVENT_READ, (self, slot))
+            # Half of its share of what waits, so that no worker is left with a long queue at the end.
             share = -(-waiting // (2 * len(self._homes)))
             worker.send([source.popleft() for _ in range(min(len(source), BATCH, max(4, share)))])
             self._watch(worker)

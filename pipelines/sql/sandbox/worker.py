@@ -184,6 +184,7 @@ class JobServer:
             self._flushed = perf_counter()
             first, jobs = pickle.loads(body)
             self._databases.refresh({location for job in jobs for location in job[1]})
+            # Neighbours on one database share its read lock.
             for location, numbered in itertools.groupby(enumerate(jobs, first), lambda item: item[1][1][0]):
                 group = list(numbered)
                 if len(group) > 1:
@@ -202,6 +203,7 @@ class JobServer:
                     else:
                         causes = [reply[5]]
                         self._cells += len(reply[2]) * len(reply[1])
+                    # What a query took is not given back: a fresh worker has all of the memory.
                     if "memory_limit" in causes:
                         self._flush()
                         sys.exit(RETIRED)
@@ -264,13 +266,14 @@ class JobServer:
         facts = Gold(*gold_facts)
         if names is not None:
             facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
+        # The score under an equality is the lowest over the databases.
         scores: dict[str, float] = {}
         for name in equalities:
             equality = EQUALITIES[name]
             gold_text, predicted_text = gold_sql, predicted_sql
             if equality.rewrite is not None:
                 gold_text, predicted_text = equality.rewrite(gold_sql), equality.rewrite(predicted_sql)
-            scores[name] = 1.0  # the lowest score over the databases
+            scores[name] = 1.0
             for location in locations if equality.suite else locations[:1]:
                 self._page.begin(number, 0)
                 expected, _ = self._databases.gold(location, gold_text)
