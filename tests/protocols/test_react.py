@@ -197,9 +197,7 @@ def test_what_the_protocol_has_no_words_for_is_refused(protocol, action):
         ("malformed", "SELECT 1", "SELECT 1", None),
     ],
 )
-def test_a_fence_around_an_answer_is_read_by_the_recipes_rule(
-    protocol: Make, rule: str, text: str, sql: str, error: str | None
-) -> None:
+def test_a_fence_around_an_answer_is_read_by_the_recipes_rule(protocol, rule, text, sql, error):
     react, phases = (protocol(name, options={"fence": rule}) for name in ("react", "phases"))
     answers = [
         react.parse(f"<reasoning>r</reasoning><solution>{text}</solution>"),
