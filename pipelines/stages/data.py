@@ -98,13 +98,9 @@ def check_sources(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSour
     ctx.progress.begin(ctx.stage, total, "gold SQL")
     rollout = ctx.recipe.rollout
     workers = None if rollout.processes == 1 or total <= BATCH else 1
-    shards.run(
-        make_gold_check_run,
-        (ctx.recipe, ctx.folder, tuple(parts), workers),
-        rollout.processes,
-        ctx.progress,
-        rollout.dask,
-    )
+    lean = tuple(dataclasses.replace(part, rejected=()) for part in parts)  # each shard's job carries them
+    args = (ctx.recipe, ctx.folder, lean, workers)
+    shards.run(make_gold_check_run, args, rollout.processes, ctx.progress, rollout.dask)
     checked = [CheckedSource(array("q"), [], list(part.rejected)) for part in parts]
     for row in shards.rows():
         source = checked[row["source"]]

@@ -79,12 +79,11 @@ def run_shard(plan: bytes, items: Sequence[Any], path: Path) -> str:
     """One shard, in a worker process; the plan has the pickled `make` and `args` of `Shards.run`, called once, and the
     folder of the databases' cards.
     """
-    make, args, card.FOLDER = pickle.loads(plan)  # a worker may have been started in another folder
-    run = _runs.get(plan)
-    if run is None:
+    if plan not in _runs:
+        make, args, card.FOLDER = pickle.loads(plan)  # a worker may have been started in another folder
         _runs.clear()  # the engine and the model of a stage that is over
-        run = _runs[plan] = make(*args)  # made here, so that its errors reach the parent as they are
-    return _finish(run, items, path)
+        _runs[plan] = make(*args)  # made here, so that its errors reach the parent as they are
+    return _finish(_runs[plan], items, path)
 
 
 class Shards(Generic[Item]):
