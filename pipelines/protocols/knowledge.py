@@ -1,11 +1,11 @@
-"""TRUST-SQL's schema knowledge, read off a trajectory: what was proposed, and what was verified before (section 3.2).
+"""TRUST-SQL's schema knowledge, read off a trajectory: the proposal, and the names verified before it (section 3.2).
 
 The rule of verification (the paper names the set K_t and no rule): a table or a column is verified once an earlier
 turn's query ran and either read it by name or showed its name as a whole word in its observation. So a look into the
 catalogue verifies the names that it showed, and `SELECT DISTINCT kind FROM singer` verifies `singer` and `kind`. A
-query that failed verifies nothing. Nor does what the agent wrote itself (`sql/analysis/naming.py`): comments, texts,
-names that the query gives to what it makes (aliases, those of WITH, outputs of subqueries), functions and variables; a
-word in double quotes without its table, which SQLite takes as text where there is no such column; an alias that the
+query that failed verifies nothing. Nor do the agent's own words (`sql/analysis/naming.py`): comments, texts, names that
+the query gives (aliases, those of WITH, outputs of subqueries), functions and variables; a word in double quotes
+without its table, which SQLite takes as text if there is no such column; an alias that the
 result repeats, and a result that may hold a text of the query or one that was put together (`||`, `char`, ...). Of a
 look by command (PRAGMA, DESCRIBE, SHOW, SUMMARIZE) the result's cells verify, not its header (`type`, `pk`, ...), and a
 pragma's argument only where the pragma is one that tells of a table, and gave rows. In the

@@ -68,7 +68,7 @@ INVALID = "Your last action was not valid. Think again and try another one."
 class ReactOptions(Section):
     """What else a recipe may say."""
 
-    reasoning_tag: Literal["reasoning", "think"] = "reasoning"  # what the reasoning block is called.
+    reasoning_tag: Literal["reasoning", "think"] = "reasoning"  # the tag of the reasoning block.
     # whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
     scout: bool = False
     headers: bool = True  # whether a result shows its column names (SQL-Trail, table 4).

@@ -44,7 +44,7 @@ def read_json(text: str) -> Any:
 
 
 def read_call(text: str) -> tuple[str, str | None]:
-    """The SQL of a call, and None; or "" and what is wrong with the call.
+    """The SQL of a call, and None; or "" and the call's fault.
 
     Errors, by name: `bad_json`, `bad_call` (an object with a name and arguments, and nothing else), `unknown_tool`,
     `bad_arguments` (a text `sql`, and at most the database's name beside it), `empty_action`, `invalid_unicode`.

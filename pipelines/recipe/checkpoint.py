@@ -15,12 +15,10 @@ _DATA = {"values", "linker"}
 
 
 class CheckpointCard(config.Section):
-    """What a checkpoint says of itself."""
-
     recipe: str  # the name of the recipe that made it.
     stage: str  # the stage that made it: "model", "sft" or "grpo".
     inputs: dict[str, str]  # the keys of the stages that it was made from, by name.
-    # how it speaks: the tags, the prompt, the turn caps, what the prompt shows of the schema.
+    # how it speaks: the tags, the prompt, the turn caps, the part of the schema in the prompt.
     protocol: config.ProtocolSection
     sampling: config.Sampling  # how evaluation draws its samples; also the token budgets of a turn and of an episode.
     # values, linker: as in the recipe's data; cards of before have none, and then the recipe says it.
@@ -35,7 +33,7 @@ class CheckpointCard(config.Section):
 
 
 def folder_of(named: Path) -> Path:
-    """The folder of a checkpoint: the one that is named, or what the folder of a training stage holds as `model`."""
+    """The folder of a checkpoint: the one that is named, or `model` in it if it is the folder of a training stage."""
     named = named.expanduser()
     inside = named / "model"
     is_stage = (inside / "config.json").is_file() and not (named / "config.json").is_file()
@@ -56,7 +54,7 @@ def write_card(folder: Path, recipe: config.Recipe, stage: str, inputs: dict[str
 
 
 def read_card(folder: Path) -> CheckpointCard | None:
-    """The card of a checkpoint; None where there is none, as in a folder that no stage made."""
+    """The card of a checkpoint; None without one, as in a folder that no stage made."""
     path = folder / CARD
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""A recipe as typed sections: what each may say, and what holds between them."""
+"""A recipe as typed sections: the settings of each, and the conditions between them."""
 
 import re
 import sys
@@ -102,7 +102,7 @@ class Model(Section):
     source: str = "tiny"  # "tiny" is made from scratch; anything else is a local path or a hub name.
     tiny: TinyModel = TinyModel()  # the sizes of `source: tiny`.
     lora: Lora | None = None  # train low-rank adapters and hold the base in `compute_dtype`; null trains all weights.
-    # what products are computed in. Weights under training are kept in float32 whatever it is: at the rates of
+    # the type of products. Weights under training are kept in float32 whatever it is: at the rates of
     # fine-tuning, bfloat16 rounds nearly all updates away.
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     revision: str | None = None  # the commit of a hub model; null takes the newest.
@@ -119,7 +119,7 @@ class Optimizer(Section):
     # which optimiser, by its registered name. `muon` puts matrices on Muon and the rest on AdamW, at the rate of its
     # option `lr_rest`: for tiny models from scratch.
     kind: Annotated[str, pydantic.AfterValidator(OPTIMIZERS.check)] = "adamw"
-    # what only that kind knows.
+    # options of that kind alone.
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(OPTIMIZERS.check_options, "kind"))] = {}
     lr: Amount = 1e-5  # the highest rate.
     betas: tuple[Decay, Decay] = (0.9, 0.95)  # AdamW's two decay rates, each below 1.
@@ -169,7 +169,7 @@ class RewardTerm(Section):
     weight: float = 1.0  # it is multiplied by this and added to the others.
     # the tokens that it pays: all of an episode, or those up to the proposed schema.
     track: Literal["full", "schema"] = "full"
-    # what only that term knows.
+    # options of that term alone.
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(REWARDS.check_options, "term"))] = {}
 
 
@@ -186,7 +186,7 @@ class Grpo(Section):
     group: Annotated[int, pydantic.Field(ge=2)] = 6
     questions_per_step: Positive = 16  # prompts of one generation; each is expanded `group` times.
     updates_per_rollout: Positive = 1  # optimiser steps on one generation (1 is on-policy).
-    steps: Positive = 100  # optimiser steps in all, where `epochs` is null.
+    steps: Positive = 100  # optimiser steps in all, if `epochs` is null.
     # passes over the questions, however many are left for RL; null counts by `steps`.
     epochs: Annotated[float, pydantic.Field(gt=0)] | None = None
     micro_batch: Positive = 8  # episodes of one forward pass; a generation is cut into such parts.
@@ -194,10 +194,10 @@ class Grpo(Section):
     clip_low: Amount = 0.2
     clip_high: Amount = 0.28
     beta: Amount = 0.0  # KL coefficient; 0 for none.
-    # what is taken off a reward: its group's mean, the mean of the group's `others` (RLOO), or that of the whole
+    # subtracted from a reward: its group's mean, the mean of the group's `others` (RLOO), or that of the whole
     # generation, the `batch` (REINFORCE++).
     baseline: Literal["group", "others", "batch"] = "group"
-    # what that is divided by: its group's standard deviation, that of the whole generation after the baseline
+    # the divisor of that: its group's standard deviation, that of the whole generation after the baseline
     # (REINFORCE++), or nothing (RLOO, Dr. GRPO).
     scale: Literal["group", "batch", "none"] = "group"
     # whether all tokens of an episode share its advantage, or each turn has one of its own, from what it and the turns
@@ -218,7 +218,7 @@ class Grpo(Section):
     # generations that a process of its own samples ahead while one is trained on: their weights are at most as many
     # updates old; 0 samples each generation with the weights that it trains.
     staleness: Count = 0
-    # what becomes of episodes on their way when servers get new weights: `wait` sends weights between generations, so
+    # episodes on their way when servers get new weights: `wait` sends weights between generations, so
     # that episodes end as they began; `carry` sends them at once, and episodes go on with them.
     partial: Literal["wait", "carry"] = "wait"
     # bound on the weight that corrects for a sampler that is not the trainer (vLLM); null corrects nothing. Rollouts in
@@ -252,7 +252,7 @@ class Source(Section):
     hardness: tuple[Literal["easy", "medium", "hard", "extra"], ...] | None = None
     # a file of corrected gold SQL that is laid over the questions (`pipelines/benchmarks/corrections.py`).
     corrections: str | None = None
-    # what only that reader knows (see its docstring).
+    # options of that reader alone (see its docstring).
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(READERS.check_options, "kind"))] = {}
 
 
@@ -260,10 +260,10 @@ class Benchmark(Source):
     """Held-out questions of which figures are reported."""
 
     split: Literal["train", "dev", "test"] = "test"
-    # what stages, tables and metrics call it; where none is given, of its kind, its variant and its split.
+    # its name in stages, tables and metrics; if none is given, of its kind, its variant and its split.
     name: Annotated[str, pydantic.Field(pattern=r"^[\w-]{1,60}$")] = ""
     # the headline's; null for the one that the benchmark is published with (`EQUALITY` beside its reader: BIRD's
-    # compares sets of rows), and where it has none for `execution.equality`, by which training decides.
+    # compares sets of rows), and if it has none for `execution.equality`, by which training decides.
     equality: DecidingEquality | None = None
     equalities: tuple[EqualityName, ...] | None = None  # evaluated beside it; null for `evaluation.equalities`.
 
@@ -332,14 +332,14 @@ class ProtocolSection(Section):
     # how much of the schema the prompt shows.
     schema_view: Literal["full", "names", "hidden", "prefill", "filtered"] = "full"
     schema_values: Count = 0  # example values that the prompt shows beside each column.
-    # whether the prompt shows what tables and columns mean, as a benchmark or the database says.
+    # whether the prompt shows the meanings of tables and columns, as a benchmark or the database gives them.
     schema_descriptions: bool = False
     reasoning: bool = True  # whether a reasoning block is demanded in every turn.
-    # what makes a turn malformed: "tags" looks at the tags alone, as the papers' checks do; "strict" also refuses text
+    # the check of a turn's form: "tags" looks at the tags alone, as the papers' checks do; "strict" also refuses text
     # outside them, another order, and an answer without its fence.
     format: Literal["strict", "tags"] = "strict"
     forced_final: bool = True  # whether the turn cap forces one last answer (SQL-Trail, algorithm 1, line 29).
-    # what only that protocol knows (phases, tag names).
+    # options of that protocol alone (phases, tag names).
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(PROTOCOLS.check_options, "name"))] = {}
 
 
@@ -351,7 +351,7 @@ class Execution(Section):
     max_rows: Positive = 100_000
     max_bytes: Positive = 64_000_000
     memory_mb: Positive = 2048  # address space that a worker may add, in MiB.
-    # the equality of rewards, of filtering and, where a benchmark names none, of the reported figures.
+    # the equality of rewards, of filtering and, if a benchmark names none, of the reported figures.
     equality: TrainingEquality = "strict"
 
 
@@ -362,7 +362,7 @@ class Teacher(Section):
     """What writes demonstrations: the scripted oracle, an OpenAI-compatible endpoint, or the policy itself."""
 
     # the oracle, which knows the gold SQL; an endpoint; or the policy, which is the recipe's own base model
-    # (`model.source`): its right episodes are what rejection sampling trains on.
+    # (`model.source`): rejection sampling trains on its right episodes.
     kind: Literal["oracle", "endpoint", "policy"] = "oracle"
     # an entry of `conf/local/endpoints.yaml` (base URL, model, and the environment variable of the key).
     endpoint: str | None = None
@@ -371,7 +371,7 @@ class Teacher(Section):
     sampling: Sampling = Sampling(temperature=0.7)
     error_rate: Share = 0.1  # share of the oracle's episodes with a mistake that it then puts right.
     # column -> how often the oracle guesses how a value there is stored and does not look; only of questions whose
-    # source says what they call the value.
+    # source has the words that they use for the value.
     guesses: Mapping[str, Share] = pydantic.Field(default_factory=dict)
     share: Annotated[float, pydantic.Field(gt=0)] = 1.0  # its part of a mix.
 
@@ -379,12 +379,12 @@ class Teacher(Section):
 class Synthesis(Section):
     """Teacher trajectory synthesis."""
 
-    teacher: Teacher = Teacher()  # what writes the demonstrations.
+    teacher: Teacher = Teacher()  # the writer of the demonstrations.
     mix: tuple[Teacher, ...] = ()  # several teachers, each with its share of the episodes, in place of `teacher`.
     # each teacher of the mix answers every sample of every question, whatever its share (TRUST-SQL, A.2).
     every: bool = False
     samples: Positive = 1  # episodes a question.
-    # run what ended wrong once more with the gold SQL as a hint that is not trained on (STaR).
+    # run wrong episodes once more with the gold SQL as a hint that is not trained on (STaR).
     rationalise: bool = False
 
     @pydantic.model_validator(mode="after")
@@ -405,7 +405,7 @@ class Filter(Section):
     keep: Positive | None = None  # maximum number of demonstrations; null keeps all.
     # maximum near-duplicates kept (same database and plan; wording and literals differ); null for no bound.
     per_plan: Positive | None = None
-    # hardness levels that are kept first where `keep` binds.
+    # hardness levels that are kept first if `keep` binds.
     priority: tuple[Literal["easy", "medium", "hard", "extra"], ...] = ("medium", "hard")
     per_example: Positive | None = 1  # maximum demonstrations of one question; null for no bound.
     # filter rules: a trajectory that one of them holds of is left out, right or not (docs/extending.md).
@@ -418,7 +418,7 @@ class GoldSchema(Section):
     extractors: tuple[str, ...] = ()  # endpoints that are asked beside the two static extractors.
 
 
-# The sections of a recipe that evaluate, and that say where and under whose eyes a run takes place.
+# The sections of a recipe that evaluate, and those about machines, contracts and nights.
 
 MERGE = "merge:"  # before the name of an endpoint that merges answers (`Evaluation.selector`)
 
@@ -430,9 +430,9 @@ class Evaluation(Section):
     ks: tuple[Positive, ...] = (1, 2, 4, 8)  # the k of pass@k, average@k and majority@k.
     sampling: Sampling = Sampling()  # how the samples are drawn; the token budgets also of the greedy episode.
     forced_single_turn: bool = False  # also a greedy pass in which the agent must answer at once.
-    # evaluated beside a benchmark's headline where it names none of its own ("soft_f1" is a grade).
+    # evaluated beside a benchmark's headline if it names none of its own ("soft_f1" is a grade).
     equalities: tuple[EqualityName, ...] = ("strict", "bird", "test_suite")
-    # in a vote, whether results without rows count, or only where there are no others.
+    # in a vote, whether results without rows count, or only if there are no others.
     empty: Literal["vote", "last"] = "vote"
     # in a vote, whether answers without a result abstain, or count together as one group.
     failing: Literal["abstain", "vote"] = "abstain"
@@ -445,20 +445,20 @@ class Evaluation(Section):
 
 
 class Rollout(Section):
-    """How many episodes are in flight, and with what."""
+    """Episodes in flight, and the policy that samples them."""
 
     # `transformers` decodes in process; `vllm` asks a server; or a plug-in's.
     policy: Annotated[str, pydantic.AfterValidator(POLICIES.check)] = "transformers"
-    # what only that policy knows.
+    # options of that policy alone.
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(POLICIES.check_options, "policy"))] = {}
     # base URLs of vLLM servers of your own; none: each stage starts its own on this machine and ends them.
     servers: tuple[str, ...] = ()
-    # the Python of the environment that has vLLM, for servers that a stage starts; null: where the `vllm` command is.
+    # the Python of the environment that has vLLM, for servers that a stage starts; null: that of the `vllm` command.
     python: str | None = None
     # servers that a stage starts; null: as many as there are GPUs for, of which GRPO leaves half to training.
     replicas: Positive | None = None
     tensor_parallel: Positive = 1  # GPUs that one such server is spread over.
-    arguments: tuple[str, ...] = ()  # what else `vllm serve` is told for them.
+    arguments: tuple[str, ...] = ()  # further arguments of `vllm serve` for them.
     slots: Positive = 64  # episodes decoded together by one process.
     processes: Positive = 1  # processes that share a stage's shards.
     # scoring, filtering and gold schemas go to a Dask cluster: "local", or a scheduler's address.
@@ -469,17 +469,17 @@ class Rollout(Section):
 
 
 class Hardware(Section):
-    """What trains: this machine's GPU where it has one, else its CPU."""
+    """The training hardware: this machine's GPU if it has one, else its CPU."""
 
-    device: Literal["cpu", "cuda", "auto"] = "auto"  # "auto" takes a GPU where there is one; "cuda" fails without.
+    device: Literal["cpu", "cuda", "auto"] = "auto"  # "auto" takes a GPU if there is one; "cuda" fails without.
     threads: Positive = 2  # of torch on the CPU, in the training child.
-    sql_workers: Positive = 1  # processes that run SQL where a stage is not shared by several processes.
-    # the Python of the training child, where it is another environment than the flows'; null for the same.
+    sql_workers: Positive = 1  # processes that run SQL if a stage is not shared by several processes.
+    # the Python of the training child, if it is another environment than the flows'; null for the same.
     python: str | None = None
     # how many train together on this machine, each with a share of every batch; "gpu" is one for each GPU.
     processes: Positive | Literal["gpu"] = 1
-    # what starts the training in place of `processes`, for several machines or with options of a launcher; looked for
-    # beside the child's Python first.
+    # the command that starts the training in place of `processes`, for several machines or with options of a launcher;
+    # looked for beside the child's Python first.
     launch: tuple[str, ...] = ()
     deepspeed: str | None = None  # a file of `infra/deepspeed/` by name, or one of your own; null trains without.
     # how long the processes of a training wait for one another, in seconds, before it fails: more than the rollouts of
@@ -525,7 +525,7 @@ class Nightly(Section):
     # files of `conf/`, such as local/spider_dk (`sqltrain data add` writes it), whose held-out questions (of each, its
     # first benchmark's) must not be answered worse.
     guards: tuple[str, ...] = ()
-    # what shows that a challenger is better: the 95 % interval of a paired bootstrap by database lies above 0, or
+    # the proof that a challenger is better: the 95 % interval of a paired bootstrap by database lies above 0, or
     # McNemar's exact test has p of at most 0.05.
     test: Literal["bootstrap", "mcnemar"] = "bootstrap"
     max_drop: Share = 0.02  # share of EX that a challenger may lose on any hardness level or guard.
@@ -551,18 +551,18 @@ class Recipe(Section):
     data: Data = Data()  # where questions come from.
     protocol: ProtocolSection = ProtocolSection()  # how the agent speaks.
     execution: Execution = Execution()  # limits of the SQL sandbox.
-    synthesis: Synthesis = Synthesis()  # what writes demonstrations.
+    synthesis: Synthesis = Synthesis()  # the writers of demonstrations.
     filter: Filter = Filter()  # which demonstrations are kept.
     gold_schema: GoldSchema = GoldSchema()  # who says which tables and columns a question needs.
     sft: Sft = Sft()  # supervised fine-tuning.
     difficulty: Difficulty = Difficulty()  # how questions are scored and chosen for GRPO.
-    rewards: tuple[RewardTerm, ...] = ()  # the panel: what GRPO pays an episode for.
+    rewards: tuple[RewardTerm, ...] = ()  # the panel: the terms of an episode's reward in GRPO.
     grpo: Grpo = Grpo()  # reinforcement learning.
-    evaluation: Evaluation = Evaluation()  # what is asked and evaluated for the reported figures.
-    rollout: Rollout = Rollout()  # how many episodes are in flight, and with what.
+    evaluation: Evaluation = Evaluation()  # the evaluation of the reported figures.
+    rollout: Rollout = Rollout()  # episodes in flight, and the policy that samples them.
     contracts: Contracts = Contracts()  # thresholds of the contracts on the rows of stages.
     nightly: Nightly = Nightly()  # retraining on new questions.
-    hardware: Hardware = Hardware()  # what trains.
+    hardware: Hardware = Hardware()  # the training hardware.
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -599,10 +599,7 @@ class Recipe(Section):
         return self.model_copy(update={"data": self.data.model_copy(update={"test": (chosen,)})})
 
     def slice(self, *paths: str) -> dict[str, Any]:
-        """The JSON values at dotted paths: what a stage declares that it reads.
-
-        `benchmark` is the first of `data.test`.
-        """
+        """The JSON values at dotted paths, those that a stage reads; `benchmark` is the first of `data.test`."""
         whole = self.model_dump(mode="json")
         whole["benchmark"] = whole["data"]["test"][0]
         picked: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from pipelines.core.types import is_valid_unicode
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import parse_value, read_yaml
 
-OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # what these say of one kind is not true of another
+OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # settings of one kind, without meaning for another
 OWNERS = ("kind", "policy")  # fields that name the part whose options stand beside them
 CONF = Path(__file__).resolve().parents[2] / "conf"
 # What this machine adds to it, under no version control: in a checkout beside ours; for a wheel, where it is run.
@@ -38,7 +38,7 @@ def _locate(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     path = CONF / "recipes" / f"{name}.yaml"
-    if not os.path.isfile(path):  # `Path.is_file` raises where a name is too long
+    if not os.path.isfile(path):  # `Path.is_file` raises if a name is too long
         close = difflib.get_close_matches(name, recipe_names(), n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"Known recipes: {', '.join(recipe_names())}."
         raise RecipeError(f"there is no recipe {name!r}", hint)
@@ -98,7 +98,7 @@ def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of what YAML holds: mappings with texts as keys, lists, texts, numbers, truth values and null."""
+    """A copy of a value of YAML: mappings with texts as keys, lists, texts, numbers, truth values and null."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _of_one_kind(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`below` without what belongs to another kind than `above` names: a reader's options mean nothing to another."""
+    """`below` without the settings of another kind than `above` names: a reader's options mean nothing to another."""
     if below.get("kind", above.get("kind")) != above.get("kind", below.get("kind")):
         return {}
     kept = dict(below)
@@ -263,4 +263,4 @@ def _variants(value: Any, path: Path) -> dict[str, list[str]]:
 def digest(value: Any) -> str:
     """A short stable name for JSON values: the first 16 hex digits of a SHA-256."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]  # half a character has no UTF-8
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]  # a lone surrogate has no UTF-8

@@ -11,7 +11,7 @@ import yaml
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import is_valid_unicode
 
-MOST_VALUES = 100_000  # where the text has no more signs; ten aliases of ten, nine levels deep, stand for a billion
+MOST_VALUES = 100_000  # of a text that is not longer; ten aliases of ten, nine levels deep, stand for a billion
 DEEPEST = 500  # that a text may nest for libyaml, which is eight times as fast, and dies of some ten thousand
 
 
@@ -37,10 +37,10 @@ class _Strict:
         try:
             value = yaml.SafeLoader.construct_object(self, node, deep)
         except (ValueError, IndexError, KeyError, AttributeError, TypeError):
-            reason = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
+            reason = f"{str(node.value)[:40]!r} is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from None
         if isinstance(value, str) and not is_valid_unicode(value):
-            raise yaml.constructor.ConstructorError(None, None, "half a character", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a lone surrogate (invalid Unicode)", node.start_mark)
         return value
 
 
@@ -49,11 +49,11 @@ class _Loader(_Strict, yaml.SafeLoader):
 
 
 class _FastLoader(_Strict, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """In C where PyYAML has it: for texts that nest little."""
+    """In C if PyYAML has it: for texts that nest little."""
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """In C where PyYAML has it: a card of three thousand tables takes Python some seconds."""
+    """In C if PyYAML has it: a card of three thousand tables takes Python some seconds."""
 
 
 for _each in (_Loader, _FastLoader, _Dumper):  # what a loader takes for a number, the dumper must quote as a text

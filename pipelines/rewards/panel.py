@@ -104,10 +104,10 @@ def grade(
 
 @dataclass(frozen=True)
 class Rewards:
-    total: float  # the full track's reward: what plain GRPO optimises.
+    total: float  # the full track's reward, which plain GRPO optimises.
     by_term: Mapping[str, float]  # each term's own value, before its weight.
-    by_track: Mapping[str, float]  # weighted sum of each track's terms ("full", and "schema" where the recipe has one).
-    # the full track's reward by the turn that it is paid for: the last one, where a term does not say.
+    by_track: Mapping[str, float]  # weighted sum of each track's terms ("full", and "schema" if the recipe has one).
+    # the full track's reward by the turn that it is paid for: the last one, if a term does not say.
     by_turn: tuple[float, ...] = ()
 
 

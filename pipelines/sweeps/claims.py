@@ -39,9 +39,9 @@ class Contrast(Section):
     row: str
     over: str
     measure: MeasureName  # of both rows (`measures.py`).
-    over_measure: MeasureName | None = None  # of the second row, where it is another one.
+    over_measure: MeasureName | None = None  # of the second row, if it is another one.
     less: bool = False  # whether the claim says that the first is lower.
-    # the claim is that the first is not worse by so much or more; None where it claims to be better.
+    # the claim is that the first is not worse by so much or more; None if it claims to be better.
     margin: Annotated[float, pydantic.Field(gt=0)] | None = None
     # the smallest difference that matters; both are in points for shares, else in the measure's own unit.
     matters: Annotated[float, pydantic.Field(ge=0)] = 0.0
@@ -61,7 +61,7 @@ class Claim(Section):
     text: str  # the claim.
     source: str  # where it is made.
     contrasts: tuple[Contrast, ...] = ()  # all must hold for the claim to hold.
-    seconds: int = 0  # of processor time for all seeds, where nothing of it is there yet; an estimate.
+    seconds: int = 0  # of processor time for all seeds, if none of its stages is made yet; an estimate.
     reading: str  # the conclusions that the verdict allows, and those that it does not.
     untold: str = ""  # why this world cannot show it; such a claim has no contrasts.
 
@@ -80,12 +80,12 @@ class Claim(Section):
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContrastResult:
     contrast: Contrast
-    # in the direction of `row - over`, whatever the claim says; None where a row was not made.
+    # in the direction of `row - over`, whatever the claim says; None if a row was not made.
     difference: Paired | None
     by_seed: tuple[float, ...]  # the mean difference of each seed.
     questions: int  # pairs of answers, those of all seeds together.
     verdict: Verdict
-    # the smallest difference that would have been shown with 80 % power; None where nothing was made.
+    # the smallest difference that would have been shown with 80 % power; None if nothing was made.
     detectable: float | None
 
 

@@ -1,7 +1,7 @@
 """The papers' tables and figures as sweeps: `conf/tables/PAPER/NAME.yaml`, each with the paper's own figures.
 
 A file names a recipe, the rows (each a list of words as `sqltrain sweep` takes them), the axes that every row has, the
-baseline, what is measured, and what the paper reports. Its `miniature` says what the same table is on a CPU.
+baseline, the measures, and the paper's figures. Its `miniature` is the same table on a CPU.
 
 `conf/tables/claims/NAME.yaml` are tables that test a claim of theirs in miniature: `claim` says it, and which rows must
 differ how (`pipelines/sweeps/claims.py`). docs/laboratory.md shows them.
@@ -111,5 +111,5 @@ def read(path: Path) -> PaperTable:
         return PaperTable.model_validate(read_yaml(path))
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise RecipeError(f"{path}: {where}: {first['msg']}") from None
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise RecipeError(f"{path}: {place}: {first['msg']}") from None

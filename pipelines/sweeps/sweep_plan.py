@@ -1,7 +1,7 @@
 """`sqltrain sweep`: the cells of a table as one plan that shares every common stage, and the table that they fill.
 
-A cell is a recipe with one value of each axis. Cells are made one after the other; what two share is made once, a cell
-that fails leaves its error in the table, and the same command goes on after a kill: the store has what is finished.
+A cell is a recipe with one value of each axis. Cells are made one after the other; a stage of several is made once, a
+cell that fails leaves its error in the table, and after a kill the same command goes on from the finished stages.
 """
 
 import contextlib

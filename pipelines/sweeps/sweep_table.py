@@ -27,7 +27,7 @@ class FinishedCell:
     """A cell that was made, or the error that it ended with."""
 
     values: Mapping[str, str]  # on each axis
-    run: FinishedEvaluation | None = None  # its evaluation; None where it failed
+    run: FinishedEvaluation | None = None  # its evaluation; None if it failed
     curves: tuple[Mapping[str, float], ...] = ()  # its training's numbers, a step a row
     error: str = ""
     condition: str = ""  # who taught and judged it, and which schema it is asked with
