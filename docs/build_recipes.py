@@ -110,7 +110,7 @@ grpo.resample: dynamic sampling (DAPO): rounds in which groups without variance 
 grpo.order: a curriculum: `easy_first` or `hard_first` by S(q), in place of shuffling
 grpo.importance_cap: rollouts from vLLM: bound of the weight pi_trainer / pi_sampler; null for no weights
 grpo.importance_level: `sequence`: one such weight for all tokens of an episode, the product of theirs
-grpo.optimizer.options: options of that kind alone: with `kind: muon`, `{lr_rest: RATE}`, the rate of all that is not a matrix
+grpo.optimizer.options: options of that kind alone: with `kind: muon`, `{lr_rest: RATE}`, the rate of all but matrices
 filter.drop: filter rules for demonstrations, ours or a plug-in's: `filter.drop=[NAME]` (docs/extending.md)
 evaluation.metrics: metrics of plug-ins that are reported beside ours: `evaluation.metrics=[NAME]` (docs/extending.md)
 rollout.options: options of that policy alone, for a plug-in's policy (docs/extending.md)

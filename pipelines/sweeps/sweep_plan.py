@@ -54,22 +54,11 @@ class SweepCell:
         """Its values in the order of the axes."""
         return cell_title(self.values) or self.recipe.name
 
-    @property
-    def key(self) -> str:
-        """The digest of its recipe: cells that show several checkpoints of one run share it."""
-        return recipes.digest(self.recipe.model_dump(mode="json"))
-
 
 Make = Callable[[SweepCell], object]
-
-
-@dataclass(frozen=True)
-class AxisValue:
-    """One value of an axis, and the words that it stands for: key=value, variant=, model=, benchmark= or after=."""
-
-    axis: str
-    value: str
-    words: tuple[str, ...]
+# One value of an axis: the axis, the value, and the words that it stands for (key=value, variant=, model=, benchmark=
+# or after=).
+AxisValue = tuple[str, str, tuple[str, ...]]
 
 
 def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | None = None) -> list[SweepCell]:
@@ -79,11 +68,11 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
         words: overrides in their order; a value with commas, or a range such as seed=0..2, is an axis.
         rows: an axis before them whose values are names, each for several words: the rows of a paper's table.
     """
-    options = [[AxisValue(ROW, row, tuple(row_words)) for row, row_words in rows.items()]] if rows else []
+    options: list[list[AxisValue]] = [[(ROW, row, tuple(own)) for row, own in rows.items()]] if rows else []
     options += [_choices(word) for word in words]
     found = []
     for picked in itertools.product(*options):
-        picked_words = [word for choice in picked for word in choice.words]
+        picked_words = [word for _, _, own in picked for word in own]
         sources, after, asked = (
             [word.partition("=")[2] for word in picked_words if word.startswith(f"{axis}=")] for axis in NO_OVERRIDES
         )
@@ -102,11 +91,8 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
         recipe = recipes.load(source, overrides)
         if asked:  # a wrong key is said before anything is made
             recipes.load(source, [*overrides, *asked])
-        values = {
-            choice.axis: choice.value
-            for choice, choices in zip(picked, options, strict=True)
-            if len(choices) > 1 or choice.axis == ROW
-        }
+        chosen = zip(picked, options, strict=True)
+        values = {axis: value for (axis, value, _), choices in chosen if len(choices) > 1 or axis == ROW}
         found.append(SweepCell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked)))
     return found
 
@@ -127,7 +113,7 @@ def _choices(word: str) -> list[AxisValue]:
                 values[-1] += letter
     if not equals or not values or len(set(values)) < len(values):
         raise RecipeError(f"{word!r} is neither an axis nor an override", "Write key=value, key=a,b,c or seed=0..2.")
-    return [AxisValue(axis, value, (f"{axis}={value}",)) for value in values]
+    return [(axis, value, (f"{axis}={value}",)) for value in values]
 
 
 def forecast(planned: Sequence[SweepCell], store: Store) -> Iterator[str]:
@@ -162,9 +148,10 @@ def fill(planned: Sequence[SweepCell], store: Store, make: Make, say: Say) -> li
         return work.stat().st_mtime_ns if work.is_dir() else 0
 
     def make_once(cell: SweepCell) -> None:
-        if cell.key not in keys:
+        key = recipes.digest(cell.recipe.model_dump(mode="json"))  # of cells that show checkpoints of one run, the same
+        if key not in keys:
             make(cell)
-        keys.add(cell.key)
+        keys.add(key)
 
     for number, cell in enumerate(planned, 1):
         say(f"cell {number} of {len(planned)}: {cell.name}")
@@ -216,8 +203,7 @@ def asked_again(cell: SweepCell, store: Store) -> SweepCell:
 
 def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
     """The teacher and the judge of a row's checkpoint, and the schema that it is asked with."""
-    synthesis = recipe.synthesis
-    taught = [teacher.endpoint or teacher.kind for teacher in synthesis.teachers]
+    taught = [teacher.endpoint or teacher.kind for teacher in recipe.synthesis.teachers]
     judges = [str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge" and term.weight]
     teacher = " and ".join(taught) if "synthesize" in recipe.stages and checkpoint != "model" else "none"
     judge = " and ".join(judges).replace("static", "program") if checkpoint == "grpo" and judges else "none"
@@ -270,7 +256,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[SweepCell], Sweep]:
-    """The cells of a recipe's axes, and the sweep that they will fill."""
+    """The cells of a recipe's axes, and the sweep for their results."""
     planned = cells(name, words)
     axes = tuple(dict.fromkeys(axis for cell in planned for axis in cell.values))
     facts = {"recipe": name, "axes": ", ".join(axes) or "none"}
@@ -280,7 +266,7 @@ def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tu
 def cells_of_paper_table(
     name: str, words: Sequence[str], baseline: str | None, miniature: bool
 ) -> tuple[list[SweepCell], Sweep]:
-    """The cells of a paper's table, and the sweep that they will fill."""
+    """The cells of a paper's table, and the sweep for their results."""
     source = paper_tables.load(name)
     form = source.form(miniature)
     given = {word.partition("=")[0] for word in words}

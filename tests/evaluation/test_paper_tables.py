@@ -197,7 +197,7 @@ def test_curves_of_accuracy_are_of_held_out_questions(name):
 def test_a_row_that_is_asked_once_more_trains_as_its_own_row_does(name, row, asked):
     cells = {cell.values[ROW]: cell for cell in sweep_plan.cells_of_paper_table(name, [], None, False)[0]}
     own = row.replace("prefilled", "unknown").replace(", names", ", schema").partition("; ")[0].partition(", asked")[0]
-    assert cells[row].key == cells[own].key  # nothing is trained for it
+    assert cells[row].recipe == cells[own].recipe  # nothing is trained for it
     section, key = asked[0].split(".")
     assert getattr(getattr(recipe_of(name, row), section), key) == asked[1]
     assert getattr(getattr(cells[row].recipe, section), key) != asked[1]
