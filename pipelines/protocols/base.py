@@ -51,6 +51,11 @@ class Protocol(abc.ABC):
     # else (SQL-Trail, algorithm 1, line 29); "" if `demand` asks in words alone.
     opening: str = ""
     demand: str = ""  # appended to the last observation if the turn cap forces the final answer.
+    as_json: ClassVar[bool] = True  # whether a result is shown as JSON records, or as a table.
+    # the answers to an action without SQL: to a proposal, to a malformed turn, and to one by its format error.
+    noted: ClassVar[str] = ""
+    invalid: ClassVar[str] = ""
+    faults: ClassVar[Mapping[str | None, str]] = {}
 
     def __init__(self, config: config.ProtocolSection, actions: Sequence[str], ends: Sequence[str]) -> None:
         if config.schema_view == "prefill" and not self.can_prefill:
@@ -117,9 +122,9 @@ class Protocol(abc.ABC):
         """The SQL to execute for an action; None if there is nothing to execute (the final answer included)."""
         return action.content if action.kind in EXECUTED else None
 
-    @abc.abstractmethod
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """The text of the user message that follows an action; `result` is None if nothing was executed."""
+        return self._respond(self._body(action, result))
 
     def hear(self, answer: str, turns_left: int) -> str:
         """The text of the user message that brings the user's answer: escaped and cut, as any text from outside."""
@@ -143,10 +148,14 @@ class Protocol(abc.ABC):
             tracks["schema"] = len(trajectory.turns) if last is None else last + 1
         return tracks
 
-    def _show(self, result: ExecutionResult, as_json: bool) -> str:
-        """A result as the recipe's limits allow: a table or JSON records; an error message if it did not run."""
+    def _body(self, action: Action, result: ExecutionResult | None) -> str:
+        """A result as the recipe's limits allow, an error message if it did not run, or the answer without a result."""
+        if result is None and action.kind is ActionKind.PROPOSE:
+            return " noted" if self.brief else self.noted
+        if result is None:
+            return " invalid" if self.brief else self.faults.get(action.format_error, self.invalid)
         limits = (self.config.observation_rows, self.config.cell_chars, self.config.observation_chars)
-        if as_json and not self.brief:
+        if self.as_json and not self.brief:
             return observations.json_text(observations.records(result, *limits))
         if not result.ok:
             word = " error " if self.brief else "Error executing SQL: "

@@ -61,9 +61,6 @@ class OneAction(Protocol):
 
 # ReAct tags over many turns: SQL-Trail (3.1, A.3, algorithm 1) and SkyRL-SQL (4, appendix A and D).
 
-NOTED = "The schema is noted."
-INVALID = "Your last action was not valid. Think again and try another one."
-
 
 class ReactOptions(Section):
     """What else a recipe may say."""
@@ -85,6 +82,9 @@ class React(OneAction):
     opening = "<solution>"
     # SQL-Trail, algorithm 1, line 29
     demand = "\nNo turns are left. Give the final SQL now in <solution>...</solution>."
+    as_json = False
+    noted = "The schema is noted."
+    invalid = "Your last action was not valid. Think again and try another one."
     # a model that thinks by itself is not asked to.
     single_turn_prompts: ClassVar[Mapping[bool, str] | None] = {True: "single", False: "single_bare"}
     settings: ClassVar[type[ReactOptions]] = ReactOptions  # the model of its options.
@@ -106,14 +106,9 @@ class React(OneAction):
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""
-        if result is not None:
-            shown = self._show(result, as_json=False)
-            if result.ok and not self.options.headers:
-                shown = shown.partition("\n")[2]
-        elif action.kind is ActionKind.PROPOSE:
-            shown = " noted" if self.brief else NOTED
-        else:
-            shown = " invalid" if self.brief else INVALID
+        shown = self._body(action, result)
+        if result is not None and result.ok and not self.options.headers:
+            shown = shown.partition("\n")[2]
         if self.brief:
             return self._respond(f"{shown}\n {turns_left} left")
         noun = "turn" if turns_left == 1 else "turns"
@@ -146,8 +141,6 @@ class Ask(React):
 
 # One turn, no database to look at: Reasoning-SQL (3.1, appendix A.3).
 
-INVALID_ANSWER = "That answer is not in the required format."
-
 
 @protocol("single_turn", options=Section)
 class SingleTurn(OneAction):
@@ -158,11 +151,9 @@ class SingleTurn(OneAction):
     kinds: Mapping[str, ActionKind] = {"answer": ActionKind.SOLUTION}
     forms: Mapping[str, BlockForm] = {"answer": FENCE}
     single_turn_prompts: ClassVar[Mapping[bool, str]] = {}
-    demand = "\nGive your answer now."  # the paper has no second turn
-
-    def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
-        """Only an invalid turn is answered, and only if a recipe gives this protocol more than one turn."""
-        return self._respond(" invalid" if self.brief else INVALID_ANSWER)
+    # The paper has no second turn; a recipe that gives more than one answers an invalid turn.
+    demand = "\nGive your answer now."
+    invalid = "That answer is not in the required format."
 
 
 # Tool calls in JSON over many turns: MTIR-SQL (3.2, appendix B and C).
@@ -184,4 +175,4 @@ class ToolCall(OneAction):
         """The tool's answer as JSON, or the sentence that asks to rethink; not the turns left, as in the paper."""
         if result is None:
             return " rethink" if self.brief else RETHINK
-        return self._respond(self._show(result, as_json=True))
+        return self._respond(self._body(action, result))

@@ -7,14 +7,15 @@ prompt says the same with plain SQL in place of JSON calls, and `table : column 
 schemas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import pydantic
 
 from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import protocol
-from pipelines.core.types import Action, ActionKind, Example, ExecutionResult
+from pipelines.core.types import Action, ActionKind, Example
 from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.base import Messages, Protocol, read_prompt
 from pipelines.protocols.blocks import reasoning_error, scan
@@ -36,9 +37,6 @@ CONTENT = {
     ActionKind.GENERATE: "tool_call",
     ActionKind.SOLUTION: "answer",
 }
-INVALID = "That output does not follow the action protocol. Write your reasoning, one action and its content again."
-NOT_A_PROBE = "explore_schema takes looks into the catalogue and at the values of one table. Use generate_sql for more."
-NOTED = "The schema is noted. Generate the SQL from it, or explore further."
 WHOLE_CATALOGUE = "SELECT sql FROM sqlite_master"
 
 
@@ -70,6 +68,13 @@ class Phases(Protocol):
     name = "phases"
     can_prefill = True
     demand = "\nNo turns are left. Confirm your answer now."  # the paper's episodes end at the cap instead
+    # The paper does not tell the agent how many turns are left.
+    invalid = "That output does not follow the action protocol. Write your reasoning, one action and its content again."
+    noted = "The schema is noted. Generate the SQL from it, or explore further."
+    faults: ClassVar[Mapping[str | None, str]] = {
+        "not_a_probe": "explore_schema takes looks into the catalogue and at the values of one table. "
+        "Use generate_sql for more."
+    }
 
     def __init__(self, config: config.ProtocolSection) -> None:
         super().__init__(config, ("action", *TAGS), TAGS)
@@ -135,18 +140,6 @@ class Phases(Protocol):
         if self.strict and not fault and tags.index("action") > tags.index(CONTENT[kind]):
             fault = "wrong_order"
         return Action(kind, content, reasoning, fault)
-
-    def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
-        """The tool's answer: records, or an error. The paper does not tell the agent how many turns are left."""
-        if result is not None:
-            body = self._show(result, as_json=True)
-        elif action.kind is ActionKind.PROPOSE:
-            body = " noted" if self.brief else NOTED
-        elif self.brief:
-            body = " invalid"
-        else:
-            body = NOT_A_PROBE if action.format_error == "not_a_probe" else INVALID
-        return self._respond(body)
 
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
         if action.kind not in self.kinds.values():
