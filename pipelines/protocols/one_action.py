@@ -63,8 +63,6 @@ class OneAction(Protocol):
 
 
 class ReactOptions(Section):
-    """What else a recipe may say."""
-
     reasoning_tag: Literal["reasoning", "think"] = "reasoning"  # the tag of the reasoning block.
     # whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
     scout: bool = False
@@ -121,8 +119,6 @@ SCRIPTED = "scripted"  # the user who answers from a question's own marks
 
 
 class AskOptions(ReactOptions):
-    """What else a recipe may say."""
-
     # "scripted" answers from the question's own marks of what is vague; else the endpoint that plays the user.
     user: str = SCRIPTED
     patience: Count = 3  # questions that are answered beyond the number of marks that matter (BIRD-Interact: 3).

@@ -41,12 +41,10 @@ WHOLE_CATALOGUE = "SELECT sql FROM sqlite_master"
 
 
 class PhasesOptions(config.Section):
-    """What else a recipe may say."""
-
-    # which there are: all four (EPGC), or the pilot study's EC and EGC.
+    # all four (EPGC), or the pilot study's EC and EGC.
     phases: tuple[Phase, ...] = ("explore", "propose", "generate", "confirm")
-    # whether exploring is refused to a query that is more than a look (`probes.is_probe`). The paper's prompt asks for
-    # metadata queries, and its tool runs any SQL.
+    # whether exploring is refused to a query that is more than a look (`knowledge.is_probe`). The paper's prompt asks
+    # for metadata queries, and its tool runs any SQL.
     probes_only: bool = False
     # what becomes of a Markdown fence around the SQL of an answer: run as it stands, taken off, or a malformed turn.
     fence: tools.FenceRule = "kept"
