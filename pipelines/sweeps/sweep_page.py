@@ -7,20 +7,6 @@ from pipelines.evaluation import measures
 from pipelines.evaluation.measures import Measure
 from pipelines.evaluation.stats import Estimate
 from pipelines.report import charts, formats
-from pipelines.report.charts import (
-    Child,
-    Frame,
-    Html,
-    Scale,
-    around,
-    axis_x,
-    band,
-    canvas,
-    grid_y,
-    polyline,
-    tag,
-    ticks,
-)
 from pipelines.report.page import render
 from pipelines.sweeps import sweep_table
 from pipelines.sweeps.sweep_table import Line, Sweep
@@ -62,7 +48,7 @@ def page(result: Sweep) -> str:
         chart_of_rows=rows_chart(result, share) if share is not None else None,
         has_held_out=sweep_table.HELD_OUT in curves,
         legend=[  # of the rows that trained something
-            (canvas(22, 14, "", polyline([(1, 7), (21, 7)], line_class(place)), class_="key"), name)
+            (charts.canvas(22, 14, "", charts.polyline([(1, 7), (21, 7)], line_class(place)), class_="key"), name)
             for place, name in enumerate(names)
             if name in with_curves
         ],
@@ -76,7 +62,7 @@ def first_share(result: Sweep) -> Measure | None:
     return next((of for of in map(measures.measure, result.measures) if of.kind == "percent"), None)
 
 
-def rows_chart(result: Sweep, of: Measure) -> Html:
+def rows_chart(result: Sweep, of: Measure) -> charts.Html:
     """A share of each row as a dot with its interval."""
     groups = []
     for row in result.rows():
@@ -91,32 +77,33 @@ def line_class(place: int) -> str:
     return f"line s{place % COLOURS}" + (" dashed" if place // COLOURS % 2 else "")
 
 
-def chart(lines: Sequence[Line], name: str, names: Sequence[str]) -> Html:
+def chart(lines: Sequence[Line], name: str, names: Sequence[str]) -> charts.Html:
     """One number of training of several runs against the step; each line and its band has its row's name.
 
     Args:
         names: all rows, whose places are their colours.
     """
     width, height = 500.0, 250.0
-    frame = Frame(44, 10, width - 12, height - 38)
-    low, high = around([bound for line in lines for _, _, *bounds in line.points for bound in bounds])
+    frame = charts.Frame(44, 10, width - 12, height - 38)
+    low, high = charts.around([bound for line in lines for _, _, *bounds in line.points for bound in bounds])
     steps = [step for line in lines for step, *_ in line.points]
-    across, up = Scale(min(steps), max(steps), frame.left, frame.right), Scale(low, high, frame.bottom, frame.top)
-    marks = [mark for mark in ticks(min(steps), max(steps)) if mark == int(mark)]
-    parts: list[Child] = [grid_y(up, frame, ticks(low, high), formats.compact)]
+    across = charts.Scale(min(steps), max(steps), frame.left, frame.right)
+    up = charts.Scale(low, high, frame.bottom, frame.top)
+    marks = [mark for mark in charts.ticks(min(steps), max(steps)) if mark == int(mark)]
+    parts: list[charts.Child] = [charts.grid_y(up, frame, charts.ticks(low, high), formats.compact)]
     for line in lines:
         place = names.index(line.row)
         upper = [(across(step), up(highest)) for step, _, _, highest in line.points]
         lower = [(across(step), up(lowest)) for step, _, lowest, _ in line.points]
         has_spread = any(highest > lowest for _, _, lowest, highest in line.points)
         parts.append(
-            tag(
+            charts.tag(
                 "g",
-                band(upper, lower, f"band s{place % COLOURS}") if has_spread else None,
-                polyline([(across(step), up(mean)) for step, mean, _, _ in line.points], line_class(place)),
+                charts.band(upper, lower, f"band s{place % COLOURS}") if has_spread else None,
+                charts.polyline([(across(step), up(mean)) for step, mean, _, _ in line.points], line_class(place)),
                 data_tip=f"{line.row}: {formats.compact(line.points[-1][1])} at step {line.points[-1][0]:g}",
             )
         )
-    parts.append(axis_x(across, frame, marks, lambda step: f"{step:g}", "step"))
+    parts.append(charts.axis_x(across, frame, marks, lambda step: f"{step:g}", "step"))
     ends = "; ".join(f"{line.row} {formats.compact(line.points[-1][1])}" for line in lines)
-    return canvas(width, height, f"{name} by step, at the end: {ends}", parts)
+    return charts.canvas(width, height, f"{name} by step, at the end: {ends}", parts)
