@@ -5,11 +5,10 @@ turn's query ran and either read it by name or showed its name as a whole word i
 catalogue verifies the names that it showed, and `SELECT DISTINCT kind FROM singer` verifies `singer` and `kind`. A
 query that failed verifies nothing. Nor do the agent's own words (`sql/analysis/naming.py`): comments, texts, names that
 the query gives (aliases, those of WITH, outputs of subqueries), functions and variables; a word in double quotes
-without its table, which SQLite takes as text if there is no such column; an alias that the
-result repeats, and a result that may hold a text of the query or one that was put together (`||`, `char`, ...). Of a
-look by command (PRAGMA, DESCRIBE, SHOW, SUMMARIZE) the result's cells verify, not its header (`type`, `pk`, ...), and a
-pragma's argument only where the pragma is one that tells of a table, and gave rows. In the
-prefilled variant the synthetic first turn's observation counts like any other.
+without its table, which SQLite takes as text if there is no such column; an alias that the result repeats, and a result
+that may hold a text of the query or one that was put together (`||`, `char`, ...). Of a look by command (PRAGMA,
+DESCRIBE, SHOW, SUMMARIZE) the result's cells verify, not its header (`type`, `pk`, ...), and the argument of a pragma
+about a table that gave rows. In the prefilled variant the synthetic first turn's observation counts like any other.
 """
 
 import itertools
