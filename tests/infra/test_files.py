@@ -22,7 +22,7 @@ from tests.fakes import succeeded
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
 DOCKERFILES = sorted((INFRA / "images").glob("*.Dockerfile"))
-INSTRUCTIONS = {"FROM", "ENV", "WORKDIR", "RUN", "COPY", "USER", "CMD"}
+INSTRUCTIONS = {"FROM", "ENV", "WORKDIR", "RUN", "COPY", "USER", "ENTRYPOINT", "CMD"}
 
 
 def load(name):
