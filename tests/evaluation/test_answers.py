@@ -214,7 +214,7 @@ def evaluated(tmp_path, monkeypatch):
 @pytest.mark.parametrize("shard", [1, 2, 3, 4, 100])
 def test_an_evaluation_stops_asking_a_model_whose_first_answers_are_all_malformed(evaluated, shard):
     """The outcome is the same in shards of any size: `rollout.shard` is in no key."""
-    asked: list[str] = []
+    asked = []
 
     def mumble(request):
         asked.append(request.example.question)

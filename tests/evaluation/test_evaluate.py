@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import io
 import re
-from collections.abc import Callable
 
 import pytest
 from evaluation_world import RECORD, report_data
@@ -28,7 +27,7 @@ from pipelines.core.types import (
 )
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.metrics import value_of
-from pipelines.evaluation.paired_comparison import Comparison, Question, common_names, compare, matched
+from pipelines.evaluation.paired_comparison import Question, common_names, compare, matched
 from pipelines.evaluation.record import EpisodeRecord, text_digest
 from pipelines.evaluation.stats import pairs_needed
 from pipelines.evaluation.summary import Summary, summarise
@@ -37,7 +36,6 @@ from pipelines.sql.diagnoses import ERROR_CLASSES
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
 
-Make = Callable[..., EpisodeRecord]
 GOLD = "SELECT name FROM ships WHERE flag = 'NO'"
 
 
@@ -69,7 +67,7 @@ def episode(sql, sample=0, **changes):
         ),
         Turn("a", Action(ActionKind.SOLUTION, sql or "", "so")),
     )
-    values: dict[str, object] = {
+    values = {
         "example_id": "q",
         "sample": sample,
         "policy": "hand",
@@ -274,7 +272,7 @@ def test_a_comparison_in_a_terminal_names_its_tests_and_no_escape_code_passes(re
         record(each.score("strict"), example_id=each.example_id, database=each.database, final_sql="\x1b[31mSELECT")
         for each in after[1:]
     ]
-    found: Comparison | None = compare(before, after, "strict", ("SFT", "GRPO"))
+    found = compare(before, after, "strict", ("SFT", "GRPO"))
     assert found is not None
     shown = printed(lambda console: terminal.show_comparison(console, found))
     assert "SFT → GRPO (greedy, strict, 20 questions): 40.0 → 70.0 %, +30.0 points" in shown

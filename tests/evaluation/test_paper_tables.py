@@ -248,16 +248,9 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, said):
         paper_tables.read(place)
 
 
-def test_a_table_that_is_not_there_is_named_with_the_nearest():
-    with pytest.raises(RecipeError, match="Did you mean 'sql_trail/table6'"):
-        paper_tables.load("sql_trail/tabel6")
-    with pytest.raises(RecipeError, match="has no miniature"):
-        paper_tables.load("sql_trail/table5").form(True)
-
-
 def rows_of_the_page():
     """The cells of each row of docs/papers.md, by paper."""
-    found: dict[str, list[list[str]]] = {}
+    found = {}
     paper = ""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):

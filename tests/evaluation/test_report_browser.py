@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 from evaluation_world import EVIL, report_data
@@ -20,7 +19,7 @@ ACTIVE = "document.activeElement"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    path: Path = tmp_path_factory.mktemp("report") / "report.html"
+    path = tmp_path_factory.mktemp("report") / "report.html"
     writer.write(report_data(), path)
     return path
 

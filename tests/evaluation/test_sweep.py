@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from evaluation_world import EVIL, RECORD, Outline, record
 
-from pipelines.core.errors import DataError, RecipeError, StoppedError, UserError
+from pipelines.core.errors import DataError, RecipeError, StoppedError
 from pipelines.core.files import write_lines
 from pipelines.core.store import WORK, Store
 from pipelines.core.types import to_dict
@@ -154,14 +154,12 @@ def test_a_cell_that_cannot_even_be_planned_stops_no_other(tmp_path):
 def test_one_run_s_checkpoints_are_an_axis_that_makes_nothing_twice(tmp_path):
     store, made = Store(tmp_path), list[str]()
     found = sweep_plan.cells("miniature", ["after=model,sft,grpo", "data.test.0.equality=bird"])
-    asked: list[str] = []
+    asked = []
     plain = making(store, made)
     filled = sweep_plan.fill(found, store, lambda cell: (asked.append(cell.name), plain(cell)), lambda line: None)
     assert asked == ["after=model"]
     values = [row[1].value for row in table(Sweep("miniature", tuple(filled))).rows]
     assert values == pytest.approx([right(system) / QUESTIONS for system in (2, 2, 2)])
-    with pytest.raises(RecipeError, match="there is no checkpoint 'end'"):
-        sweep_plan.cells("miniature", ["after=end"])
 
 
 def test_as_many_samples_vote_as_were_drawn(tmp_path):
@@ -202,8 +200,6 @@ def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_pag
     assert (tmp_path / "out" / "sweep.md").read_text().startswith("### miniature: 4 cells")
     assert "\\begin{" in (tmp_path / "out" / "sweep.tex").read_text()
     assert (tmp_path / "out" / "sweep.html").read_text().startswith("<!doctype html>")
-    with pytest.raises(UserError, match="no row has 'variant=nope'"):
-        sweep_plan.baseline_of(found, "variant=nope")
 
 
 ENDPOINTS = ("rewards.judge.options.by=big", "synthesis.teacher={kind: endpoint, endpoint: wise}")
@@ -327,7 +323,7 @@ def test_measures_are_read_from_records():
     ]
 
 
-MEASURED: dict[str, list[float]] = {
+MEASURED = {
     "greedy": [1, 0, 0],
     "greedy [simple]": [1, 0],
     "at once": [1, 1, 1],

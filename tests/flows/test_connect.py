@@ -18,7 +18,7 @@ from pipelines.databases import card, named
 from pipelines.databases import named as addresses
 from pipelines.databases.catalogue import examine
 from pipelines.recipe import yaml_files
-from pipelines.recipe.config import Execution, Recipe
+from pipelines.recipe.config import Execution
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
 from tests.fakes import build_database
 
@@ -123,7 +123,7 @@ def test_a_wrong_database_is_one_plain_line(command, database, message, shop, sq
 
 
 def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trails_protocol(shop, monkeypatch, sqltrain):
-    asked: list[Recipe] = []
+    asked = []
     monkeypatch.setattr(use, "ask_model", lambda recipe, *_: asked.append(recipe))
     file = Path("endpoints.yaml")
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(file))

@@ -31,7 +31,7 @@ def spider(tmp_path):
 
 
 def test_a_partial_download_is_told_and_can_still_be_included(spider, tmp_path):
-    said: list[str] = []
+    said = []
     found = data.add("spider_dev", spider, said.append, tmp_path / "local")
     assert (found["rows"], found["usable"], found["databases"]) == (4, 2, 1)
     assert found["bad"] == {"missing_database": 1, "gold_no_such_column": 1}
@@ -48,7 +48,7 @@ def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider, t
     rows = json.loads((spider / "dev.json").read_text())
     rows[2]["query"] = "SELECT '\x1b[2J', flag FROM ship -- " + "x" * 45_000
     (spider / "dev.json").write_text(json.dumps(rows))
-    said: list[str] = []
+    said = []
     data.add("spider_dev", spider, said.append, tmp_path / "local")
     assert any("SELECT '\\x1b[2J', flag" in line for line in said)
     assert max(map(len, said)) < 400
@@ -56,7 +56,7 @@ def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider, t
 
 def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider, tmp_path):
     first = data.add("spider_dev", spider, lambda line: None, tmp_path / "local")
-    again: list[str] = []
+    again = []
     assert data.add("spider_dev", spider, again.append, tmp_path / "local") == first
     assert not [line for line in again if "differ from those added before" in line]
     (spider / "dev.json").write_text((spider / "dev.json").read_text().replace("Which", "What"))
@@ -76,7 +76,7 @@ def test_what_is_not_there_says_where_to_get_it(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_told_before_the_questions_are_checked(spider, tmp_path):
     (tmp_path / "conf").write_text("a file")
-    said: list[str] = []
+    said = []
     with pytest.raises(DataError, match=r"conf/local cannot be written\. Run this in a folder of your own"):
         data.add("spider_dev", spider, said.append, tmp_path / "conf" / "local")
     assert said == []

@@ -49,7 +49,7 @@ def test_a_command_of_the_page_runs(command, says, tmp_path, monkeypatch, sqltra
 def test_the_notebook_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
     notebook = json.loads((ROOT / "examples/environment/episodes.ipynb").read_text(encoding="utf-8"))
-    names: dict[str, object] = {}
+    names = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)  # our own file

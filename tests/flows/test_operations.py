@@ -6,7 +6,6 @@ import sqlite3
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -77,7 +76,7 @@ def test_status_shows_several_stores(store, tmp_path, sqltrain):
 
 def test_a_deployed_night_is_waited_for_while_the_server_restarts(monkeypatch, sqltrain):
     answers = [Running(), httpx.ConnectError("refused"), httpx.ReadError(""), Completed(name="Kept", message="no gain")]
-    asked: list[Any] = []
+    asked = []
 
     class Client:
         def read_flow_run(self, run):
@@ -349,7 +348,7 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path, monkeypatch):
     protocol = build(recipe.protocol)
     said = protocol.write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
     monkeypatch.setattr(making, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
-    shown: list[str] = []
+    shown = []
     use.ask_model(recipe, Store(tmp_path / "store"), "q", str(path), tmp_path, shown.append)
     assert shown[-4:] == [
         '\nSQL: SELECT a AS "\\x1b[31mcol"\nFROM t',

@@ -11,7 +11,6 @@ from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.core.types import to_dict
-from pipelines.evaluation.record import EpisodeRecord
 from pipelines.nightly import inbox, night
 from pipelines.nightly.ledger import Ledger
 from pipelines.nightly.night import NightContext, run_night
@@ -38,7 +37,7 @@ def evaluated(ctx):
     """The base model answers nothing of twelve questions right; each training answers four more than the one before."""
     place = ctx.inputs.get("sft", ctx.folder) / "trainings"
     right = 4 * int(place.read_text()) if place.is_file() else 0
-    records: list[EpisodeRecord] = [
+    records = [
         dataclasses.replace(
             RECORD, example_id=f"t{number}", database=f"d{number}", scores={ctx.recipe.headline: float(number < right)}
         )

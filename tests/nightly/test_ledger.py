@@ -133,7 +133,7 @@ def remote(tmp_path):
 
 
 def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path, here, remote):
-    said: list[str] = []
+    said = []
     ledger_remote.push(remote, here, said.append)
     there = Store(tmp_path / "there")
     ledger_remote.pull(remote, there, said.append)
@@ -192,7 +192,7 @@ def collected(tmp_path, store, kind):
 
 
 def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path, here, remote):
-    said: list[str] = []
+    said = []
     with Ledger(here, "farms").locked():
         ledger_remote.push(remote, here, said.append)
     assert said == ["not pushed: the nights of farms, of which one is at work; push again when it is over"]

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
@@ -62,7 +61,7 @@ class Nights:
         output = run.communicate()[0]
         path = self.store.root / "nightly" / "miniature" / "ledger.jsonl"
         assert path.is_file(), output
-        line: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+        line = json.loads(path.read_text().splitlines()[-1])
         assert run.returncode == (2 if line["decision"] == "refused" else 0), output
         numbers, solved, held_out = line.get("numbers"), "-", "-"
         if numbers:

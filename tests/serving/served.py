@@ -95,13 +95,11 @@ class Site:
 
     def ask(self, question: str, **headers: str) -> dict[str, Any]:
         body = {"model": "any", "messages": [{"role": "user", "content": question}]}
-        found: dict[str, Any] = self.post("/v1/chat/completions", body, **headers).raise_for_status().json()
-        return found
+        return self.post("/v1/chat/completions", body, **headers).raise_for_status().json()
 
 
 def events(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = answer["choices"][0]["message"]["sqltrain"]
-    return found
+    return answer["choices"][0]["message"]["sqltrain"]
 
 
 @contextmanager

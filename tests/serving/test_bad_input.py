@@ -6,10 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +15,7 @@ from served import asked, says
 
 from pipelines.databases import named
 from pipelines.recipe.config import Execution
-from pipelines.serving.agent import Agent, Event, QuestionBudget
+from pipelines.serving.agent import Agent, QuestionBudget
 from tests.fakes import build_database
 from tests.sql.servers import Cluster, binaries, make_reader, mariadb, mariadb_programs
 
@@ -46,7 +44,7 @@ def odd(connection):
 
 
 # What is in the database, the question, the SQL of the answer, and what it is: rows, or words of the one line.
-CASES: dict[str, tuple[Callable[[sqlite3.Connection], Any], str, str, list[list[Any]] | str]] = {
+CASES = {
     "three thousand tables": (many, "How many ?", "SELECT count(*) FROM t2999", [[0]]),
     "a table without rows": (lines_of("CREATE TABLE item (id INTEGER)"), "All ?", "SELECT * FROM item", []),
     "a name with spaces": (odd, "Which ?", 'SELECT "my table" FROM "my table"', [[7]]),
@@ -173,7 +171,7 @@ def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path, monkeypa
 
 
 async def _killed_in_mid_answer(agent, cluster):
-    last: Event = {}
+    last = {}
     async with aclosing(agent.answer("Which ?")) as events:
         async for event in events:
             if event["type"] == "result":

@@ -15,13 +15,12 @@ from pipelines.benchmarks import own_questions
 from pipelines.core.errors import BoundaryError, DataError, ResourceError
 from pipelines.nightly import inbox
 from pipelines.recipe.config import Nightly, Source
-from pipelines.serving.agent import Event
 from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback
 from tasks.episodes import send_feedback
 from tests.fakes import build_database
 
 SQL = "SELECT count(*) FROM person"
-ANSWER: list[Event] = [
+ANSWER = [
     {"type": "sql", "sql": "SELECT name FROM person"},
     {"type": "result", "text": "name\nAda", "rows": 1, "error": None},
     {"type": "answer", "sql": SQL, "columns": ["n"], "rows": [[3]], "more": False},

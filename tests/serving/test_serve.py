@@ -7,7 +7,6 @@ import time
 from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import openai
@@ -182,7 +181,7 @@ def test_many_chats_at_once_are_not_crossed(tmp_path):
             return [f"<reasoning>x</reasoning>\n<{tag}>{sql}</{tag}>" for tag in ("sql", "solution")]
 
         running.models.append(scripted(tmp_path, {f"q{number}": turns(number) for number in range(20)}, "many"))
-        found: dict[int, object] = {}
+        found = {}
 
         def ask(number):
             found[number] = events(running.ask(f"q{number}"))[-1]["rows"]
@@ -256,7 +255,7 @@ def noted(events, leaves_after):
         for event in events:
             yield event
 
-    lines: list[dict[str, Any]] = []
+    lines = []
     metrics = http_server.Metrics()
     agent = SimpleNamespace(answer=answer)
     service = SimpleNamespace(agent=agent, metrics=metrics, write_audit=lines.append, feedback=None)

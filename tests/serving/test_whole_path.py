@@ -10,7 +10,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -113,8 +112,7 @@ def _answers(url):
 def answered(url, question):
     body = {"messages": [{"role": "user", "content": question}]}
     said = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120).raise_for_status().json()
-    last: dict[str, Any] = said["choices"][0]["message"]["sqltrain"][-1]
-    return last
+    return said["choices"][0]["message"]["sqltrain"][-1]
 
 
 def chat(page, url, question):

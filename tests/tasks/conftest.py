@@ -29,7 +29,7 @@ def trajectory(example_id: str = "q1", sample: int = 0, **changes: object) -> Tr
         n_rows=1,
     )
     answer = Turn(text="<solution>SELECT 1</solution>", action=Action(ActionKind.SOLUTION, "SELECT 1"))
-    values: dict[str, object] = {
+    values = {
         "example_id": example_id,
         "sample": sample,
         "policy": "oracle",

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -51,8 +50,7 @@ def broken(verdict):
 
 
 def read(folder):
-    value: dict[str, Any] = json.loads((folder / "contract.json").read_text())
-    return value
+    return json.loads((folder / "contract.json").read_text())
 
 
 @pytest.mark.parametrize("text", ['{"checks": [', "", "\0\0", "[]", "{}"])
@@ -164,7 +162,7 @@ def test_hostile_text_stays_text_in_both_summaries():
     frame = pl.DataFrame({"row": [HOSTILE], "n": [HOSTILE]})
     verdict = contracts.evaluate(frame, [Check(HOSTILE, "ExpectColumnValuesToBeNull", "n", {})])
     verdict["stage"] = HOSTILE
-    tags: list[str] = []
+    tags = []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attrs: tags.append(tag)
     parser.feed(contract_html(verdict))

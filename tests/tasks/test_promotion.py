@@ -84,7 +84,7 @@ def test_what_a_killed_night_did_not_tell_the_next_one_tells(store):
 
 
 def test_a_registry_that_cannot_be_written_or_has_no_version_is_one_line(store, tmp_path, monkeypatch):
-    said: list[str] = []
+    said = []
     decided(store, "k9", "promoted")
     models.announce_champion("farms", store, said.append)
     assert len(said) == 1

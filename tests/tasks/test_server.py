@@ -65,8 +65,8 @@ def test_a_server_is_asked_whether_it_takes_the_key(path, key, said):
 
 def test_an_answer_is_asked_for_until_the_server_is_back_and_said_once(monkeypatch):
     monkeypatch.setattr(prefect_server, "POLL_S", 0.0)
-    tries: list[int] = []
-    said: list[str] = []
+    tries = []
+    said = []
 
     def ask():
         tries.append(1)
@@ -105,7 +105,7 @@ with run_lock(Store(Path({str(store.root)!r})), "killed"):
 def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path, monkeypatch):
     store = Store(tmp_path)
     killed_run(store)
-    crashed: list[str] = []
+    crashed = []
     monkeypatch.setattr(reaper, "mark_crashed", lambda path, say: crashed.append(path.stem))
     with reaper.run_lock(store, "living"):
         reaper.mark_dead_runs(store, pytest.fail)
@@ -118,7 +118,7 @@ def test_a_run_that_is_started_again_while_its_end_is_noted_keeps_its_lock(tmp_p
     """Without it a later run would not know that this one lives, or that it was killed."""
     store = Store(tmp_path)
     killed_run(store)
-    crashed: list[str] = []
+    crashed = []
 
     with contextlib.ExitStack() as again:
 

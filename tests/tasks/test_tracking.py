@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 
 import pytest
 
@@ -23,7 +22,7 @@ from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from tasks import episodes, mlflow_client, models
 from tasks import run as tracking
-from tasks.mlflow_client import MlflowNotes, Row, error_line, flatten, metric_name, to_metrics
+from tasks.mlflow_client import MlflowNotes, error_line, flatten, metric_name, to_metrics
 from tasks.run import CurveFollower, Tracker, read_rows, run_step
 from tests.fakes import http_server
 from tests.services.collector import attributes, collecting
@@ -100,7 +99,7 @@ def test_a_run_is_a_parent_with_a_child_a_stage(toy, recipe, store):
 
 
 def test_status_shows_a_run_that_waits_for_mlflow(recipe, store, monkeypatch):
-    seen: list[str] = []
+    seen = []
 
     def look(*_):
         seen.append(operate.render_state(operate.state_of(store)))
@@ -210,7 +209,7 @@ def test_a_run_whose_process_was_killed_is_closed_by_the_next_one(toy, recipe, s
 def test_a_tracking_store_that_fails_is_said_once_and_stops_nothing(toy, recipe, store, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
-    said: list[str] = []
+    said = []
     walk(recipe, store, Tracker(recipe, store, said.append))
     assert len(said) == 2
     assert "does not answer" in said[0]
@@ -234,7 +233,7 @@ def test_flatten_gives_dotted_keys(value, expected):
 def test_every_shipped_recipe_fits_mlflow():
     from pipelines.recipe import recipes
 
-    names: Sequence[str] = recipes.recipe_names()
+    names = recipes.recipe_names()
     for name in names:
         flat = flatten(recipes.load(name).model_dump(mode="json"))
         assert all(len(key) <= mlflow_client.MAX_KEY for key in flat), name
@@ -242,7 +241,7 @@ def test_every_shipped_recipe_fits_mlflow():
 
 def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(recipe, tmp_path, monkeypatch):
     """Making a new store's tables takes seconds, and a minute on a busy machine."""
-    asked: list[str] = []
+    asked = []
 
     def connect(uri, root):
         asked.append(uri)
@@ -274,7 +273,7 @@ def test_a_tracking_database_that_may_only_be_read_costs_two_lines(toy, recipe, 
     content = bytearray(database.read_bytes())
     content[18] = 3  # the version that a writer must know, in SQLite's header: none knows it, every reader may read
     database.write_bytes(content)
-    lines: list[str] = []
+    lines = []
     walk(recipe, store, Tracker(recipe, store, lines.append))
     assert [line.partition(" ")[0] for line in lines] == ["MLflow", "not"]
     assert "attempt to write a readonly database" in lines[0]
@@ -303,14 +302,8 @@ def test_a_metric_has_one_group_and_one_name(name, expected):
     assert metric_name(name, "grpo") == expected
 
 
-def test_no_metric_is_both_leaf_and_branch():
-    names = [metric_name(name, "sft") for name in ("loss", "loss/sql", "loss/sql/easy", "lr")]
-    assert len(set(names)) == 4
-    assert not any(other.startswith(f"{name}/") for name in names for other in names)
-
-
 def test_only_finite_numbers_become_metrics():
-    rows: list[Row] = [(1, {"loss": float("nan"), "ex": 0.5, "note": "text", "done": True, "max": float("inf")})]
+    rows = [(1, {"loss": float("nan"), "ex": 0.5, "note": "text", "done": True, "max": float("inf")})]
     assert [(metric.key, metric.value, metric.step) for metric in to_metrics(rows, "grpo")] == [
         ("grpo/ex", 0.5, 1),
         ("grpo/done", 1.0, 1),
@@ -332,7 +325,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path):
 def test_the_file_is_followed_from_the_work_folder_to_the_finished_one(tmp_path):
     work, final = tmp_path / "work.jsonl", tmp_path / "final.jsonl"
     work.write_text('{"step": 1, "loss": 2.0}\n')
-    seen: list[Row] = []
+    seen = []
     first = threading.Event()
 
     def send(rows):
@@ -380,7 +373,7 @@ def test_an_address_is_shown_without_user_and_password(text, shown):
 def test_no_line_about_a_server_that_is_away_shows_its_password(tmp_path, recipe, monkeypatch):
     place = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:s3cret@{place}")
-    lines: list[str] = []
+    lines = []
     tracker = Tracker(recipe, Store(tmp_path), lines.append)
     tracker.recorder.note("sft: a curve", lambda: None)  # it waits
     tracker.recorder.close()

@@ -12,7 +12,7 @@ from tests.fakes import build_database
 
 @pytest.fixture
 def servers():
-    started: list[TeacherServer] = []
+    started = []
 
     def start(*args, **kwargs):
         started.append(TeacherServer(*args, **kwargs))

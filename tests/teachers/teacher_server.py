@@ -140,7 +140,7 @@ def scripted_replies(
         examples: by the text of the prompt's last message.
     """
     oracle = OraclePolicy(protocol, error_rate=0.2)
-    scripts: dict[str, list[str]] = {}
+    scripts = {}
 
     def reply(messages: list[dict[str, str]]) -> str:
         asked = next(m["content"] for m in messages if m["role"] == "user")

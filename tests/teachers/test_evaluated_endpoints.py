@@ -78,8 +78,7 @@ def choosing(answers):
 
 def evaluated(store):
     (folder,) = (store.root / "evaluations").glob("*/metrics.json")
-    metrics: dict[str, float] = json.loads(folder.read_text())
-    return metrics
+    return json.loads(folder.read_text())
 
 
 def test_an_endpoint_is_evaluated_asked_and_served_and_its_cost_told(tmp_path, servers, name_endpoint, capsys):
@@ -105,7 +104,7 @@ def test_an_endpoint_is_evaluated_asked_and_served_and_its_cost_told(tmp_path, s
     # What `sqltrain ask --model endpoint:NAME` and `sqltrain serve --model endpoint:NAME` do with one question.
     question = examples(make(recipe, store, "test"), "test")[0]
     model = open_model("endpoint:teacher", "miniature", [], store)
-    shown: list[str] = []
+    shown = []
     use.ask_model(model.recipe, store, question.question, question.database.location, model.policy, shown.append)
     assert f"\nSQL: {question.gold_sql}" in shown
 
@@ -245,7 +244,7 @@ def test_an_endpoint_merges_the_samples(tmp_path, servers, name_endpoint, monkey
 
     server = servers(reply)
     name_endpoint(server)
-    links: list[Path | None] = []  # the gold schemas that merged answers are held against
+    links = []  # the gold schemas that merged answers are held against
     monkeypatch.setattr(evaluate, "gold_schemas", lambda folder: links.append(folder) or gold_schemas(folder))
     evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
     metrics = evaluated(store)

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable
 
 import duckdb
 import pytest
@@ -53,7 +52,6 @@ from pipelines.training.plan import Plan
 from pipelines.training.rollouts import FULL, Rollouts
 from tests.fakes import build_database
 
-Reply = Callable[[list[dict[str, str]]], str]
 GOLD = "SELECT count(*) FROM singer"
 
 
@@ -484,7 +482,7 @@ def play(folder, sql):
 
 
 def test_an_endpoint_plays_the_user_and_is_asked_once(tmp_path, servers, name_endpoint):
-    seen: list[str] = []
+    seen = []
 
     def reply(messages):
         seen.append(messages[-1]["content"])

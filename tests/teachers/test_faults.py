@@ -162,7 +162,7 @@ def test_an_episode_that_the_endpoint_fails_is_no_part_of_a_finished_dataset(
     clean, store = Store(tmp_path / "clean"), Store(tmp_path / "store")
     say = replies(recipe, clean)
     make(recipe, store, "data")
-    asked: list[str] = []
+    asked = []
 
     def noting(messages):
         asked.append(messages[-1]["content"])

@@ -27,7 +27,7 @@ def judged(monkeypatch, capsys):
 
 def wrong_half(say):
     """A teacher whose every other question is answered with the number one."""
-    order: list[str] = []
+    order = []
 
     def reply(messages):
         asked = messages[1]["content"] if messages[0]["role"] == "system" else messages[0]["content"]

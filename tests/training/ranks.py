@@ -40,7 +40,7 @@ def run(
     for old in out.glob("rank-*.out"):  # of a run that this one goes on from
         old.unlink()
     ranks = [fork(child, plan, rank, count, port, out) for rank in range(count)]
-    codes: dict[int, int] = {}
+    codes = {}
     deadline = time.monotonic() + timeout_s
     while len(codes) < count and time.monotonic() < deadline:
         told = (out / "rank-0.out").read_text() if (out / "rank-0.out").exists() else ""

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +30,6 @@ EPISODES = (
 # an action in x counts 1/2 * 1/4 of the time, one in y 1/2 * 3/4.
 GRADIENT = (0.25 * (0.325 - 0.2), 1 / 2 * 1 / 4 * 0.25 * 1.0, -1 / 2 * 3 / 4 * 0.25 * 0.8)
 GROUP = 3
-Estimator = Callable[[torch.Tensor], torch.Tensor]
 
 
 def expected(estimator):
@@ -40,8 +38,7 @@ def expected(estimator):
     slopes = torch.tensor([slope for group in groups for _, _, slope in group], dtype=torch.float64)
     chances = torch.tensor([math.prod(chance for chance, _, _ in group) for group in groups], dtype=torch.float64)
     gradients = (estimator(payments).unsqueeze(2) * slopes).sum(1).view(len(groups), GROUP, 3).mean(1)
-    result: list[float] = (chances.unsqueeze(1) * gradients).sum(0).tolist()
-    return result
+    return (chances.unsqueeze(1) * gradients).sum(0).tolist()
 
 
 def same_turn(values, divide):

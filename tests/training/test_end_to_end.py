@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -200,7 +199,7 @@ def test_plain_transformers_gets_the_same_greedy_turns(tmp_path, taught, recipe,
     tree = ast.parse(code)
     assert {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names} == {"torch"}
     assert {node.module for node in tree.body if isinstance(node, ast.ImportFrom)} == {"transformers"}
-    room: dict[str, Any] = {}
+    room = {}
     exec(code.replace('FOLDER = "agent"', f"FOLDER = {str(out)!r}"), room)
     sampling = recipe.grpo.sampling.model_copy(update={"temperature": 0.0})
     with SqlEngine(Limits(timeout_s=20)) as sql:

@@ -431,66 +431,6 @@ def test_an_episode_that_the_sampler_drew_from_another_policy_is_left_out():
     assert sampler_weights(old, sampled, mask, 3.0, (0.5, 2.0), "sequence")[1].tolist() == [0.0] * 3  # e^1 each
 
 
-# Two episodes of three and two tokens; the last place of the second is padding.
-LOGPS = [[-1.0, -2.0, -0.5], [-1.5, -0.7, -9.0]]
-OLD = [[-1.4, -2.22, -0.4], [-1.25, -1.2, -3.0]]  # ratios 1.49, 1.25, 0.90; and 0.78, 1.65
-MASK = [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
-LENGTHS = [3, 2]
-ADVANTAGES = [2.0, -1.0]
-LONGEST, PARTS, SHARE, ITEMS = 8, 2, 4, 20
-
-
-def weight(kind, row):
-    return {
-        "grpo": 1 / (LENGTHS[row] * 2 * PARTS),  # the mean over a row's tokens, over two rows, over the parts
-        "bnpo": 1 / (sum(LENGTHS) * PARTS),
-        "dr_grpo": 1 / (2 * LONGEST * PARTS),
-        "dapo": SHARE / ITEMS,
-        "cispo": SHARE / ITEMS,
-    }[kind]
-
-
-def slope(kind, ratio, advantage):
-    """The derivative of one loss with respect to the logarithm of its ratio."""
-    if kind == "cispo":
-        return -min(ratio, 1 + HIGH) * advantage
-    is_clipped = ratio > 1 + HIGH if advantage > 0 else ratio < 1 - LOW
-    return 0.0 if is_clipped else -ratio * advantage
-
-
-def gradient(kind, level):
-    logps = torch.tensor(LOGPS, requires_grad=True)
-    old, mask, advantages = torch.tensor(OLD), torch.tensor(MASK), torch.tensor(ADVANTAGES).unsqueeze(1)
-    ratio = ratios(logps, old, mask, level)
-    losses = per_token(kind, ratio, logps, advantages, LOW, HIGH)
-    averaged(kind, losses, mask, items=torch.tensor(float(ITEMS)), longest=LONGEST, parts=PARTS, share=SHARE).backward()
-    found: list[list[float]] = logps.grad.tolist()
-    return found
-
-
-@pytest.mark.parametrize("kind", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo"])
-def test_each_loss_has_the_gradient_of_its_formula(kind):
-    wanted = [
-        [
-            MASK[row][at] * weight(kind, row) * slope(kind, math.exp(LOGPS[row][at] - OLD[row][at]), ADVANTAGES[row])
-            for at in range(3)
-        ]
-        for row in range(2)
-    ]
-    assert gradient(kind, "token") == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in wanted]
-
-
-@pytest.mark.parametrize("kind", ["grpo", "bnpo", "dr_grpo", "dapo"])
-def test_the_sequence_level_is_gspos_gradient(kind):
-    """GSPO, equation 7: the ratio is the geometric mean over an episode, so its tokens share one slope evenly."""
-    wanted = []
-    for row, length in enumerate(LENGTHS):
-        ratio = math.exp(sum(LOGPS[row][at] - OLD[row][at] for at in range(length)) / length)
-        share = length * weight(kind, row) * slope(kind, ratio, ADVANTAGES[row]) / length
-        wanted.append([share * MASK[row][at] for at in range(3)])
-    assert gradient(kind, "sequence") == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in wanted]
-
-
 # Two questions of two episodes, two tokens each; every ratio is 2, 1 or 1/2, so that all numbers below are fractions.
 REWARDS = [3.0, 1.0, 2.0, 2.0]
 RATIOS = [[2.0, 1.0], [1.0, 0.5], [1.0, 2.0], [0.5, 1.0]]
@@ -503,6 +443,8 @@ METHODS = {
     "dr_grpo": ({"scale": "none"}, {"loss": "dr_grpo"}, [[0, -1 / 32], [1 / 32, 0], [0, 0], [0, 0]]),
     # -A * ratio / 8 tokens in all
     "dapo": ({}, {"loss": "dapo"}, [[0, -1 / D / 8], [1 / D / 8, 0], [0, 0], [0, 0]]),
+    # The same, over one part's tokens
+    "bnpo": ({}, {"loss": "bnpo"}, [[0, -1 / D / 8], [1 / D / 8, 0], [0, 0], [0, 0]]),
     # The geometric means of the ratios are sqrt(2) and sqrt(1/2): both are out of their bounds.
     "gspo": ({}, {"loss": "grpo", "level": "sequence"}, [[0, 0], [0, 0], [0, 0], [0, 0]]),
     # The same within bounds of 1/2 and 3/2: -A * mean ratio / (2 tokens * 4 episodes)
@@ -530,9 +472,11 @@ def test_each_method_from_its_rewards_to_its_gradient(name):
     settings = Grpo(**estimator, loss=options["loss"], level=options.get("level", "token"))
     advantages = estimate(torch.tensor(REWARDS), 2, settings.baseline, settings.scale).unsqueeze(1)
     old, mask = torch.tensor([[-1.0, -2.0]] * 4), torch.ones(4, 2)
-    logps = (old + torch.tensor(RATIOS).log()).requires_grad_()
-    ratio = ratios(logps, old, mask, settings.level)
     low, high = options.get("low", LOW), options.get("high", HIGH)
-    losses = per_token(settings.loss, ratio, logps, advantages, low, high)
-    averaged(settings.loss, losses, mask, items=mask.sum(), longest=8, parts=1, share=1.0).backward()
-    assert logps.grad.tolist() == [pytest.approx(row, rel=1e-5, abs=1e-8) for row in wanted]
+    for parts, share in ((1, 1.0), (2, 4.0)):  # a mean over tokens counts all processes' tokens, the others one part's
+        logps = (old + torch.tensor(RATIOS).log()).requires_grad_()
+        ratio = ratios(logps, old, mask, settings.level)
+        losses = per_token(settings.loss, ratio, logps, advantages, low, high)
+        averaged(settings.loss, losses, mask, items=mask.sum(), longest=8, parts=parts, share=share).backward()
+        times = share if settings.loss in ("dapo", "cispo") else 1 / parts
+        assert (logps.grad / times).tolist() == [pytest.approx(row, rel=1e-5, abs=1e-8) for row in wanted]

@@ -136,7 +136,7 @@ def test_one_block_keeps_about_what_is_counted_on_a_cpu(half, error):
         network = Qwen2Model(Qwen2Config(**settings, num_attention_heads=8, num_key_value_heads=2, pad_token_id=0))
         own = {value.untyped_storage().data_ptr() for value in network.parameters()}
         sizes = {shape for value in network.parameters() for shape in (value.shape, value.shape[::-1])}
-        saved: dict[int, torch.Tensor] = {}
+        saved = {}
 
         def keep(value):
             saved[value.untyped_storage().data_ptr()] = value

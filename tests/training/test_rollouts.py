@@ -45,7 +45,7 @@ def make(tmp_path, recipe, examples):
 
 def test_a_group_is_paid_by_the_rubric(make):
     answers = iter([RIGHT, WRONG, "no tags at all", RIGHT])
-    said: dict[int, str] = {}
+    said = {}
 
     def say(request):
         if request.seed not in said:
