@@ -57,18 +57,18 @@ WRONG = "SELECT name FROM ships WHERE flag = 'PA' ORDER BY built LIMIT 1"
 LINKS = SchemaItems(frozenset({"ships"}), frozenset({("ships", "name"), ("ships", "flag")}))
 
 
-def example(number: int) -> Example:
+def example(number):
     database = Database(f"harbour_{number % 12}", "sqlite", "/nowhere")
     question = f"Which ship {number} is the newest?" + (EVIL if number == 1 else "")
     level = HARDNESS_LEVELS[number % 4]
     return Example(f"q{number}", question, database, GOLD, evidence=EVIL if number == 1 else "", hardness=level)
 
 
-def is_right(system: int, number: int, sample: int) -> bool:
+def is_right(system, number, sample):
     return (number * 7 + sample * 3) % 10 < SHARES[system]
 
 
-def record(system: int, number: int, mode: Mode, sample: int) -> EpisodeRecord:
+def record(system, number, mode, sample):
     asked, right = example(number), is_right(system, number, sample)
     error = ERROR_CLASSES[(number + system) % 5]
     evil = EVIL if number == 1 else "ships.flag = 'PA'; gold: ships.flag = 'NO'"
@@ -93,7 +93,7 @@ def record(system: int, number: int, mode: Mode, sample: int) -> EpisodeRecord:
     )
 
 
-def trajectory(system: int, number: int, mode: Mode, sample: int) -> Trajectory:
+def trajectory(system, number, mode, sample):
     right = is_right(system, number, sample)
     sql = GOLD if right else WRONG
     seen = EVIL if number == 1 else "flag\nNO\nPA\nLR"
@@ -106,7 +106,7 @@ def trajectory(system: int, number: int, mode: Mode, sample: int) -> Trajectory:
     return Trajectory(f"q{number}", sample, NAMES[system], "react", (), turns, sql, StopReason.SOLUTION)
 
 
-def report_data(questions: int = 36, samples: int = 4, **changes: object) -> ReportData:
+def report_data(questions=36, samples=4, **changes):
     """Data with `questions` questions, each answered once greedily and `samples` times by sampling."""
     systems = []
     for number, name in enumerate(NAMES):
@@ -134,30 +134,30 @@ def report_data(questions: int = 36, samples: int = 4, **changes: object) -> Rep
         facts={"recipe": "harbour", "seed": "0"},
         ks=(1, 2, 4),
     )
-    return dataclasses.replace(data, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(data, **changes)
 
 
 class Outline(html.parser.HTMLParser):
     """The tags of a page, in order, each checked to be closed where it was opened."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.blocks: dict[str, str] = {}
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         name, attributes = self.tags[-1] if self.tags else ("", {})
         if name in ("script", "style") and self.open[-1:] == [name]:
             key = attributes.get("id") or name

@@ -253,13 +253,6 @@ def test_the_tables_show_turns_tokens_and_reasoning(record):
     assert {"± turns", "single", "reasoning"} <= shown
 
 
-def test_wilson_of_eight_right_in_ten_is_the_textbook_interval():
-    # (0.8 + 1.96^2/20 -+ 1.96 sqrt(0.8 * 0.2 / 10 + 1.96^2/400)) / (1 + 1.96^2/10) = (0.99208 -+ 0.31387) / 1.38415
-    low, high = stats.wilson(8, 10)
-    assert low == pytest.approx(0.4902, abs=5e-5)
-    assert high == pytest.approx(0.9433, abs=5e-5)
-
-
 @pytest.mark.parametrize(("right", "n"), [(0, 1), (1, 1), (0, 40), (40, 40), (3, 7), (412, 1034)])
 def test_wilson_agrees_with_scipy(right, n):
     interval = scipy_stats.binomtest(right, n).proportion_ci(method="wilson")

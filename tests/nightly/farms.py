@@ -3,9 +3,7 @@
 import json
 import random
 import sqlite3
-from collections.abc import Iterable, Sequence
 from contextlib import closing
-from pathlib import Path
 
 FAMILIES = (
     ("how many farms are there ?", "SELECT COUNT(*) FROM farm"),
@@ -18,7 +16,7 @@ FAMILIES = (
 WRONG = "SELECT built FROM farm"  # it runs, and is the answer to nothing that is asked
 
 
-def database(folder: Path, name: str) -> str:
+def database(folder, name):
     """A database of that name, filled by its name."""
     draw = random.Random(name)
     path = folder / f"{name}.sqlite"
@@ -34,9 +32,7 @@ def database(folder: Path, name: str) -> str:
     return path.name
 
 
-def questions(
-    folder: Path, file: str, names: Iterable[str], families: Sequence[int], poison: Sequence[str] = ()
-) -> Path:
+def questions(folder, file, names, families, poison=()):
     """A JSONL file that asks some families of some databases; those in `poison` get that gold SQL in turn."""
     rows = [
         {"question": FAMILIES[family][0], "database": database(folder, name), "sql": FAMILIES[family][1]}
@@ -50,18 +46,18 @@ def questions(
     return path
 
 
-def named(kind: str, count: int) -> list[str]:
+def named(kind, count):
     return [f"{kind}{number:02d}" for number in range(count)]
 
 
-def overrides(folder: Path, base: Path) -> list[str]:
+def overrides(folder, base):
     """The miniature made so small that it learns a family in seconds: SFT alone, on these questions."""
     test = questions(folder / "held", "test.jsonl", named("t", 12), range(len(FAMILIES)))
     dev = questions(folder / "held", "dev.jsonl", named("d", 2), range(len(FAMILIES)))
     return small(base, dev, test, folder / "inbox", epochs=20, episode_tokens=256)
 
 
-def small(base: Path, dev: Path, test: Path, inbox: Path, epochs: int, episode_tokens: int) -> list[str]:
+def small(base, dev, test, inbox, epochs, episode_tokens):
     """The miniature made so small that it learns some questions of two turns at most in seconds: SFT alone."""
     return [
         "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",

@@ -1,11 +1,8 @@
 """A shop, questions about it, and a running review of them, for the tests that look through questions."""
 
 import json
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -28,7 +25,7 @@ HIDDEN = {"question": "What did the pen cost us ?", "sql": "SELECT cost FROM ite
 QUESTIONS = [COUNT, {**DEAREST, "votes": [VOTE]}, HIDDEN, {"question": "Which names are there ?"}]
 
 
-def shop(folder: Path) -> Path:
+def shop(folder):
     """The database, its card in databases/ of the working folder (what an item cost is hidden), and questions."""
     build_database(folder / "shop.sqlite", SHOP)
     names = {"id": ColumnCard(key=True), "name": ColumnCard(), "price": ColumnCard(), "cost": ColumnCard(hidden=True)}
@@ -48,28 +45,28 @@ class Running:
     site: ReviewApp
 
     @property
-    def keys(self) -> list[str]:
+    def keys(self):
         return list(self.site.review.items)
 
-    def get(self, path: str) -> Any:
+    def get(self, path):
         return httpx.get(self.url + path, headers=self._headers).raise_for_status().json()
 
-    def post(self, path: str, **body: Any) -> httpx.Response:
+    def post(self, path, **body):
         return httpx.post(self.url + path, json=body, headers=self._headers, timeout=30)
 
-    def decide(self, number: int, choice: str, **changed: str) -> httpx.Response:
+    def decide(self, number, choice, **changed):
         """Say something of a question, its texts as they are but for the changed ones."""
         shown = self.get(f"/v1/item?key={self.keys[number]}")
         texts = {name: shown[name] for name in ("question", "sql", "evidence")}
         return self.post("/v1/decide", key=self.keys[number], choice=choice, **{**texts, **changed})
 
     @property
-    def _headers(self) -> dict[str, str]:
+    def _headers(self):
         return {"Authorization": f"Bearer {self.site.token}"}
 
 
 @contextmanager
-def reviewing(path: Path, database: str | None = None) -> Iterator[Running]:
+def reviewing(path, database=None):
     files = ReviewFiles.of(path.with_name("mine.reviewed.jsonl"))
     given, databases = items.read_file(path, database)
     with named.sandbox(databases, Execution(timeout_s=20)) as sql:
@@ -80,10 +77,10 @@ def reviewing(path: Path, database: str | None = None) -> Iterator[Running]:
 
 
 @contextmanager
-def listening(site: ReviewApp) -> Iterator[Running]:
+def listening(site):
     with asgi_server(site.app()) as url:
         yield Running(url, site)
 
 
-def lines(path: Path) -> Sequence[dict[str, Any]]:
+def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -3,21 +3,19 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
-from pipelines.databases.named import OpenableDatabase, find, open_card
+from pipelines.databases.named import find, open_card
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution
-from pipelines.rollout.policies.base import Request, ScriptedPolicy
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.serving.access import Access
-from pipelines.serving.agent import Agent, AnsweringModel, Event, QuestionBudget
+from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget
 from pipelines.serving.feedback import Feedback
 from pipelines.serving.http_server import Service
 from pipelines.serving.models import script
@@ -43,7 +41,7 @@ LINES = {
 }
 
 
-def people(folder: Path) -> DatabaseCard:
+def people(folder):
     """A database of people, whose numbers are hidden, and its card."""
     with closing(sqlite3.connect(folder / "people.sqlite")) as connection:
         connection.executescript(
@@ -56,22 +54,22 @@ def people(folder: Path) -> DatabaseCard:
     return DatabaseCard(engine="sqlite", location=str(folder / "people.sqlite"), tables={"person": table})
 
 
-def scripted(folder: Path, lines: Mapping[str, list[str]] = LINES, name: str = "script") -> AnsweringModel:
+def scripted(folder, lines=LINES, name="script"):
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps({"question": q, "turns": turns}) + "\n" for q, turns in lines.items()))
     return AnsweringModel(name, script(path), recipes.load("sql_trail", []))
 
 
-def says(sql: str) -> AnsweringModel:
-    def say(request: Request) -> str:
+def says(sql):
+    def say(request):
         tag = "solution" if request.turn else "sql"
         return f"<reasoning>x</reasoning>\n<{tag}>{sql}</{tag}>"
 
     return AnsweringModel("script", ScriptedPolicy(say, "script"), recipes.load("sql_trail", []))
 
 
-def asked(database: str, question: str, sql: str) -> list[Event]:
-    async def ask(agent: Agent) -> list[Event]:
+def asked(database, question, sql):
+    async def ask(agent):
         async with aclosing(agent.answer(question)) as events:
             return [event async for event in events]
 
@@ -90,27 +88,20 @@ class Site:
     models: list[AnsweringModel]
     client: httpx.Client
 
-    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+    def post(self, path, body, **headers):
         return self.client.post(self.url + path, json=body, headers=headers)
 
-    def ask(self, question: str, **headers: str) -> dict[str, Any]:
+    def ask(self, question, **headers):
         body = {"model": "any", "messages": [{"role": "user", "content": question}]}
         return self.post("/v1/chat/completions", body, **headers).raise_for_status().json()
 
 
-def events(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+def events(answer):
     return answer["choices"][0]["message"]["sqltrain"]
 
 
 @contextmanager
-def site(
-    folder: Path,
-    access: Access | None = None,
-    budget: QuestionBudget | None = None,
-    workers: int = 1,
-    where: OpenableDatabase | None = None,
-    model: AnsweringModel | None = None,
-) -> Iterator[Site]:
+def site(folder, access=None, budget=None, workers=1, where=None, model=None):
     """Start a server and end it; by default of the people, answered by `LINES`."""
     where = where or open_card("people", people(folder))
     models = [model or scripted(folder)]

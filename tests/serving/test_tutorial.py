@@ -25,7 +25,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 @pytest.mark.services
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser(tmp_path: Path) -> None:
+def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser(tmp_path):
     bin = tmp_path / "bin"
     bin.mkdir()
     (bin / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -69,7 +69,7 @@ def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser
     assert row["sql"] == "SELECT sum(amount) AS revenue FROM purchase WHERE status = 1"
 
 
-def _groups(parent: int) -> list[int]:
+def _groups(parent):
     """The process groups of a shell's jobs: with `set -m` each has its own."""
     found = subprocess.run(["ps", "-o", "pgid=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
     return [int(group) for group in found.stdout.split()]

@@ -10,17 +10,15 @@ import pytest
 from pipelines.core import frames
 from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind, Database, ExecutionStatus, StopReason, Trajectory, Turn, to_dict
-from pipelines.evaluation.record import EpisodeRecord
 from pipelines.recipe.config import Recipe
 from pipelines.sql.diagnoses import Diagnosis
 from pipelines.stages import graph
-from pipelines.stages.context import Context
 from tests.evaluation.evaluation_world import RECORD
 
 FARMS = Database("farms", "sqlite", "databases/farms.sqlite")
 
 
-def trajectory(example_id: str = "q1", sample: int = 0, **changes: object) -> Trajectory:
+def trajectory(example_id="q1", sample=0, **changes):
     probe = Turn(
         text="<reasoning>look</reasoning><sql>SELECT name FROM farm</sql>",
         action=Action(ActionKind.SQL, "SELECT name FROM farm", "look"),
@@ -43,7 +41,7 @@ def trajectory(example_id: str = "q1", sample: int = 0, **changes: object) -> Tr
     return Trajectory(**values)
 
 
-def make_filter(ctx: Context) -> None:
+def make_filter(ctx):
     made = [trajectory(f"q{number}") for number in range(20)]
     frames.write(ctx.folder / "data.parquet", frames.to_frame(made))
     (ctx.folder / "quarantine.jsonl").write_text(
@@ -52,7 +50,7 @@ def make_filter(ctx: Context) -> None:
     ctx.metrics({"kept": 20.0})
 
 
-def make_sft(ctx: Context) -> None:
+def make_sft(ctx):
     rows = [{"step": step, "loss": 1.0 / step, "loss/sql": 0.5, "note": "text"} for step in range(1, 6)]
     (ctx.folder / "curves.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (ctx.folder / "model").mkdir()
@@ -62,7 +60,7 @@ def make_sft(ctx: Context) -> None:
     ctx.metrics({"loss": 0.2})
 
 
-def make_evaluation(ctx: Context) -> None:
+def make_evaluation(ctx):
     """Twelve greedy answers of which every third is wrong."""
     made = [trajectory(f"t{n}") for n in range(12)]
     frames.write(ctx.folder / "data.parquet", frames.to_frame(made, extra=[{"pass": "greedy"}] * len(made)))
@@ -72,13 +70,13 @@ def make_evaluation(ctx: Context) -> None:
     ctx.metrics({"ex": 0.75, "ex_sampled": 0.5})
 
 
-def _audit_entries(name: str, right: bool) -> EpisodeRecord:
+def _audit_entries(name, right):
     wrong = Diagnosis("semantic", "a string literal differs from the gold SQL's")
     scores = {Recipe(name="toy").headline: float(right)}
     return dataclasses.replace(RECORD, example_id=name, scores=scores, diagnosis=None if right else wrong)
 
 
-def make_report(ctx: Context) -> None:
+def make_report(ctx):
     (ctx.folder / "report.html").write_text("<h1>report</h1>")
     ctx.metrics({})
 

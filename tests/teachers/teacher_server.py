@@ -5,11 +5,7 @@ import collections
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
 
-from pipelines.core.types import Example
-from pipelines.protocols.base import Protocol
 from pipelines.rollout.policies.oracle import OraclePolicy
 
 FAULTS = ("busy", "error", "hang", "truncated", "bad_json", "slow", "disconnect")
@@ -23,7 +19,7 @@ class TeacherServer:
     as real servers stop writing for one.
     """
 
-    def __init__(self, reply: Callable[[list[dict[str, str]]], str], fault_rate: float = 0.0, latency_s: float = 0.0):
+    def __init__(self, reply, fault_rate=0.0, latency_s=0.0):
         self.reply, self.fault_rate, self.latency_s = reply, fault_rate, latency_s
         # How often each request was answered to the last byte, by its digest: more than once is paid twice.
         self.delivered: collections.Counter[str] = collections.Counter()
@@ -39,7 +35,7 @@ class TeacherServer:
         self._thread.start()
         self._ready.wait(10)
 
-    def _run(self) -> None:
+    def _run(self):
         asyncio.set_event_loop(self._loop)
         self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
@@ -51,11 +47,11 @@ class TeacherServer:
         self._loop.run_until_complete(asyncio.sleep(0.05))
         self._loop.close()
 
-    def close(self) -> None:
+    def close(self):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader, writer):
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -76,7 +72,7 @@ class TeacherServer:
         finally:
             writer.close()
 
-    async def _answer(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, body, reader, writer):
         self.seeds.append(body["seed"])
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         self._tries[digest] += 1
@@ -100,7 +96,7 @@ class TeacherServer:
         await writer.drain()
         self.delivered[digest] += 1
 
-    async def _fail(self, fault: str, whole: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _fail(self, fault, whole, writer):
         self.faults[fault] += 1
         if fault == "busy":
             writer.write(b"HTTP/1.1 429 Busy\r\nRetry-After: 0.01\r\nContent-Length: 2\r\n\r\n{}")
@@ -121,7 +117,7 @@ class TeacherServer:
             raise EOFError
         await writer.drain()
 
-    def _whole(self, body: dict[str, Any]) -> bytes:
+    def _whole(self, body):
         text = self.reply(body["messages"])
         for stop in body.get("stop", []):
             text = text.split(stop)[0]
@@ -131,9 +127,7 @@ class TeacherServer:
         return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
 
 
-def scripted_replies(
-    protocol: Protocol, examples: Mapping[str, Example], seed: int = 0
-) -> Callable[[list[dict[str, str]]], str]:
+def scripted_replies(protocol, examples, seed=0):
     """The oracle's words for a conversation, found by its first user message.
 
     Args:
@@ -142,7 +136,7 @@ def scripted_replies(
     oracle = OraclePolicy(protocol, error_rate=0.2)
     scripts = {}
 
-    def reply(messages: list[dict[str, str]]) -> str:
+    def reply(messages):
         asked = next(m["content"] for m in messages if m["role"] == "user")
         if asked not in scripts:
             scripts[asked] = [protocol.write(action) for action in oracle.script(examples[asked], seed)]

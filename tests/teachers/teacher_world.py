@@ -2,19 +2,15 @@
 
 import json
 import sqlite3
-from pathlib import Path
-from typing import Any
 
-from pipelines.core.store import Store
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 
 KEY = "sk-very-secret-0123456789"
 
 
-def world(databases: int) -> list[str]:
+def world(databases):
     """Overrides of the miniature: an endpoint as its teacher, and so many databases of 12 questions."""
     small = "{kind: miniature, split: SPLIT, options: {databases: 2, questions: 4}}"
     return [
@@ -27,7 +23,7 @@ def world(databases: int) -> list[str]:
     ]
 
 
-def kept(store: Path, endpoint: str = "teacher") -> list[dict[str, Any]]:
+def kept(store, endpoint="teacher"):
     """The answers in an endpoint's log, in order."""
     with sqlite3.connect(store / "responses" / f"{endpoint}.sqlite") as table:
         rows = table.execute("SELECT key, prompt_tokens, completion_tokens, answer FROM answers ORDER BY id").fetchall()
@@ -35,11 +31,11 @@ def kept(store: Path, endpoint: str = "teacher") -> list[dict[str, Any]]:
     return [{**json.loads(row[3]), **dict(zip(names, row[:3], strict=True))} for row in rows]
 
 
-def recipe_of(databases: int, *more: str) -> Recipe:
+def recipe_of(databases, *more):
     return recipes.load("miniature", [*world(databases), *more])
 
 
-def make(recipe: Recipe, store: Store, until: str) -> Path:
+def make(recipe, store, until):
     steps = graph.plan(recipe, store, until)
     for step in steps:
         graph.execute(step, recipe, store, Silent(), steps)

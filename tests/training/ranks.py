@@ -10,12 +10,11 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from pipelines.core.processes import free_port
 
 
-def main() -> None:
+def main():
     import torch
 
     from pipelines.training import child, grpo, sft  # noqa: F401  (both kinds are ready before the first request)
@@ -26,9 +25,7 @@ def main() -> None:
         print(json.dumps(run(child, **json.loads(line))), flush=True)
 
 
-def run(
-    child: Any, plan: str, count: int, timeout_s: float, kill_at: int | None, signs: dict[str, str]
-) -> dict[str, Any]:
+def run(child, plan, count, timeout_s, kill_at, signs):
     """The ranks' exit codes (None: still running after the time-out), and what each wrote.
 
     Args:
@@ -63,12 +60,12 @@ def run(
     }
 
 
-def ended(ranks: list[int], known: dict[int, int]) -> list[tuple[int, int]]:
+def ended(ranks, known):
     waited = [os.waitpid(pid, os.WNOHANG) for pid in ranks if pid not in known]
     return [(pid, status) for pid, status in waited if pid]
 
 
-def fork(child: Any, plan: str, rank: int, count: int, port: int, out: Path) -> int:
+def fork(child, plan, rank, count, port, out):
     pid = os.fork()
     if pid:
         return pid
