@@ -188,12 +188,14 @@ def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> 
             if not own and int(known or 0) > len(lines):
                 say(f"{registry} was not told: it knows later nights. Run: sqltrain store pull")
                 return
+            # The last challenger's version gets its decision and numbers, whatever became of it.
             line, marked = next((row for row in reversed(lines) if row.get("challenger")), None), False
             if line is not None:
                 tags = {"decision": line["decision"], "decision_reason": line["reason"]}
                 tags |= {f"decision_{tag}": f"{value:.4g}" for tag, value in line["numbers"].items()}
                 tags = {tag.replace("/", ".") + own: text for tag, text in tags.items()}
                 marked = _mark(client, name, line["challenger"]["key"], CHALLENGER + own, tags)
+            # The champion's alias moves if its version is in this registry; else one line names the reason.
             if champion is not None:
                 place = "" if uri == own_uri(store.root) else without_password(uri)
                 before = _registered(ledger).get("registry", place)

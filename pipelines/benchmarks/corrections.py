@@ -47,6 +47,7 @@ def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
             entries[key] = {"sql": text_field(row, *SQL), **texts}
         except BadRow as bad:
             raise DataError(f"{path}, {where}: {bad.detail}", HINT) from None
+    # Only what differs from the published text is a correction; a question whose SQL changed has no level any more.
     used = not entries
     for example in examples:
         names = (example.id, f"question_id {example.meta.get('question_id')}")

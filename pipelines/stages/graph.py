@@ -214,6 +214,7 @@ def plan(
     """
     code_digest()  # cached: this process runs the code that is there now, whatever is checked out later
     stages = active(recipe)
+    # The stages up to the last one that is asked for; without an evaluation among them no benchmark is read.
     if until is not None:
         names = [stage.name for stage in stages]
         last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
@@ -233,6 +234,7 @@ def plan(
             keys[stage.name] = key = given[stage.name]
             steps.append(Step(stage.name, key, store.folder(kind_of(stage.name), key), True, "cached", ()))
             continue
+        # A key hashes the keys of the stages before it, so it is known before anything is made.
         needs = tuple(name for name in stage.needs if name in keys)
         about = deciding(stage, recipe, {name: keys[name] for name in needs}, store)
         keys[stage.name] = key = digest(about)

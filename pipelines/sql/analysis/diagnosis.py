@@ -43,6 +43,7 @@ def diagnose(failure: Failure) -> tuple[Diagnosis, list[Item]]:
         return Diagnosis("syntax", f"the sandbox refused it: {word}"), []
     if failure.status is ExecutionStatus.ERROR and failure.error_class not in MISSING_NAMES:
         return Diagnosis("syntax", f"the engine refused it: {word}"), []
+    # Names that do not exist, whether or not the engine came to them.
     unknown = predicted.resolved.unknown if predicted is not None else ()
     if not unknown and failure.error_class in MISSING_NAMES:
         return Diagnosis("hallucination", f"the engine says: {word}"), []
@@ -63,6 +64,7 @@ def diagnose(failure: Failure) -> tuple[Diagnosis, list[Item]]:
         return Diagnosis("hallucination", _joined(list(nowhere)), tuple(clues)), []
     if unknown:
         return Diagnosis("schema_linking", clues[0].detail, tuple(clues)), []
+    # The names exist: the answer is compared with gold, clause by clause.
     limits: tuple[Hint, ...] = ()
     if failure.status in (ExecutionStatus.TIMEOUT, ExecutionStatus.LIMIT):
         limits = (Hint("too_slow", (failure.error_class or str(failure.status)).replace("_", " ")),)
