@@ -211,7 +211,9 @@ class Grpo(Section):
     lambda_schema: Amount = 0.0  # weight of the schema track's loss (TRUST-SQL); 0 is plain GRPO.
     # filter rules: rollouts that one of them holds of are left out of the loss (MTIR-SQL's GRPO-Filter).
     drop: tuple[FilterRule, ...] = ()
-    drop_zero_variance: bool = False  # leave out groups whose rewards are all equal.
+    # leave out groups whose rewards are all equal: it changes nothing under `grpo` and `dr_grpo`, whose losses they do
+    # not touch, and makes the others' steps larger, for fewer tokens are averaged over.
+    drop_zero_variance: bool = False
     resample: Count = 0  # rounds in which such groups are replaced by other questions' (DAPO's dynamic sampling).
     # how questions follow one another: shuffled, or by difficulty as S(q) ranked them.
     order: Literal["shuffled", "hard_first", "easy_first"] = "shuffled"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.core.errors import ResourceError
+from pipelines.core.files import read_json
 from pipelines.core.processes import free_port, parent_bound_prefix
 from pipelines.core.registry import Serving
 from pipelines.recipe.config import Recipe
@@ -105,6 +106,11 @@ class Replica:
         command = [python(self.recipe), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--host", HOST, "--port", str(self.port), "--served-model-name", SERVED_NAME]
         command += ["--dtype", settings.compute_dtype, "--logprobs-mode", "processed_logprobs"]
+        # Memory for the longest episode of the recipe, unless the model itself is shorter.
+        config = read_json(Path(model) / "config.json") if (Path(model) / "config.json").is_file() else {}
+        sections = (self.recipe.grpo, self.recipe.difficulty, self.recipe.evaluation)
+        longest = max(section.sampling.episode_tokens for section in sections)
+        command += ["--max-model-len", str(min(longest, config.get("max_position_embeddings") or longest))]
         if settings.revision and model == self.checkpoint:
             command += ["--revision", settings.revision]
         if len(self.devices) > 1:

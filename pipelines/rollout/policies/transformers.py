@@ -67,6 +67,13 @@ class TransformersPolicy(Policy):
         deterministic: bool = True,  # see the module's docstring
         compute: torch.dtype | None = None,  # of products, if weights are kept in float32 for training
     ) -> None:
+        # Layers of windows or of linear attention never reach `attending`'s attention, and would mix episodes.
+        others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
+        if others:
+            reason = (
+                f"the in-process policy decodes full attention alone, and the model has {', '.join(sorted(others))}"
+            )
+            raise ResourceError(reason, "Set rollout.policy=vllm.")
         self.live = slots
         self.codec: ChatCodec = ChatCodec(tokenizer)
         self.context = getattr(model.config, "max_position_embeddings", None)

@@ -89,9 +89,11 @@ def test_a_policy_of_vllm_alone_is_enough(home, recipe):
 @pytest.mark.parametrize(("trains", "rank"), [(True, "16"), (False, None)])
 def test_servers_of_a_run_with_adapters_have_room_for_them(home, recipe, trains, rank):
     """Rank 12 takes the room of 16. Where nothing is trained, whole models are served."""
-    with serving("m", recipe("model.lora={rank: 12, alpha: 24}"), home, print, newest=home if trains else None):
+    longer = "evaluation.sampling.episode_tokens=700"
+    with serving("m", recipe("model.lora={rank: 12, alpha: 24}", longer), home, print, newest=home if trains else None):
         [started] = notes(home)
     assert started.get("--max-lora-rank") == rank
+    assert started["--max-model-len"] == "700"  # of the recipe's longest episode
 
 
 def test_servers_of_ones_own_are_left_alone(home, recipe):

@@ -195,3 +195,11 @@ def test_the_models_context_bounds_an_episode(model, tokenizer, engine, talk, ex
     made = engine(TransformersPolicy(model, tokenizer), talk, 6, turn_tokens=12).run(requests(examples[:8]))
     assert {one.stop for one in made} == {StopReason.TOKEN_LIMIT}
     assert max(len(one.token_ids) for one in made) <= 70
+
+
+@pytest.mark.parametrize("kind", ["linear_attention", "sliding_attention"])
+def test_a_model_whose_layers_do_not_all_attend_over_everything_is_refused(model, tokenizer, monkeypatch, kind):
+    """Such layers would see the other episodes of the flat row."""
+    monkeypatch.setattr(model.config, "layer_types", ["full_attention", kind], raising=False)
+    with pytest.raises(ResourceError, match=f"the model has {kind}"):
+        TransformersPolicy(model, tokenizer)
