@@ -107,7 +107,8 @@ class Replica:
         command += ["--host", HOST, "--port", str(self.port), "--served-model-name", SERVED_NAME]
         command += ["--dtype", settings.compute_dtype, "--logprobs-mode", "processed_logprobs"]
         # Memory for the longest episode of the recipe, unless the model itself is shorter.
-        config = read_json(Path(model) / "config.json") if (Path(model) / "config.json").is_file() else {}
+        shape = Path(self.checkpoint, "config.json")
+        config = read_json(shape) if shape.is_file() else {}
         sections = (self.recipe.grpo, self.recipe.difficulty, self.recipe.evaluation)
         longest = max(section.sampling.episode_tokens for section in sections)
         command += ["--max-model-len", str(min(longest, config.get("max_position_embeddings") or longest))]

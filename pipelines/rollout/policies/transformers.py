@@ -70,9 +70,8 @@ class TransformersPolicy(Policy):
         # Layers of windows or of linear attention never reach `attending`'s attention, and would mix episodes.
         others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
         if others:
-            reason = (
-                f"the in-process policy decodes full attention alone, and the model has {', '.join(sorted(others))}"
-            )
+            kinds = ", ".join(sorted(others))
+            reason = f"the in-process policy decodes full attention alone, and the model has {kinds}"
             raise ResourceError(reason, "Set rollout.policy=vllm.")
         self.live = slots
         self.codec: ChatCodec = ChatCodec(tokenizer)
