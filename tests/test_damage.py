@@ -109,6 +109,7 @@ def test_flipped_bits_in_weights_are_noticed_before_training(tmp_path, monkeypat
     monkeypatch.setattr("pipelines.stages.curate.filter_trajectories", lambda ctx: ctx.metrics({}))
     monkeypatch.setattr("pipelines.stages.synthesize.build", lambda ctx: ctx.metrics({}))
     monkeypatch.setattr("pipelines.stages.data.build", lambda ctx: ctx.metrics({}))
+    monkeypatch.setattr("pipelines.stages.prompt_fit.check", lambda recipe, folders: ())
     store = Store(tmp_path)
     chain = "stages=[data, synthesize, filter, sft, grpo]"
     walk(recipes.load("miniature", [chain]), store)
