@@ -20,11 +20,13 @@ from pipelines.core.registry import (
     REWARDS,
     UNSUITED_NAME,
 )
+from pipelines.core.types import Hardness
 from pipelines.recipe.plugins import load_plugins
 
 # The sections' base, bounded numbers, and names that a registry checks.
 
 Positive = Annotated[int, pydantic.Field(gt=0)]
+PositiveFloat = Annotated[float, pydantic.Field(gt=0)]
 Count = Annotated[int, pydantic.Field(ge=0)]
 Amount = Annotated[float, pydantic.Field(ge=0.0)]
 Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
@@ -134,7 +136,7 @@ class Sft(Section):
 
     batch: Positive = 128  # samples of an optimiser step.
     micro_batch: Positive = 8  # samples of one forward pass; a batch is cut into such parts.
-    epochs: Annotated[float, pydantic.Field(gt=0)] = 2.0  # passes over the samples.
+    epochs: PositiveFloat = 2.0  # passes over the samples.
     max_tokens: Positive = 8192  # longer samples are left out.
     optimizer: Optimizer = Optimizer()  # which optimiser, and its schedule.
     save_steps: Positive = 100  # a checkpoint every so many steps.
@@ -188,7 +190,7 @@ class Grpo(Section):
     updates_per_rollout: Positive = 1  # optimiser steps on one generation (1 is on-policy).
     steps: Positive = 100  # optimiser steps in all, if `epochs` is null.
     # passes over the questions, however many are left for RL; null counts by `steps`.
-    epochs: Annotated[float, pydantic.Field(gt=0)] | None = None
+    epochs: PositiveFloat | None = None
     micro_batch: Positive = 8  # episodes of one forward pass; a generation is cut into such parts.
     # clip_low, clip_high: epsilon bounds (SQL-Trail, equation 2); on-policy no ratio leaves 1, and neither acts.
     clip_low: Amount = 0.2
@@ -250,8 +252,7 @@ class Source(Section):
     path: str | None = None  # the benchmark's folder, or the JSONL file; unused by the miniature.
     split: Literal["train", "dev", "test"] = "train"  # "train", "dev" or "test".
     count: Positive | None = None  # how many examples to take, by the recipe's seed; null takes all.
-    # keep only these levels; null keeps all.
-    hardness: tuple[Literal["easy", "medium", "hard", "extra"], ...] | None = None
+    hardness: tuple[Hardness, ...] | None = None  # keep only these levels; null keeps all.
     # a file of corrected gold SQL that is laid over the questions (`pipelines/benchmarks/corrections.py`).
     corrections: str | None = None
     # options of that reader alone (see its docstring).
@@ -348,7 +349,7 @@ class ProtocolSection(Section):
 class Execution(Section):
     """Limits of the SQL sandbox; a verdict depends on them, so they are part of a stage's key."""
 
-    timeout_s: Annotated[float, pydantic.Field(gt=0)] = 30.0  # wall clock of one statement, in seconds.
+    timeout_s: PositiveFloat = 30.0  # wall clock of one statement, in seconds.
     # max_rows, max_bytes: of one result; more is cut (observations) or refused (verdicts).
     max_rows: Positive = 100_000
     max_bytes: Positive = 64_000_000
@@ -375,7 +376,7 @@ class Teacher(Section):
     # column -> how often the oracle guesses how a value there is stored and does not look; only of questions whose
     # source has the words that they use for the value.
     guesses: Mapping[str, Share] = pydantic.Field(default_factory=dict)
-    share: Annotated[float, pydantic.Field(gt=0)] = 1.0  # its part of a mix.
+    share: PositiveFloat = 1.0  # its part of a mix.
 
 
 class Synthesis(Section):
@@ -386,8 +387,7 @@ class Synthesis(Section):
     # each teacher of the mix answers every sample of every question, whatever its share (TRUST-SQL, A.2).
     every: bool = False
     samples: Positive = 1  # episodes a question.
-    # run wrong episodes once more with the gold SQL as a hint that is not trained on (STaR).
-    rationalise: bool = False
+    rationalise: bool = False  # run wrong episodes once more with the gold SQL as a hint that is not trained on (STaR).
 
     @pydantic.model_validator(mode="after")
     def _hinted(self) -> Self:
@@ -407,8 +407,7 @@ class Filter(Section):
     keep: Positive | None = None  # maximum number of demonstrations; null keeps all.
     # maximum near-duplicates kept (same database and plan; wording and literals differ); null for no bound.
     per_plan: Positive | None = None
-    # hardness levels that are kept first if `keep` binds.
-    priority: tuple[Literal["easy", "medium", "hard", "extra"], ...] = ("medium", "hard")
+    priority: tuple[Hardness, ...] = ("medium", "hard")  # hardness levels that are kept first if `keep` binds.
     per_example: Positive | None = 1  # maximum demonstrations of one question; null for no bound.
     # filter rules: a trajectory that one of them holds of is left out, right or not (docs/extending.md).
     drop: tuple[FilterRule, ...] = ()
