@@ -45,7 +45,7 @@ def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Seq
         raise DataError(f"{name} tests no claim", "A file of conf/tables/claims says its claim.")
     cells, empty = (
         ([], report.Sweep(name, ()))
-        if source.claim.untold
+        if source.claim.untestable
         else sweep_plan.cells_of_paper_table(name, words, None, False)
     )
     plans = {cell.name: graph.plan(cell.recipe, store) for cell in cells}
@@ -206,8 +206,8 @@ def _section(entry: Tested) -> Iterator[str]:
         return
     yield f"{claim.source}. `sqltrain sweep {entry.name}`"
     yield ""
-    if claim.untold:
-        yield f"**Cannot be told.** {claim.untold}"
+    if claim.untestable:
+        yield f"**Cannot be told.** {claim.untestable}"
         return
     yield f"**{entry.verdict.capitalize()}.**" + (f" {claim.reading}" if entry.verdict != "not measured" else "")
     yield ""

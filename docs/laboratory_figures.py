@@ -65,7 +65,9 @@ class Tested:
     def verdict(self) -> Verdict:
         """On the whole claim."""
         return (
-            "cannot be told" if self.claim.untold else claims.overall_verdict([part.verdict for part in self.decided])
+            "cannot be told"
+            if self.claim.untestable
+            else claims.overall_verdict([part.verdict for part in self.decided])
         )
 
 
@@ -126,7 +128,7 @@ def chosen(entry: Tested) -> dict[str, list[report.Line]]:
 
 def figure(entry: Tested) -> Html | None:
     """A claim's figure: pass@k over k where it is about that, else its curves, else its rows; None of nothing made."""
-    if entry.claim.untold or entry.kept or entry.verdict == "not measured":
+    if entry.claim.untestable or entry.kept or entry.verdict == "not measured":
         return None
     names = [row.name for row in entry.sweep.rows()]
     drawn = chosen(entry)

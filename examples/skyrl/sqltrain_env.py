@@ -12,7 +12,7 @@ from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from pipelines.environment.core import Messages, Session, StepResult, example_of, shared
+from pipelines.environment.core import ChatMessages, Session, StepResult, example_of, shared
 
 
 class SqltrainEnv(BaseTextEnv):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class SqltrainEnv(BaseTextEnv):  # type: ignore[misc]
         self._session: Session | None = None
         self._last: StepResult | None = None
 
-    def init(self, prompt: Messages) -> tuple[Messages, dict[str, Any]]:
+    def init(self, prompt: ChatMessages) -> tuple[ChatMessages, dict[str, Any]]:
         """The recipe's prompt for the row's question; the dataset's own prompt is replaced by it."""
         self._session = self._environment.reset(self._example)
         return self._session.messages, {"stop": list(self._session.stop)}

@@ -53,7 +53,7 @@ from pipelines.rollout.user import reply, simulated_user
 from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Pair
 
-Messages = list[dict[str, str]]
+ChatMessages = list[dict[str, str]]
 POLICY = "outside"  # the name of the policy in the trajectories: the environment does not know what drives it
 
 
@@ -81,7 +81,7 @@ class Session:
         self._due = next(self._driver)
 
     @property
-    def messages(self) -> Messages:
+    def messages(self) -> ChatMessages:
         """The conversation so far, from the prompt on, as chat models take it."""
         return [{"role": role, "content": text} for role, text in self._episode.next_request().messages]
 
@@ -127,7 +127,7 @@ class Session:
             raise ValueError("the episode is over; begin another one with reset")
         # As a server would stop it: at the first stop string outside a thinking block.
         said = cut(text, self.stop)
-        while len(said) < len(text) and self._environment.protocol.thinking(said):
+        while len(said) < len(text) and self._environment.protocol.is_thinking(said):
             said += cut(text[len(said) :], self.stop)
         return self._advance(Completion(said))
 

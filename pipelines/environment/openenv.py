@@ -22,7 +22,7 @@ from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation
 from pydantic import Field
 
 from pipelines.core.types import Example
-from pipelines.environment.core import Environment, Messages, Session, asked_question, shared
+from pipelines.environment.core import ChatMessages, Environment, Session, asked_question, shared
 
 
 class AgentTurn(Action):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class AgentTurn(Action):  # type: ignore[misc]
 class SqlObservation(Observation):  # type: ignore[misc]
     """The whole conversation, so that any chat model can go on from it."""
 
-    messages: Messages = Field(default_factory=list)
+    messages: ChatMessages = Field(default_factory=list)
     stop: list[str] = Field(default_factory=list)  # texts after which the agent's turn ends.
     info: dict[str, Any] = Field(default_factory=dict)  # of an ended episode, as in `core.StepResult`.
 

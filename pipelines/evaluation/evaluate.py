@@ -79,7 +79,7 @@ def evaluate(
         for example, trajectory, verdict, pair in zip(asked, trajectories, verdicts, pairs, strict=True)
     ]
     static = Analysis(schemas, gold_schemas)
-    static.learn(pair for pair, answer in zip(pairs, answers, strict=True) if not answer.broken)
+    static.parse_queries(pair for pair, answer in zip(pairs, answers, strict=True) if not answer.broken)
     level = levels({example.id: example for example in asked}.values())
     return [
         _record(answer, static, level[answer.example.id], diagnosis, mode)

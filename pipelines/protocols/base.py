@@ -74,7 +74,7 @@ class Protocol(abc.ABC):
         if self.brief:
             self.demand = " answer"
 
-    def thinking(self, text: str) -> bool:
+    def is_thinking(self, text: str) -> bool:
         """Whether a turn's text ends inside an open `<think>` block: a closing tag that it holds ends nothing."""
         return self.thought == THINK and text.rfind(f"<{THINK}>") > text.rfind(f"</{THINK}>")
 
@@ -126,7 +126,7 @@ class Protocol(abc.ABC):
         """The text of the user message that follows an action; `result` is None if nothing was executed."""
         return self._respond(self._body(action, result))
 
-    def hear(self, answer: str, turns_left: int) -> str:
+    def observe_reply(self, answer: str, turns_left: int) -> str:
         """The text of the user message that brings the user's answer: escaped and cut, as any text from outside."""
         shown = observations.defuse(answer[: self.config.observation_chars])
         return self._respond(f"The user says: {shown}\nTurns left: {turns_left}")

@@ -50,7 +50,7 @@ def make_outcomes(
     analysis = Analysis(schemas, gold_schemas)
     if "schema" in reads or ("gold_schema" in reads and gold_schemas is None):
         whole = [pair for pair, is_broken in zip(pairs, broke, strict=True) if not is_broken]
-        analysis.learn(whole, predicted="schema" in reads)
+        analysis.parse_queries(whole, predicted="schema" in reads)
     level = levels(of) if "level" in reads else {}
     outcomes = []
     for trajectory, example, verdict, is_broken in zip(trajectories, of, verdicts, broke, strict=True):
@@ -98,7 +98,7 @@ class Analysis:
     gold_schemas: Mapping[str, SchemaItems] | None  # by example id; None takes the gold SQL's own items
     _items: dict[tuple[Database, str], SchemaItems | None] = field(default_factory=dict)
 
-    def learn(self, pairs: Iterable[Pair], predicted: bool = True) -> None:
+    def parse_queries(self, pairs: Iterable[Pair], predicted: bool = True) -> None:
         """Take apart the queries of these pairs, or their gold queries alone, together."""
         assert self.schemas is not None, "tables and columns are resolved by the schema"
         pairs = list(pairs)

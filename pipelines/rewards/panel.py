@@ -12,13 +12,13 @@ from pathlib import Path
 from pipelines.core.errors import BoundaryError, RecipeError, SqltrainError
 from pipelines.core.registry import ANALYSES, REWARDS
 from pipelines.core.types import Example, Outcome
+from pipelines.protocols.base import Messages
 from pipelines.protocols.observations import under_headings
 from pipelines.recipe.config import RewardTerm
 from pipelines.sql.analyst import without_comments
 
 # A judge grades wrong answers only (Reasoning-SQL, 3.2 and A.7): whom to ask, what to say, how to read the grade.
 
-Messages = tuple[tuple[str, str], ...]
 Judge = Callable[[Sequence[Messages]], Sequence[str | None]]  # a policy's answers to prompts; None where it failed
 
 RUBRIC = """You grade a predicted SQL query against the reference query for the same question, on a scale from 0.0 \

@@ -173,7 +173,7 @@ class Episode:
                     and completion.finish == "stop"
                     and 0 < len(completion.token_ids) < request.max_tokens
                     and completion.text.endswith(request.stop)
-                    and protocol.thinking(completion.text)
+                    and protocol.is_thinking(completion.text)
                 ):
                     more: Completion = yield dataclasses.replace(
                         request,
@@ -192,7 +192,7 @@ class Episode:
                 if self.stop is None and self.turns[-1].action.kind is ActionKind.ASK:
                     asks = [turn.action for turn in self.turns if turn.action.kind is ActionKind.ASK]
                     answer: str = yield UserRequest(tuple(action.content for action in asks))
-                    self._show(protocol.hear(answer, self._rules.max_turns - len(self.turns)))
+                    self._show(protocol.observe_reply(answer, self._rules.max_turns - len(self.turns)))
                 elif self.stop is None:
                     result: ExecutionResult | None = None
                     for attempt in range(0 if query is None else ATTEMPTS):

@@ -63,12 +63,12 @@ class Claim(Section):
     contrasts: tuple[Contrast, ...] = ()  # all must hold for the claim to hold.
     seconds: int = 0  # of processor time for all seeds, if none of its stages is made yet; an estimate.
     reading: str  # the conclusions that the verdict allows, and those that it does not.
-    untold: str = ""  # why this world cannot show it; such a claim has no contrasts.
+    untestable: str = ""  # why this world cannot show it; such a claim has no contrasts.
 
     @pydantic.model_validator(mode="after")
     def _can_be_decided(self) -> Claim:
-        if bool(self.contrasts) == bool(self.untold):
-            raise ValueError("a claim has contrasts, or says in `untold` why it has none")
+        if bool(self.contrasts) == bool(self.untestable):
+            raise ValueError("a claim has contrasts, or says in `untestable` why it has none")
         return self
 
     @property

@@ -32,7 +32,7 @@ RECIPE = "recipe"  # a row of another recipe than the table's
 ASKED = "asked"  # overrides of the recipe by which a cell's checkpoint is asked once more, and not trained
 NO_OVERRIDES = (RECIPE, AFTER, ASKED)
 CHECKPOINTS = ("model", "sft", "grpo")
-ASKING = "[data, gold_schema, evaluate]"  # the stages that ask a checkpoint which is there
+EVALUATION_STAGES = "[data, gold_schema, evaluate]"  # the stages that ask a checkpoint which is there
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 PAGE = "sweep.html"
 Say = Callable[[str], None]
@@ -69,7 +69,7 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
         rows: an axis before them whose values are names, each for several words: the rows of a paper's table.
     """
     options: list[list[AxisValue]] = [[(ROW, row, tuple(own)) for row, own in rows.items()]] if rows else []
-    options += [_choices(word) for word in words]
+    options += [_axis_values(word) for word in words]
     found = []
     for picked in itertools.product(*options):
         picked_words = [word for _, _, own in picked for word in own]
@@ -97,7 +97,7 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
     return found
 
 
-def _choices(word: str) -> list[AxisValue]:
+def _axis_values(word: str) -> list[AxisValue]:
     """The values of an argument: one, or those of an axis."""
     axis, equals, text = word.partition("=")
     span = RANGE.fullmatch(text)
@@ -197,7 +197,7 @@ def asked_again(cell: SweepCell, store: Store) -> SweepCell:
     _, trained = _evaluated(cell, store)
     named = trained.name == "model" and cell.recipe.model.source != "tiny"  # a base model's weights lie elsewhere
     source = [] if named else [f"model.source={trained.folder / 'model'}"]
-    overrides = (*cell.overrides, *cell.asked, *source, f"stages={ASKING}")
+    overrides = (*cell.overrides, *cell.asked, *source, f"stages={EVALUATION_STAGES}")
     return SweepCell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
 
 
@@ -271,7 +271,7 @@ def cells_of_paper_table(
     form = source.form(miniature)
     given = {word.partition("=")[0] for word in words}
     # `seed=7..9` is in place of the file's own seeds.
-    axes = [axis for axis in form.axes if len(_choices(axis)) == 1 or axis.partition("=")[0] not in given]
+    axes = [axis for axis in form.axes if len(_axis_values(axis)) == 1 or axis.partition("=")[0] not in given]
     planned = cells(form.recipe, [*axes, *words], form.rows)
     facts = {"paper": source.paper, "recipe": form.recipe, **({"note": source.note} if source.note else {})}
     return planned, Sweep(

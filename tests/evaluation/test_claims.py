@@ -190,13 +190,13 @@ def test_twelve_claims_have_contrasts_that_decide_them():
     for table in TABLES.values():
         assert table.claim.reading
         seeded = any(axis.startswith("seed=") for axis in table.axes)
-        assert seeded == (not table.claim.untold)
+        assert seeded == (not table.claim.untestable)
         for contrast in table.claim.contrasts:
             assert contrast.margin or contrast.matters, "what matters is said before it is measured"
 
 
 @pytest.mark.parametrize(
-    "change", [{"contrasts": ()}, {"untold": "it has no words"}, {"number": 0}, {"contrasts": ({"says": "x"},)}]
+    "change", [{"contrasts": ()}, {"untestable": "it has no words"}, {"number": 0}, {"contrasts": ({"says": "x"},)}]
 )
 def test_a_claim_must_be_decidable(change):
     with pytest.raises(pydantic.ValidationError):
