@@ -99,7 +99,7 @@ class Analysis:
     _items: dict[tuple[Database, str], SchemaItems | None] = field(default_factory=dict)
 
     def parse_queries(self, pairs: Iterable[Pair], predicted: bool = True) -> None:
-        """Take apart the queries of these pairs, or their gold queries alone, together."""
+        """Read tables and columns off the queries of these pairs, or off their gold queries alone, together."""
         assert self.schemas is not None, "tables and columns are resolved by the schema"
         pairs = list(pairs)
         gold = dict.fromkeys((pair.database, pair.gold_sql) for pair in pairs if pair.gold_sql)
@@ -117,7 +117,7 @@ class Analysis:
                 _GOLD_ITEMS[query] = of[query[0]], items
 
     def items(self, sql: str | None, database: Database) -> SchemaItems | None:
-        """Tables and columns of a query that was learned; None without a query, or if it does not parse."""
+        """Tables and columns of a query that was parsed; None without a query, or if it does not parse."""
         return self._items[database, sql] if sql else None
 
     def gold(self, example: Example) -> SchemaItems | None:

@@ -17,9 +17,9 @@ from pipelines.protocols.observations import under_headings
 from pipelines.recipe.config import RewardTerm
 from pipelines.sql.analyst import without_comments
 
-# A judge grades wrong answers only (Reasoning-SQL, 3.2 and A.7): whom to ask, what to say, how to read the grade.
+# A judge grades wrong answers only (Reasoning-SQL, 3.2 and A.7): its endpoint, its prompt, and its grade.
 
-Judge = Callable[[Sequence[Messages]], Sequence[str | None]]  # a policy's answers to prompts; None where it failed
+Judge = Callable[[Sequence[Messages]], Sequence[str | None]]  # a policy's answers to prompts; None if it failed
 
 RUBRIC = """You grade a predicted SQL query against the reference query for the same question, on a scale from 0.0 \
 (nothing right) to {scale} (all right). Take points off when the prediction:
