@@ -22,7 +22,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import Example, Outcome, Trajectory
 from pipelines.curation.filtering import seeded_rank
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain

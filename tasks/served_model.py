@@ -67,7 +67,7 @@ class ServedAgent:
         from pipelines.protocols.base import build
         from pipelines.rollout.engine import RolloutEngine
         from pipelines.rollout.episode import EpisodeRequest
-        from pipelines.rollout.policies.making import local_policy
+        from pipelines.rollout.policies.factories import local_policy
         from pipelines.teachers.experts import linking
 
         questions = []

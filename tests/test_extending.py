@@ -23,7 +23,7 @@ from pipelines.recipe.config import ProtocolSection
 from pipelines.report import writer
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
-from pipelines.rollout.policies import making
+from pipelines.rollout.policies import factories
 from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect
@@ -107,7 +107,7 @@ def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(fo
 
 def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folder):
     recipe = recipes.load(str(folder / "mine.yaml"))
-    program = making.policy("no checkpoint", recipe)
+    program = factories.policy("no checkpoint", recipe)
     database = Database("shop", "sqlite", str(folder / "shop.sqlite"))
     protocol = build(ProtocolSection(prompt="brief", options={"reasoning_tag": "think"}))
     with SqlEngine(Limits.of(recipe.execution)) as sql:

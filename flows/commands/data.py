@@ -18,7 +18,7 @@ from pipelines.core.files import write_atomic
 from pipelines.core.types import Example
 from pipelines.databases import card, named
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution

@@ -206,7 +206,7 @@ def ask_model(
     if isinstance(answerer, Path):
         require_sound(answerer)
 
-    from pipelines.rollout.policies.making import local_policy
+    from pipelines.rollout.policies.factories import local_policy
 
     def show_turn(event: EpisodeEvent) -> None:
         if isinstance(event, ResultEvent):

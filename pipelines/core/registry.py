@@ -96,15 +96,15 @@ class PolicyMaker(NamedTuple):
     make: Callable[..., Any]  # (checkpoint, recipe, **options) -> the `Policy`, in each process that makes rollouts.
     # (checkpoint, recipe, step) -> the places that took them, or None if that is unknown: brings the weights of a
     # checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO, at each
-    # step, where it raises if no place took them. `give` is None if there is no such place: GRPO cannot train the
+    # step, where it raises if no place took them. None if there is no such place: GRPO cannot train the
     # model behind such a policy.
-    give: Callable[[str, Any, int | None], Sequence[str] | None] | None = None
+    send_weights: Callable[[str, Any, int | None], Sequence[str] | None] | None = None
     # (checkpoint, recipe, folder, say, newest) -> a context in which the generating servers run, and that gives a
-    # `Serving`; see `pipelines.rollout.policies.making.serving`. None if nothing has to be started.
+    # `Serving`; see `pipelines.rollout.policies.factories.serving`. None if nothing has to be started.
     serve: Callable[..., AbstractContextManager[Serving]] | None = None
     # (recipe, trains) -> None: raises, before a run's first stage, what would keep `serve` from starting; `trains` is
     # for GRPO. None if there is nothing to check.
-    can_serve: Callable[[Any, bool], None] | None = None
+    check_servers: Callable[[Any, bool], None] | None = None
     # recipe -> whether the policy's servers take low-rank adapters alone if they have their base; None if never.
     takes_adapters: Callable[[Any], bool] | None = None
 
@@ -326,7 +326,7 @@ OPTIMIZERS: Registry[OptimizerMaker] = Registry(
 POLICIES: Registry[PolicyMaker] = Registry(
     "policy",
     "sqltrain.policies",
-    "pipelines.rollout.policies.making",
+    "pipelines.rollout.policies.factories",
     ("rollout.policy",),
     leading=2,
     part=PolicyMaker,

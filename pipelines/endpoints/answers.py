@@ -34,11 +34,16 @@ def from_record(record: Mapping[str, Any]) -> Answer:
     """An answer from the JSON of its fields."""
     names = {field.name for field in dataclasses.fields(Answer)}
     fields: dict[str, Any] = {name: value for name, value in record.items() if name in names}
-    fields |= {name: whole(value) for name, value in fields.items() if isinstance(value, str)}
-    return Answer(**{**fields, "calls": tuple((whole(name), whole(text)) for name, text in record["calls"])})
+    fields |= {name: valid_text(value) for name, value in fields.items() if isinstance(value, str)}
+    return Answer(
+        **{
+            **fields,
+            "calls": tuple((valid_text(name), valid_text(text)) for name, text in record["calls"]),
+        }
+    )
 
 
-def whole(text: str) -> str:
+def valid_text(text: str) -> str:
     r"""The text with U+FFFD for each half of a surrogate pair: JSON may escape one alone, which no file, database or
     request takes. Halves that belong together become their character.
     """
@@ -47,7 +52,7 @@ def whole(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def read(value: Mapping[str, Any]) -> Answer:
+def read_completion(value: Mapping[str, Any]) -> Answer:
     """The first choice of a chat completion."""
     problem = Malformed("the answer tells of an error")
     try:
@@ -69,7 +74,8 @@ def read(value: Mapping[str, Any]) -> Answer:
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         written = [(item["name"], item["arguments"]) for item in functions]
         calls = tuple(
-            (whole(str(name)), whole(text if isinstance(text, str) else json.dumps(text))) for name, text in written
+            (valid_text(str(name)), valid_text(text if isinstance(text, str) else json.dumps(text)))
+            for name, text in written
         )
         refusal = message.get("refusal") or ""
         finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
@@ -84,8 +90,8 @@ def read(value: Mapping[str, Any]) -> Answer:
         kind = "refused"
     elif not text.strip() and not calls:
         kind = "empty"
-    stop = whole(stopped) if isinstance(stopped, str) else None
-    return Answer(whole(text or refusal), kind, whole(reasoning), calls, stop, prompt, completion)
+    stop = valid_text(stopped) if isinstance(stopped, str) else None
+    return Answer(valid_text(text or refusal), kind, valid_text(reasoning), calls, stop, prompt, completion)
 
 
 def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_reasoning: bool = True) -> str:
@@ -122,10 +128,10 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
         except (ValueError, RecursionError):
             value = arguments
         if "tool_call" in agent or "sql" not in agent:
-            call = whole(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
+            call = valid_text(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
             written.append(f"<tool_call>\n{call}\n</tool_call>")
         elif isinstance(value, Mapping) and isinstance(value.get("sql"), str):
-            written.append(f"<sql>{whole(value['sql'])}</sql>")
+            written.append(f"<sql>{valid_text(value['sql'])}</sql>")
     if agent and answer.calls:
         text = "\n".join(filter(None, written))
     text = cut(text, stops)

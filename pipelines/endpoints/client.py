@@ -35,7 +35,7 @@ EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
 RETRIED = frozenset({408, 409, 425, 429})
 REACH_S = 10.0  # of the one request before a run's first
 GATEWAYS = (502, 503, 504)  # statuses of a server whose model is down
-TOLD = 3  # failures in a row after which a line says what is waited for
+WARN_AFTER = 3  # failures in a row after which a line says what is waited for
 SLICES = 20  # of a time-out: each lets the process look at what has come
 LAST_WAIT_S = 60.0  # for answers that are on their way when a run stops: they are paid for
 TRANSPORTS = ("httpx2", "httpx")  # what the official client sends with: one or the other, by its version
@@ -182,7 +182,7 @@ def endpoint(name: str, path: Path | None = None) -> Endpoint:
         raise RecipeError(f"{path}: {where}: {first['msg']}", f"An entry looks like {EXAMPLE}") from None
 
 
-def name_of(teacher: Teacher) -> str:
+def teacher_endpoint(teacher: Teacher) -> str:
     """The endpoint that a teacher section names."""
     if teacher.endpoint is None:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
@@ -224,12 +224,10 @@ class Connection:
                 raise ResourceError(f"{where} does not answer: {self._said(error).rstrip('.')}", hint) from None
 
     async def ask(self, send: Callable[[Any], Coroutine[Any, Any, Answer]], tokens: int = 0) -> Answer:
-        """What `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
+        """The answer that `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
 
-        Cancelled, it sends nothing more; a request that is on its way goes on until `close`.
-
-        Args:
-            tokens: that the request may use, for the endpoint's limit per minute.
+        Cancelled, it sends nothing more; a request that is on its way goes on until `close`. It may use so many tokens,
+        for the endpoint's limit per minute.
         """
         import openai
 
@@ -268,7 +266,7 @@ class Connection:
                     self.pace.held_until = max(self.pace.held_until, time.monotonic() + pause_s)
                 else:
                     self._breaker.failed()
-                    if self._breaker.failures == TOLD:
+                    if self._breaker.failures == WARN_AFTER:
                         patience_s = self.endpoint.patience_s
                         log.warning("%s; it is asked again, for %g s at most", explained.message, patience_s)
                 if wait_s is not None and wait_s > self.endpoint.patience_s:

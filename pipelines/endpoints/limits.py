@@ -1,4 +1,4 @@
-"""The cap on what may be spent at an endpoint."""
+"""The limits of an endpoint: a cap on its costs, its pace, and the retries of a request that failed."""
 
 import asyncio
 import email.utils

@@ -114,7 +114,7 @@ class Slots:
                 tensor[target, :, :length] = tensor[source, :, :length]
 
 
-def attend(
+def attend_slots(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -126,7 +126,7 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a model's layer under `attending`: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D)."""
+    """Attention of a model's layer under `slot_attention`: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D)."""
     if sliding_window is not None or softcap is not None:
         raise ResourceError("the in-process policy has no sliding window and no soft cap", "use rollout.policy=vllm")
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))  # (N, H, D)
@@ -160,11 +160,11 @@ def attend(
     return (joined if slots.order is None else joined.index_select(0, slots.order))[None], None
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend_slots)
 
 
 @contextlib.contextmanager
-def attending(model: Any) -> Iterator[None]:
+def slot_attention(model: Any) -> Iterator[None]:
     """Inside, the model's attention is over slots, and it is in evaluation mode; afterwards all is as before."""
     before = model.config._attn_implementation
     training = [module for module in model.modules() if module.training]
@@ -251,7 +251,7 @@ class _Conversation:
 
 
 class Decoder:
-    """A batch of at most `count` conversations over one causal LM; `step` must run inside `attending(model)`."""
+    """A batch of at most `count` conversations over one causal LM; `step` must run inside `slot_attention(model)`."""
 
     def __init__(self, model: Any, codec: ChatCodec, count: int) -> None:
         self._model, self._codec, self._count = model, codec, count

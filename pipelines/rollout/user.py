@@ -55,7 +55,7 @@ class EndpointUser(User):
     """A chat endpoint plays the user, in one request a question; every answer is kept, so it is bought once."""
 
     def __init__(self, name: str, responses: Path | None) -> None:
-        from pipelines.endpoints.asking import Asker
+        from pipelines.endpoints.asker import Asker
 
         self._asker = Asker.named(name, responses)
 

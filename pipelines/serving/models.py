@@ -67,7 +67,7 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", f"Pass {KINDS}.")
     require_sound(folder)
-    from pipelines.rollout.policies.making import local_policy
+    from pipelines.rollout.policies.factories import local_policy
 
     card = read_card(folder)
     overrides_of_card = card.overrides() if card else ()

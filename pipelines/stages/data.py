@@ -159,7 +159,7 @@ def ask_experts(
     data = ctx.recipe.data
     if not kept:
         return [], [], {}
-    from pipelines.endpoints.asking import Asker
+    from pipelines.endpoints.asker import Asker
     from pipelines.teachers import experts
 
     training, schema = pool in TRAINED, schemas(ctx.recipe)
@@ -204,7 +204,7 @@ def llm_extractors(ctx: Context, examples: Sequence[Example]) -> dict[str, Extra
     names = ctx.recipe.gold_schema.extractors
     if not names:
         return {}
-    from pipelines.endpoints.asking import Asker
+    from pipelines.endpoints.asker import Asker
     from pipelines.teachers import experts
 
     schema = schemas(ctx.recipe)

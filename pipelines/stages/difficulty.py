@@ -21,7 +21,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import RolloutEngine, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
-from pipelines.rollout.policies.making import policy
+from pipelines.rollout.policies.factories import policy
 from pipelines.stages.context import Context, examples_at, rows_of, single_thread
 from pipelines.stages.shards import Run, Shards, policy_for_shards
 

@@ -42,7 +42,7 @@ from pipelines.report.data import System
 from pipelines.rollout.engine import RolloutEngine, Timing, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Policy
-from pipelines.rollout.policies.making import policy
+from pipelines.rollout.policies.factories import policy
 from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.equalities.official import r_ves
@@ -169,7 +169,7 @@ def select(
         lines: of all passes. Broken samples are no candidates, and a question with no other is left out.
         gold: the gold-schema stage that the lines were held against; None for the gold SQL's own items.
     """
-    from pipelines.endpoints.asking import Asker
+    from pipelines.endpoints.asker import Asker
     from pipelines.teachers import experts
 
     by_id, schema = {question.id: question for question in questions}, schemas(ctx.recipe)

@@ -8,7 +8,7 @@ from pipelines.endpoints.client import Connection, endpoint
 from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.panel import Rubric
-from pipelines.rollout.policies.making import device, teaching
+from pipelines.rollout.policies.factories import device, teaching
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
 from pipelines.stages.keys import asked_endpoints
 from pipelines.training import combinations
@@ -63,9 +63,9 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         device(recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"device": "cuda"})}), 0)
     if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == IN_PROCESS)):
         device(recipe, 0)
-    can_serve = POLICIES[recipe.rollout.policy].can_serve
-    if can_serve is not None and (decodes or "grpo" in missing):
-        can_serve(recipe, "grpo" in missing)
+    check_servers = POLICIES[recipe.rollout.policy].check_servers
+    if check_servers is not None and (decodes or "grpo" in missing):
+        check_servers(recipe, "grpo" in missing)
     names = [name for stage in sorted(missing) for name in asked_endpoints(recipe, stage)]
     if None in names:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")

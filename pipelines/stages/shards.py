@@ -210,7 +210,7 @@ def policy_for_shards(ctx: Context, shards: Shards[Any], checkpoint: str | None)
     if checkpoint is None or all(shards.path(index).exists() for index in range(len(shards))):
         yield ctx.recipe
         return
-    from pipelines.rollout.policies.making import serving
+    from pipelines.rollout.policies.factories import serving
 
     with serving(checkpoint, ctx.recipe, ctx.folder, ctx.progress.say) as served:
         yield served.recipe

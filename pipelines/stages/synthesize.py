@@ -16,7 +16,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import RolloutEngine, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
-from pipelines.rollout.policies import making
+from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import COSTS, Context, examples
 from pipelines.stages.shards import Run, Shards, policy_for_shards
@@ -37,7 +37,7 @@ def build(ctx: Context) -> None:
     shards = Shards(questions, SHARD if local else BOUGHT_SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     processes = ctx.recipe.rollout.processes if local else 1
-    with policy_for_shards(ctx, shards, making.teaching(ctx.recipe) if "policy" in kinds else None) as recipe:
+    with policy_for_shards(ctx, shards, factories.teaching(ctx.recipe) if "policy" in kinds else None) as recipe:
         shards.run(make_synthesis_run, (recipe, ctx.responses), processes, ctx.progress)
     parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
     # A dataset without the answers that an endpoint failed to give would be finished, and found by every later run.
@@ -97,7 +97,7 @@ class TeacherEngines:
             protocol,
             responses,
             self.schemas,
-            lambda: making.policy(making.teaching(recipe), recipe),
+            lambda: factories.policy(factories.teaching(recipe), recipe),
         )
 
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:

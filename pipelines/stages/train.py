@@ -17,7 +17,7 @@ from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build as build_protocol
 from pipelines.recipe.checkpoint import write_card
-from pipelines.rollout.policies.making import serving
+from pipelines.rollout.policies.factories import serving
 from pipelines.stages.context import REFERENCE, Context, each_example, examples, examples_at, rows_of
 from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan

@@ -14,8 +14,8 @@ from pipelines.benchmarks.prompt_schema import link as link_shown
 from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import Link
-from pipelines.endpoints.answers import whole
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.answers import valid_text
+from pipelines.endpoints.asker import Asker
 from pipelines.protocols.observations import failure, table, under_headings
 from pipelines.recipe.config import RewardTerm, Sampling
 from pipelines.rewards import panel
@@ -57,7 +57,7 @@ def read_object(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(body[start : end + 1])
-        value = json.loads(whole(json.dumps(value, ensure_ascii=False)))  # an escape may be half a character
+        value = json.loads(valid_text(json.dumps(value, ensure_ascii=False)))  # an escape may be half a character
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

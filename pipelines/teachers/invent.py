@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipelines.core.errors import DataError
 from pipelines.core.types import HARDNESS_LEVELS, Database, Example
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.asker import Asker
 from pipelines.recipe.config import Sampling
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipelines.core.types import Database
 from pipelines.endpoints.answers import as_turn
-from pipelines.endpoints.asking import Asker
-from pipelines.endpoints.client import Endpoint, endpoint, name_of
+from pipelines.endpoints.asker import Asker
+from pipelines.endpoints.client import Endpoint, endpoint, teacher_endpoint
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Teacher
 from pipelines.rollout.policies.base import Completion, Policy, Request
@@ -89,7 +89,7 @@ def teacher_policies(
 
             policies.append(OraclePolicy(protocol, teacher.error_rate, schemas, teacher.guesses))
         else:
-            name = name_of(teacher)
+            name = teacher_endpoint(teacher)
             policy = OpenAIPolicy(endpoint(name), name, teacher.concurrency, responses, protocol)
             if first.setdefault(name, policy) is not policy:
                 # One asker of an endpoint: one pace, one budget, one breaker, one bill.

@@ -69,7 +69,7 @@ def _prepare(plan: Plan, emit: Any) -> None:
     """Take the device, and check that it is large enough, before a model is read."""
     import torch
 
-    from pipelines.rollout.policies.making import device
+    from pipelines.rollout.policies.factories import device
     from pipelines.training import trainer
 
     place = device(plan.recipe, 0)

@@ -82,9 +82,9 @@ def check(recipe: Recipe) -> None:
             "Set grpo.sampling.top_p=1, or grpo.importance_cap=null to correct nothing.",
         ),
         (
-            served and POLICIES[policy].give is None,
+            served and POLICIES[policy].send_weights is None,
             f"rollout.policy={policy} cannot be sent the weights that GRPO trains",
-            "Register it with give=..., or leave rollout.policy to evaluation.",
+            "Register it with send_weights=..., or leave rollout.policy to evaluation.",
         ),
         (
             ahead and hardware.deepspeed,

@@ -173,7 +173,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         generation = self.ahead.take(prompts) if self.ahead is not None else None
         if self.sync is not None:  # what was sampled by the weights before is here, or is carried over
             self.step_state.spend("sync_seconds", self.sync.push(self))
-            self.rollouts.policy.follow(self.sync.places)
+            self.rollouts.policy.follow_weights(self.sync.places)
         self.measure()
         if generation is None:
             generation = self.rollouts.generate(prompts, index, first)
@@ -537,7 +537,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
         is_served = recipe.rollout.policy != IN_PROCESS
         policy = served_policy(plan) if is_served else in_process(recipe, network, tokenizer)
         rollouts = build(plan, examples, policy, sql)
-        sync, give = None, maker.give
+        sync, give = None, maker.send_weights
         if give is not None:  # servers sample; if they take low-rank adapters alone, these' base is sent now
             alone = recipe.model.sends_adapters and maker.takes_adapters is not None and maker.takes_adapters(recipe)
             if alone and trainer.is_main():

@@ -28,7 +28,7 @@ from pipelines.rewards.outcome import Schemas, make_outcomes
 from pipelines.rewards.panel import Rewards, Rubric
 from pipelines.rollout.engine import FIRST_EPISODES, RolloutEngine, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
-from pipelines.rollout.policies import making
+from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
@@ -278,11 +278,11 @@ def in_process(recipe: Recipe, network: Any, tokenizer: Any) -> TransformersPoli
 
 def served_policy(plan: Plan) -> Policy:
     """Servers that the weights under training are sent to, as the policy."""
-    policy = making.policy(plan.checkpoint_in, plan.recipe)
-    policy.follow()
+    policy = factories.policy(plan.checkpoint_in, plan.recipe)
+    policy.follow_weights()
     sampling = plan.recipe.grpo.sampling
     reshaped = sampling.temperature != 1.0 or sampling.top_p < 1.0
-    if plan.recipe.grpo.importance_cap is not None and reshaped and not policy.tells_what_it_draws():
+    if plan.recipe.grpo.importance_cap is not None and reshaped and not policy.has_sampling_logprobs():
         raise RecipeError(
             "the servers tell log-probabilities before temperature and top-p: what they draw cannot be corrected",
             "Start them with --logprobs-mode processed_logprobs, or set grpo.importance_cap=null to correct nothing.",
@@ -427,7 +427,7 @@ def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tenso
     """Sample what is asked for, until the trainer closes its end."""
     from pipelines.databases.of_recipe import sql_engine
     from pipelines.rollout.model_loading import load
-    from pipelines.rollout.policies.making import device
+    from pipelines.rollout.policies.factories import device
 
     plan = Plan.model_validate_json(plan_json)
     torch.set_num_threads(plan.recipe.hardware.threads)
@@ -449,7 +449,7 @@ def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tenso
                 if shared:
                     network.load_state_dict(shared[generation % len(shared)])
                 else:
-                    policy.follow(places)
+                    policy.follow_weights(places)
                 pipe.send(replace(rollouts.generate(ids, generation, first), beside=beside))
             except SqltrainError as error:
                 pipe.send(error)

@@ -15,7 +15,7 @@ from pipelines.core.types import Database, Example
 from pipelines.databases.named import find
 from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.endpoints.answers import Answer
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.asker import Asker
 from pipelines.environment.core import Environment, asked_question, example_of, row_of
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
@@ -23,7 +23,7 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
-from pipelines.rollout.policies import making
+from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget
@@ -217,7 +217,7 @@ def test_a_question_has_the_same_prompt_everywhere(tmp_path, monkeypatch):
                 where, sql, where.schema(sql, 3), lambda: AnsweringModel("script", policy, recipe), QuestionBudget()
             )
             asyncio.run(all_of(agent.answer(one.question)))
-    monkeypatch.setattr(making, "local_policy", lambda *_: policy)
+    monkeypatch.setattr(factories, "local_policy", lambda *_: policy)
     served_model.ServedAgent(recipe, tmp_path).predict(SimpleNamespace(to_dict=lambda _: rows))
     assert any("e.g." in messages[-1][1] and one.meta["values"] for messages, one in zip(ours, made, strict=True))
     asked = [messages for messages in ours for _ in ("ask", "serve and mcp")]

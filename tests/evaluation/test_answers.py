@@ -30,7 +30,7 @@ from pipelines.report import page, terminal
 from pipelines.report.data import ReportData, System
 from pipelines.rollout.engine import Timing
 from pipelines.rollout.policies.base import ScriptedPolicy
-from pipelines.rollout.policies.making import device
+from pipelines.rollout.policies.factories import device
 from pipelines.stages import data, evaluate, report, shards
 from pipelines.stages.context import Context, Silent, examples, trajectories
 from pipelines.stages.evaluate import (

@@ -26,7 +26,7 @@ from pipelines.recipe import recipes
 from pipelines.report import terminal
 from pipelines.report.formats import ReportTable, TableColumn
 from pipelines.report.terminal import stage_figures
-from pipelines.rollout.policies import making
+from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.stages import graph
 
@@ -347,7 +347,7 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path, monkeypatch):
     recipe = recipes.load("miniature")
     protocol = build(recipe.protocol)
     said = protocol.write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
-    monkeypatch.setattr(making, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
+    monkeypatch.setattr(factories, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
     shown = []
     use.ask_model(recipe, Store(tmp_path / "store"), "q", str(path), tmp_path, shown.append)
     assert shown[-4:] == [

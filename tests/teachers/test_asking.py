@@ -16,7 +16,7 @@ from teacher_world import kept
 
 from pipelines.core.errors import BoundaryError, RecipeError, ResourceError
 from pipelines.endpoints import limits
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
 from pipelines.endpoints.limits import Budget, Pace, Rate
 from pipelines.endpoints.log import ResponseLog, Spent

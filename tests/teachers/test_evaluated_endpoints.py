@@ -28,7 +28,7 @@ from pipelines.core.types import Action, ActionKind
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases import named
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import endpoint
 from pipelines.protocols.base import build
 from pipelines.recipe.config import RewardTerm

@@ -29,7 +29,7 @@ from pipelines.curation import gold_schema
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.endpoints import limits
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Endpoint
 from pipelines.evaluation.voting import signature
 from pipelines.protocols.base import build

@@ -12,8 +12,8 @@ from teacher_world import kept
 from pipelines.core.errors import ResourceError
 from pipelines.core.types import ActionKind, Database, Example
 from pipelines.endpoints import limits
-from pipelines.endpoints.answers import Answer, as_turn, from_record, read
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.answers import Answer, as_turn, from_record, read_completion
+from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Endpoint, Malformed, UnreadableAnswer
 from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection, Sampling
@@ -262,20 +262,20 @@ def completion(finish="stop", **message):
     ],
 )
 def test_every_answer_has_a_class(value, kind):
-    answer = read(value)
+    answer = read_completion(value)
     assert answer.kind == kind
     assert from_record({"key": "k", **dataclasses.asdict(answer)}) == answer
 
 
 def test_half_a_character_is_replaced_wherever_it_stands():
     call = {"function": {"name": "f\udc00", "arguments": '{"sql": "\ud83d"}'}}
-    said = read(completion(content="a \ud83d b", reasoning="\ude00", tool_calls=[call]))
+    said = read_completion(completion(content="a \ud83d b", reasoning="\ude00", tool_calls=[call]))
     assert (said.text, said.reasoning) == ("a \ufffd b", "\ufffd")
     assert said.calls == (("f\ufffd", '{"sql": "\ufffd"}'),)
     kept = {"text": "a \ud83d b", "reasoning": "\ude00", "calls": [["f\udc00", '{"sql": "\ud83d"}']]}
     assert from_record(kept) == said
     parts = [{"type": "text", "text": "\ud83d"}, {"type": "text", "text": "\ude00!"}]
-    assert read(completion(content=parts)).text == "\U0001f600!"
+    assert read_completion(completion(content=parts)).text == "\U0001f600!"
     assert read_object('{"question": "a \\ud83d", "n": 1.5}') == {"question": "a \ufffd", "n": 1.5}
 
 
@@ -283,7 +283,7 @@ def test_half_a_character_is_replaced_wherever_it_stands():
 @pytest.mark.parametrize("arguments", ['{"sql": "SELECT \'\\ud83d\'"}', {"sql": "SELECT '\ud83d'"}])
 def test_half_a_character_that_arguments_escape_is_replaced_too(protocol, arguments):
     call = {"function": {"name": "execute_sql_query", "arguments": arguments}}
-    turn = as_turn(read(completion(content="", tool_calls=[call])), protocol.stop, protocol.agent)
+    turn = as_turn(read_completion(completion(content="", tool_calls=[call])), protocol.stop, protocol.agent)
     turn.encode()
     assert "SELECT '\ufffd'" in turn
 
@@ -296,7 +296,7 @@ def test_half_a_character_that_arguments_escape_is_replaced_too(protocol, argume
 )
 def test_what_is_no_completion_is_asked_again(value):
     with pytest.raises(Malformed) as caught:
-        read(value)
+        read_completion(value)
     assert "error" not in value or not isinstance(caught.value, UnreadableAnswer)  # it was not paid
 
 
@@ -375,5 +375,5 @@ def test_broken_tool_calls_are_turns_too(arguments):
 )
 def test_a_whole_answer_that_cannot_be_read_says_what_it_cost(value, used):
     with pytest.raises(UnreadableAnswer) as caught:
-        read(value)
+        read_completion(value)
     assert caught.value.used == used

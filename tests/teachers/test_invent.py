@@ -12,7 +12,7 @@ from flows.commands import data
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
 from pipelines.core.types import HARDNESS_LEVELS, Database, Example
-from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Endpoint
 from pipelines.recipe.config import Source
 from pipelines.sql.engine import Limits, SqlEngine

@@ -24,8 +24,8 @@ from pipelines.recipe.config import Grpo, Hardware, Lora, Optimizer, Recipe, Rew
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.model_loading import load
-from pipelines.rollout.policies import making
-from pipelines.rollout.policies.making import local_policy
+from pipelines.rollout.policies import factories
+from pipelines.rollout.policies.factories import local_policy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
 from pipelines.training import grpo, launch, model
@@ -171,8 +171,8 @@ def test_a_micro_batch_of_the_tiny_scale_fits_a_small_machine(tmp_path):
 @pytest.mark.parametrize("reshaped", [Sampling(temperature=0.6), Sampling(top_p=0.8)])
 def test_a_server_that_does_not_tell_what_it_draws_is_refused(monkeypatch, tmp_path, reshaped):
     """vLLM tells log-probabilities before temperature and top-p, unless it is started to do otherwise."""
-    server = SimpleNamespace(follow=lambda: None, tells_what_it_draws=lambda: False)
-    monkeypatch.setattr(making, "policy", lambda *_: server)
+    server = SimpleNamespace(follow=lambda: None, has_sampling_logprobs=lambda: False)
+    monkeypatch.setattr(factories, "policy", lambda *_: server)
 
     def plan(**changes):
         section = Grpo(sampling=reshaped, **changes)

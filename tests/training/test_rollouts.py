@@ -183,7 +183,7 @@ def of(recipe, checkpoint):
 
 def test_the_episodes_are_those_that_the_checkpoint_draws_as_the_teacher_says(taught, recipe, examples, tmp_path):
     from pipelines.protocols.base import build
-    from pipelines.rollout.policies.making import policy
+    from pipelines.rollout.policies.factories import policy
     from pipelines.sql.engine import Limits, SqlEngine
 
     episodes = Teachers(of(recipe, taught), tmp_path).answer(examples)

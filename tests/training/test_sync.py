@@ -12,7 +12,7 @@ from pipelines.core.errors import EndpointError
 from pipelines.recipe.config import Lora
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.model_loading import load
-from pipelines.rollout.policies import served
+from pipelines.rollout.policies import served_weights
 from pipelines.training import grpo
 from pipelines.training.model import WeightSync, adapters, rounded
 from pipelines.training.plan import Plan
@@ -52,7 +52,9 @@ def push(trainer, tmp_path):
     """A function that gives a server the weights, as GRPO does."""
 
     def sent(*urls, **options):
-        made = WeightSync(lambda folder, step: served.give(list(urls), str(folder), step), tmp_path, **options)
+        made = WeightSync(
+            lambda folder, step: served_weights.send_weights(list(urls), str(folder), step), tmp_path, **options
+        )
         made.push(trainer)
         return made
 
@@ -111,7 +113,7 @@ def test_adapters_are_written_without_their_base(trainer, recipe, tmp_path):
 
 def test_episodes_on_their_way_stand_still_while_weights_are_loaded_and_go_on_with_them(server, tmp_path):
     """What is kept of the old weights is computed anew, and tokens from now on are of the version 7."""
-    assert served.give([server.url], str(tmp_path), step=7, carry=True) == [server.url]
+    assert served_weights.send_weights([server.url], str(tmp_path), step=7, carry=True) == [server.url]
     assert [path for path, _ in server.asked] == [
         "/pause?mode=keep",
         "/collective_rpc",
@@ -126,10 +128,10 @@ def test_adapters_alone_are_loaded_under_the_name_of_their_step(server, tmp_path
     """Those of the step before stay for what is on its way; others, and a name that is taken, are dropped."""
     (tmp_path / "adapter_config.json").touch()
     server.models += ["step-3", "step-4", "step-5"]
-    assert served.takes_adapters([f"{server.url}/v1"])
-    assert not served.takes_adapters([f"{server.url}/closed"])
+    assert served_weights.takes_adapters([f"{server.url}/v1"])
+    assert not served_weights.takes_adapters([f"{server.url}/closed"])
     server.asked.clear()
-    served.give([f"{server.url}/v1"], str(tmp_path), step=5)
+    served_weights.send_weights([f"{server.url}/v1"], str(tmp_path), step=5)
     assert sorted(body["lora_name"] for path, body in server.asked if path == "/v1/unload_lora_adapter") == [
         "step-3",
         "step-4",
@@ -138,43 +140,43 @@ def test_adapters_alone_are_loaded_under_the_name_of_their_step(server, tmp_path
     assert server.asked[-1] == ("/v1/load_lora_adapter", {"lora_name": "step-5", "lora_path": str(tmp_path)})
     server.models.remove("step-5")
     server.asked.clear()
-    served.give([f"{server.url}/v1"], str(tmp_path), step=5)
+    served_weights.send_weights([f"{server.url}/v1"], str(tmp_path), step=5)
     assert [body["lora_name"] for _, body in server.asked] == ["step-3", "step-5"]
 
 
 def test_a_server_that_cannot_read_the_weights_is_not_left_standing_still(server, tmp_path):
     with pytest.raises(EndpointError, match="answers 404"):
-        served.reload(f"{server.url}/closed", tmp_path, carried_to=7)
+        served_weights.reload(f"{server.url}/closed", tmp_path, carried_to=7)
     assert [path for path, _ in server.asked] == ["/closed/pause?mode=keep"]
     with pytest.raises(EndpointError, match="answers 500"):
-        served.reload(server.url, "unreadable", carried_to=7)
+        served_weights.reload(server.url, "unreadable", carried_to=7)
     assert server.asked[-1][0] == "/resume"
 
 
 def test_the_only_server_may_come_back_before_it_takes_weights(server, push, monkeypatch):
     """It is away at the first attempts, as one that is started again."""
-    call, calls = served._call, []
+    call, calls = served_weights._call, []
 
     def late(url, body=None):
         calls.append(url)
         if len(calls) < 3:
-            raise served._Away(f"{url} does not answer", "")
+            raise served_weights._Unreachable(f"{url} does not answer", "")
         return call(url, body)
 
-    monkeypatch.setattr(served, "_call", late)
-    monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(served_weights, "_call", late)
+    monkeypatch.setattr(served_weights.time, "sleep", lambda seconds: None)
     assert push(server.url).places == [server.url]
     assert [path for path, _ in server.asked] == ["/collective_rpc", "/reset_prefix_cache"]
 
 
 def test_a_server_that_is_away_gets_no_weights_and_is_not_asked(server, push, monkeypatch):
-    monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(served_weights.time, "sleep", lambda seconds: None)
     assert push("http://127.0.0.1:9/v1", server.url).places == [server.url]
 
 
 def test_a_server_that_is_gone_is_tried_again_first(push, monkeypatch):
     waits = []
-    monkeypatch.setattr(served.time, "sleep", waits.append)
+    monkeypatch.setattr(served_weights.time, "sleep", waits.append)
     with pytest.raises(EndpointError, match="does not answer"):
         push("http://127.0.0.1:9")
     assert waits[:6] == [2.0, 4.0, 10.0, 2.0, 4.0, 10.0]  # it may be on its way back: ten minutes, and no longer

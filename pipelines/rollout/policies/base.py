@@ -73,7 +73,7 @@ class Policy(abc.ABC):
     def release(self, session: str) -> None:
         """The episode is over: whatever is kept for it can go."""
 
-    def follow(self, places: Sequence[str] | None = None) -> None:
+    def follow_weights(self, places: Sequence[str] | None = None) -> None:
         """It is sent the weights that are trained: from now on they are no longer those of its checkpoint. It asks only
         the servers that took those last sent (`places`), if they are known.
         """
@@ -88,7 +88,7 @@ class Policy(abc.ABC):
         """Answers, tokens and cost since the last call of a policy that is paid for; {} for any other."""
         return {}
 
-    def tells_what_it_draws(self) -> bool:
+    def has_sampling_logprobs(self) -> bool:
         """Whether a completion's log-probabilities are those of the distribution that its tokens were drawn from."""
         return True
 

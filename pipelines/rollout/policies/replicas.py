@@ -44,7 +44,7 @@ class GpuLayout(NamedTuple):
     shared: bool = False  # whether the only GPU does both.
 
 
-def gpus() -> tuple[str, ...]:
+def visible_gpus() -> tuple[str, ...]:
     """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them; asked of the driver, without torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -78,12 +78,12 @@ def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
     return GpuLayout(serving, tuple(devices[:first]) if trains else None)
 
 
-def planned(recipe: Recipe, trains: bool) -> GpuLayout:
+def planned_layout(recipe: Recipe, trains: bool) -> GpuLayout:
     """How this machine's GPUs are divided, once a Python with vLLM is found."""
     if recipe.rollout.dask not in (None, "local"):
         raise ResourceError("a cluster's workers reach no vLLM server of this machine", "Name rollout.servers.")
-    python(recipe)
-    return layout(recipe, gpus(), trains)
+    vllm_python(recipe)
+    return layout(recipe, visible_gpus(), trains)
 
 
 class Replica:
@@ -103,7 +103,7 @@ class Replica:
         """Start its process, with the newest weights that there are."""
         is_model = self.newest is not None and (self.newest / "config.json").is_file()  # adapters alone are none
         model, settings = str(self.newest) if is_model else self.checkpoint, self.recipe.model
-        command = [python(self.recipe), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        command = [vllm_python(self.recipe), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--host", HOST, "--port", str(self.port), "--served-model-name", SERVED_NAME]
         command += ["--dtype", settings.compute_dtype, "--logprobs-mode", "processed_logprobs"]
         # Memory for the longest episode of the recipe, unless the model itself is shorter.
@@ -168,14 +168,14 @@ class Replica:
         self.process.terminate()
         self.process.wait()
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         with self.log.open(encoding="utf-8", errors="replace") as log:
             lines = deque((line.strip() for line in log if line.strip()), maxlen=1)
         return lines[0] if lines else "it wrote nothing"
 
 
 @contextlib.contextmanager
-def running(
+def running_servers(
     checkpoint: str, recipe: Recipe, folder: Path, say: Callable[[str], None], newest: Path | None
 ) -> Iterator[Serving]:
     """While inside, servers of a checkpoint run and are started again when they die; none if the recipe names some.
@@ -186,7 +186,7 @@ def running(
     if recipe.rollout.servers:
         yield Serving(recipe)
         return
-    plan = planned(recipe, trains=newest is not None)
+    plan = planned_layout(recipe, trains=newest is not None)
     say(f"starting {len(plan.serving)} vLLM server{'s' if len(plan.serving) > 1 else ''} of {checkpoint}")
     logs = [folder / f"vllm-{number}.log" for number in range(len(plan.serving))]
     replicas: list[Replica] = []
@@ -202,7 +202,7 @@ def running(
             for number, replica in enumerate(replicas):
                 if replica.failed() and replica.restarts < RESTARTS and not over.is_set():
                     replica.restarts += 1
-                    say(f"vLLM server {number} died ({replica.last_words()[:200]}): it is started again")
+                    say(f"vLLM server {number} died ({replica.last_log_line()[:200]}): it is started again")
                     replica.end()
                     replica.start()
 
@@ -213,7 +213,7 @@ def running(
             while not replica.healthy():
                 if replica.failed():
                     raise ResourceError(
-                        f"a vLLM server did not start: {replica.last_words()}",
+                        f"a vLLM server did not start: {replica.last_log_line()}",
                         f"See {replica.log}; rollout.arguments are given to `vllm serve`.",
                     )
                 time.sleep(POLL_S)
@@ -234,7 +234,7 @@ def running(
         log.unlink()
 
 
-def python(recipe: Recipe) -> str:
+def vllm_python(recipe: Recipe) -> str:
     """The Python that has vLLM."""
     named, command = recipe.rollout.python, shutil.which("vllm")
     beside = str(Path(command).resolve().parent / "python") if command else None

@@ -20,7 +20,7 @@ import torch
 
 from pipelines.core.errors import ResourceError
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.decoding import Decoder, attending
+from pipelines.rollout.decoding import Decoder, slot_attention
 from pipelines.rollout.policies.base import Completion, Policy, Request
 
 REJOIN_STEPS = 2  # decode steps that an episode is away for its SQL at the least, when deterministic
@@ -67,7 +67,7 @@ class TransformersPolicy(Policy):
         deterministic: bool = True,  # see the module's docstring
         compute: torch.dtype | None = None,  # of products, if weights are kept in float32 for training
     ) -> None:
-        # Layers of windows or of linear attention never reach `attending`'s attention, and would mix episodes.
+        # Layers of windows or of linear attention never reach `slot_attention`, and would mix episodes.
         others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
         if others:
             kinds = ", ".join(sorted(others))
@@ -125,7 +125,7 @@ class TransformersPolicy(Policy):
         decoder = Decoder(self._model, self.codec, self.live)
         # Entered once: the weights are cast once a run, and not at each step.
         casting = torch.autocast(self._model.device.type, self._compute, enabled=self._compute is not None)
-        with attending(self._model), casting:
+        with slot_attention(self._model), casting:
             while True:
                 try:
                     # Until the next step may run; the work of statements is looked at again and again.

@@ -17,7 +17,7 @@ from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
 from pipelines.protocols.blocks import StopStrings, cut
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Policy, Request
-from pipelines.rollout.policies.served import Probe, models, step_of
+from pipelines.rollout.policies.served_weights import Probe, adapter_step, served_names
 
 LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
 CONNECT_S = 10.0
@@ -158,19 +158,19 @@ class VllmPolicy(Policy):
         ids, content = choice["token_ids"] or [], (choice["logprobs"] or {}).get("content") or []
         versions = [-1] * len(ids)
         for span in choice.get("weight_versions") or ():
-            version = int(span["version"]) if span["version"].isdecimal() else step_of(model)
+            version = int(span["version"]) if span["version"].isdecimal() else adapter_step(model)
             versions[span["start"] : span["end"]] = [version] * (span["end"] - span["start"])
         logprobs = SimpleNamespace(token_logprobs=[token["logprob"] for token in content])
         return SimpleNamespace(
             token_ids=ids, logprobs=logprobs, finish_reason=choice["finish_reason"], versions=versions
         )
 
-    def follow(self, places: Sequence[str] | None = None) -> None:
+    def follow_weights(self, places: Sequence[str] | None = None) -> None:
         self._probe, self._followed = None, True
         if places is not None:
             self._having = self._up = list(places)
         if places is not None and self._adapters:
-            self._models |= {url: max(models(url), key=step_of) for url in places}
+            self._models |= {url: max(served_names(url), key=adapter_step) for url in places}
 
     def take_versions(self) -> dict[str, list[int]]:
         taken, self._versions = self._versions, {}
@@ -207,7 +207,7 @@ class VllmPolicy(Policy):
             log.warning("vLLM server %s failed: going on with %d others", url, len(self._up) - 1)
             self._up.remove(url)
 
-    def tells_what_it_draws(self) -> bool:
+    def has_sampling_logprobs(self) -> bool:
         """Whether every server tells log-probabilities after temperature and top-p, which weights must be made of.
 
         They do with `--logprobs-mode processed_logprobs`; it is seen by a nucleus of one token, which is then certain.

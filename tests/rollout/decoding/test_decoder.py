@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Sampling
 from pipelines.rollout import decoding
-from pipelines.rollout.decoding import Decoder, attending
+from pipelines.rollout.decoding import Decoder, slot_attention
 from pipelines.rollout.policies.base import Request
 
 ANY = Example("q", "?", Database("d", "sqlite", ""), "")
@@ -24,7 +24,7 @@ def request(session, ids, turn=0, **settings):
 def run(decoder, model):
     """Step until no turn is being generated."""
     done = {}
-    with attending(model):
+    with slot_attention(model):
         while decoder.generating:
             done |= dict(decoder.step())
     return done
@@ -147,7 +147,7 @@ def test_tokens_do_not_depend_on_the_number_of_slots(model, codec):
 
     def tokens(slots):
         decoder, done, waiting = Decoder(model, codec, slots), {}, list(range(12))
-        with attending(model):
+        with slot_attention(model):
             while waiting or decoder.generating:
                 while waiting and decoder.room:
                     index = waiting.pop(0)

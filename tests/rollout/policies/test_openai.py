@@ -180,7 +180,7 @@ def test_endpoints_are_read_from_the_users_file(tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="Set the environment variable NO_SUCH_KEY"):
         OpenAIPolicy(client.endpoint("big", path), "big")
     with pytest.raises(RecipeError, match=r"synthesis\.teacher\.endpoint"):
-        client.name_of(Teacher(kind="endpoint"))
+        client.teacher_endpoint(Teacher(kind="endpoint"))
 
 
 @pytest.mark.parametrize(

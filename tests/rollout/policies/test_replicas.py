@@ -15,7 +15,7 @@ import pytest
 from pipelines.core.errors import ResourceError
 from pipelines.recipe import recipes
 from pipelines.rollout.policies import replicas
-from pipelines.rollout.policies.making import serving
+from pipelines.rollout.policies.factories import serving
 from pipelines.rollout.policies.replicas import layout
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -126,7 +126,7 @@ def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_s
 def test_servers_end_with_a_run_that_is_killed(home):
     code = (
         "import time; from pathlib import Path; from pipelines.recipe import recipes;"
-        "from pipelines.rollout.policies.making import serving\n"
+        "from pipelines.rollout.policies.factories import serving\n"
         f"made = recipes.load('miniature', ['rollout.policy=vllm', 'rollout.python={home / 'python'}'])\n"
         f"with serving('m', made, Path({str(home)!r}), print): print('up', flush=True); time.sleep(600)"
     )
@@ -186,8 +186,8 @@ def test_gpus_are_those_that_cuda_shows_or_the_driver_lists(home, monkeypatch):
     tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
-    assert replicas.gpus() == ()
+    assert replicas.visible_gpus() == ()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
-    assert replicas.gpus() == ("2", "5")
+    assert replicas.visible_gpus() == ("2", "5")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert replicas.gpus() == ("0", "1")
+    assert replicas.visible_gpus() == ("0", "1")

@@ -11,8 +11,8 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Model, TinyModel
 from pipelines.rollout import model_loading
 from pipelines.rollout.episode import EpisodeRequest
-from pipelines.rollout.policies import served
-from pipelines.rollout.policies.making import policy, serving
+from pipelines.rollout.policies import served_weights
+from pipelines.rollout.policies.factories import policy, serving
 from pipelines.rollout.policies.vllm import VllmPolicy
 from tests.rollout.policies.conftest import posted
 
@@ -46,7 +46,7 @@ def holder(serve, codec):
         model = Model(tiny=TinyModel())
 
         def told(ids):
-            made = served.probe(str(state.folder), model)
+            made = served_weights.probe(str(state.folder), model)
             assert list(made.ids) == ids
             return [None, *made.logprobs, -1.0]
 
@@ -126,9 +126,9 @@ def test_a_server_that_tells_nothing_of_a_prompt_is_refused(holder, recipe, engi
 
 
 def test_a_probe_is_computed_once_a_machine(tiny_folder, monkeypatch):
-    first = served.probe(str(tiny_folder), Model())
+    first = served_weights.probe(str(tiny_folder), Model())
     monkeypatch.setattr(model_loading, "load", None)
-    assert served.probe(str(tiny_folder), Model()) == first
+    assert served_weights.probe(str(tiny_folder), Model()) == first
     with pytest.raises(ResourceError, match=r"differ by 0\.01"):
         first.check("URL", [None, *(value + 0.01 for value in first.logprobs)])
     with pytest.raises(ResourceError, match="differ by nan"):

@@ -87,7 +87,7 @@ def test_a_server_that_tells_what_it_draws_from_is_known_by_a_nucleus_of_one_tok
         return 200, {}, {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
 
     policy = VllmPolicy([serve(one_token).url], tiny_folder)
-    assert policy.tells_what_it_draws() is processed
+    assert policy.has_sampling_logprobs() is processed
     [made] = engine(policy, protocol(), temperature=0.6).run([EpisodeRequest(examples[0], 0, 5)])
     assert bool(made.logprobs) is processed
 
@@ -152,7 +152,7 @@ def test_only_servers_that_have_the_weights_are_asked(serve, completions, engine
     requests = [EpisodeRequest(example, 0, 5) for example in examples[:4]]
 
     def asked(places=None):
-        policy.follow(places)
+        policy.follow_weights(places)
         before = [len(posted(server)) for server in servers]
         engine(policy, protocol()).run(requests)
         return [len(posted(server)) - count for server, count in zip(servers, before, strict=True)]
@@ -182,7 +182,7 @@ def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(
 
     server = serve(answer)
     policy = VllmPolicy([server.url], tiny_folder, carries=True)
-    policy.follow()
+    policy.follow_weights()
     [trajectory] = engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])
     assert trajectory.final_sql == "SELECT count(*) FROM singer"
     assert set(trajectory.logprobs) == {0.0, -0.5}
@@ -198,7 +198,7 @@ def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(
 def test_a_server_that_tells_no_versions_is_refused(serve, engine, protocol, examples, tiny_folder):
     server = serve(lambda body: (403, {}, {"error": {"message": "disabled", "code": 403}}) if body else MODELS)
     policy = VllmPolicy([server.url], tiny_folder, carries=True)
-    policy.follow()
+    policy.follow_weights()
     with pytest.raises(ResourceError, match=r"tells no versions .*--enable-scale-out"):
         engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])
 
@@ -214,6 +214,6 @@ def test_the_newest_adapters_are_asked_for_by_their_name(serve, completions, eng
     policy = VllmPolicy([server.url], tiny_folder, adapters=True)
     names += ["step-3", "step-12"]
     for places in (None, [server.url]):
-        policy.follow(places)
+        policy.follow_weights(places)
         engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])
     assert [body["model"] for body in posted(server) if body] == ["tiny", "tiny", "step-12", "step-12"]

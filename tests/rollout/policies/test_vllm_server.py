@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 def url(folder):
     """A server that is started as a stage starts its own; its log-probabilities are those before top-p."""
     from pipelines.recipe import recipes
-    from pipelines.rollout.policies.making import serving
+    from pipelines.rollout.policies.factories import serving
 
     own = ["rollout.policy=vllm", f"rollout.python={PYTHON}", "hardware={device: cpu, threads: 1}"]
     own += ["grpo.partial=carry", "model.lora={rank: 8, alpha: 16}"]  # it tells versions, and takes adapters
@@ -153,7 +153,7 @@ def test_a_stage_loads_its_checkpoint_into_the_server_and_notices_other_weights(
 
     from pipelines.core.errors import ResourceError
     from pipelines.recipe import recipes
-    from pipelines.rollout.policies.making import policy, serving
+    from pipelines.rollout.policies.factories import policy, serving
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     torch.manual_seed(1)

@@ -35,11 +35,8 @@ GREEDY = Sampling(temperature=0.0, turn_tokens=2048)
 class Asker:
     """One endpoint as a function from a conversation to an answer that is bought at most once.
 
-    Args:
-        endpoint: its settings.
-        name: what errors and the log call it.
-        responses: the folder of the logs; None keeps nothing (evaluating a hosted model, say).
-        concurrency: requests in flight at once.
+    `name` is for errors and the log, whose folder is `responses`; None keeps nothing (evaluating a hosted model, say).
+    `concurrency` requests are in flight at once.
     """
 
     def __init__(self, endpoint: Endpoint, name: str, responses: Path | None, concurrency: int = 16) -> None:
@@ -134,12 +131,11 @@ class Asker:
         samples: int = 1,
         lenient: bool = False,
     ) -> list[Answer | None]:
-        """Answers in order, many in flight; None for a conversation that is longer than the model's context.
+        """Answers in order, many in flight; None for a conversation that is longer than the model's context. Several
+        samples of a conversation stand together.
 
-        Args:
-            samples: of each conversation, which stand together.
-            lenient: None also for one on which the endpoint failed: for a training, which leaves out an episode that a
-                boundary broke, and caches no answer's absence.
+        A training is `lenient`: None also for a conversation on which the endpoint failed. It leaves out an episode
+        that a boundary broke, and caches no answer's absence.
         """
         return asyncio.run(self.ask_all_async(conversations, sampling, samples, lenient))
 
@@ -205,7 +201,7 @@ class Asker:
                         raise Malformed("the answer is not JSON") from None
                     if not isinstance(value, Mapping):
                         raise Malformed("the answer is not a JSON object")
-                answer = answers.read(value)
+                answer = answers.read_completion(value)
             except UnreadableAnswer as error:
                 unread.append(error)
                 raise

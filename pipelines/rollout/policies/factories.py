@@ -10,7 +10,7 @@ from pipelines.core.errors import RecipeError, ResourceError
 from pipelines.core.registry import POLICIES, Serving
 from pipelines.core.registry import policy as register
 from pipelines.recipe.config import Recipe
-from pipelines.rollout.policies import replicas, served
+from pipelines.rollout.policies import replicas, served_weights
 from pipelines.rollout.policies.base import Policy
 
 
@@ -27,18 +27,18 @@ def local_policy(checkpoint: str, recipe: Recipe) -> Policy:
 
 @register(
     "vllm",
-    give=lambda checkpoint, recipe, step: served.give(
+    send_weights=lambda checkpoint, recipe, step: served_weights.send_weights(
         recipe.rollout.servers, checkpoint, step, recipe.grpo.partial == "carry"
     ),
-    serve=replicas.running,
-    can_serve=lambda recipe, trains: recipe.rollout.servers or replicas.planned(recipe, trains),
-    takes_adapters=lambda recipe: served.takes_adapters(recipe.rollout.servers),
+    serve=replicas.running_servers,
+    check_servers=lambda recipe, trains: recipe.rollout.servers or replicas.planned_layout(recipe, trains),
+    takes_adapters=lambda recipe: served_weights.takes_adapters(recipe.rollout.servers),
 )
 def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     """Servers of vLLM, which must hold the checkpoint."""
     from pipelines.rollout.policies.vllm import VllmPolicy
 
-    probe = functools.cache(lambda: served.probe(checkpoint, recipe.model))
+    probe = functools.cache(lambda: served_weights.probe(checkpoint, recipe.model))
     carries, adapters = recipe.grpo.partial == "carry", recipe.model.sends_adapters
     return VllmPolicy(recipe.rollout.servers, checkpoint, probe, carries, adapters, recipe.model.revision)
 
@@ -84,6 +84,6 @@ def serving(
         serving = Serving(recipe)
         if maker.serve is not None:
             serving = stack.enter_context(maker.serve(checkpoint, recipe, folder, say, newest))
-        if maker.give is not None and newest is None:
-            maker.give(checkpoint, serving.recipe, None)
+        if maker.send_weights is not None and newest is None:
+            maker.send_weights(checkpoint, serving.recipe, None)
         yield serving

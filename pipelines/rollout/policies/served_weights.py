@@ -31,17 +31,17 @@ TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
 ATTEMPTS = 3
 BACKOFF_S = 2.0
 WAIT_S, WAITS = 10.0, 60  # for servers that are started again, when none is there to take weights
-ADAPTERS = "adapter_config.json"  # of a folder that holds low-rank adapters alone
-CLOSED = frozenset({403, 404, 405})  # of a server that is not started to take weights
-FAR = {"float32": 2e-3, "bfloat16": 3e-2}  # mean difference a token that rounding alone does not make
-PROBE = (
+ADAPTER_CONFIG = "adapter_config.json"  # of a folder that holds low-rank adapters alone
+CLOSED_STATUSES = frozenset({403, 404, 405})  # of a server that is not started to take weights
+TOLERANCES = {"float32": 2e-3, "bfloat16": 3e-2}  # mean difference a token that rounding alone does not make
+PROBE_PROMPT = (
     (
         "user",
         "CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, country TEXT, age INTEGER);\n"
         "Question: Who are the three oldest singers of France?",
     ),
 )
-SAID = (
+PROBE_TURN = (
     "<think>I look at the stored countries first.</think>\n"
     "<sql>SELECT name FROM singer WHERE country = 'France' ORDER BY age DESC LIMIT 3</sql>"
 )
@@ -78,7 +78,7 @@ def probe(checkpoint: str, model: Model) -> Probe:
     folder.mkdir(mode=0o700, exist_ok=True)
     files = sorted(Path(checkpoint).glob("*.safetensors"))  # none for a hub name
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    file = folder / f"{digest([checkpoint, weights, model.model_dump(mode='json'), PROBE, SAID])}.json"
+    file = folder / f"{digest([checkpoint, weights, model.model_dump(mode='json'), PROBE_PROMPT, PROBE_TURN])}.json"
     with lock(file.with_suffix(".lock")):
         if not file.is_file():
             import torch
@@ -87,23 +87,23 @@ def probe(checkpoint: str, model: Model) -> Probe:
 
             network, tokenizer = load(checkpoint, model)
             codec = ChatCodec(tokenizer)
-            text = [*codec.prompt(PROBE), *codec.agent(SAID)]
+            text = [*codec.prompt(PROBE_PROMPT), *codec.agent(PROBE_TURN)]
             with torch.no_grad():
                 logits = network.eval()(input_ids=torch.tensor([text])).logits[0, :-1]  # (T - 1, V)
             predicted = logits.float().log_softmax(-1)
             of_text = predicted.gather(-1, torch.tensor(text[1:]).unsqueeze(-1)).squeeze(-1).tolist()
             write_atomic(file, json.dumps((text, of_text)))
     ids, logprobs = json.loads(file.read_text(encoding="utf-8"))
-    return Probe(checkpoint, tuple(ids), tuple(logprobs), FAR[model.compute_dtype])
+    return Probe(checkpoint, tuple(ids), tuple(logprobs), TOLERANCES[model.compute_dtype])
 
 
-def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry: bool = False) -> list[str]:
+def send_weights(servers: Sequence[str], checkpoint: str, step: int | None = None, carry: bool = False) -> list[str]:
     """Have each server load a checkpoint, all of them at a time; those that did.
 
     `step` is the optimiser step of the weights, in GRPO; None for a stage's checkpoint: a server that was not started
     to take weights then keeps what it has. `carry`: episodes are on their way, and go on with these weights.
     """
-    adapters = (Path(checkpoint) / ADAPTERS).is_file()
+    adapters = (Path(checkpoint) / ADAPTER_CONFIG).is_file()
 
     def load(url: str) -> EndpointError | None:
         try:
@@ -111,7 +111,10 @@ def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry
                 reload(url, checkpoint, step if carry else None)
                 return None
             # Adapters get the name of their step; the last ones stay for what is on its way.
-            new, held = f"step-{step}", sorted((name for name in models(url) if step_of(name) >= 0), key=step_of)
+            new, held = (
+                f"step-{step}",
+                sorted((name for name in served_names(url) if adapter_step(name) >= 0), key=adapter_step),
+            )
             for name in {*held[:-1], *({new} & set(held))}:
                 _call(f"{url}/unload_lora_adapter", {"lora_name": name})
             _call(f"{url}/load_lora_adapter", {"lora_name": new, "lora_path": checkpoint})
@@ -122,7 +125,7 @@ def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry
     with ThreadPoolExecutor(max(1, len(servers))) as pool:
         errors = dict(zip(servers, pool.map(load, servers), strict=True))
         for _ in range(WAITS if step is not None else 0):
-            if not all(isinstance(error, _Away) for error in errors.values()):
+            if not all(isinstance(error, _Unreachable) for error in errors.values()):
                 break
             time.sleep(WAIT_S)  # all of them may be on their way back
             errors = dict(zip(servers, pool.map(load, servers), strict=True))
@@ -171,12 +174,12 @@ def takes_adapters(servers: Sequence[str]) -> bool:
     return True
 
 
-def models(url: str) -> list[str]:
+def served_names(url: str) -> list[str]:
     """The names that a server serves: its model's, and those of adapters."""
     return [str(model["id"]) for model in json.loads(_call(f"{url}/models"))["data"]]
 
 
-def step_of(name: str) -> int:
+def adapter_step(name: str) -> int:
     """The optimiser step of adapters by their name; -1 for any other model."""
     _, mark, number = name.partition("step-")
     return int(number) if mark and number.isdecimal() else -1
@@ -186,7 +189,7 @@ class _Closed(EndpointError):
     """The server was not started to take weights."""
 
 
-class _Away(EndpointError):
+class _Unreachable(EndpointError):
     """The server does not answer."""
 
 
@@ -202,11 +205,11 @@ def _call(url: str, body: dict[str, Any] | None = None) -> bytes:
         except urllib.error.HTTPError as error:
             error.close()
             hint = "Start it with VLLM_SERVER_DEV_MODE=1, on a file system that holds the run's folder."
-            kind = _Closed if error.code in CLOSED else EndpointError
+            kind = _Closed if error.code in CLOSED_STATUSES else EndpointError
             raise kind(f"{url} answers {error.code}", hint) from None
         except (OSError, http.client.HTTPException) as error:  # also one that dies while it answers
             if attempt == ATTEMPTS - 1:
                 hint = "Is it running? The run goes on from its last checkpoint when it is."
-                raise _Away(f"{url} does not answer: {error}", hint) from None
+                raise _Unreachable(f"{url} does not answer: {error}", hint) from None
             time.sleep(BACKOFF_S * 2**attempt)
     raise AssertionError("unreachable")
