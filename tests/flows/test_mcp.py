@@ -195,13 +195,6 @@ def over_http(music):
 
 
 @pytest.mark.services
-def test_mcp_answers_over_http(over_http):
-    (good, bad) = asyncio.run(call(f"http://127.0.0.1:{over_http}/mcp", "SELECT COUNT(*) FROM singer", "SELECT x"))
-    assert good == ({"columns": ["COUNT(*)"], "data": [[12]]}, False)
-    assert bad[1]
-
-
-@pytest.mark.services
 def test_calls_of_clients_that_left_do_not_block_others(over_http):
     url = f"http://127.0.0.1:{over_http}/mcp"
     asyncio.run(call(url, "SELECT 1"))

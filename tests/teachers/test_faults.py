@@ -47,7 +47,6 @@ def resident():
 def test_server_faults_do_not_change_the_dataset(
     tmp_path, servers, replies, name_endpoint, monkeypatch, databases, delay_s, timeout_s, concurrency
 ):
-    """Synthesised without and with faults."""
     monkeypatch.setattr(limits, "FIRST_DELAY_S", delay_s)
     recipe = recipe_of(databases, f"synthesis.teacher.concurrency={concurrency}")
     clean, faulty = Store(tmp_path / "clean"), Store(tmp_path / "faulty")
