@@ -247,7 +247,7 @@ class Cutting(Policy):
 
 
 def test_a_turn_without_a_thinking_block_is_not_inside_one(protocol):
-    thinks = protocol(options={"reasoning_tag": "think"}).thinking
+    thinks = protocol(options={"reasoning_tag": "think"}).is_thinking
     texts = ["<sql> SELECT 1</sql>", "<think> so</think><sql>", "<think> a <sql>", "<think> a</think><think>"]
     assert [thinks(text) for text in texts] == [False, False, True, True]
 
