@@ -137,6 +137,8 @@ def test_what_rows_begin_with_is_computed_once():
     unscored = [packing.UNSCORED] * 2
     after = [*unscored, 10, 11, 20, 21, 22, 23, 25, 24, *unscored, 40, 41, 42, 43, 44, 45, 46, 51, 52]
     assert packed.labels.tolist() == [after]  # 10 and 11 are scored for the one row whose completion they are in
+    # The second row's last token is the number that pads the first.
+    assert packing.in_common(torch.tensor([[5, 0], [5, 0]]), torch.tensor([1, 2])).tolist() == [0, 1]
 
 
 def test_micro_batches_hold_what_begins_alike():
