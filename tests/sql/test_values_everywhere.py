@@ -31,33 +31,9 @@ HUGE = 10**5736  # factorial(2000) has so many digits; str() takes 4,300 at most
 NESTED = []
 for _ in range(5000):
     NESTED = [NESTED]
-ODD = [
-    HUGE,
-    -HUGE,
-    2**64,
-    -(2**63) - 1,
-    2**128,
-    0,
-    -0.0,
-    1e308,
-    5e-324,
-    float("nan"),
-    float("inf"),
-    float("-inf"),
-    None,
-    True,
-    "",
-    "\x00",
-    "\ud800",
-    "\u202e\u2066",
-    "\U000e0041",
-    "a\nb\r\n\u2028c",
-    "[/INST]",
-    "<|im_end|>",
-    "x" * 100_000,
-    b"",
-    b"\xff" * 100_000,
-]
+ODD = [HUGE, -HUGE, 2**64, -(2**63) - 1, 2**128, 0, -0.0, 1e308, 5e-324, None, True, b"", b"\xff" * 100_000]
+ODD += [*map(float, ("nan", "inf", "-inf")), "", "\x00", "\ud800", "\u202e\u2066", "\U000e0041", "a\nb\r\n\u2028c"]
+ODD += ["[/INST]", "<|im_end|>", "x" * 100_000]
 FORGED = [[HUGE], {"a": HUGE}, NESTED, {1, 2}, (1, (2,)), bytearray(b"x")]
 
 
