@@ -58,37 +58,22 @@ def test_counts_by_hand(sql, counts, expected):
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        ((1, 0, 0), "easy"),
         ((1, 0, 2), "medium"),
-        ((2, 0, 1), "medium"),
         ((2, 0, 2), "extra"),  # neither of the two lines of medium, nor of hard: the official rules' own gap
-        ((1, 0, 3), "hard"),
         ((2, 0, 3), "hard"),
-        ((3, 0, 2), "hard"),
         ((3, 0, 3), "extra"),
         ((4, 0, 0), "extra"),
-        ((1, 1, 0), "hard"),
         ((2, 1, 0), "extra"),
-        ((0, 1, 1), "extra"),
         ((0, 2, 0), "extra"),
     ],
 )
-def test_the_levels_table(counts, expected):
+def test_the_levels_that_no_query_above_has(counts, expected):
     assert level(Counts(*counts)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "DELETE FROM t", "SELECT" * 5000, "((((" * 5000, "SELECT '", "\x00"])
 def test_any_text_has_a_level(text):
     assert hardness(text) == "extra"
-
-
-def test_the_official_reader_needs_known_columns_when_it_is_given_a_schema():
-    columns = {"t": ["a", "b"], "u": ["c"]}
-    assert spider_grammar.read("SELECT a FROM t WHERE b = 1", columns) is not None
-    assert spider_grammar.read("SELECT x FROM t", columns) is None
-    assert spider_grammar.read("SELECT x FROM t") is not None
-    assert spider_grammar.read("SELECT c FROM t", columns) is None
-    assert spider_grammar.read("SELECT t.a FROM t JOIN u", columns) is not None
 
 
 @pytest.mark.parametrize(
@@ -128,6 +113,8 @@ COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["
         ("SELECT actor.title FROM cast AS actor", False),  # an alias that is a table's name
         ("SELECT cast.x.role FROM cast", False),
         ("SELECT nobody FROM actor", False),
+        ("SELECT title FROM actor", False),
+        ("SELECT actor.name FROM actor JOIN cast", True),
         ("SELECT name FROM nobody", False),
         ("SELECT name FROM actor movie", True),  # read as two tables
         ("SELECT name FROM actor a", False),
@@ -135,6 +122,10 @@ COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["
 )
 def test_a_schema_says_what_is_a_name(sql, is_read):
     assert (spider_grammar.read(sql, COLUMNS) is not None) is is_read
+
+
+def test_without_a_schema_any_word_is_a_name():
+    assert spider_grammar.read("SELECT nobody FROM nowhere") is not None
 
 
 def test_spider_exec_pays_nothing_for_what_the_official_parser_cannot_read(tmp_path):
