@@ -1,7 +1,6 @@
 """No setting is accepted and unused: a walk over every field of a recipe."""
 
 import ast
-import functools
 import types
 import typing
 
@@ -40,6 +39,7 @@ def leaves(kind, above=""):
 
 
 LEAVES = list(leaves(Recipe))
+MINIATURE = recipes.load("miniature", ["protocol.prompt=full"])
 
 
 def test_every_setting_is_read_by_the_program():
@@ -120,8 +120,8 @@ def keys(recipe):
 
 @pytest.mark.parametrize(("path", "kind", "name"), [leaf for leaf in LEAVES if not leaf[0].startswith(APART)])
 def test_every_setting_that_decides_a_result_is_in_a_key(path, kind, name):
-    before = recipes_miniature()
-    tree, field = before.model_dump(mode="json"), kind.model_fields[name]
+    before, field = MINIATURE, kind.model_fields[name]
+    tree = before.model_dump(mode="json")
     if path in WITH:
         put(tree, *WITH[path])
     before = before if path == "sft.optimizer.kind" else Recipe.model_validate(tree)
@@ -131,11 +131,6 @@ def test_every_setting_that_decides_a_result_is_in_a_key(path, kind, name):
         now = now.get(part) if isinstance(now, dict) else None
     put(tree, path, GIVEN[path] if path in GIVEN else other(field.annotation, field.default if now is None else now))
     assert keys(Recipe.model_validate(tree)) != keys(before)
-
-
-@functools.cache
-def recipes_miniature():
-    return recipes.load("miniature", ["protocol.prompt=full"])
 
 
 def test_a_hint_is_for_endpoints_alone():
