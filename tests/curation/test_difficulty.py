@@ -17,7 +17,8 @@ from pipelines.stages.context import Context, Silent
 
 
 def of(*scored):
-    return pl.DataFrame(list(map(dataclasses.asdict, scored)), schema=COLUMNS)
+    """A table of questions: id, rollouts, right ones."""
+    return pl.DataFrame([dataclasses.asdict(ScoredQuestion(*one)) for one in scored], schema=COLUMNS)
 
 
 def test_s_of_q_is_the_pass_rate_without_broken_rollouts_and_one_at_its_ends(outcome):
@@ -87,20 +88,14 @@ def test_a_stage_in_which_everything_broke_says_so(scoring):
 
 
 def test_ranking_puts_the_hardest_solvable_first_and_the_degenerate_last():
-    scored = of(
-        ScoredQuestion("all", 6, 6),
-        ScoredQuestion("most", 6, 5),
-        ScoredQuestion("none", 6, 0),
-        ScoredQuestion("one", 6, 1),
-        ScoredQuestion("half", 6, 3),
-    )
+    scored = of(("all", 6, 6), ("most", 6, 5), ("none", 6, 0), ("one", 6, 1), ("half", 6, 3))
     ids = rank(scored, seed=0)["example_id"].to_list()
     assert ids[:3] == ["one", "half", "most"]
     assert set(ids[3:]) == {"all", "none"}
 
 
 def test_the_balanced_set_is_the_first_by_s_and_the_exploration_set_was_never_solved():
-    scored = of(*(ScoredQuestion(f"q{right}{copy}", 6, right) for right in range(7) for copy in range(3)))
+    scored = of(*((f"q{right}{copy}", 6, right) for right in range(7) for copy in range(3)))
     chosen = select(scored, Difficulty(keep=7, explore=2), seed=0)
     assert sorted(chosen.balanced[:3]) == ["q10", "q11", "q12"]
     assert sorted(chosen.balanced[3:6]) == ["q20", "q21", "q22"]
@@ -110,18 +105,18 @@ def test_the_balanced_set_is_the_first_by_s_and_the_exploration_set_was_never_so
 
 
 def test_a_small_pool_gives_a_smaller_set_and_explores_a_question_once():
-    scored = of(ScoredQuestion("none", 6, 0), ScoredQuestion("all", 6, 6), ScoredQuestion("some", 6, 2))
+    scored = of(("none", 6, 0), ("all", 6, 6), ("some", 6, 2))
     assert select(scored, Difficulty(keep=700, explore=0), seed=0).balanced == ["some"]
-    both = of(ScoredQuestion("q", 6, 0))
+    both = of(("q", 6, 0))
     assert select_parts(both, [both], Difficulty(keep=1, explore=2, explore_parts=(1, 1)), seed=0).explore == ["q"]
 
 
 def test_bounds_and_seeds_of_a_selection():
-    scored = of(*(ScoredQuestion(f"q{right}", 8, right) for right in range(9)))
+    scored = of(*((f"q{right}", 8, right) for right in range(9)))
     chosen = select(scored, Difficulty(group=8, keep=100, max_pass=6 / 8, explore=5), seed=0)
     assert sorted(chosen.balanced) == ["q0", "q1", "q2", "q3", "q4", "q5"]
     assert chosen.explore == []  # the never-solved one is in the set already
-    scored = of(*(ScoredQuestion(f"q{number}", 6, 3) for number in range(20)))
+    scored = of(*((f"q{number}", 6, 3) for number in range(20)))
     first = select(scored, Difficulty(keep=5), seed=0).balanced
     assert first == select(scored.reverse(), Difficulty(keep=5), seed=0).balanced
     assert first != select(scored, Difficulty(keep=5), seed=1).balanced
@@ -129,9 +124,9 @@ def test_bounds_and_seeds_of_a_selection():
 
 def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
     """A.6: post-SFT failures, then pass@6 = 0 of two pools (127 + 100 + 100 there; 2 + 1 + 1 here)."""
-    sft = of(*(ScoredQuestion(f"sft{number}", 6, 0) for number in range(5)), ScoredQuestion("learned", 6, 6))
-    synsql = of(ScoredQuestion("syn_never", 6, 0), ScoredQuestion("syn_some", 6, 1), ScoredQuestion("syn_more", 6, 4))
-    spider = of(ScoredQuestion("spider_never", 6, 0), ScoredQuestion("spider_some", 6, 1))
+    sft = of(*((f"sft{number}", 6, 0) for number in range(5)), ("learned", 6, 6))
+    synsql = of(("syn_never", 6, 0), ("syn_some", 6, 1), ("syn_more", 6, 4))
+    spider = of(("spider_never", 6, 0), ("spider_some", 6, 1))
     chosen = select_parts(sft, [synsql, spider], Difficulty(keep=700, explore=4, explore_parts=(2, 1, 1)), seed=0)
     assert chosen.balanced == ["syn_some", "syn_more"]  # of the first pool only
     assert [id.rstrip("0123456789") for id in chosen.explore] == ["sft", "sft", "syn_never", "spider_never"]
@@ -139,13 +134,7 @@ def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
 
 
 def test_the_histogram_counts_questions_by_right_rollouts():
-    scored = [
-        ScoredQuestion("a", 4, 0),
-        ScoredQuestion("b", 4, 4),
-        ScoredQuestion("c", 4, 4),
-        ScoredQuestion("d", 4, 1),
-    ]
-    assert histogram(scored, 4) == [1, 1, 0, 0, 2]
+    assert histogram([ScoredQuestion("q", 4, right) for right in (0, 4, 4, 1)], 4) == [1, 1, 0, 0, 2]
     assert histogram([ScoredQuestion("a", 2, 1)], 6) == [0, 0, 0, 1, 0, 0, 0]
     assert histogram([ScoredQuestion("a", 20, 1)], 6) == [0, 1, 0, 0, 0, 0, 0]
     assert histogram([ScoredQuestion("a", 20, 19)], 6) == [0, 0, 0, 0, 0, 1, 0]
@@ -153,9 +142,7 @@ def test_the_histogram_counts_questions_by_right_rollouts():
 
 def test_the_summary_by_hand():
     # Pass rates 0, 1/4, 1: mean 5/12. Zero variance: 2 of 3. pass@4 of full groups: (0 + 1 + 1) / 3
-    scored = [ScoredQuestion("a", 4, 0), ScoredQuestion("b", 4, 1), ScoredQuestion("c", 4, 4)]
-    assert [one.pass_rate for one in scored] == [0, 1 / 4, 1]
-    found = summary(of(*scored), group=4)
+    found = summary(of(("a", 4, 0), ("b", 4, 1), ("c", 4, 4)), group=4)
     assert found["questions"] == 3
     assert found["pass_rate"] == pytest.approx(5 / 12)
     assert found["zero_variance_share"] == pytest.approx(2 / 3)
