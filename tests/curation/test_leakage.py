@@ -44,12 +44,8 @@ def test_the_same_words_about_another_database_are_told_apart():
     assert found["shared_databases"] == []
     held_out = [*HELD_OUT, ask("h3", "Is it open?", "SELECT open FROM shop", "e")]  # so the benchmark asks e too
     assert list(leakage.leaks([ask("a", "Count them.", "SELECT count(*) FROM singer", "e")], held_out)) == []
-    assert (
-        list(
-            leakage.leaks([ask("a", "Show me all", "SELECT a FROM t")], [ask("h", "What is it of", "SELECT b FROM u")])
-        )
-        == []
-    )
+    other = leakage.leaks([ask("a", "Show me all", "SELECT a FROM t")], [ask("h", "What is it of", "SELECT b FROM u")])
+    assert list(other) == []
 
 
 def test_a_leak_on_the_same_database_is_not_hidden_by_the_same_words_on_another():
