@@ -28,6 +28,22 @@ def write_json(path, value):
     write(path, json.dumps(value))
 
 
+def read_own(folder, *rows, **settings):
+    """The rows as a user's own questions, read."""
+    write(folder / "own.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    return read("jsonl", folder / "own.jsonl", folder / "stage", **settings)
+
+
+def ask(database):
+    return {"question": "q", "database": database, "sql": "SELECT 1"}
+
+
+def countries(loaded, root):
+    """What the database of each question holds."""
+    found = [sqlite3.connect(example.database.location) for example in base.resolve(loaded.examples, root)]
+    return [connection.execute("SELECT DISTINCT country FROM singer").fetchall() for connection in found]
+
+
 def row(**changes):
     return {"db_id": "music", "question": "How many singers?", "query": "SELECT count(*) FROM singer"} | changes
 
@@ -45,17 +61,12 @@ def test_spider_rows_become_examples_with_official_hardness(spider, tmp_path):
     first = loaded.examples[0]
     assert (first.id, first.source, first.hardness) == ("spider_dev_0", "spider", "easy")
     assert (first.question, first.gold_sql) == ("How many singers?", "SELECT count(*) FROM singer")
-    assert len(loaded.examples) == 2
-    assert loaded.quarantine == []
-
-
-def test_a_location_is_relative_until_resolved_and_an_address_stays(spider, tmp_path):
-    (example, _) = read("spider", spider, tmp_path / "stage").examples
-    assert example.database.location.startswith("databases/spider_")
-    (resolved,) = base.resolve([example], tmp_path / "stage")
-    assert sqlite3.connect(resolved.database.location).execute(example.gold_sql).fetchall() == [(2,)]
-    address = "postgresql://host/music"
-    example = Example("1", "q", Database("music", "postgres", address), "SELECT 1")
+    assert (len(loaded.examples), loaded.quarantine) == (2, [])
+    # a location is relative until it is resolved, and an address stays
+    assert first.database.location.startswith("databases/spider_")
+    (resolved,) = base.resolve([first], tmp_path / "stage")
+    assert sqlite3.connect(resolved.database.location).execute(first.gold_sql).fetchall() == [(2,)]
+    example = Example("1", "q", Database("music", "postgres", "postgresql://host/music"), "SELECT 1")
     assert base.resolve([example], tmp_path) == [example]
 
 
@@ -96,17 +107,18 @@ def test_spider_train_is_two_files_and_test_has_databases_of_its_own(spider, tmp
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("text", "words"),
     [
-        (lambda folder: (folder / "dev.json").unlink(), "cannot read"),
-        (lambda folder: (folder / "dev.json").write_text('[{"db_id": '), "not JSON"),
-        (lambda folder: (folder / "dev.json").write_text("[" * 100_000), "not JSON"),
-        (lambda folder: (folder / "dev.json").write_bytes(b"\xff"), "not JSON"),
-        (lambda folder: (folder / "dev.json").write_text('{"a": 1}'), "not a list"),
+        (None, "cannot read"),
+        (b'[{"db_id": ', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff", "not JSON"),
+        (b'{"a": 1}', "not a list"),
     ],
 )
-def test_a_missing_or_torn_question_file_stops_with_the_layout_as_a_hint(spider, tmp_path, damage, words):
-    damage(spider)
+def test_a_missing_or_torn_question_file_stops_with_the_layout_as_a_hint(spider, tmp_path, text, words):
+    file = spider / "dev.json"
+    file.unlink() if text is None else file.write_bytes(text)
     with pytest.raises(DataError, match=words) as caught:
         read("spider", spider, tmp_path / "stage")
     assert "database/<db_id>/<db_id>.sqlite" in caught.value.hint
@@ -149,14 +161,9 @@ def test_hardness_keeps_only_the_levels_asked_for(spider, tmp_path):
 def bird(tmp_path):
     folder = tmp_path / "bird"
     make_database(folder / "dev_databases" / "music" / "music.sqlite")
-    question = {
-        "question_id": 7,
-        "db_id": "music",
-        "question": "How many French singers?",
-        "evidence": "French refers to country = 'FR'",
-        "SQL": "SELECT COUNT(*) FROM singer WHERE country = 'FR'",
-        "difficulty": "simple",
-    }
+    question = {"question_id": 7, "db_id": "music", "question": "How many French singers?", "difficulty": "simple"}
+    question |= {"evidence": "French refers to country = 'FR'"}
+    question |= {"SQL": "SELECT COUNT(*) FROM singer WHERE country = 'FR'"}
     write_json(folder / "dev.json", [question, question | {"evidence": ""}, question | {"SQL": ""}])
     return folder
 
@@ -226,30 +233,16 @@ def test_jsonl_says_of_each_bad_line_what_is_wrong(tmp_path):
 def test_jsonl_databases_with_equal_file_names_stay_apart(tmp_path):
     for folder, country in (("east", "JP"), ("west", "US")):
         build_database(make_database(tmp_path / folder / "shop.sqlite"), f"UPDATE singer SET country = '{country}'")
-    rows = [{"question": "q", "database": f"{f}/shop.sqlite", "sql": "SELECT 1"} for f in ("east", "west")]
-    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage")
+    loaded = read_own(tmp_path, ask("east/shop.sqlite"), ask("west/shop.sqlite"))
     assert [example.database.id for example in loaded.examples] == ["east/shop", "west/shop"]
-    found = [
-        sqlite3.connect(example.database.location).execute("SELECT DISTINCT country FROM singer").fetchall()
-        for example in base.resolve(loaded.examples, tmp_path / "stage")
-    ]
-    assert found == [[("JP",)], [("US",)]]
+    assert countries(loaded, tmp_path / "stage") == [[("JP",)], [("US",)]]
 
 
-def test_jsonl_looks_a_name_up_in_a_folder_of_databases(tmp_path):
+def test_jsonl_looks_a_name_up_in_a_folder_of_databases_and_rejects_a_second_row_with_the_same_id(tmp_path):
     make_database(tmp_path / "all" / "music" / "music.sqlite")
-    (tmp_path / "own.jsonl").write_text('{"question": "q", "db_id": "music", "sql": "SELECT 1"}')
-    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage", options={"databases": "all"})
-    assert loaded.examples[0].database.engine == "sqlite"
-
-
-def test_a_second_row_with_the_same_id_is_rejected(tmp_path):
-    make_database(tmp_path / "a.sqlite")
-    line = '{"id": "x", "question": "q", "database": "a.sqlite", "sql": "SELECT 1"}\n'
-    (tmp_path / "own.jsonl").write_text(line * 2)
-    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage")
-    assert len(loaded.examples) == 1
+    row = {"id": "x", "question": "q", "db_id": "music", "sql": "SELECT 1"}
+    loaded = read_own(tmp_path, row, row, options={"databases": "all"})
+    assert [example.database.engine for example in loaded.examples] == ["sqlite"]
     assert reasons(loaded) == [("x", "duplicate_id")]
 
 
@@ -269,9 +262,7 @@ def test_a_second_row_with_the_same_id_is_rejected(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"databases": "all"}])
 def test_jsonl_sets_a_row_aside_whose_database_can_be_no_file(tmp_path, name, reason, options):
     make_database(tmp_path / "a.sqlite")
-    rows = [{"question": "q", "database": database, "sql": "SELECT 1"} for database in ("a.sqlite", name)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage", options=options)
+    loaded = read_own(tmp_path, ask("a.sqlite"), ask(name), options=options)
     assert [example.database.id for example in loaded.examples] == ["a"]
     assert reasons(loaded) == [("own.jsonl:2", reason)]
     assert "secret" not in str(loaded.quarantine)
@@ -280,15 +271,9 @@ def test_jsonl_sets_a_row_aside_whose_database_can_be_no_file(tmp_path, name, re
 def test_a_name_that_is_looked_up_and_the_file_beside_it_are_two_databases(tmp_path):
     for place, country in (("shop.sqlite", "JP"), ("all/shop.sqlite", "US")):
         build_database(make_database(tmp_path / place), f"UPDATE singer SET country = '{country}'")
-    rows = [{"question": "q", "database": name, "sql": "SELECT 1"} for name in ("shop", "shop.sqlite", "shop")]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for _ in range(2):  # the second time over what a killed run has left
-        loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage", options={"databases": "all"})
-        found = [
-            sqlite3.connect(example.database.location).execute("SELECT DISTINCT country FROM singer").fetchall()
-            for example in base.resolve(loaded.examples, tmp_path / "stage")
-        ]
-        assert found == [[("US",)], [("JP",)], [("US",)]]
+        loaded = read_own(tmp_path, *map(ask, ("shop", "shop.sqlite", "shop")), options={"databases": "all"})
+        assert countries(loaded, tmp_path / "stage") == [[("US",)], [("JP",)], [("US",)]]
     mark = hashlib.sha256(f"{tmp_path / 'own.jsonl'}\0.".encode()).hexdigest()[:6]
     assert loaded.examples[0].database.location == f"databases/jsonl_{mark}/shop.sqlite"  # as where nothing clashes
 
