@@ -19,6 +19,15 @@ from tests.fakes import build_database
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", "../shared/data"))
 
 
+def tables_of_spider(folder, table, columns):
+    """Spider's tables.json beside its folder of databases, with natural names of the table and of its columns."""
+    entry = {"db_id": "schools", "table_names": [table], "table_names_original": ["frpm"]}
+    for kind, names in (("column_names", columns), ("column_names_original", ["CDSCode", "rtype", "city"])):
+        entry[kind] = [[-1, "*"], *([0, name] for name in names)]
+    (folder / "tables.json").write_text(json.dumps([entry]))
+    return made(folder / "database" / "schools" / "schools.sqlite")
+
+
 def made(path):
     return build_database(
         path,
@@ -51,16 +60,7 @@ def test_birds_csv_files(tmp_path):
 
 
 def test_spiders_natural_names_where_they_say_more(tmp_path):
-    database = made(tmp_path / "database" / "schools" / "schools.sqlite")
-    entry = {
-        "db_id": "schools",
-        "table_names": ["free meals"],
-        "table_names_original": ["frpm"],
-        "column_names": [[-1, "*"], [0, "cds code"], [0, "record type"], [0, "city"]],
-        "column_names_original": [[-1, "*"], [0, "CDSCode"], [0, "rtype"], [0, "city"]],
-    }
-    (tmp_path / "tables.json").write_text(json.dumps([entry]))
-    assert shown(database) == [
+    assert shown(tables_of_spider(tmp_path, "free meals", ["cds code", "record type", "city"])) == [
         "CREATE TABLE frpm ( -- free meals",
         "    CDSCode TEXT PRIMARY KEY,",
         "    rtype TEXT, -- record type",
@@ -90,11 +90,7 @@ def test_duckdbs_comments(tmp_path):
 
 @pytest.mark.parametrize(("name", "wanted"), [("skyrl_sql", True), ("mtir_sql", True), ("sql_trail", False)])
 def test_a_recipe_shows_column_descriptions_where_its_paper_does(name, wanted, tmp_path):
-    database = made(tmp_path / "database" / "schools" / "schools.sqlite")
-    columns = [[-1, "*"], [0, "cds"], [0, "record type"], [0, "city"]]
-    entry = {"db_id": "schools", "table_names": ["frpm"], "table_names_original": ["frpm"], "column_names": columns}
-    originals = {"column_names_original": [[-1, "*"], [0, "CDSCode"], [0, "rtype"], [0, "city"]]}
-    (tmp_path / "tables.json").write_text(json.dumps([entry | originals]))
+    database = tables_of_spider(tmp_path, "frpm", ["cds", "record type", "city"])
     text = render(schemas(recipes.load(name))(database), "ddl")
     assert ("record type" in text) == wanted
 
@@ -157,13 +153,9 @@ def test_the_likeliest_come_first_with_their_columns(database, schema, sql):
 
 
 def test_a_view_that_never_ends_has_no_values(tmp_path, sql):
-    with sqlite3.connect(tmp_path / "a.sqlite") as connection:
-        connection.execute("CREATE TABLE t (a TEXT)")
-        connection.execute("INSERT INTO t VALUES ('Paris')")
-        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n WHERE i = 2"
-        connection.execute(f"CREATE VIEW v AS {endless}")
-    connection.close()
-    database = Database("a", "sqlite", str(tmp_path / "a.sqlite"))
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n WHERE i = 2"
+    table = "CREATE TABLE t (a TEXT); INSERT INTO t VALUES ('Paris')"
+    database = build_database(tmp_path / "a.sqlite", table, f"CREATE VIEW v AS {endless}")
     with ValueIndex(database, introspect(database), sql) as index:
         assert index.find("in paris?", 5) == [("Paris", [("t", "a")])]
 
