@@ -21,11 +21,8 @@ ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solut
 def chat(text, finish="stop", **extra):
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish, **extra}
     usage = {"prompt_tokens": 30, "completion_tokens": 7, "total_tokens": 37}
-    return (
-        200,
-        {},
-        {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage},
-    )
+    whole = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+    return 200, {}, whole
 
 
 def refuse(status, message, **headers):
@@ -75,22 +72,23 @@ def test_no_more_requests_at_once_than_asked_for(ask, serve):
     assert server.most == 3
 
 
-def test_a_server_that_does_not_stop_is_cut(ask, serve):
-    server = serve(lambda body: chat(ANSWER + " and so on <sql>SELECT 1</sql>"))
-    assert ask(server)[0][0].turns[0].text == ANSWER
+QUOTES = "<reasoning>x</reasoning><solution>SELECT '<sql>'"
 
 
-def test_a_server_that_says_its_stop_string_is_believed(ask, serve):
-    text = "<reasoning>x</reasoning><solution>SELECT '<sql>'"
-    server = serve(lambda body: chat(text, stop_reason="</solution>"))
-    assert ask(server)[0][0].turns[0].text == text + "</solution>"
-
-
-def test_a_cut_answer_stays_open(ask, serve):
-    server = serve(lambda body: chat("<sql>SELECT", "length") if len(body["messages"]) == 1 else scripted(body))
-    made, _ = ask(server)
-    assert made[0].turns[0].text == "<sql>SELECT"
-    assert made[0].final_sql is not None
+@pytest.mark.parametrize(
+    ("reply", "text", "faulty"),
+    [
+        (chat(ANSWER + " and so on <sql>SELECT 1</sql>"), ANSWER, False),
+        (chat(QUOTES, stop_reason="</solution>"), QUOTES + "</solution>", True),
+        (chat("<sql>SELECT", "length"), "<sql>SELECT", True),
+        (chat(None, "content_filter"), "", True),
+    ],
+    ids=["a server that does not stop is cut", "its stop string is believed", "a cut answer", "an empty answer"],
+)
+def test_an_odd_answer_is_a_turn_and_the_episode_goes_on(ask, serve, reply, text, faulty):
+    [made], _ = ask(serve(lambda body: reply if len(body["messages"]) == 1 else scripted(body)))
+    assert (made.turns[0].text, made.turns[0].action.format_error is not None) == (text, faulty)
+    assert made.final_sql is not None
 
 
 def test_closing_the_tag_that_was_left_open():
@@ -149,13 +147,6 @@ def test_what_the_user_must_mend_is_said_at_once(ask, serve, monkeypatch, status
     assert next(one.headers for one in server.asked if one.data)["authorization"] == "Bearer secret-word"
 
 
-def test_an_empty_answer_is_an_invalid_turn(ask, serve):
-    server = serve(lambda body: chat(None, "content_filter") if len(body["messages"]) == 1 else scripted(body))
-    made, _ = ask(server)
-    assert made[0].turns[0].text == ""
-    assert made[0].turns[0].action.format_error is not None
-
-
 def test_settings_reach_the_server(ask, serve):
     server = serve(lambda body: chat(ANSWER))
     ask(server, max_tokens_key="max_completion_tokens", omit=["seed", "top_p"], extra={"reasoning_effort": "low"})
@@ -183,14 +174,14 @@ def test_endpoints_are_read_from_the_users_file(tmp_path, monkeypatch):
         client.teacher_endpoint(Teacher(kind="endpoint"))
 
 
+HELD = "its base_url holds a user name, a password or a query"
+
+
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("{base_url: 'https://user:SECRET99@host/v1', model: m}", "its base_url holds a user name, a password"),
-        (
-            "{base_url: 'https://host/v1?key=SECRET99', model: m}",
-            "its base_url holds a user name, a password or a query",
-        ),
+        ("{base_url: 'https://user:SECRET99@host/v1', model: m}", HELD),
+        ("{base_url: 'https://host/v1?key=SECRET99', model: m}", HELD),
         ("{base_url: 'http://host:SECRET99/v1', model: m}", "its base_url is no address"),
         ("{base_url: 'SECRET99', model: m}", "its base_url is no address"),
         ("{base_url: 'http://host/v1', model: m, key_env: sk-live-SECRET99}", "its key_env is not the name"),
