@@ -25,13 +25,17 @@ SQL_TRAIL = panel(
 )
 
 
-def test_sql_trails_total_equation_12(outcome, items):
-    facts = {
+@pytest.fixture
+def facts(items):
+    return {
         "predicted_schema": items("employees", "employees.wages"),
         "gold_items": items("employees", "employees.salary"),  # 1/3
         "predicted_bigrams": frozenset({(1, 2), (2, 3), (3, 4)}),
         "gold_bigrams": frozenset({(1, 2), (2, 3), (3, 5)}),  # 2/4
     }
+
+
+def test_sql_trails_total_equation_12(outcome, facts):
     right = SQL_TRAIL.score(outcome(**facts))
     assert right.total == pytest.approx(5 + 2 + 1 / 3 + 2 / 4 + 1 + 1)
     assert right.by_term == pytest.approx(
@@ -48,15 +52,10 @@ def test_tracks_are_summed_apart_equation_4(outcome, items):
     assert paid.total == paid.by_track["full"]
 
 
-def test_a_judge_of_weight_0_is_the_program(outcome, items):
+def test_a_judge_without_an_endpoint_or_of_weight_0_is_the_program(outcome, facts):
     """A wrong answer that runs, without a grade: (1 + 1/3 + 2/4) / 3 by the program; weight 1 has to be graded."""
-    wrong = outcome(
-        correct=False,
-        predicted_schema=items("employees", "employees.wages"),
-        gold_items=items("employees", "employees.salary"),  # 1/3
-        predicted_bigrams=frozenset({(1, 2), (2, 3), (3, 4)}),
-        gold_bigrams=frozenset({(1, 2), (2, 3), (3, 5)}),  # 2/4
-    )
+    wrong = outcome(correct=False, **facts)
+    assert panel({"term": "judge"}).score(wrong).total == pytest.approx((1 + 1 / 3 + 2 / 4) / 3)
     judge = {"term": "judge", "options": {"by": "gone"}}
     paid = panel({"term": "exec"}, {**judge, "weight": 0}).score(wrong)
     assert (paid.total, paid.by_term["judge"]) == (0.0, pytest.approx((1 + 1 / 3 + 1 / 2) / 3))

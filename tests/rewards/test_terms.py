@@ -66,7 +66,7 @@ def test_the_papers_examples_of_bigrams_and_schema_equations_9_and_10(outcome, i
     assert terms.jaccard({1}, {1}) == 1.0
 
 
-def test_format_and_skyrls_three_cases(outcome):
+def test_format_and_skyrls_three_cases_of_section_4_1(outcome):
     assert terms.format_(outcome(**WRONG)) == 1.0
     assert terms.format_(outcome(turns=3, malformed=True)) == 0.0
     assert terms.format_(outcome(final=None)) == 0.0
@@ -86,20 +86,6 @@ def test_the_judge_grades_what_is_wrong_and_a_missing_grade_is_an_error(outcome)
     assert terms.judge(outcome(final=None)) == 0.0
     with pytest.raises(ValueError, match="'critic' was not asked"):
         terms.judge(outcome(**WRONG), by="critic")
-
-
-def test_without_an_endpoint_a_program_grades(outcome, items):
-    wrong = outcome(
-        predicted_schema=items("t", "t.a"),
-        gold_items=items("t", "t.b"),  # 1 of 3
-        predicted_bigrams=frozenset({("a", "b"), ("b", "c")}),
-        gold_bigrams=frozenset({("a", "b"), ("b", "d"), ("d", "e")}),  # 1 of 4
-        **WRONG,
-    )
-    assert terms.judge(wrong) == pytest.approx((1 + 1 / 3 + 1 / 4) / 3)
-
-
-# --- SkyRL-SQL, section 4.1 ------------------------------------------------------------------------------------------
 
 
 # --- TRUST-SQL, section 3.3 ------------------------------------------------------------------------------------------
