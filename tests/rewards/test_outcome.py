@@ -42,15 +42,7 @@ def episode(final, stop=StopReason.SOLUTION):
 
 
 def judged(example, engine, *trajectories, **more):
-    return make_outcomes(
-        trajectories,
-        {"e1": example},
-        engine,
-        introspect,
-        "strict",
-        10,
-        **more,
-    )
+    return make_outcomes(trajectories, {"e1": example}, engine, introspect, "strict", 10, **more)
 
 
 def test_an_outcome_holds_the_verdict_and_both_queries_parts(example, engine):
@@ -104,11 +96,8 @@ def test_a_gold_query_is_analysed_once(example, engine, monkeypatch):
     assert none.predicted_bigrams == none.gold_bigrams == frozenset()
     (own,) = judged(example, engine, episode(other), reads={"gold_schema"})
     assert asked == [("schema_items", gold)]
-    assert (own.gold_schema, own.gold_items, own.predicted_schema) == (
-        SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")})),
-        None,
-        None,
-    )
+    read = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")}))
+    assert (own.gold_schema, own.gold_items, own.predicted_schema) == (read, None, None)
     whole = judged(example, engine, episode(other), reads=ANALYSES)
     assert asked[1:] == [("schema_items", other), ("hardness", gold)]
     again = judged(example, engine, episode(other), reads=ANALYSES)
