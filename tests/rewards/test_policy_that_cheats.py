@@ -10,16 +10,7 @@ import sqlite3
 
 import pytest
 
-from pipelines.core.types import (
-    Action,
-    ActionKind,
-    Database,
-    Example,
-    ExecutionStatus,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.protocols import knowledge
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
