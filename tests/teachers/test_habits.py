@@ -14,7 +14,7 @@ from pipelines.core.types import ActionKind, Database, Example
 from pipelines.endpoints import limits
 from pipelines.endpoints.answers import Answer, as_turn, from_record, read_completion
 from pipelines.endpoints.asker import Asker
-from pipelines.endpoints.client import Endpoint, Malformed, UnreadableAnswer
+from pipelines.endpoints.client import Endpoint, Malformed
 from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.policies.base import Request
@@ -87,10 +87,13 @@ def test_a_refused_system_role_says_its_setting_and_the_setting_merges_it(tmp_pa
 
 
 def test_a_stream_is_put_together_and_a_cut_one_asked_again(tmp_path, serve, monkeypatch):
+    """Within a chunk the client's transport raises its own error, whichever transport it is."""
     monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
     call = {"index": 0, "function": {"name": "run", "arguments": '{"sql": '}}
     rest = {"index": 0, "function": {"arguments": '"SELECT 1"}'}}
-    cut = [pieces({"content": "half"}, end=False)]
+    status, headers, body = pieces({"content": "half"}, end=False)
+    within = {**headers, "Content-Length": str(len(body) + 9), "Connection": "close"}
+    cut = [(status, headers, body), (status, within, body[:40])]
     good = pieces(
         {"reasoning_content": "look "}, {"reasoning_content": "twice"}, {"content": "a"}, {"content": "b"},
         {"tool_calls": [call]}, {"tool_calls": [rest]},
@@ -99,7 +102,7 @@ def test_a_stream_is_put_together_and_a_cut_one_asked_again(tmp_path, serve, mon
     answer, asker = ask(server, tmp_path, stream=True)
     assert (answer.text, answer.reasoning, answer.calls) == ("ab", "look twice", (("run", '{"sql": "SELECT 1"}'),))
     assert (answer.prompt_tokens, answer.completion_tokens, asker.bought.requests) == (30, 10, 1)
-    assert [asked.json["stream"] for asked in server.asked] == [True, True]
+    assert [asked.json["stream"] for asked in server.asked] == [True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -231,16 +234,6 @@ def test_stream_options_can_be_omitted(tmp_path, serve):
     assert ["stream_options" in asked.json for asked in server.asked] == [True, False]
 
 
-def test_a_stream_that_is_cut_within_a_chunk_is_asked_again(tmp_path, serve, monkeypatch):
-    """The client's transport raises its own error there, whichever transport it is."""
-    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
-    status, headers, body = pieces({"content": "a"})
-    cut = [(status, {**headers, "Content-Length": str(len(body) + 9), "Connection": "close"}, body[:40])]
-    server = serve(lambda _: cut.pop() if cut else pieces({"content": "a"}))
-    assert ask(server, tmp_path, stream=True)[0].text == "a"
-    assert len(server.asked) == 2
-
-
 TOOLS = build(ProtocolSection(name="tool_call"))
 PHASES = build(ProtocolSection(name="phases", schema_view="hidden"))
 
@@ -289,19 +282,28 @@ def test_half_a_character_that_arguments_escape_is_replaced_too(protocol, argume
 
 
 @pytest.mark.parametrize(
-    "value",
-    [{}, {"choices": []}, {"choices": [{}]}, {"choices": [None]}, {"error": {"message": "busy"}}]  # noqa: RUF005
-    + [completion(content=3), completion(content="x", tool_calls=[{}]), completion(content="x", reasoning=[1])]
-    + [{"error": {"message": "busy"}, "choices": []}],
+    ("value", "used"),
+    [
+        *(({"choices": choices}, (0, 0)) for choices in ([], [{}], [None])),
+        *((completion(content="x", **wrong), (0, 0)) for wrong in ({"tool_calls": [{}]}, {"reasoning": [1]})),
+        *((error | {"error": {"message": "busy"}}, None) for error in ({}, {"choices": []})),  # it was not paid
+        ({}, (0, 0)),
+        ({"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 7}}, (30, 7)),
+        (completion(content="x", tool_calls=[{}]) | {"usage": {"prompt_tokens": 3, "completion_tokens": None}}, (3, 0)),
+        (completion(content=3) | {"usage": "many"}, (0, 0)),
+    ],
 )
-def test_what_is_no_completion_is_asked_again(value):
+def test_what_is_no_completion_is_asked_again_and_a_whole_answer_says_what_it_cost(value, used):
     with pytest.raises(Malformed) as caught:
         read_completion(value)
-    assert "error" not in value or not isinstance(caught.value, UnreadableAnswer)  # it was not paid
+    assert getattr(caught.value, "used", None) == used
+
+
+BODY = '{"name": "execute_sql_query", "arguments": {"sql": "SELECT 1"}}'
 
 
 def call(sql):
-    return f'<tool_call>{{"name": "execute_sql_query", "arguments": {{"sql": "{sql}"}}}}</tool_call>'
+    return f"<tool_call>{BODY.replace('SELECT 1', sql)}</tool_call>"
 
 
 QUOTED = "<reasoning>look</reasoning><solution>SELECT '</think>'</solution>"
@@ -322,13 +324,7 @@ REHEARSED = Answer(f"<think>I might {call('SELECT 1')}, but no.</think>\n{call('
         (REACT, PARSED, ActionKind.SQL, "SELECT 1 < 2", "look"),
         (TOOLS, PARSED, ActionKind.SQL, "SELECT 1 < 2", "look"),
         (PHASES, PHASE, ActionKind.EXPLORE, CATALOGUE, "look"),
-        (
-            TOOLS,
-            REHEARSED,
-            ActionKind.SQL,
-            "SELECT 2",
-            f"I might [tool_call]{call('SELECT 1')[11:-12]}[/tool_call], but no.",
-        ),
+        (TOOLS, REHEARSED, ActionKind.SQL, "SELECT 2", f"I might [tool_call]{BODY}[/tool_call], but no."),
     ],
     ids=["reasoning field", "inline think", "tool call", "tool call of its protocol", "phase", "rehearsed call"],
 )
@@ -363,17 +359,3 @@ def test_broken_tool_calls_are_turns_too(arguments):
     for protocol in (REACT, TOOLS, PHASES):
         text = as_turn(Answer("", calls=(("f", arguments),)), protocol.stop, protocol.agent)
         assert protocol.parse(text).kind is ActionKind.INVALID
-
-
-@pytest.mark.parametrize(
-    ("value", "used"),
-    [
-        ({"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 7}}, (30, 7)),
-        (completion(content="x", tool_calls=[{}]) | {"usage": {"prompt_tokens": 3, "completion_tokens": None}}, (3, 0)),
-        (completion(content=3) | {"usage": "many"}, (0, 0)),
-    ],
-)
-def test_a_whole_answer_that_cannot_be_read_says_what_it_cost(value, used):
-    with pytest.raises(UnreadableAnswer) as caught:
-        read_completion(value)
-    assert caught.value.used == used
