@@ -25,7 +25,7 @@ def servers():
 
 @pytest.fixture
 def music(tmp_path):
-    """A database of three singers and of venues."""
+    """A database of three singers."""
     script = """
     CREATE TABLE singer (name TEXT, city TEXT, age INTEGER);
     INSERT INTO singer VALUES ('ann', 'paris', 30), ('bo', 'oslo', 40), ('cy', 'paris', 50);
