@@ -5,15 +5,7 @@ import dataclasses
 import pytest
 
 from pipelines.core.errors import RecipeError
-from pipelines.core.types import (
-    Action,
-    ActionKind,
-    ExecutionResult,
-    ExecutionStatus,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.protocols.knowledge import proposal
 
 CALL = '<tool_call>{"name": "execute_sql_query", "arguments": {"db_id": "music", "sql": "SELECT 1 FROM t"}}</tool_call>'

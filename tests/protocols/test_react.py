@@ -3,15 +3,7 @@
 import pytest
 
 from pipelines.core.errors import DataError, RecipeError
-from pipelines.core.types import (
-    Action,
-    ActionKind,
-    ExecutionResult,
-    ExecutionStatus,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.protocols.knowledge import proposal
 from pipelines.recipe import recipes
 

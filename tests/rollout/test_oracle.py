@@ -239,8 +239,7 @@ def test_the_answers_reasoning_links_the_question_to_what_the_sql_reads(music):
     )
     (*_, answer) = OraclePolicy(build(PROTOCOLS["react"]), 0.0).script(Example("1", "q", music, join), seed=0)
     assert re.fullmatch(
-        "venue has Old Hall , (use|take|read) singer name singer_id country , concert singer_id venue",
-        answer.reasoning,
+        "venue has Old Hall , (use|take|read) singer name singer_id country , concert singer_id venue", answer.reasoning
     )
 
 
@@ -266,11 +265,7 @@ def test_a_scout_proposes_before_it_looks(music, sql, prompt):
     example = Example("1", "Who is French?", music, "SELECT name FROM singer WHERE country = 'France'")
     settings = ProtocolSection(name="react", prompt=prompt, options={"scout": True})
     (trajectory,) = play([example], settings, sql)
-    assert [turn.action.kind for turn in trajectory.turns] == [
-        ActionKind.PROPOSE,
-        ActionKind.SQL,
-        ActionKind.SOLUTION,
-    ]
+    assert [turn.action.kind for turn in trajectory.turns] == [ActionKind.PROPOSE, ActionKind.SQL, ActionKind.SOLUTION]
     assert trajectory.well_formed
     assert build(settings).track_turns(trajectory) == {"full": 3, "schema": 1}
 
