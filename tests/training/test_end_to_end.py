@@ -171,7 +171,7 @@ def test_a_micro_batch_of_the_tiny_scale_fits_a_small_machine(tmp_path):
 @pytest.mark.parametrize("reshaped", [Sampling(temperature=0.6), Sampling(top_p=0.8)])
 def test_a_server_that_does_not_tell_what_it_draws_is_refused(monkeypatch, tmp_path, reshaped):
     """vLLM tells log-probabilities before temperature and top-p, unless it is started to do otherwise."""
-    server = SimpleNamespace(follow=lambda: None, has_sampling_logprobs=lambda: False)
+    server = SimpleNamespace(follow_weights=lambda: None, has_sampling_logprobs=lambda: False)
     monkeypatch.setattr(factories, "policy", lambda *_: server)
 
     def plan(**changes):
