@@ -11,7 +11,6 @@ from pipelines.core.errors import DataError
 from pipelines.core.types import Example
 from pipelines.recipe import recipes
 from pipelines.stages import data
-from pipelines.stages import data as checking
 from pipelines.stages.context import Context, Silent
 from tests.fakes import build_database
 
@@ -41,6 +40,10 @@ def recipe_of(folder, rows, *overrides, bad=0):
     return recipes.load("miniature", [*pools, f"data.rl=[{source}]", *overrides])
 
 
+def pooled(sft, rl, dev):
+    return recipes.load("miniature", ["rollout.processes=1", f"data.sft={sft}", f"data.rl=[{rl}]", f"data.dev={dev}"])
+
+
 def build(recipe, folder, steps=None):
     folder.mkdir(exist_ok=True)
     data.build(Context("data", recipe, folder, {}, steps or Silent()))
@@ -48,7 +51,7 @@ def build(recipe, folder, steps=None):
 
 
 def test_two_processes_write_what_one_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(checking, "BATCH", 6)
+    monkeypatch.setattr(data, "BATCH", 6)
     one = build(recipe_of(tmp_path, 10, "rollout.processes=1"), tmp_path / "one")
     two = build(recipe_of(tmp_path, 10, "rollout.processes=2"), tmp_path / "two")
     for name in ("data.parquet", "quarantine.jsonl", "metrics.json", "leakage.json"):
@@ -60,7 +63,7 @@ def test_two_processes_write_what_one_writes(tmp_path, monkeypatch):
 
 def test_a_killed_run_goes_on_and_shows_progress(tmp_path, monkeypatch):
     """Thirty gold queries in five shards of six; the run dies in the fourth."""
-    monkeypatch.setattr(checking, "BATCH", 6)
+    monkeypatch.setattr(data, "BATCH", 6)
     recipe, check, asked = recipe_of(tmp_path, 10, "rollout.processes=1"), base.check_gold, []
 
     def dies(*args):
@@ -116,17 +119,12 @@ def test_a_source_is_read_in_windows_with_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(base, "load", counted)
     monkeypatch.setattr(frames, "to_frame", noted)
     big = synsql(tmp_path, [f"SELECT {number} FROM t" for number in range(10)])
-    recipe = recipes.load("miniature", ["rollout.processes=1", f"data.sft={big}", "data.rl=[]", f"data.dev={big}"])
+    recipe = pooled(big, "", big)
     steps = Steps()
     steps.begin = lambda *_: None
     folder = build(recipe, tmp_path / "stage", steps)
     assert written == [4, 8, 10, 14, 18, 20]
-    assert [note for note in steps.notes if note.startswith("sft")] == [
-        "sft: 4 questions",
-        "sft: 8 questions",
-        "sft: 10 questions",
-        "sft: 10 questions",
-    ]
+    assert [note for note in steps.notes if note.startswith("sft")] == [f"sft: {n} questions" for n in (4, 8, 10, 10)]
     assert frames.read(folder / "data.parquet")["id"].to_list() == [f"synsql_{n}" for n in range(10)] * 2
 
 
@@ -136,9 +134,7 @@ def test_levels_and_count_choose_as_in_memory(tmp_path, monkeypatch):
     place = synsql(tmp_path, [shapes[n % 3 > 1] for n in range(30)])
     for asked in ("count: 5", "hardness: [easy], count: 7", "hardness: [easy]"):
         source = f"{place[:-1]}, {asked}}}"
-        recipe = recipes.load(
-            "miniature", ["rollout.processes=1", f"data.sft={source}", "data.rl=[]", f"data.dev={place}"]
-        )
+        recipe = pooled(source, "", place)
         folder = build(recipe, tmp_path / f"stage {asked}")
         whole = base.read(recipe.data.sft, recipe.seed, tmp_path / "whole").examples
         rows = frames.read(folder / "data.parquet").filter(pl.col("pool") == "sft")
@@ -147,12 +143,9 @@ def test_levels_and_count_choose_as_in_memory(tmp_path, monkeypatch):
 
 
 def test_of_a_name_in_two_sources_of_a_pool_the_first_stays(tmp_path):
-    golds = [f"SELECT {number} FROM t" for number in range(3)]
-    place = synsql(tmp_path, golds)
-    recipe = recipes.load(
-        "miniature", ["rollout.processes=1", f"data.sft={place}", f"data.rl=[{place}, {place}]", f"data.dev={place}"]
-    )
-    rows = frames.read(build(recipe, tmp_path / "stage") / "data.parquet").filter(pl.col("pool") != "dev")
+    place = synsql(tmp_path, [f"SELECT {number} FROM t" for number in range(3)])
+    folder = build(pooled(place, f"{place}, {place}", place), tmp_path / "stage")
+    rows = frames.read(folder / "data.parquet").filter(pl.col("pool") != "dev")
     assert rows.select("pool", "part", "id").rows() == [
         (pool, 0, f"synsql_{n}") for pool in ("sft", "rl") for n in range(3)
     ]
@@ -163,23 +156,14 @@ def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_
     recipe_of(tmp_path, 4)
     same = {"id": 0, "question": "what is 0 ?", "sql": "SELECT 0 FROM t", "database": "shop.sqlite"}
     for name, number in (("first", 1), ("second", 2)):
-        other = {
-            "id": 1,
-            "question": f"what is {number} ?",
-            "sql": f"SELECT {number} FROM t",
-            "database": "shop.sqlite",
-        }
+        other = same | {"id": 1, "question": f"what is {number} ?", "sql": f"SELECT {number} FROM t"}
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (same, other)))
-    first, second = (f"{{kind: jsonl, path: {tmp_path / name}.jsonl}}" for name in ("first", "second"))
-    own = f"data.dev={{kind: jsonl, path: {tmp_path / 'own.jsonl'}}}"
-    build(recipes.load("miniature", [own, f"data.sft={first}", f"data.rl=[{first}]"]), tmp_path / "shared")
+    first, second, own = (f"{{kind: jsonl, path: {tmp_path / name}.jsonl}}" for name in ("first", "second", "own"))
+    build(pooled(first, first, own), tmp_path / "shared")
+    told = r"1 training questions have the id of another.*'1' stands for 'what is 1 \?' and"
     for number, rl in enumerate((second, f"{first}, {second}")):
-        with pytest.raises(
-            DataError, match=r"1 training questions have the id of another.*'1' stands for 'what is 1 \?' and"
-        ):
-            build(
-                recipes.load("miniature", [own, f"data.sft={first}", f"data.rl=[{rl}]"]), tmp_path / f"refused {number}"
-            )
+        with pytest.raises(DataError, match=told):
+            build(pooled(first, rl, own), tmp_path / f"refused {number}")
 
 
 def test_one_id_for_two_databases_is_refused_and_a_correction_of_all_of_a_question_is_not(tmp_path):
@@ -190,9 +174,8 @@ def test_one_id_for_two_databases_is_refused_and_a_correction_of_all_of_a_questi
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row | changes) + "\n")
     correction = {"id": "0", "sql": "SELECT 9 FROM t", "question": "what is nine ?", "reason": "it was zero"}
     (tmp_path / "corrections.jsonl").write_text(json.dumps(correction) + "\n")
-    shop, crm = (f"kind: jsonl, path: {tmp_path / name}.jsonl" for name in ("shop", "crm"))
-    own = f"data.dev={{kind: jsonl, path: {tmp_path / 'own.jsonl'}}}"
-    corrected = f"data.rl=[{{{shop}, corrections: {tmp_path / 'corrections.jsonl'}}}]"
-    build(recipes.load("miniature", [own, f"data.sft={{{shop}}}", corrected]), tmp_path / "corrected")
+    shop, crm, own = (f"{{kind: jsonl, path: {tmp_path / name}.jsonl}}" for name in ("shop", "crm", "own"))
+    corrected = f"{shop[:-1]}, corrections: {tmp_path / 'corrections.jsonl'}}}"
+    build(pooled(shop, corrected, own), tmp_path / "corrected")
     with pytest.raises(DataError, match="1 training questions have the id of another question"):
-        build(recipes.load("miniature", [own, f"data.sft={{{shop}}}", f"data.rl=[{{{crm}}}]"]), tmp_path / "refused")
+        build(pooled(shop, crm, own), tmp_path / "refused")
