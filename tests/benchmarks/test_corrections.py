@@ -23,16 +23,15 @@ def bird(tmp_path):
     folder = tmp_path / "bird"
     for split in ("train", "dev"):
         make_database(folder / f"{split}_databases" / "harbour" / "harbour.sqlite")
-        rows = [
-            {"question_id": 40 + number, "db_id": "harbour", "question": f"How many flags, {number}?", "SQL": PUBLISHED}
-            for number in range(3)
-        ]
+        row = {"db_id": "harbour", "SQL": PUBLISHED}
+        rows = [row | {"question_id": 40 + number, "question": f"How many flags, {number}?"} for number in range(3)]
         write(folder / f"{split}.json", json.dumps(rows))
     return folder
 
 
 def read(folder, overlay, tmp_path):
     source = Source(kind="bird", path=str(folder), split="dev", corrections=str(overlay))
+    assert overlay in set(base.files(source))  # which decide a stage's key
     return base.read(source, seed=0, root=tmp_path / "stage").examples
 
 
@@ -56,7 +55,6 @@ def test_a_corrected_copy_of_birds_question_file_is_an_overlay(bird, tmp_path):
     found = read(bird, tmp_path / "plat.json", tmp_path)
     assert (found[0].question, found[0].gold_sql) == ("How many different flags?", BETTER)
     assert found[0].meta["corrected"] == {"reason": "", "sql": PUBLISHED, "question": "How many flags, 0?"}
-    assert corrections.count(found) == 1
 
 
 def test_a_row_with_several_sql_fields_is_read_alike_everywhere(bird, tmp_path):
@@ -91,12 +89,6 @@ def test_a_damaged_overlay_is_the_users_mistake(bird, tmp_path, text, words):
         read(bird, tmp_path / "overlay", tmp_path)
 
 
-def test_an_overlay_is_one_of_the_files_that_decide_a_stages_key(bird, tmp_path):
-    overlay = tmp_path / "overlay.jsonl"
-    source = Source(kind="bird", path=str(bird), split="dev", corrections=str(overlay))
-    assert overlay in set(base.files(source))
-
-
 def test_the_metrics_count_the_corrections(bird, tmp_path):
     write(tmp_path / "overlay.jsonl", json.dumps({"id": "bird_dev_1", "sql": BETTER, "reason": "flags"}) + "\n")
     test = f"data.test=[{{kind: bird, split: dev, path: {bird}, corrections: {tmp_path / 'overlay.jsonl'}}}]"
@@ -104,5 +96,4 @@ def test_the_metrics_count_the_corrections(bird, tmp_path):
     (tmp_path / "made").mkdir()
     data.build_test(Context("data", recipe, tmp_path / "made", {}, Silent()))
     metrics = json.loads((tmp_path / "made" / "metrics.json").read_text())
-    assert metrics["test_corrected"] == 1.0
-    assert metrics["test_examples"] == 3.0
+    assert (metrics["test_corrected"], metrics["test_examples"]) == (1.0, 3.0)
