@@ -77,9 +77,8 @@ def test_strict_matches_floats_that_differ_in_a_last_bit_and_nonempty_pays_no_em
     assert score("strict_nonempty", empty, empty) == 0.0
     assert score("strict_nonempty", AB, BA) == 1.0
     low, high = 0.1 + 0.2, 0.3
-    assert (
-        score("strict", result((low, "x"), (high, "y"), (1.0, "z")), result((1.0, "z"), (low, "y"), (high, "x"))) == 1.0
-    )
+    gold, predicted = result((low, "x"), (high, "y"), (1.0, "z")), result((1.0, "z"), (low, "y"), (high, "x"))
+    assert score("strict", gold, predicted) == 1.0
     assert score("strict", result((low, "x"), (high, "y")), result((low, "y"), (0.4, "x"))) == 0.0
     # sorted by their floats alone these rows would be paired crosswise
     assert score("strict", result((low, 1), (high, 2)), result((high, 1), (low, 2))) == 1.0
