@@ -12,7 +12,6 @@ from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database
 from pipelines.databases import catalogue, named
-from pipelines.databases import named as addresses
 from pipelines.recipe.config import Execution
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.mysql import encryption_of
@@ -34,6 +33,9 @@ def test_only_an_address_without_a_password_gets_that_of_the_environment(monkeyp
     assert DIALECTS["postgres"].locate("no address") == "no address"
 
 
+FILES = {"ca": "/ca.pem", "cert": "/c.pem", "key": "/k.pem"}
+
+
 @pytest.mark.parametrize(
     ("options", "encryption"),
     [
@@ -43,12 +45,7 @@ def test_only_an_address_without_a_password_gets_that_of_the_environment(monkeyp
         ("?ssl_ca=/ca.pem", {"ssl": {"ca": "/ca.pem", "check_hostname": False, "verify_mode": "required"}}),
         (
             "?ssl-mode=VERIFY_IDENTITY&ssl-ca=/ca.pem&ssl-cert=/c.pem&ssl-key=/k.pem",
-            {
-                "ssl": {
-                    **{"ca": "/ca.pem", "cert": "/c.pem", "key": "/k.pem"},
-                    **{"check_hostname": True, "verify_mode": "required"},
-                }
-            },
+            {"ssl": FILES | {"check_hostname": True, "verify_mode": "required"}},
         ),
     ],
 )
@@ -67,7 +64,12 @@ def test_a_mysql_address_says_how_the_connection_is_encrypted(options, encryptio
 )
 def test_an_option_that_would_do_nothing_is_refused(options, message):
     with pytest.raises(DataError, match=message):
-        addresses.driver_address(f"mysql://me@host/shop?{options}", "mysql", None)
+        named.driver_address(f"mysql://me@host/shop?{options}", "mysql", None)
+
+
+def one(database):
+    with SqlEngine(Limits.of(Execution())) as sql:
+        return sql.execute_many([(database, "SELECT 1")])[0]
 
 
 @pytest.mark.services
@@ -89,21 +91,17 @@ def test_a_server_gets_its_password_from_the_environment(monkeypatch, tmp_path):
         port = admin.partition("port=")[2].partition(" ")[0]
         shop = Database("shop", "postgres", f"postgresql://reader@127.0.0.1:{port}/postgres")
         monkeypatch.delenv("PGPASSWORD", raising=False)
-        with SqlEngine(Limits.of(Execution())) as sql:
-            assert not sql.execute_many([(shop, "SELECT 1")])[0].ok
+        assert not one(shop).ok
         with pytest.raises(DataError, match="cannot be opened"):
             catalogue.role(named.find(shop.location))
         Path("pass").write_text(f"127.0.0.1:{port}:*:reader:secret\n")
         Path("pass").chmod(0o600)
         monkeypatch.setenv("PGPASSFILE", "pass")  # as seen from this folder; a worker has another one
-        with SqlEngine(Limits.of(Execution())) as sql:
-            assert sql.execute_many([(shop, "SELECT 1")])[0].rows == ((1,),)
+        assert one(shop).rows == ((1,),)
         monkeypatch.setenv("PGSSLMODE", "require")  # which this server cannot
-        with SqlEngine(Limits.of(Execution())) as sql:
-            assert not sql.execute_many([(shop, "SELECT 1")])[0].ok
+        assert not one(shop).ok
         monkeypatch.delenv("PGSSLMODE")
         monkeypatch.delenv("PGPASSFILE")
         monkeypatch.setenv("PGPASSWORD", "secret")
-        with SqlEngine(Limits.of(Execution())) as sql:
-            assert sql.execute_many([(shop, "SELECT 1")])[0].rows == ((1,),)
+        assert one(shop).rows == ((1,),)
         assert introspect(shop).tables == ()
