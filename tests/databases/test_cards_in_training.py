@@ -55,17 +55,11 @@ def shop(tmp_path, monkeypatch):
 
 
 def put_card(location, name="shop", **edits):
-    staff = {
-        "id": ColumnCard(type="INTEGER", key=True),
-        "name": ColumnCard(type="TEXT", description="first name"),
-        "town": ColumnCard(type="TEXT", values=("Paris",)),
-        "salary": ColumnCard(type="INTEGER", hidden=True),
-    }
-    tables = {
-        "staff": TableCard(columns=staff),
-        "payroll": TableCard(hidden=True, columns={"id": ColumnCard(), "iban": ColumnCard()}),
-        "earners": TableCard(columns={"name": ColumnCard(), "pay": ColumnCard()}),
-    }
+    staff = {"id": ColumnCard(type="INTEGER", key=True), "name": ColumnCard(type="TEXT", description="first name")}
+    staff |= {"town": ColumnCard(type="TEXT", values=("Paris",)), "salary": ColumnCard(type="INTEGER", hidden=True)}
+    payroll = TableCard(hidden=True, columns={"id": ColumnCard(), "iban": ColumnCard()})
+    earners = TableCard(columns={"name": ColumnCard(), "pay": ColumnCard()})
+    tables = {"staff": TableCard(columns=staff), "payroll": payroll, "earners": earners}
     known = DatabaseCard(engine="sqlite", location=str(location), tables=tables, metrics={"headcount": "rows of staff"})
     card.write(card.path_of(name), known.model_copy(update=edits))
 
@@ -98,12 +92,8 @@ def test_no_stage_keeps_anything_hidden(shop, tmp_path):
     assert [one.question for one in kept] == list(QUESTIONS)[:4]
     assert [one.evidence for one in kept] == ["", "", "headcount = rows of staff", ""]
     bad = [json.loads(line) for line in (data / "quarantine.jsonl").read_text().splitlines()]
-    assert [row["reason"] for row in bad if row["pool"] == "sft"] == [
-        "gold_hidden",
-        "gold_hidden",
-        "gold_not_authorized",
-        "gold_hidden",
-    ]
+    reasons = ["gold_hidden", "gold_hidden", "gold_not_authorized", "gold_hidden"]
+    assert [row["reason"] for row in bad if row["pool"] == "sft"] == reasons
 
     made = trajectories(done["synthesize"].folder)
     assert len(made) >= 4
