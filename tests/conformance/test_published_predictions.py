@@ -1,11 +1,11 @@
 """Four published systems' predictions: EX equals the official evaluators' totals, and every failure has a class."""
 
-import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from scipy import stats as scipy_stats
+from test_official_verdicts import PREDICTIONS, SHARED
 
 from pipelines.evaluation.paired_comparison import compare
 from pipelines.evaluation.summary import summarise
@@ -13,18 +13,10 @@ from pipelines.report import formats, report_tables, writer
 from pipelines.sql.diagnoses import ERROR_CLASSES
 from tests.fakes import load_script
 
-SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SCRIPT = Path(__file__).parents[2] / "docs" / "build_published.py"
 build_published = load_script(SCRIPT)
 VECTORS = SHARED / build_published.VERDICTS
 pytestmark = pytest.mark.skipif(not VECTORS.is_file(), reason=f"no verdicts at {VECTORS} (SQLTRAIN_SHARED_DATA)")
-OFFICIAL = {
-    "test_suite": "testsuite_exec",
-    "test_suite_keep_distinct": "testsuite_exec_keep_distinct",
-    "bird": "bird_ex",
-    "skyrl": "skyrl_reward",
-    "spider_exec": "spider_exec_2018",
-}
 EQUALITIES = build_published.EQUALITIES
 
 
@@ -39,7 +31,7 @@ def data():
 
 
 def official(rows, system, equality):
-    return [float(row[OFFICIAL[equality]]) for row in rows if row["system"] == system]
+    return [float(row[PREDICTIONS[equality]]) for row in rows if row["system"] == system]
 
 
 def by_system(data):
@@ -62,9 +54,8 @@ def test_every_failure_has_a_class_with_evidence(data):
         counts = Counter(record.diagnosis.error for record in wrong if record.diagnosis)
         assert sum(counts.values()) == len(wrong) > 5
         assert set(counts) <= set(ERROR_CLASSES)
-        assert (
-            counts["schema_linking"] + counts["semantic"] > len(wrong) / 2
-        )  # strong systems rarely invent or misspell
+        # strong systems rarely invent or misspell
+        assert counts["schema_linking"] + counts["semantic"] > len(wrong) / 2
 
 
 def test_paired_tests_agree_with_scipy(data):

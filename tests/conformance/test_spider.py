@@ -2,10 +2,9 @@
 
 import functools
 import json
-import os
-from pathlib import Path
 
 import pytest
+from test_official_verdicts import SHARED
 
 from pipelines.benchmarks import base
 from pipelines.curation import gold_schema
@@ -17,7 +16,6 @@ from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect
 
-SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SPIDER = SHARED / "spider"
 pytestmark = pytest.mark.skipif(not SPIDER.is_dir(), reason=f"no Spider files at {SPIDER} (SQLTRAIN_SHARED_DATA)")
 COUNTS = {"train": 1446, "dev": 133}
@@ -50,9 +48,8 @@ def test_hardness_is_the_official_one(loaded):
 
 def test_bird_rows_are_read_as_far_as_their_databases_are_there(tmp_path):
     questions = json.loads((SHARED / "bird_format" / "dev_format.json").read_text())
-    source = Source(
-        kind="bird", path=str(SHARED / "bird_format"), split="dev", options={"questions": "dev_format.json"}
-    )
+    options = {"questions": "dev_format.json"}
+    source = Source(kind="bird", path=str(SHARED / "bird_format"), split="dev", options=options)
     loaded = base.read(source, seed=0, root=tmp_path)
     assert loaded.examples == []
     assert len(loaded.quarantine) == len(questions)
