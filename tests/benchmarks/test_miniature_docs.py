@@ -3,17 +3,8 @@
 import collections
 from pathlib import Path
 
+from pipelines.benchmarks.miniature import world
 from pipelines.benchmarks.miniature.questions import FAMILIES, templates
-from pipelines.benchmarks.miniature.world import (
-    CATEGORIES,
-    DOMAINS,
-    KINDS,
-    MEASURES,
-    ROWS,
-    TABLE_COUNTS,
-    held_out_columns,
-    held_out_pairs,
-)
 from pipelines.recipe.recipes import CONF
 from pipelines.recipe.yaml_files import read_yaml
 
@@ -29,17 +20,19 @@ def numbers():
     ]
     for pool, source in pools.items():
         split, options = source["split"], source["options"]
-        columns = sum(held_out_columns(table, split) is not None for table in KINDS) * 2
+        columns = sum(world.held_out_columns(table, split) is not None for table in world.KINDS) * 2
         wordings = sum(len(templates(family.name, split)) for family in FAMILIES)
         asked = options["databases"] * options["questions"]
-        pairs = len(held_out_pairs(split))
+        pairs = len(world.held_out_pairs(split))
         lines.append(f"| {pool} | {options['databases']} | {asked:,} | {pairs} | {columns} | {wordings:,} |")
-    words = sum(map(len, CATEGORIES.values()))
-    counts = ", ".join(f"{count} ({weight} in {sum(TABLE_COUNTS.values())})" for count, weight in TABLE_COUNTS.items())
+    words = sum(map(len, world.CATEGORIES.values()))
+    weights, total = world.TABLE_COUNTS, sum(world.TABLE_COUNTS.values())
+    counts = ", ".join(f"{count} ({weight} in {total})" for count, weight in weights.items())
     lines += [
         "",
-        f"{len(DOMAINS)} domains; {len(KINDS)} tables; {len(CATEGORIES)} categories with {words} values in four forms; "
-        f"{len(MEASURES)} measures. A database has {counts} tables of {ROWS[0]} to {ROWS[1]} rows.",
+        f"{len(world.DOMAINS)} domains; {len(world.KINDS)} tables; {len(world.CATEGORIES)} categories with {words} "
+        f"values in four forms; {len(world.MEASURES)} measures. A database has {counts} tables of {world.ROWS[0]} to "
+        f"{world.ROWS[1]} rows.",
     ]
     return "\n".join(lines)
 
