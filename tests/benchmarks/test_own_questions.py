@@ -148,11 +148,8 @@ def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder):
     options = {"database": "shop.sqlite", "dev": 0.1, "test": 0.3, "invented": str(folder / "more.jsonl")}
     parts = {split: read(folder / "own.jsonl", split, **options) for split in ("train", "dev", "test")}
     assert [len(each.examples) for each in parts.values()] in ([37, 6, 18], [38, 6, 18])
-    assert [[row.reason for row in each.quarantine if row.chosen] for each in parts.values()] == [
-        ["empty_question"],
-        [],
-        [],
-    ]
+    told = [[row.reason for row in each.quarantine if row.chosen] for each in parts.values()]
+    assert told == [["empty_question"], [], []]
     source = Source(kind="jsonl", path=str(folder / "own.jsonl"), options=options)
     assert {path.name for path in base.files(source) or ()} == {"own.jsonl", "more.jsonl", "shop.sqlite"}
 
