@@ -8,20 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.core import frames
+from pipelines.core import frames, types
 from pipelines.core.files import read_lines
-from pipelines.core.types import (
-    Action,
-    ActionKind,
-    ExecutionResult,
-    ExecutionStatus,
-    StopReason,
-    Trajectory,
-    Turn,
-    escape_surrogates,
-    text_of,
-    to_dict,
-)
+from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.evaluation import evaluate, result_files
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import observations
@@ -40,7 +29,7 @@ FORGED = [[HUGE], {"a": HUGE}, NESTED, {1, 2}, (1, (2,)), bytearray(b"x")]
 def use(value, folder):
     """A value on every way that a result can take; all that the agent reads of it."""
     result = ExecutionResult(
-        ExecutionStatus.OK, ("a", escape_surrogates(text_of(value))[:50]), ((value, 1), (value, 2))
+        ExecutionStatus.OK, ("a", types.escape_surrogates(types.text_of(value))[:50]), ((value, 1), (value, 2))
     )
     shown = observations.table(result, 10, 200, 8000)
     brief = observations.table(result, 10, 24, 400, brief=True)
@@ -50,7 +39,7 @@ def use(value, folder):
     turn = Turn("t", Action(ActionKind.SQL, "SELECT 1"), shown, ExecutionStatus.OK, n_rows=2)
     told_turns = (turn, dataclasses.replace(turn, observation=told))
     trajectory = Trajectory("e", 0, "p", "react", (), told_turns, None, StopReason.TURN_LIMIT)
-    (folder / "lines.jsonl").write_text(json.dumps(to_dict(trajectory)) + "\n", encoding="utf-8")
+    (folder / "lines.jsonl").write_text(json.dumps(types.to_dict(trajectory)) + "\n", encoding="utf-8")
     assert len(list(read_lines(folder / "lines.jsonl"))) == 1
     frames.write(folder / "data.parquet", frames.to_frame([trajectory]))
     assert pl.read_parquet(folder / "data.parquet").height == 1
@@ -79,7 +68,7 @@ def test_a_value_can_be_voted_on_compared_and_shown_in_a_schema(value):
 @given(st.one_of(st.integers(), st.floats(), st.text(), st.binary(), st.none(), st.integers().map(lambda n: n**400)))
 @settings(max_examples=150, deadline=None)
 def test_any_value_is_text(value):
-    assert isinstance(text_of(value), str)
+    assert isinstance(types.text_of(value), str)
     assert len(observations.cell(value, 40)) <= 10 * 40 + 10
     assert signature(ExecutionResult(ExecutionStatus.OK, ("a",), ((value,),))) is not None
 
