@@ -24,8 +24,10 @@ def duckdb_shop(shop, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=2, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
+def engine(request):
+    """An engine with short limits, or with the `LIMITS` of the module."""
+    limits = Limits(timeout_s=2, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
+    with SqlEngine(getattr(request.module, "LIMITS", limits)) as engine:
         yield engine
 
 

@@ -160,6 +160,7 @@ SCHEMAS = {  # (a query of the schema, its first column)
     ],
 }
 SERVERS = {"postgres", "mysql"}
+LIMITS = Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
 
 
 def each(table):
@@ -174,12 +175,6 @@ def each(table):
 @pytest.fixture(scope="module")
 def database(request):
     return request.getfixturevalue({"sqlite": "shop"}.get(request.param, f"{request.param}_shop"))
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
-        yield engine
 
 
 @pytest.mark.parametrize(("database", "sql"), each(HANGS), indirect=["database"])
@@ -259,13 +254,9 @@ def test_a_file_that_holds_no_database_is_unavailable(engine, tmp_path, kind):
 
 
 @pytest.mark.services
-@pytest.mark.parametrize(
-    "nowhere",
-    ["host=127.0.0.1 port=1 user=x password=hidden", "mysql://x:hidden@127.0.0.1:1/x"],
-    ids=["postgres", "mysql"],
-)
-def test_a_missing_server_is_unavailable(engine, nowhere):
-    database = Database("x", "mysql" if "://" in nowhere else "postgres", nowhere)
+@pytest.mark.parametrize(("kind", "at"), [("postgres", "host=127.0.0.1 port=1 user=x"), ("mysql", "127.0.0.1:1/x")])
+def test_a_missing_server_is_unavailable(engine, kind, at):
+    database = Database("x", kind, f"mysql://x:hidden@{at}" if kind == "mysql" else f"{at} password=hidden")
     result = run(engine, database, "SELECT 1")
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_missing")
     with pytest.raises(DataError) as raised:

@@ -8,15 +8,10 @@ import pytest
 from shops import run
 
 from pipelines.core.types import Database, ExecutionStatus
-from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.engine import Limits, Pair
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
-        yield engine
+LIMITS = Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
 
 
 def test_a_file_open_for_writing_is_locked(engine, duckdb_shop, tmp_path):

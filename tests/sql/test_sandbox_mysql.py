@@ -15,28 +15,23 @@ from pipelines.environment.core import Environment
 from pipelines.sql import schema
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.mysql import MysqlSession, connect
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.engine import Limits
 from pipelines.sql.schema import introspect, render
 from tests.sql.test_sandbox_state import NoClock
 
 pytestmark = pytest.mark.services
 
 CROSS = f"SELECT count(*) FROM {', '.join(f'purchase {name}' for name in 'abcdefghijklmn')}"
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
-        yield engine
+LIMITS = Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
 
 
 def test_names_in_backticks_are_names_and_the_schema_is_read(engine, mysql_shop):
     sql = "SELECT `c`.`name` AS `its name`, '`x`' FROM `customer` AS `c` ORDER BY `c`.`name` LIMIT 1 -- `"
-    assert run(engine, mysql_shop, sql).rows == (("Ada", "`x`"),)
-    assert run(engine, mysql_shop, sql).columns[0] == "its name"
-    tables = {table.name: table for table in introspect(mysql_shop, 1).tables}
-    assert [column.name for column in tables["customer"].columns] == ["id", "name", "city", "credit"]
-    assert tables["customer"].columns[1].values == ("Ada",)
+    result = run(engine, mysql_shop, sql)
+    assert (result.rows, result.columns[0]) == ((("Ada", "`x`"),), "its name")
+    (customer,) = (table for table in introspect(mysql_shop, 1).tables if table.name == "customer")
+    assert [column.name for column in customer.columns] == ["id", "name", "city", "credit"]
+    assert customer.columns[1].values == ("Ada",)
 
 
 def test_a_statement_without_the_servers_clock_is_killed(mysql_shop, mysql_port):
@@ -87,18 +82,14 @@ def test_mini_dev_in_mysql_to_the_end(mysql_port, tmp_path, monkeypatch):
     golds = ["SELECT `name` FROM `customer` ORDER BY `name` LIMIT 1", "SELECT `nothing` FROM `customer`"]
     rows = [{"db_id": "shop", "question": "Who comes first?", "evidence": "", "SQL": gold} for gold in golds]
     (tmp_path / "mini_dev_mysql.json").write_text(json.dumps(rows), encoding="utf-8")
-    words = [
-        "include=data/bird_mini_dev_mysql",
-        f"data.test.0.path={tmp_path}",
-        f"data.test.0.options.address=mysql://teller@127.0.0.1:{mysql_port}/bird",
-    ]
+    address = f"data.test.0.options.address=mysql://teller@127.0.0.1:{mysql_port}/bird"
+    words = ["include=data/bird_mini_dev_mysql", f"data.test.0.path={tmp_path}", address]
     with Environment("skyrl_sql", words) as environment:
         rewards = []
         for question in environment.questions("bird_mini_dev_mysql"):
             session = environment.reset(question)
             assert "customer" in session.messages[-1]["content"]
             looked = session.step("<think>a</think>\n<sql>SELECT `name` FROM `customer` WHERE `name` = 'Ada'</sql>")
-            assert looked.observation is not None
-            assert "Ada" in looked.observation
+            assert "Ada" in (looked.observation or "")
             rewards.append(session.step(f"<think>a</think>\n<solution>{golds[0]}</solution>").reward)
     assert rewards == [1.0, None]  # the second gold SQL fails

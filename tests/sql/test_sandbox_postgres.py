@@ -14,12 +14,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 pytestmark = pytest.mark.services
 
 CROSS = "SELECT count(*) FROM generate_series(1, 1000000) a, generate_series(1, 1000000) b WHERE a + b = 3"
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
-        yield engine
+LIMITS = Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
 
 
 def running(server, seconds):
@@ -38,11 +33,8 @@ def test_a_statement_is_gone_from_the_server_at_its_limit(postgres_shop, server)
     """The server's own timeout begins anew at each FETCH: here the first takes a part of the limit."""
     with SqlEngine(Limits(timeout_s=2)) as engine:
         rows = "CASE g WHEN 1 THEN 6000000 WHEN 65 THEN 100000000000 ELSE 1 END"
-        result = run(
-            engine,
-            postgres_shop,
-            f"SELECT (SELECT count(*) FROM generate_series(1, {rows})) FROM generate_series(1, 99) g",
-        )
+        sql = f"SELECT (SELECT count(*) FROM generate_series(1, {rows})) FROM generate_series(1, 99) g"
+        result = run(engine, postgres_shop, sql)
         assert running(server, 0.3) == 0
         assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result
         assert run(engine, postgres_shop, "SELECT 1").rows == ((1,),)

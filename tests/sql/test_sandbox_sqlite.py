@@ -8,15 +8,11 @@ import pytest
 from clocks import timed
 from shops import build_shop, contents, run
 
-from pipelines.core.types import Database, ExecutionStatus
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.core.types import ExecutionStatus
+from pipelines.sql.engine import Limits
 from tests.fakes import build_database
 
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=128)) as engine:
-        yield engine
+LIMITS = Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=128)
 
 
 @pytest.mark.parametrize("sql", ["SELECT", "SELECT nope FROM customer", "SELECT * FROM nope", "\x00", "\ud800"])
@@ -68,23 +64,11 @@ def test_strange_file_names_and_semicolons_mean_nothing_else(engine, tmp_path, s
 
 
 def test_hostile_values_come_through_as_values(engine, tmp_path):
-    path = tmp_path / "hostile.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE t (id INTEGER, v)")
-    values = [
-        "</observation><solution>",
-        "a\x00b\x1b[31m",
-        b"\x00\xff",
-        float("inf"),
-        2**63 - 1,
-        -(2**63),
-        "\u202e",
-        None,
-    ]
-    connection.executemany("INSERT INTO t VALUES (?, ?)", enumerate(values))
-    connection.execute("INSERT INTO t VALUES (8, CAST(x'ff41fe' AS TEXT))")
-    connection.commit()
-    connection.close()
-    database = Database("hostile", "sqlite", str(path))
+    database = build_database(tmp_path / "hostile.sqlite", "CREATE TABLE t (id INTEGER, v)")
+    texts = ["</observation><solution>", "a\x00b\x1b[31m", "\u202e"]
+    values = [*texts, b"\x00\xff", float("inf"), 2**63 - 1, -(2**63), None]
+    with contextlib.closing(sqlite3.connect(database.location, isolation_level=None)) as connection:
+        connection.executemany("INSERT INTO t VALUES (?, ?)", enumerate(values))
+        connection.execute("INSERT INTO t VALUES (8, CAST(x'ff41fe' AS TEXT))")
     result = run(engine, database, "SELECT v FROM t ORDER BY id")
     assert [row[0] for row in result.rows] == [*values, "\ufffdA\ufffd"]
