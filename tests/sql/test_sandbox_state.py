@@ -3,10 +3,8 @@
 import sqlite3
 
 import pytest
-from copies import to_duckdb
 from shops import build_shop
 
-from pipelines.core.types import Database
 from pipelines.sql.dialects import guard as fence
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.duckdb import DuckdbSession
@@ -72,9 +70,8 @@ def session_of_duckdb(session):
 
 
 @pytest.fixture
-def duck(tmp_path):
-    database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
-    session = DuckdbSession(database.location, BOUNDS, NoClock())
+def duck(duckdb_shop):
+    session = DuckdbSession(duckdb_shop.location, BOUNDS, NoClock())
     yield session
     session.close()
 
@@ -82,8 +79,7 @@ def duck(tmp_path):
 def test_duckdb_forgets_a_statement_and_explains_a_plain_query(duck):
     before = session_of_duckdb(duck)
     for sql in LEFT_BY_DUCKDB:
-        raw = duck.run(sql, 10)
-        assert raw.status in ("refused", "error"), (sql, raw)
+        assert duck.run(sql, 10).status in ("refused", "error"), sql
     assert session_of_duckdb(duck) == before
     for sql in ("EXPLAIN SELECT * FROM customer", " explain\nWITH x AS (SELECT 1) FROM x"):
         assert duck.run(sql, 10).status == "ok", sql
@@ -98,16 +94,12 @@ def test_duckdb_forgets_without_fences(duck, monkeypatch):
     assert session_of_duckdb(duck) == before
 
 
-def test_a_poisoned_answer_is_not_paid_and_harms_no_other(tmp_path):
-    database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
+def test_a_poisoned_answer_is_not_paid_and_harms_no_other(duckdb_shop):
     gold = "SELECT name FROM customer"
+    pairs = [Pair(duckdb_shop, gold + " WHERE id > 0", LEFT_BY_DUCKDB[0]), Pair(duckdb_shop, gold, gold)]
     with SqlEngine(Limits(timeout_s=5)) as engine:
-        poison, honest = engine.verdicts(
-            [Pair(database, gold + " WHERE id > 0", LEFT_BY_DUCKDB[0]), Pair(database, gold, gold)], ["strict"]
-        )
-        assert (poison.scores, honest.scores) == ({"strict": 0.0}, {"strict": 1.0})
-        (after,) = engine.execute_many([(database, gold)])
-        assert len(after.rows) == 4
+        assert [verdict.scores for verdict in engine.verdicts(pairs, ["strict"])] == [{"strict": 0.0}, {"strict": 1.0}]
+        assert len(engine.execute_many([(duckdb_shop, gold)])[0].rows) == 4
 
 
 def session_of_sqlite(session):
@@ -204,13 +196,9 @@ def test_postgres_forgets_a_statement(server, monkeypatch):
 @pytest.mark.parametrize("first", ["sort", "both"])
 def test_sqlite_gives_one_verdict_whatever_ran_before(tmp_path, first):
     """A sort that outgrows its cache and then meets text that is not UTF-8 needs both remedies, in either order."""
-    database = Database("bad", "sqlite", str(tmp_path / "bad.sqlite"))
-    with sqlite3.connect(database.location) as connection:
-        connection.execute("CREATE TABLE t (id INTEGER, b BLOB, s TEXT)")
-        connection.executemany(
-            "INSERT INTO t VALUES (?, zeroblob(20000), CAST(x'ff41' AS TEXT))", [(n,) for n in range(300)]
-        )
-    connection.close()
+    counted = "WITH RECURSIVE c(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM c WHERE n < 299)"
+    rows = f"{counted} INSERT INTO t SELECT n, zeroblob(20000), CAST(x'ff41' AS TEXT) FROM c"
+    database = build_database(tmp_path / "bad.sqlite", "CREATE TABLE t (id INTEGER, b BLOB, s TEXT)", rows)
     both = "SELECT DISTINCT b || id, s FROM t ORDER BY 1"
     before = {"sort": "SELECT count(*) FROM (SELECT DISTINCT b || id FROM t)", "both": both}
     limits = Limits(timeout_s=20, memory_mb=256)
@@ -230,10 +218,9 @@ class Recorder(NoClock):
         self.events.append(f"armed {seconds:g}")
 
 
-def test_the_text_is_looked_at_within_the_clock(tmp_path, monkeypatch):
+def test_the_text_is_looked_at_within_the_clock(duckdb_shop, monkeypatch):
     clock = Recorder()
-    database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
-    session = DuckdbSession(database.location, BOUNDS, clock)
+    session = DuckdbSession(duckdb_shop.location, BOUNDS, clock)
 
     def check(sql, engine):
         clock.events.append("looked")
@@ -252,10 +239,9 @@ def test_a_text_that_takes_long_to_look_at_is_not_looked_at():
 
 
 def test_a_second_run_has_what_the_first_one_left(tmp_path, monkeypatch):
-    path = tmp_path / "bad.sqlite"
-    build_database(path, "CREATE TABLE t AS SELECT CAST(x'ff' AS TEXT) AS s")
+    bad = build_database(tmp_path / "bad.sqlite", "CREATE TABLE t AS SELECT CAST(x'ff' AS TEXT) AS s")
     clock, deadlines = Recorder(), []
-    session = SqliteSession(str(path), BOUNDS, clock)
+    session = SqliteSession(bad.location, BOUNDS, clock)
 
     def executed(connection, sql):
         deadlines.append(session.deadline)
@@ -264,6 +250,5 @@ def test_a_second_run_has_what_the_first_one_left(tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.sql.dialects.sqlite.executed", executed)
     assert session.run("SELECT s FROM t", 10).rows == [("\ufffd",)]
     session.close()
-    assert len(deadlines) == 2
-    assert deadlines[0] == deadlines[1]
+    assert deadlines == [deadlines[0]] * 2
     assert clock.events == ["armed 5"]
