@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -65,10 +64,7 @@ def test_a_hundred_writes_leave_the_file_as_it_was(engine, shop, journal):
     neighbour = Database("shop", "sqlite", shop.location)
     results = engine.execute_many([*jobs, (neighbour, COUNT), (shop, COUNT)])
     assert {result.status for result in results} == {ExecutionStatus.OK}
-    with sqlite3.connect(shop.location) as connection:
-        (rows,) = connection.execute(COUNT).fetchall()
-    connection.close()
-    assert results[-1].rows == results[-2].rows == (rows,)
+    assert results[-1].rows == results[-2].rows == ((4,),)
     assert beside(shop.location) == before
 
 
@@ -101,12 +97,6 @@ def test_what_reaches_beyond_the_copy_is_refused(ask, shop, sql):
     assert beside(shop.location) == before
 
 
-@pytest.fixture
-def tight():
-    with SqlEngine(Limits(timeout_s=0.5, memory_mb=64)) as engine:
-        yield engine
-
-
 def test_hostile_statements_that_may_write_now_reach_nothing_but_their_copy(engine, tmp_path):
     folder = tmp_path / "guarded"
     shop = Database("shop", "sqlite_stateful", build_shop(folder / "shop.sqlite").location)
@@ -122,24 +112,23 @@ def test_hostile_statements_that_may_write_now_reach_nothing_but_their_copy(engi
     assert beside(shop.location) == before
 
 
-def test_time_and_size_of_a_copy_are_bounded(tight, shop):
-    def ask(sql):
-        return tight.execute_many([(shop, sql)])[0]
-
+def test_time_and_size_of_a_copy_are_bounded_and_a_database_too_large_for_one_is_not_available(shop):
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
-    grown = ask(endless + "INSERT INTO customer (id, name) SELECT i + 1000, hex(zeroblob(1000000)) FROM n")
-    assert (grown.status, grown.error_class) == (ExecutionStatus.LIMIT, "size_limit")
-    slow = ask(endless + "UPDATE customer SET credit = (SELECT count(*) FROM n)")
-    assert slow.status is ExecutionStatus.TIMEOUT
-    many = ask(";".join(["SELECT 1"] * 1001))
-    assert (many.status, many.error_class) == (ExecutionStatus.LIMIT, "too_many_statements")
-    assert ask(COUNT).ok
-
-
-def test_a_database_that_is_too_large_for_a_copy_is_not_available(tight, shop):
-    build_database(shop.location, "CREATE TABLE wide AS SELECT zeroblob(17000000) AS a")
-    (result,) = tight.execute_many([(shop, COUNT)])
-    assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_too_large")
+    tries = [
+        endless + "INSERT INTO customer (id, name) SELECT i + 1000, hex(zeroblob(1000000)) FROM n",
+        endless + "UPDATE customer SET credit = (SELECT count(*) FROM n)",
+        ";".join(["SELECT 1"] * 1001),
+        COUNT,
+    ]
+    with SqlEngine(Limits(timeout_s=0.5, memory_mb=64)) as tight:
+        found = [tight.execute_many([(shop, sql)])[0] for sql in tries]
+        build_database(shop.location, "CREATE TABLE wide AS SELECT zeroblob(17000000) AS a")
+        found += tight.execute_many([(shop, COUNT)])
+    assert [(result.status, result.error_class) for result in found] == [
+        (ExecutionStatus.LIMIT, "size_limit"), (ExecutionStatus.TIMEOUT, "timeout"),
+        (ExecutionStatus.LIMIT, "too_many_statements"), (ExecutionStatus.OK, None),
+        (ExecutionStatus.UNAVAILABLE, "database_too_large"),
+    ]  # fmt: skip
 
 
 def test_an_episode_meets_what_it_wrote_and_no_other_does(engine, shop):
@@ -230,13 +219,10 @@ def test_a_script_is_cut_where_its_statements_end(script, parts):
 def test_writes_are_words_outside_quotes_and_a_query_is_cleaned_as_officially():
     assert not writes("SELECT replace(name, 'update', \"delete\") FROM t -- drop\n/* insert */")
     assert not writes("SELECT CASE WHEN a THEN 1 END, release FROM t")
-    assert writes("WITH a AS (SELECT 1) INSERT INTO t SELECT * FROM a")
+    ends = ("END", "  end transaction", "SELECT 1; RELEASE s", "/* all */ End")  # what ends a transaction writes
+    for script in ("WITH a AS (SELECT 1) INSERT INTO t SELECT * FROM a", *ends):
+        assert writes(script), script
     assert cleaned_query("SELECT DISTINCT a, COUNT(DISTINCT b) FROM t") == "SELECT a, COUNT(DISTINCT b) FROM t"
     assert cleaned_query("SELECT ROUND(AVG(ROUND(a, 2)), 1), round (b) FROM t") == "SELECT AVG(a), b FROM t"
     assert cleaned_query("SELECT '--a' -- b") == "SELECT '--a'"
     assert cleaned_query("SELECT ROUND(1") == "SELECT ROUND(1"
-
-
-@pytest.mark.parametrize("script", ["END", "  end transaction", "SELECT 1; RELEASE s", "/* all */ End"])
-def test_what_ends_a_transaction_writes(script):
-    assert writes(script)
