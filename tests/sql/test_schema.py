@@ -8,7 +8,6 @@ import duckdb
 import psycopg
 import pymysql
 import pytest
-from copies import to_duckdb
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
@@ -19,26 +18,11 @@ from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, 
 from tests.fakes import build_database
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS y FROM c WHERE x < 0"
-SHOP = Schema(
-    (
-        Table(
-            "customer",
-            (Column("id", "INTEGER", True), Column("name", "TEXT"), Column("city", "TEXT"), Column("credit", "REAL")),
-        ),
-        Table(
-            "purchase",
-            (
-                Column("id", "INTEGER", True),
-                Column("customer_id", "INTEGER"),
-                Column("item", "TEXT"),
-                Column("amount", "INTEGER"),
-            ),
-            (ForeignKey("customer_id", "customer", "id"),),
-        ),
-    )
-)
-
-
+ID = Column("id", "INTEGER", True)
+CUSTOMER = (ID, Column("name", "TEXT"), Column("city", "TEXT"), Column("credit", "REAL"))
+PURCHASE = (ID, Column("customer_id", "INTEGER"), Column("item", "TEXT"), Column("amount", "INTEGER"))
+KEYS = (ForeignKey("customer_id", "customer", "id"),)
+SHOP = Schema((Table("customer", CUSTOMER), Table("purchase", PURCHASE, KEYS)))
 ODD_NAMES = re.split(
     r" ¦ |\n",
     """Album ¦ albumId ¦ SALES ¦ Rechnungen_2024 ¦ sales_2024 ¦ _hidden ¦ x ¦ n1 ¦ Straße ¦ größe ¦ Übung ¦ naïve ¦ été
@@ -64,70 +48,48 @@ def test_a_schema_and_its_example_values_come_in_the_databases_own_order(shop):
     assert [column.values for column in customer.columns] == [(1, 2), ("Ada", "Bo"), ("Paris", "Oslo"), (10.5, 3.25)]
 
 
-def test_duckdb_has_the_same_schema(shop, tmp_path):
-    copy = to_duckdb(shop, tmp_path / "shop.duckdb")
+@pytest.mark.parametrize("kind", ["duckdb", pytest.param("postgres", marks=pytest.mark.services)])
+def test_another_engine_has_the_same_schema(kind, request):
+    copy = request.getfixturevalue(f"{kind}_shop")
     assert names(introspect(copy)) == names(SHOP)
-    assert [c.type for c in introspect(copy).tables[0].columns] == ["BIGINT", "VARCHAR", "VARCHAR", "DOUBLE"]
     assert introspect(copy, 2).tables[0].columns[2].values == ("Paris", "Oslo")
+    if kind == "duckdb":
+        assert [c.type for c in introspect(copy).tables[0].columns] == ["BIGINT", "VARCHAR", "VARCHAR", "DOUBLE"]
 
 
-@pytest.mark.services
-def test_postgres_has_the_same_schema(server):
-    assert names(introspect(server.shop)) == names(SHOP)
-    assert introspect(server.shop, 2).tables[0].columns[2].values == ("Paris", "Oslo")
-
-
-def made(path, script):
-    """The schema of a SQLite file that a script makes, with one value a column."""
-    build_database(path, script)
-    return introspect(Database("odd", "sqlite", str(path)), 1)
-
-
-def test_a_key_without_a_column_means_the_primary_key(tmp_path):
-    schema = made(
+def test_keys_without_columns_mean_the_primary_key_in_its_order_and_computed_columns_are_columns(tmp_path):
+    database = build_database(
         tmp_path / "odd.sqlite",
         'CREATE TABLE "odd ""name" ("a b" TEXT, k INTEGER, PRIMARY KEY (k));'
-        'CREATE TABLE u (x REFERENCES "odd ""name");'
-        "CREATE VIEW v AS SELECT x FROM u;",
-    )
-    assert [table.name for table in schema.tables] == ['odd "name', "u", "v"]
-    assert schema.tables[1].foreign_keys == (ForeignKey("x", 'odd "name', "k"),)
-    assert '"odd ""name"' in render(schema, "ddl")
-
-
-def test_columns_that_sqlite_computes_are_columns_and_keys_keep_their_order(tmp_path):
-    schema = made(
-        tmp_path / "odd.sqlite",
+        'CREATE TABLE u (x REFERENCES "odd ""name"); CREATE VIEW v AS SELECT x FROM u;'
         "CREATE TABLE o (price, n, total GENERATED ALWAYS AS (price * n), twice AS (n * 2) STORED);"
-        "CREATE TABLE p (a, b, PRIMARY KEY (b, a));"
-        "CREATE TABLE c (x, y, FOREIGN KEY (x, y) REFERENCES p);"
+        "CREATE TABLE p (a, b, PRIMARY KEY (b, a)); CREATE TABLE c (x, y, FOREIGN KEY (x, y) REFERENCES p);"
         "CREATE VIRTUAL TABLE words USING fts5 (word);",
     )
+    schema = introspect(database, 1)
     tables = {table.name: table for table in schema.tables}
+    assert list(tables)[:7] == ['odd "name', "u", "v", "o", "p", "c", "words"]
+    assert tables["u"].foreign_keys == (ForeignKey("x", 'odd "name', "k"),)
+    assert '"odd ""name"' in render(schema, "ddl")
     assert [column.name for column in tables["o"].columns] == ["price", "n", "total", "twice"]
     assert [column.name for column in tables["words"].columns] == ["word"]
     assert tables["c"].foreign_keys == (ForeignKey("x", "p", "b"), ForeignKey("y", "p", "a"))
 
 
 def test_a_point_in_a_name_parts_nothing(tmp_path):
-    path = tmp_path / "odd.duckdb"
-    build_database(
-        path,
-        'CREATE TABLE "a.b" (id INTEGER PRIMARY KEY)',
-        "CREATE TABLE b (id INTEGER)",
-        'CREATE TABLE c (id INTEGER REFERENCES "a.b" (id))',
-    )
-    tables = {table.name: table for table in introspect(Database("odd", "duckdb", str(path))).tables}
+    made = 'CREATE TABLE "a.b" (id INTEGER PRIMARY KEY); CREATE TABLE b (id INTEGER);'
+    referring = 'CREATE TABLE c (id INTEGER REFERENCES "a.b" (id))'
+    schema = introspect(build_database(tmp_path / "odd.duckdb", made + referring))
+    tables = {table.name: table for table in schema.tables}
     assert [name for name, table in tables.items() if table.columns[0].primary_key] == ["a.b"]
     assert tables["c"].foreign_keys == (ForeignKey("id", "a.b", "id"),)
 
 
 def test_a_missing_database_is_the_users_to_mend(tmp_path):
-    with pytest.raises(DataError, match="no such file"):
-        introspect(Database("gone", "sqlite", str(tmp_path / "gone.sqlite")))
     (tmp_path / "text.sqlite").write_text("no database" * 100)
-    with pytest.raises(DataError, match="cannot be read"):
-        introspect(Database("text", "sqlite", str(tmp_path / "text.sqlite")))
+    for name, message in (("gone", "no such file"), ("text", "cannot be read")):
+        with pytest.raises(DataError, match=message):
+            introspect(Database(name, "sqlite", str(tmp_path / f"{name}.sqlite")))
 
 
 def test_a_schema_is_rendered_as_statements_or_words_and_its_values_on_one_line():
@@ -166,40 +128,28 @@ def test_a_part_of_a_schema_keeps_its_keys():
 
 
 def test_a_duckdb_view_reads_no_file(tmp_path):
-    secret, path = tmp_path / "secret.txt", tmp_path / "v.duckdb"
+    secret = tmp_path / "secret.txt"
     secret.write_text("key=abc123\n")
-    build_database(
-        path,
-        "CREATE TABLE t (a INTEGER)",
-        "INSERT INTO t VALUES (7)",
-        "CREATE VIEW fine AS SELECT a + 1 AS b FROM t",
+    database = build_database(
+        tmp_path / "v.duckdb",
+        "CREATE TABLE t AS SELECT 7 AS a; CREATE VIEW fine AS SELECT a + 1 AS b FROM t",
         f"CREATE VIEW leak AS SELECT content AS note FROM read_text('{secret}')",
     )
-    tables = introspect(Database("v", "duckdb", str(path)), 3).tables
-    assert [(t.name, [(c.name, c.values) for c in t.columns]) for t in tables] == [
-        ("fine", [("b", (8,))]),
-        ("leak", [("note", ())]),
-        ("t", [("a", (7,))]),
-    ]
+    found = [(t.name, [(c.name, c.values) for c in t.columns]) for t in introspect(database, 3).tables]
+    assert found == [("fine", [("b", (8,))]), ("leak", [("note", ())]), ("t", [("a", (7,))])]
 
 
 def test_a_duckdb_view_that_never_ends_has_no_values(tmp_path, monkeypatch):
-    path = tmp_path / "v.duckdb"
-    build_database(
-        path,
-        "CREATE TABLE t AS SELECT 7 AS a",
-        f"CREATE VIEW endless AS {ENDLESS}",
-        "CREATE VIEW later AS SELECT a FROM t",
-    )
+    views = [f"CREATE VIEW endless AS {ENDLESS}", "CREATE VIEW later AS SELECT a FROM t"]
+    database = build_database(tmp_path / "v.duckdb", "CREATE TABLE t AS SELECT 7 AS a", *views)
     monkeypatch.setattr(catalogs, "VIEW_SECONDS", 0.5)
-    tables = introspect(Database("v", "duckdb", str(path)), 3).tables
-    assert {t.name: t.columns[0].values for t in tables} == {"endless": (), "later": (), "t": (7,)}
+    found = {table.name: table.columns[0].values for table in introspect(database, 3).tables}
+    assert found == {"endless": (), "later": (), "t": (7,)}
 
 
 def test_sqlite_views_are_read_in_the_sandbox(tmp_path, monkeypatch):
-    path = tmp_path / "v.sqlite"
-    build_database(
-        path,
+    database = build_database(
+        tmp_path / "v.sqlite",
         "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (7);"
         "CREATE VIRTUAL TABLE words USING fts5(word); INSERT INTO words VALUES ('ada');"
         "CREATE VIEW fine AS SELECT a + value AS b, char(9731) AS c FROM t, json_each('[1, 2]');"
@@ -210,7 +160,7 @@ def test_sqlite_views_are_read_in_the_sandbox(tmp_path, monkeypatch):
         "CREATE TABLE u (b TEXT); INSERT INTO u VALUES ('x');",
     )
     monkeypatch.setattr(catalogs, "VIEW_SECONDS", 1.0)
-    tables = introspect(Database("v", "sqlite", str(path)), 3).tables
+    tables = introspect(database, 3).tables
     shown = {t.name: [(c.name, c.values) for c in t.columns] for t in tables if not t.name.startswith("words_")}
     assert shown == {
         "t": [("a", (7,))],
@@ -225,16 +175,15 @@ def test_sqlite_views_are_read_in_the_sandbox(tmp_path, monkeypatch):
 
 
 def test_sqlite_views_share_a_budget_of_work(tmp_path, monkeypatch):
-    path = tmp_path / "v.sqlite"
-    build_database(
-        path,
+    database = build_database(
+        tmp_path / "v.sqlite",
         f"CREATE VIEW small AS {ENDLESS.replace('FROM c)', 'FROM c LIMIT 9)').replace('x < 0', 'x > 7')};"
         f"CREATE VIEW large AS {ENDLESS.replace('FROM c)', 'FROM c LIMIT 99999)').replace('x < 0', 'x > 9')};"
         "CREATE VIEW later AS SELECT 1 AS a;",
     )
 
     def values():
-        return [table.columns[0].values for table in introspect(Database("v", "sqlite", str(path)), 2).tables]
+        return [table.columns[0].values for table in introspect(database, 2).tables]
 
     assert values() == [(8, 9), (10, 11), (1,)]
     monkeypatch.setattr(sqlite, "VIEW_WORK", 50)
@@ -257,14 +206,10 @@ def test_a_postgres_view_ends_with_its_time(server, monkeypatch):
 
 @pytest.mark.services
 def test_postgresqls_comments(server):
-    (table,) = (one.name for one in introspect(server.shop).tables[:1])
-    column = introspect(server.shop).tables[0].columns[0].name
     with psycopg.connect(server.admin, autocommit=True) as connection:
-        place = connection.execute("SELECT schemaname FROM pg_tables WHERE tablename = %s", [table]).fetchone()
-        assert place
-        connection.execute(f'COMMENT ON TABLE "{place[0]}"."{table}" IS \'what it holds\''.encode())
-        connection.execute(f'COMMENT ON COLUMN "{place[0]}"."{table}"."{column}" IS \'its key\''.encode())
-    assert catalogs.comments(server.shop) == {(table, ""): "what it holds", (table, column): "its key"}
+        connection.execute("COMMENT ON TABLE shop.customer IS 'what it holds'")
+        connection.execute("COMMENT ON COLUMN shop.customer.id IS 'its key'")
+    assert catalogs.comments(server.shop) == {("customer", ""): "what it holds", ("customer", "id"): "its key"}
 
 
 @pytest.mark.parametrize(
@@ -281,20 +226,14 @@ def test_a_query_finds_every_name_as_a_schema_prints_it(kind, tmp_path, request,
         connection, begin = duckdb.connect(location), []
     elif kind == "postgres":
         server = request.getfixturevalue("server")
-        connection, location = (
-            psycopg.connect(server.admin, autocommit=True),
-            f"{server.reader} options=-csearch_path=odd",
-        )
+        connection = psycopg.connect(server.admin, autocommit=True)
+        location = f"{server.reader} options=-csearch_path=odd"
     else:
         port = request.getfixturevalue("mysql_port")
         connection = pymysql.connect(host="127.0.0.1", port=port, user="owner", autocommit=True)
         location = f"mysql://odd:secret@127.0.0.1:{port}/odd"
-        begin = [
-            "CREATE DATABASE odd",
-            "CREATE USER odd@'%' IDENTIFIED BY 'secret'",
-            "GRANT SELECT ON odd.* TO odd@'%'",
-        ]
-        begin += ["USE odd", "SET default_storage_engine = MEMORY"]
+        begin = ["CREATE DATABASE odd", "CREATE USER odd@'%' IDENTIFIED BY 'secret'"]
+        begin += ["GRANT SELECT ON odd.* TO odd@'%'", "USE odd", "SET default_storage_engine = MEMORY"]
     with contextlib.closing(connection), contextlib.closing(connection.cursor()) as cursor:
         for sql in begin:
             cursor.execute(sql)
