@@ -66,14 +66,9 @@ def test_equal_records_give_equal_bytes_and_a_trajectory_its_figures(tmp_path):
 
 def test_a_bad_line_is_named(tmp_path):
     path = tmp_path / "r.jsonl"
-    path.write_text('{"id": 1\n')
-    with pytest.raises(DataError, match=r"r.jsonl, line 1: not JSON"):
-        list(read_jsonl(path, Example))
     path.write_text('{"id": "q"}\n')
     with pytest.raises(DataError, match=r"bad field 'question'"):
         list(read_jsonl(path, Example))
-    with pytest.raises(DataError, match="no such file"):
-        list(read_jsonl(tmp_path / "none.jsonl", Example))
 
 
 def test_unreadable_files_are_named(tmp_path):
@@ -81,7 +76,7 @@ def test_unreadable_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"x.parquet is not a Parquet file"):
         frames.read(tmp_path / "x.parquet")
     with pytest.raises(DataError, match=r"no such file: .*none\.jsonl"):
-        list(read_lines(tmp_path / "none.jsonl"))
+        list(read_jsonl(tmp_path / "none.jsonl", Example))
     with pytest.raises(DataError, match="cannot read"):
         list(read_lines(tmp_path))
 
@@ -108,7 +103,7 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"a": ', r"line 2: not JSON \(Expecting value"),
+        (b'{"a": ', r"x.jsonl, line 2: not JSON \(Expecting value"),
         (b"\xff", "line 2 is not UTF-8"),
         (b"[" * 100_000, "line 2: not JSON"),
         (b"9" * 5000, "line 2: not JSON"),
