@@ -36,20 +36,16 @@ def test_the_users_files_are_part_of_the_key(tmp_path):
 
 
 def test_a_recipe_without_sft_trains_the_base_model(tmp_path):
-    steps = {
-        step.name: step for step in graph.plan(recipes.load("miniature", ["stages=[data, grpo]"]), Store(tmp_path))
-    }
+    recipe = recipes.load("miniature", ["stages=[data, grpo]"])
+    steps = {step.name: step for step in graph.plan(recipe, Store(tmp_path))}
     assert set(steps) == {"data", "model", "grpo"}
     assert steps["grpo"].needs == ("data", "model")
 
 
 def test_until_names_a_stage_or_says_which_there_are(tmp_path):
     recipe = recipes.load("miniature")
-    assert [step.name for step in graph.plan(recipe, Store(tmp_path), until="filter")] == [
-        "data",
-        "synthesize",
-        "filter",
-    ]
+    steps = graph.plan(recipe, Store(tmp_path), until="filter")
+    assert [step.name for step in steps] == ["data", "synthesize", "filter"]
     with pytest.raises(RecipeError, match=r"no stage .filtre.. Its stages: data, test, leakage, synthesize"):
         graph.plan(recipe, Store(tmp_path), until="filtre")
 
@@ -66,17 +62,6 @@ QUICK = (
     "protocol.max_turns_eval=1",
     "contracts.max_leaked=1",
 )
-
-
-def test_one_more_benchmark_adds_its_own_stages_wherever_it_is_listed(tmp_path):
-    one, two = keys(tmp_path, f"data.test=[{FAR}]"), keys(tmp_path, f"data.test=[{FAR}, {NEAR}]")
-    assert {name: two[name] for name in one} == one
-    assert set(two) - set(one) == {f"{name}.near" for name in OWN}
-    assert all(two[f"{name}.near"] != two[name] for name in OWN)
-    far_first, near_first = (keys(tmp_path, f"data.test=[{pair}]") for pair in (f"{FAR}, {NEAR}", f"{NEAR}, {FAR}"))
-    for name in OWN:
-        assert near_first[name] == far_first[f"{name}.near"]
-        assert near_first[f"{name}.far"] == far_first[name]
 
 
 def test_included_and_listed_files_have_the_same_keys(tmp_path, monkeypatch):
@@ -102,23 +87,16 @@ def test_a_benchmarks_equality_or_name_changes_its_own_stages_alone(tmp_path):
 
 def test_each_benchmark_is_judged_by_its_own_equality():
     recipe = recipes.load("sql_trail", ["data.test=[data/spider_dk, data/bird_dev, data/spider2_lite]"])
-    alone = {name: recipe.on(name) for name in ("spider_dk", "bird_dev", "spider2_lite")}
-    assert {name: one.headline for name, one in alone.items()} == {
-        "spider_dk": recipe.execution.equality,
-        "bird_dev": "bird",
-        "spider2_lite": "spider2",
-    }
-    assert alone["spider2_lite"].equalities == ("spider2",)
-    assert (recipe.headline, recipe.benchmark.name) == (alone["spider_dk"].headline, "spider_dk")
+    spider, bird, spider2 = (recipe.on(name) for name in ("spider_dk", "bird_dev", "spider2_lite"))
+    assert (spider.headline, bird.headline, spider2.headline) == (recipe.execution.equality, "bird", "spider2")
+    assert spider2.equalities == ("spider2",)
+    assert (recipe.headline, recipe.benchmark.name) == (spider.headline, "spider_dk")
 
 
 def test_a_benchmark_without_a_name_is_called_by_what_it_is():
     sources = "data.test=[{kind: spider, split: dev}, {kind: spider, split: dev, options: {variant: dk}}, {kind: bird}]"
-    assert [one.name for one in recipes.load("sql_trail", [sources]).data.test] == [
-        "spider_dev",
-        "spider_dk_dev",
-        "bird_test",
-    ]
+    names = [one.name for one in recipes.load("sql_trail", [sources]).data.test]
+    assert names == ["spider_dev", "spider_dk_dev", "bird_test"]
     bird = recipes.load("sql_trail", ["include=data/spider_dk", "data.test.0.kind=bird"]).benchmark
     assert (bird.name, bird.equality, bird.options) == ("bird_dev", "bird", {})
 
