@@ -135,26 +135,20 @@ def test_brackets_near_the_limit_of_recursion_stop_no_night(tmp_path, collected)
     assert (questions, len(reasons), set(reasons)) == ([], 150, {"wrong_type", "not_json"})
 
 
-def test_a_text_that_holds_an_end_of_line_is_one_row(tmp_path, collected):
-    row = json.dumps({**ROW, "question": "a\u2028b\u0085c"}, ensure_ascii=False)
-    (tmp_path / "inbox").mkdir()
-    (tmp_path / "inbox" / "a.jsonl").write_text(row + "\r\n", encoding="utf-8")
-    batch = collected()
-    assert len(read_json(batch / ROWS)) == 1
-    assert json.loads((batch / QUESTIONS).read_text(encoding="utf-8"))["question"] == "a\u2028b\u0085c"
-
-
 def test_rows_that_are_left_out_of_a_batch_twice_are_all_kept_on_record(tmp_path, collected):
     """A benchmark may grow while a batch waits; a row with an end of line in it stays one row."""
-    rows = [json.dumps({**ROW, "question": f"a\u2028b{place}"}, ensure_ascii=False) for place in range(4)]
+    texts = [f"a\u2028b\u0085c{place}" for place in range(4)]
+    rows = [json.dumps({**ROW, "question": text}, ensure_ascii=False) for text in texts]
     (tmp_path / "inbox").mkdir()
-    (tmp_path / "inbox" / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    (tmp_path / "inbox" / "a.jsonl").write_text("\r\n".join(rows), encoding="utf-8")
     batch = collected()
+    assert len(read_json(batch / ROWS)) == 4
 
-    def ids():
+    def ids(name="id"):
         with (batch / QUESTIONS).open(encoding="utf-8") as file:
-            return [json.loads(line)["id"] for line in file]
+            return [json.loads(line)[name] for line in file]
 
+    assert ids("question") == texts
     first, second, third, fourth = ids()
     assert leave_out(batch, {second: "t1"})
     assert ids() == [first, third, fourth]
