@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 import torch
 
+from pipelines.benchmarks import base
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.curation.difficulty import ScoredQuestion
@@ -20,9 +22,14 @@ from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
+from pipelines.stages import difficulty
 from pipelines.stages.evaluate import SINGLE_TURN, passes
+from pipelines.stages.synthesize import TeacherEngines
+from pipelines.teachers.experts import GradeSource
+from pipelines.teachers.policy import teacher_policies
 from pipelines.training import losses
 from pipelines.training.losses import estimate
+from pipelines.training.samples import grpo_steps
 from tests.fakes import build_database
 
 PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")
@@ -181,12 +188,8 @@ def test_the_rows_of_sql_trails_table_4():
     assert "name | age\nann | 0\n(1 row)" in shown("variant=no_selection")
     assert "name" not in shown("variant=no_headers")
     assert "ann | 0\n(1 row)" in shown("variant=no_headers")
-    bare = load("sql_trail", "variant=schemaless")
-    assert (bare.protocol.schema_view, bare.protocol.options["headers"], bare.protocol.prompt) == (
-        "hidden",
-        False,
-        "plain",
-    )
+    bare = load("sql_trail", "variant=schemaless").protocol
+    assert (bare.schema_view, bare.options["headers"], bare.prompt) == ("hidden", False, "plain")
 
 
 @pytest.mark.parametrize("variant", ["shots_act", "shots_divide", "shots_plan", "shots_own", "star_sft"])
@@ -199,12 +202,7 @@ def test_reasoning_sqls_other_prompts_can_be_put(variant, example, schema):
 
 def test_what_needs_an_endpoint_is_refused_without_one(tmp_path, monkeypatch):
     """The program's grade is no judge's, and the oracle no teacher of reasoning."""
-    from pipelines.stages.keys import endpoints
-    from pipelines.teachers.experts import GradeSource
-    from pipelines.teachers.policy import teacher_policies
-
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(tmp_path / "none.yaml"))
-    assert endpoints is not None
     with pytest.raises(RecipeError, match="no endpoint 'judge'"):
         GradeSource(load("reasoning_sql", "variant=judge_only").rewards, tmp_path)
     star = load("reasoning_sql", "variant=star_sft")
@@ -213,8 +211,6 @@ def test_what_needs_an_endpoint_is_refused_without_one(tmp_path, monkeypatch):
 
 
 def test_epochs_are_counted_in_the_questions_that_are_left():
-    from pipelines.training.samples import grpo_steps
-
     assert grpo_steps(load("reasoning_sql").grpo, 8026) == 753
     assert grpo_steps(load("trust_sql").grpo, 11_642) == 1092
     assert grpo_steps(Grpo(epochs=0.5, questions_per_step=16, updates_per_rollout=2), 100) == 8
@@ -228,8 +224,6 @@ def test_epochs_are_counted_in_the_questions_that_are_left():
 
 def test_every_teacher_of_a_mix_can_answer_everything(example, tmp_path):
     """TRUST-SQL, A.2: three models annotate; a mix by shares would give each a third."""
-    from pipelines.stages.synthesize import TeacherEngines
-
     two = "synthesis={samples: 2, every: true, mix: [{kind: oracle}, {kind: oracle, error_rate: 1.0}]}"
     made = TeacherEngines(load("miniature", two), tmp_path).answer([example])
     assert [trajectory.sample for trajectory in made] == [0, 1, 2, 3]
@@ -238,8 +232,6 @@ def test_every_teacher_of_a_mix_can_answer_everything(example, tmp_path):
 
 
 def test_spiders_own_training_questions_are_7000(tmp_path, example):
-    from pipelines.benchmarks import base
-
     (tmp_path / "database" / "shop").mkdir(parents=True)
     (tmp_path / "database" / "shop" / "shop.sqlite").write_bytes(Path(example.database.location).read_bytes())
     for name, count in (("train_spider", 3), ("train_others", 2)):
@@ -259,10 +251,6 @@ def test_spiders_own_training_questions_are_7000(tmp_path, example):
 
 def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path):
     """SQL-Trail, A.6: "127 questions from the original SFT training set": of the 1,000, not of the 3,000."""
-    from types import SimpleNamespace
-
-    from pipelines.stages import difficulty
-
     asked = [("a", "sft", 0), ("b", "sft", 0), ("c", "sft", 0), ("d", "rl", 0), ("e", "rl", 1)]
     for name, frame in (
         ("data", pl.DataFrame(asked, ["id", "pool", "part"], orient="row")),
@@ -420,15 +408,10 @@ def test_observations_are_cut_as_the_heads_say():
 
 
 def test_the_optimiser_of_rl_is_what_each_head_says():
-    for name in ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql"):
+    expected = ("adamw", (0.9, 0.95), 0.01, 1.0, "constant")
+    for name in PAPERS:
         one = load(name).grpo.optimizer
-        assert (one.kind, one.betas, one.weight_decay, one.clip, one.schedule) == (
-            "adamw",
-            (0.9, 0.95),
-            0.01,
-            1.0,
-            "constant",
-        )
+        assert (one.kind, one.betas, one.weight_decay, one.clip, one.schedule) == expected
         head = (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ntitle:")[0]
         assert "betas 0.9 and 0.95, decay 0.01" in " ".join(head.replace("#", " ").split())
 
