@@ -19,7 +19,7 @@ from typer.main import get_command
 from flows.cli import app, every_command
 from pipelines.core.registry import ALL
 from pipelines.recipe.config import Benchmark, Recipe
-from tests.fakes import succeeded
+from tests.fakes import load_script, succeeded
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -75,19 +75,12 @@ def missing_names(code):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_path_on_a_page_exists(page):
-    assert missing_paths(page.read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_name_that_an_example_imports_exists(page):
-    blocks = [block for block in PYTHON.findall(page.read_text(encoding="utf-8")) if ">>>" not in block]
+def test_every_path_import_and_test_that_a_page_names_exists(page):
+    text = page.read_text(encoding="utf-8")
+    assert missing_paths(text) == []
+    blocks = [block for block in PYTHON.findall(text) if ">>>" not in block]
     assert [name for block in blocks for name in missing_names(block)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_test_that_a_page_names_exists(page):
-    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page.read_text(encoding="utf-8"))
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
     code = {
         file: "".join(path.read_text(encoding="utf-8") for path in ROOT.glob(f"tests/**/{file}")) for file, _ in named
     }
@@ -186,11 +179,7 @@ def test_the_tutorial_of_the_first_recipe_does_what_it_says(tmp_path):
 
 @pytest.fixture(scope="module")
 def builder():
-    sys.path.insert(0, str(ROOT / "docs"))
-    import build_reference
-
-    yield build_reference
-    sys.path.remove(str(ROOT / "docs"))
+    return load_script(ROOT / "docs" / "build_reference.py")
 
 
 @pytest.mark.parametrize("name", ["recipe.md", "commands.md", "parts.md"])
@@ -224,9 +213,8 @@ def test_every_argument_and_option_of_a_command_has_a_use(builder):
 
 def test_every_part_of_ours_says_what_it_is(builder):
     rows = [line for line in builder.parts_page().splitlines() if line.startswith("| `")]
-    own = [
-        name for registry in ALL for name in sorted(registry) if registry.entry(name).module.startswith("pipelines.")
-    ]
+    entries = [(name, registry.entry(name)) for registry in ALL for name in sorted(registry)]
+    own = [name for name, entry in entries if entry.module.startswith("pipelines.")]
     assert [row.split("`")[1] for row in rows if row.count("|") == 4] == own
     assert [row for row in rows if row.endswith("|  |")] == []
 
