@@ -269,9 +269,7 @@ def test_the_workflow_names_what_there_is_and_its_smoke_run_fits_the_recipe():
             assert subprocess.run(["bash", "-n", "-c", script], capture_output=True).returncode == 0, script
             assert set(re.findall(r"\bmake (\w+)", script)) <= targets
             assert set(re.findall(r"(?:deployment run|--deployment) (\S+)", script)) <= deployments
-    from pipelines.recipe import recipes
-
-    steps = load("github/retrain.yml")["jobs"]["smoke"]["steps"]
+    steps = workflow["jobs"]["smoke"]["steps"]
     script = next(step["run"] for step in steps if step.get("name") == "retrain")
     overrides = yaml.safe_load(re.search(r"'overrides=(\[.*\])'", script)[1])
     assert recipes.load("miniature", overrides).grpo.steps == 4
