@@ -13,7 +13,7 @@ import torch
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import RecipeError
-from pipelines.core.registry import OPTIMIZERS, REWARDS, Registry
+from pipelines.core.registry import OPTIMIZERS, REWARDS
 from pipelines.core.store import Store
 from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
 from pipelines.curation.filtering import broken_rule
@@ -271,12 +271,3 @@ def test_an_installed_package_needs_no_line_in_a_recipe(folder):
     parts = ["equality cents", "filter rule star", "metric empty", "optimizer sgd"]
     expected = [*parts, "policy program", "protocol polite", "reader tabs", "reward term short"]
     assert done.stdout == f"{expected} ['SQL dialect geopackage']\n{{'cents': 1.0}}\n", done.stderr
-
-
-def test_a_registry_names_the_nearest_part():
-    registry = Registry("fruit", "sqltrain.fruits", "pipelines.core.errors", ())
-    registry("apple")(object())
-    with pytest.raises(RecipeError, match=r"there is no fruit 'aple'. Did you mean 'apple'\?"):
-        registry["aple"]
-    with pytest.raises(RecipeError, match=r"there is no fruit 'zzz'. There are: apple\."):
-        registry["zzz"]
