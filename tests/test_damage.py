@@ -22,17 +22,10 @@ SMALL = [f"data.{pool}.options={{databases: 1, questions: 3}}" for pool in ("sft
 RECIPE = (*SMALL, "data.rl=[]", "rollout.processes=1", "stages=[data, synthesize, filter]")
 
 
-class FolderFacts(Silent):
-    def __init__(self):
-        self.lines = []
-
-    def say(self, text):
-        self.lines.append(text)
-
-
 def walk(recipe, store):
-    said, steps = FolderFacts(), graph.plan(recipe, store)
-    return {step.name: graph.execute(step, recipe, store, said, steps) for step in steps}, said.lines
+    progress, said, steps = Silent(), [], graph.plan(recipe, store)
+    progress.say = said.append
+    return {step.name: graph.execute(step, recipe, store, progress, steps) for step in steps}, said
 
 
 @pytest.fixture(scope="module")
