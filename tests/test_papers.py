@@ -142,11 +142,7 @@ VARIANTS = {
     ("sql_trail", "3b"): {"model.source": "Qwen/Qwen2.5-Coder-3B-Instruct"},
     ("sql_trail", "14b"): {"model.source": "Qwen/Qwen2.5-Coder-14B-Instruct"},
     ("sql_trail", "no_bigram"): {"rewards.bigram.weight": 0},
-    ("trust_sql", "8b"): {
-        "model.source": "Qwen/Qwen3-8B",
-        "sft.optimizer.lr": 1.5e-6,
-        "grpo.optimizer.lr": 8e-7,
-    },
+    ("trust_sql", "8b"): {"model.source": "Qwen/Qwen3-8B", "sft.optimizer.lr": 1.5e-6, "grpo.optimizer.lr": 8e-7},
     ("trust_sql", "lambda_0125"): {"grpo.lambda_schema": 0.125},
     ("trust_sql", "lambda_0375"): {"grpo.lambda_schema": 0.375},
     ("trust_sql", "naive"): {
