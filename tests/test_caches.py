@@ -23,10 +23,6 @@ BENCHMARK = {"test", "test_schema", "leakage", "evaluate_model", "evaluate_sft",
 EVALUATIONS = {"evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
 
 
-def database(path):
-    build_database(path, "CREATE TABLE shop (name TEXT)")
-
-
 @dataclass(frozen=True)
 class World:
     """A recipe over own questions, a Spider behind a link, a local model and a judge; every stage of it is finished."""
@@ -53,9 +49,9 @@ class World:
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     own, spider, elsewhere = tmp_path / "own", tmp_path / "spider", tmp_path / "elsewhere"
-    database(own / "shops.sqlite")
+    build_database(own / "shops.sqlite", "CREATE TABLE shop (name TEXT)")
     (own / "questions.jsonl").write_text(json.dumps({"question": "?", "database": "shops.sqlite", "sql": "SELECT 1"}))
-    database(elsewhere / "farms" / "farms.sqlite")
+    build_database(elsewhere / "farms" / "farms.sqlite", "CREATE TABLE shop (name TEXT)")
     spider.mkdir()
     (spider / "database").symlink_to(elsewhere, target_is_directory=True)
     (spider / "dev.json").write_text(json.dumps([{"question": "?", "db_id": "farms", "query": "SELECT 1"}]))
