@@ -114,13 +114,19 @@ def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path):
     assert [row["event"] for row in book.lines()] == ["night", "night", "rollback"]
 
 
+def collected(tmp_path, store, kind):
+    farms.questions(tmp_path / "inbox", f"{kind}.jsonl", farms.named(kind, 2), [0, 1])
+    batch = inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), Ledger(store, "farms").batches)
+    assert batch is not None
+    return batch
+
+
 @pytest.fixture
 def here(tmp_path):
     """A store with two nights and one batch of four rows."""
     store = Store(tmp_path / "here")
     book = Ledger(store, "farms")
-    farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 2), [0, 1])
-    batch = inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), book.batches)
+    batch = collected(tmp_path, store, "n")
     made = {"stage": "sft", "key": "k1"}
     book.add("night", decision="promoted", reason="", challenger=made, new=[batch.name], learned=[batch.name])
     book.add("night", decision="nothing", reason="", new=[])
@@ -182,13 +188,6 @@ def test_ledgers_that_have_parted_are_not_mixed(tmp_path, here, remote):
     for move in (ledger_remote.push, ledger_remote.pull):
         with pytest.raises(DataError, match="have parted"):
             move(remote, there, lambda line: None)
-
-
-def collected(tmp_path, store, kind):
-    farms.questions(tmp_path / "inbox", f"{kind}.jsonl", farms.named(kind, 2), [0, 1])
-    batch = inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), Ledger(store, "farms").batches)
-    assert batch is not None
-    return batch
 
 
 def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path, here, remote):
