@@ -77,7 +77,6 @@ def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_pat
 
 
 def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_path):
-
     def build(folder):
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text("{}")
