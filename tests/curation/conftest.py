@@ -28,22 +28,10 @@ def make_outcome(
         Turn("<solution>", Action(ActionKind.SOLUTION, "SELECT 1", "answer")),
     )
     trajectory = Trajectory(id, sample, "oracle", "react", (), turns, final_sql, stop, failure)
-    return Outcome(
-        example_id=id,
-        trajectory=trajectory,
-        equality="strict",
-        correct=correct,
-        status=status,
-        n_rows=1,
-        broken=broken,
-        hardness=hardness,
-        max_turns=10,
-        predicted_schema=None,
-        gold_items=None,
-        gold_schema=None,
-        predicted_bigrams=frozenset(),
-        gold_bigrams=frozenset(),
-    )
+    judged = {"equality": "strict", "correct": correct, "status": status, "broken": broken, "hardness": hardness}
+    unread = dict.fromkeys(("predicted_schema", "gold_items", "gold_schema"))
+    unread |= dict.fromkeys(("predicted_bigrams", "gold_bigrams"), frozenset())
+    return Outcome(id, trajectory, n_rows=1, max_turns=10, **judged, **unread)
 
 
 @pytest.fixture
