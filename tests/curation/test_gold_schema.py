@@ -21,32 +21,24 @@ def test_a_majority_of_extractors_must_agree_and_a_reason_names_the_rest():
     assert consensus("q", {"scope": NAME, "authorizer": NAME}).items == NAME
     assert consensus("q", {"scope": NAME, "authorizer": BOTH}).items is None
     assert consensus("q", {"scope": NAME, "authorizer": None}).items is None
-    schema = consensus("q", {"scope": NAME, "authorizer": BOTH, "llm": BOTH})
-    assert schema.items == BOTH
-    assert schema.agree == ("authorizer", "llm")
-    assert schema.views["scope"] == NAME
-    assert schema.reason == "scope lacks singer.age"
+    views = {"scope": NAME, "authorizer": BOTH, "llm": BOTH}
+    expected = SchemaConsensus("q", BOTH, views, ("authorizer", "llm"), "scope lacks singer.age")
+    assert consensus("q", views) == expected
     other = SchemaItems(frozenset({"concert"}), frozenset({("concert", "year")}))
     schema = consensus("q", {"scope": NAME, "authorizer": NAME, "llm": other, "second": None})
     assert schema.reason == ("llm adds concert, concert.year and lacks singer, singer.name; second could not read it")
     schema = consensus("q", {"scope": None, "authorizer": None})
     assert schema.items is None
     assert schema.reason == "scope could not read it; authorizer could not read it"
-    assert consensus("all", {"a": NAME, "b": NAME, "c": NAME}) == SchemaConsensus(
-        "all", NAME, {"a": NAME, "b": NAME, "c": NAME}, ("a", "b", "c"), ""
-    )
+    views = dict.fromkeys("abc", NAME)
+    assert consensus("all", views) == SchemaConsensus("all", NAME, views, ("a", "b", "c"), "")
 
 
 def test_a_record_is_sorted_json():
-    assert consensus("q", {"a": BOTH, "b": BOTH}).record() == {
-        "example_id": "q",
-        "accepted": True,
-        "tables": ["singer"],
-        "columns": [["singer", "age"], ["singer", "name"]],
-        "agree": ["a", "b"],
-        "reason": "",
-        "views": {name: {"tables": ["singer"], "columns": [["singer", "age"], ["singer", "name"]]} for name in "ab"},
-    }
+    both = {"tables": ["singer"], "columns": [["singer", "age"], ["singer", "name"]]}
+    facts = {"example_id": "q", "accepted": True, "agree": ["a", "b"], "reason": ""}
+    record = consensus("q", {"a": BOTH, "b": BOTH}).record()
+    assert record == facts | both | {"views": {"a": both, "b": both}}
 
 
 @pytest.fixture
