@@ -168,7 +168,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(store, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"store"}
 
 
-def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store, tmp_path):
+def test_adapters_go_alone_and_name_their_base_by_its_hub_name_but_not_over_sft(store, tmp_path):
     with pytest.raises(DataError, match="no adapters"):
         export(store, tmp_path / "none", "hub-adapter")
     adapter = store.folder("grpo", "grpo1") / "adapter"
@@ -187,19 +187,12 @@ def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store, tmp_path):
     assert "adapter_model.safetensors" in files
     assert "model.safetensors" not in files
     assert json.loads((tmp_path / "lora" / "adapter_config.json").read_text())["base_model_name_or_path"] == BASE
-
-
-def test_adapters_over_the_checkpoint_of_sft_are_not_sent_alone(store, tmp_path):
-    """GRPO began with SFT's merged weights: over the hub's model its adapters would be without SFT."""
+    # GRPO began with SFT's merged weights: over the hub's model its adapters would be without SFT.
     store.make("sft", "sft1", lambda folder: write_json(folder / "metrics.json", {}), {"recipe": {}}, lambda: None)
     manifest = store.folder("grpo", "grpo1") / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"model1"', '"model1", "sft": "sft1"'))
-    adapter = store.folder("grpo", "grpo1") / "adapter"
-    adapter.mkdir()
-    write_json(adapter / "adapter_config.json", {"r": 16})
-    (adapter / "adapter_model.safetensors").write_bytes(bytes(10))
     with pytest.raises(DataError, match=r"these adapters lie over the checkpoint of SFT.* --to hub-folder"):
-        export(store, tmp_path / "lora", "hub-adapter")
+        export(store, tmp_path / "none", "hub-adapter")
 
 
 def test_a_link_to_a_checkpoint_has_its_lineage(store, tmp_path, monkeypatch):
