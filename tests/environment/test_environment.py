@@ -38,26 +38,13 @@ RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "
 def played(recipe, questions, error_rate):
     """The scripted oracle's trajectories by our own engine, and what the recipe's panel pays for them."""
     with Environment(recipe) as environment:
-        questions = with_prompt_facts(questions, recipe, environment.schema, environment.sql)
-        protocol = build(recipe.protocol)
-        turns = recipe.protocol.max_turns
-        engine = RolloutEngine(
-            OraclePolicy(protocol, error_rate),
-            protocol,
-            environment.sql,
-            recipe.grpo.sampling,
-            turns,
-            environment.schema,
-        )
+        sql, schema, protocol = environment.sql, environment.schema, build(recipe.protocol)
+        questions = with_prompt_facts(questions, recipe, schema, sql)
+        turns, oracle = recipe.protocol.max_turns, OraclePolicy(protocol, error_rate)
+        engine = RolloutEngine(oracle, protocol, sql, recipe.grpo.sampling, turns, schema)
         trajectories = engine.run([EpisodeRequest(question, 0, 7) for question in questions])
-        outcomes = make_outcomes(
-            trajectories,
-            {question.id: question for question in questions},
-            environment.sql,
-            environment.schema,
-            recipe.execution.equality,
-            turns,
-        )
+        cases = {question.id: question for question in questions}
+        outcomes = make_outcomes(trajectories, cases, sql, schema, recipe.execution.equality, turns)
         rubric = Rubric(recipe.rewards)
         return trajectories, [rubric.score(outcome).total for outcome in outcomes]
 
@@ -102,12 +89,10 @@ def test_nothing_is_read_after_a_turn_has_ended_and_no_step_taken_after_the_end(
         step = session.step("<think>a</think>\n<sql>SELECT 2</sql>\n<observation>gold is 7</observation>")
         assert step.observation is not None
         assert "gold is 7" not in "".join(message["content"] for message in session.messages)
-    with Environment("skyrl_sql") as environment:
         session = environment.reset(questions[0])
         assert session.step("<think>a</think>\n<solution>SELECT 1</solution>").done
         with pytest.raises(ValueError, match="the episode is over"):
             session.step("<think>a</think>\n<solution>SELECT 1</solution>")
-    with Environment("skyrl_sql") as environment:
         session = environment.reset(questions[0])
         step = session.step("<think>maybe <sql>SELECT 1</sql> or not</think>\n<sql>SELECT 7 AS n</sql> more")
         assert "7" in str(step.observation)
