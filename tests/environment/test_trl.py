@@ -89,13 +89,8 @@ def test_grpo_trainer_takes_a_step_on_the_rewards_of_our_panel(questions, tmp_pa
     def call(name, sql):
         return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'sql': sql}})}\n</tool_call><|im_end|>"
 
-    rounds = iter(
-        [
-            [call("execute_sql_query", LOOK), call("answer", WRONG)],
-            [call("answer", question.gold_sql), "Done.<|im_end|>"],
-            ["Done.<|im_end|>"],
-        ]
-    )
+    looked, wrong, done = call("execute_sql_query", LOOK), call("answer", WRONG), "Done.<|im_end|>"
+    rounds = iter([[looked, wrong], [call("answer", question.gold_sql), done], [done]])
 
     class Scripted(GRPOTrainer):
         def _generate_single_turn(self, prompt_ids, *_, **__):
@@ -109,21 +104,10 @@ def test_grpo_trainer_takes_a_step_on_the_rewards_of_our_panel(questions, tmp_pa
         paid.extend(environment.get_reward() for environment in environments)
         return [0.0] * len(environments)
 
-    settings = GRPOConfig(
-        output_dir=str(tmp_path / "out"),
-        per_device_train_batch_size=2,
-        num_generations=2,
-        max_steps=1,
-        max_completion_length=4096,
-        learning_rate=1e-2,
-        bf16=False,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-    )
+    step = {"per_device_train_batch_size": 2, "num_generations": 2, "max_steps": 1, "max_completion_length": 4096}
+    plain = {"learning_rate": 1e-2, "bf16": False, "gradient_checkpointing": False, "use_cpu": True}
+    quiet = {"report_to": [], "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
+    settings = GRPOConfig(output_dir=str(tmp_path / "out"), **step, **plain, **quiet)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     trainer = Scripted(
         model,
