@@ -14,14 +14,9 @@ from tests.rollout.policies.conftest import posted
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"
 PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # not the server's own defaults
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
-MODELS = (
-    200,
-    {},
-    {
-        "object": "list",
-        "data": [{"id": "tiny", "object": "model", "created": 0, "owned_by": "vllm", "max_model_len": 1024}],
-    },
-)
+TINY = {"id": "tiny", "object": "model", "created": 0, "owned_by": "vllm", "max_model_len": 1024}
+MODELS = (200, {}, {"object": "list", "data": [TINY]})
+COMPLETION = {"id": "1", "object": "text_completion", "created": 0, "model": "tiny"}
 
 
 @pytest.fixture
@@ -36,14 +31,7 @@ def completions(codec):
             ids = codec.agent(ANSWER if observed else PROBE)
             choice = {"index": 0, "text": "unused", "finish_reason": "stop", "token_ids": ids}
             choice["logprobs"] = {"token_logprobs": [-0.5] * len(ids), "tokens": ["x"] * len(ids)}
-            body_out = {
-                "id": "1",
-                "object": "text_completion",
-                "created": 0,
-                "model": "tiny",
-                "choices": [choice | change],
-            }
-            return 200, {}, body_out
+            return 200, {}, COMPLETION | {"choices": [choice | change]}
 
         return answer
 
@@ -84,7 +72,7 @@ def test_a_server_that_tells_what_it_draws_from_is_known_by_a_nucleus_of_one_tok
         if body.get("top_p") != 1e-6:
             return answer(body)
         choice = {"index": 0, "text": "", "logprobs": {"token_logprobs": [told], "tokens": ["x"]}}
-        return 200, {}, {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
+        return 200, {}, COMPLETION | {"choices": [choice]}
 
     policy = VllmPolicy([serve(one_token).url], tiny_folder)
     assert policy.has_sampling_logprobs() is processed
