@@ -101,11 +101,9 @@ def test_heavy_queries_hold_nobody_up_and_change_no_byte(model, tokenizer, engin
 
 def test_the_same_tokens_at_any_number_of_slots(run, examples):
     todo = requests(examples[:12], 2)
-    tokens = [[one.token_ids for one in run(todo, slots, deterministic)] for slots, deterministic in VARIANTS]
+    variants = ((1, True), (5, True), (24, True), (24, False))  # the slots, and whether it is deterministic
+    tokens = [[one.token_ids for one in run(todo, *variant)] for variant in variants]
     assert all(one == tokens[0] for one in tokens)
-
-
-VARIANTS = ((1, True), (5, True), (24, True), (24, False))
 
 
 def test_a_resumed_half_gives_the_same_tokens(run, examples):
