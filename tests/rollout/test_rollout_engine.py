@@ -293,6 +293,5 @@ def test_a_queue_begins_each_question_and_then_the_longest():
     assert order(questions, lengths, live=2) == [0, 3, 6, 4, 5, 7, 8, 1, 2]
     questions, lengths = ["a", "a", "b", "b"], [1, 1, 9, 9]
     assert order(questions, lengths, live=2) == [0, 2, 3, 1]
-    questions = ["a", "a", "b", "b"]
-    assert order(questions, [1, 1, 9, 9], live=1, longest_first=False) == [0, 1, 2, 3]
+    assert order(questions, lengths, live=1, longest_first=False) == [0, 1, 2, 3]
     assert sorted(order(["a", "a", "b"], [1, 2, 3], live=8)) == [0, 1, 2]
