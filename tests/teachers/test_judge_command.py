@@ -42,23 +42,14 @@ def wrong_half(say):
 def test_a_judge_that_likes_long_queries_is_found_out(tmp_path, servers, replies, name_endpoint, judged):
     """It calls right whatever stands in another query, and nothing else: no agreement, a shift of the whole grade."""
     store = Store(tmp_path / "s")
-    judge = servers(
-        lambda messages: "2.0" if "AS answer_that_was_written_with_care" in messages[-1]["content"] else "0.0"
-    )
+    judge = servers(lambda asked: "2.0" if "AS answer_that_was_written_with_care" in asked[-1]["content"] else "0.0")
     name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
     command = ["miniature", *world(2), f"--store={store.root}", "--model", "endpoint:other", "--count", "6"]
     code, out, said = judged(*command)
     assert code == 0, said
     found = json.loads(out.splitlines()[-1])
-    assert found == {
-        "answers": 6,
-        "unread": 0,
-        "right_accepted": 0,
-        "wrong_accepted": 0,
-        "kappa": 0,
-        "place_shift": 0,
-        "length_shift": 1,
-    }
+    nothing = dict.fromkeys(("unread", "right_accepted", "wrong_accepted", "kappa", "place_shift"), 0)
+    assert found == {"answers": 6, "length_shift": 1, **nothing}
     assert "18 of them bought now" in " ".join((out + said).split())
     assert sum(judge.delivered.values()) == 18  # six answers, asked about plainly, turned round, and padded
     assert script.doubts(found) == [
