@@ -1,6 +1,7 @@
 """Draws follow the distribution that is named, and depend on a seed and a position only."""
 
 import numpy as np
+import pytest
 import torch
 
 from pipelines.rollout.decoding import draw, uniforms
@@ -20,18 +21,16 @@ def shares(probs, temperature, top_p, side=100):
     return (torch.bincount(ids, minlength=len(probs)) / n).tolist()
 
 
-def test_draws_follow_the_probabilities():
-    assert np.allclose(shares([0.5, 0.3, 0.2], 1.0, 1.0), [0.5, 0.3, 0.2], atol=0.011)
-
-
-def test_temperature_sharpens():
-    """At temperature 1/2, (0.5, 0.3, 0.2) becomes its squares: 0.25, 0.09, 0.04 over 0.38."""
-    assert np.allclose(shares([0.5, 0.3, 0.2], 0.5, 1.0), [0.6579, 0.2368, 0.1053], atol=0.011)
-
-
-def test_a_nucleus_keeps_its_proportions_and_nothing_else():
-    """Top-p 0.7 of (0.2, 0.5, 0.3): 0.5 and 0.3, as 0.625 and 0.375."""
-    assert np.allclose(shares([0.2, 0.5, 0.3], 1.0, 0.7), [0.0, 0.625, 0.375], atol=0.011)
+@pytest.mark.parametrize(
+    ("probs", "temperature", "top_p", "drawn"),
+    [
+        ([0.5, 0.3, 0.2], 1.0, 1.0, [0.5, 0.3, 0.2]),
+        ([0.5, 0.3, 0.2], 0.5, 1.0, [0.6579, 0.2368, 0.1053]),  # its squares: 0.25, 0.09, 0.04 over 0.38
+        ([0.2, 0.5, 0.3], 1.0, 0.7, [0.0, 0.625, 0.375]),  # top-p keeps 0.5 and 0.3, as 0.625 and 0.375
+    ],
+)
+def test_draws_follow_the_probabilities_the_temperature_and_the_nucleus(probs, temperature, top_p, drawn):
+    assert np.allclose(shares(probs, temperature, top_p), drawn, atol=0.011)
 
 
 def test_temperature_zero_takes_the_likeliest():
