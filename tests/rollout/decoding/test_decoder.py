@@ -30,6 +30,12 @@ def run(decoder, model):
     return done
 
 
+def said(decoder, model, session, context, turn=0, **settings):
+    """What a session alone says next."""
+    decoder.begin(request(session, context, turn, **settings))
+    return run(decoder, model)[session]
+
+
 def prompt(index, length):
     return [20 + (index * 31 + k * 7) % 300 for k in range(length)]
 
@@ -87,9 +93,7 @@ def test_other_models_and_grouped_heads(config, codec):
 
 def test_greedy_is_what_generate_says(model, codec):
     context = prompt(3, 20)
-    decoder = Decoder(model, codec, 1)
-    decoder.begin(request("0", context, temperature=0.0, max_tokens=15))
-    ours = run(decoder, model)["0"].token_ids
+    ours = said(Decoder(model, codec, 1), model, "0", context, temperature=0.0, max_tokens=15).token_ids
     ids = torch.tensor([context])
     theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False)
     assert ours == tuple(theirs[0, 20:].tolist()[: len(ours)])
@@ -98,11 +102,9 @@ def test_greedy_is_what_generate_says(model, codec):
 def test_a_turn_costs_its_new_tokens_only(model, codec, counted):
     decoder = Decoder(model, codec, 1)
     context = prompt(0, 50)
-    decoder.begin(request("0", context, max_tokens=4))
-    ids = run(decoder, model)["0"].token_ids
+    ids = said(decoder, model, "0", context, max_tokens=4).token_ids
     assert counted == [50, 1, 1, 1]
-    decoder.begin(request("0", [*context, *ids, *prompt(1, 10)], 1, max_tokens=2))
-    run(decoder, model)
+    said(decoder, model, "0", [*context, *ids, *prompt(1, 10)], 1, max_tokens=2)
     assert counted[4:] == [11, 1]  # the last sampled token and the observation
 
 
@@ -121,13 +123,10 @@ def test_a_group_takes_its_prompt_in_once(model, codec, counted):
 def test_a_late_sample_copies_from_one_that_is_in_its_third_turn(model, codec, counted):
     decoder = Decoder(model, codec, 2)
     context = prompt(0, 30)
-    decoder.begin(request("0", context, max_tokens=3))
-    longer = [*context, *run(decoder, model)["0"].token_ids, *prompt(5, 9)]
-    decoder.begin(request("0", longer, 1, max_tokens=3))
-    run(decoder, model)
+    longer = [*context, *said(decoder, model, "0", context, max_tokens=3).token_ids, *prompt(5, 9)]
+    said(decoder, model, "0", longer, 1, max_tokens=3)
     counted.clear()
-    decoder.begin(request("1", context, max_tokens=2))
-    late = run(decoder, model)["1"]
+    late = said(decoder, model, "1", context, max_tokens=2)
     assert counted == [1, 1]
     assert_close(late.logprobs, plain_logprobs(model, context, late.token_ids))
 
@@ -172,14 +171,9 @@ def test_long_conversations_and_prompts_over_several_steps(model, codec, counted
 
 
 def test_a_retried_turn_forgets_what_was_drawn(model, codec):
-    decoder = Decoder(model, codec, 1)
-    context = prompt(0, 20)
-    for _ in range(2):
-        decoder.begin(request("0", context))
-        first = run(decoder, model)["0"]
-    fresh = Decoder(model, codec, 1)
-    fresh.begin(request("0", context))
-    assert run(fresh, model)["0"].token_ids == first.token_ids
+    decoder, context = Decoder(model, codec, 1), prompt(0, 20)
+    first, again = (said(decoder, model, "0", context) for _ in range(2))
+    assert first.token_ids == again.token_ids == said(Decoder(model, codec, 1), model, "0", context).token_ids
 
 
 def forced(model, ids):
@@ -194,39 +188,27 @@ def forced(model, ids):
     model.register_forward_hook(hook, with_kwargs=True)
 
 
-def test_a_turn_ends_with_its_stop_string(model, codec):
-    ids = codec.agent("<sql> count </sql> name")
+@pytest.mark.parametrize(
+    ("spoken", "settings", "text", "finish", "count"),
+    [
+        ("<sql> count </sql> name", {"stop": ("</sql>",)}, "<sql> count </sql>", "stop", 4),
+        ("count", {}, "count", "stop", -1),
+        ("count name city from singer", {"max_tokens": 2}, "cou", "length", 2),
+    ],
+    ids=["stop string", "end-of-turn token", "budget"],
+)
+def test_a_turn_ends(model, codec, spoken, settings, text, finish, count):
+    ids = [*codec.agent(spoken), codec.end_id or 0, 5]
     forced(model, ids)
-    decoder = Decoder(model, codec, 1)
-    decoder.begin(request("0", prompt(0, 4), stop=("</sql>",)))
-    done = run(decoder, model)["0"]
-    assert (done.text, done.finish, done.token_ids) == ("<sql> count </sql>", "stop", tuple(ids[:4]))
-
-
-def test_a_turn_ends_with_the_end_of_turn_token(model, codec):
-    ids = codec.agent("count")
-    forced(model, [*ids, codec.end_id or 0, 5])
-    decoder = Decoder(model, codec, 1)
-    decoder.begin(request("0", prompt(0, 4)))
-    done = run(decoder, model)["0"]
-    assert (done.text, done.finish, done.token_ids) == ("count", "stop", (*ids, codec.end_id))
-
-
-def test_a_turn_ends_with_its_budget(model, codec):
-    forced(model, codec.agent("count name city from singer"))
-    decoder = Decoder(model, codec, 1)
-    decoder.begin(request("0", prompt(0, 4), max_tokens=2))
-    done = run(decoder, model)["0"]
-    assert (len(done.token_ids), done.finish) == (2, "length")
+    done = said(Decoder(model, codec, 1), model, "0", prompt(0, 4), **settings)
+    assert (done.text, done.finish, done.token_ids) == (text, finish, tuple(ids[:count]))
 
 
 def test_the_model_is_left_as_it_was(model, codec):
     model.train()
     model.model.layers[0].eval()
     before = [module.training for module in model.modules()]
-    decoder = Decoder(model, codec, 1)
-    decoder.begin(request("0", prompt(0, 4)))
-    run(decoder, model)
+    said(Decoder(model, codec, 1), model, "0", prompt(0, 4))
     assert [module.training for module in model.modules()] == before
     assert model.config._attn_implementation == "sdpa"
     loss = model(torch.tensor([prompt(0, 9)]), labels=torch.tensor([prompt(0, 9)])).loss
