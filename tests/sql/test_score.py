@@ -18,7 +18,6 @@ from pipelines.core.errors import DataError, UserError
 from pipelines.core.types import Database
 from pipelines.report import writer
 from pipelines.sql import scoring
-from pipelines.sql import scoring as score_files
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.sqlite import open_readonly
@@ -68,15 +67,9 @@ def run(folder, *more, gold="gold.sql", pred="pred.sql"):
 
 
 def test_every_item_under_every_equality_in_one_pass(folder):
-    code, output = run(
-        folder,
-        "--equality",
-        "strict,bird,test_suite,soft_f1,strict_nonempty",
-        "--out",
-        str(folder / "out" / "v.jsonl"),
-        "--json",
-    )
-    lines = [json.loads(line) for line in (folder / "out" / "v.jsonl").read_text().splitlines()]
+    names, out = "strict,bird,test_suite,soft_f1,strict_nonempty", folder / "out" / "v.jsonl"
+    code, output = run(folder, "--equality", names, "--out", str(out), "--json")
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert code == 1  # one item of five could not be scored: its database is missing
     assert lines[1] == {
         "idx": 1, "db_id": "shop", "hardness": "easy", "strict": True, "bird": True, "test_suite": True,
@@ -107,14 +100,11 @@ def test_every_item_under_every_equality_in_one_pass(folder):
 
 
 def test_a_report_classes_the_errors_and_can_be_compared(folder):
-    records = [
-        {"query": sql, "db_id": db, "question": f"question {n}"}
-        for n, (sql, db) in enumerate(zip(GOLD, DATABASES, strict=True))
-    ]
+    pairs = enumerate(zip(GOLD, DATABASES, strict=True))
+    records = [{"query": sql, "db_id": db, "question": f"question {n}"} for n, (sql, db) in pairs]
     (folder / "gold.json").write_text(json.dumps(records))
-    code, output = run(
-        folder, "--equality", "bird,strict,r_ves", "--timeout", "1", "--report", str(folder / "mine"), gold="gold.json"
-    )
+    options = ["--timeout", "1", "--report", str(folder / "mine")]
+    code, output = run(folder, "--equality", "bird,strict,r_ves", *options, gold="gold.json")
     assert code == 1
     assert f"report  {folder / 'mine' / 'report.html'}" in output
     (mine,) = load(str(folder / "mine"))
@@ -132,7 +122,7 @@ def test_a_report_classes_the_errors_and_can_be_compared(folder):
     assert "2 of 6 episodes (33.3 %) are broken" in page
     assert (folder / "mine" / "tables" / "errors.csv").is_file()
     with pytest.raises(UserError, match="no measure of time"):
-        run(folder, "--equality", "r_ves", "--timeout", "1", "--report", str(folder / "mine"))
+        run(folder, "--equality", "r_ves", *options)
 
 
 def test_a_report_says_which_gold_queries_had_no_prediction(folder, monkeypatch):
@@ -177,8 +167,8 @@ def test_reports_over_other_databases_share_nothing_and_those_over_the_same_are_
     (folder / "other.sql").write_text("".join(f"{sql}\tstore\n" for sql in GOLD))
     (folder / "reversed.sql").write_text("".join(f"{sql}\tshop\n" for sql in reversed(GOLD[:3])))
     (folder / "right.sql").write_text("".join(f"{sql}\n" for sql in reversed(GOLD[:3])))
-    for name, gold, pred in (("a", "gold.sql", "pred.sql"), ("b", "other.sql", "pred.sql")):
-        run(folder, "--equality", "strict", "--report", str(folder / name), gold=gold, pred=pred)
+    for name, gold in (("a", "gold.sql"), ("b", "other.sql")):
+        run(folder, "--equality", "strict", "--report", str(folder / name), gold=gold)
     with pytest.raises(DataError, match="share no question"):
         compare([str(folder / "a"), str(folder / "b")], None, 0, None, False)
     run(folder, "--equality", "strict", "--report", str(folder / "c"), gold="reversed.sql", pred="right.sql")
@@ -221,10 +211,8 @@ def test_a_report_judges_each_pair_once_and_a_missing_prediction_not_at_all(fold
 
 
 def test_a_duckdb_benchmark(folder):
-    to_duckdb(
-        Database("shop", "sqlite", str(folder / "databases" / "shop" / "shop.sqlite")),
-        folder / "databases" / "shop" / "shop.duckdb",
-    )
+    path = folder / "databases" / "shop" / "shop.sqlite"
+    to_duckdb(Database("shop", "sqlite", str(path)), path.with_suffix(".duckdb"))
     _, output = run(folder, "--engine", "duckdb", "--json")
     facts = json.loads(output.splitlines()[-1])
     assert (facts["scored"], facts["equalities"]["strict"]["all"]) == (4, 25.0)
@@ -236,19 +224,15 @@ def test_all_databases_of_a_suite_must_agree(folder):
     (folder / "one.sql").write_text("SELECT count(*) FROM purchase\tshop\n")
     (folder / "pred.sql").write_text("SELECT 5\n")
     _, output = run(folder, "--equality", "bird,test_suite", "--json", gold="one.sql")
-    assert json.loads(output.splitlines()[-1])["equalities"] == {
-        "bird": {"all": 100.0, "easy": 100.0},
-        "test_suite": {"all": 0.0, "easy": 0.0},
-    }
+    figures = json.loads(output.splitlines()[-1])["equalities"]
+    assert figures == {"bird": {"all": 100.0, "easy": 100.0}, "test_suite": {"all": 0.0, "easy": 0.0}}
 
 
-@pytest.mark.parametrize(
-    "options", [["--workers", "-3"], ["--timeout", "-1"], ["--timeout", "nan"], ["--timeout", "inf"]]
-)
+@pytest.mark.parametrize("options", ["--workers -3", "--timeout -1", "--timeout nan", "--timeout inf"])
 def test_a_number_that_makes_no_sense_is_refused(folder, options):
-    code, output = run(folder, *options)
+    code, output = run(folder, *options.split())
     assert code == 2
-    assert f"Invalid value for '{options[0]}'" in output
+    assert f"Invalid value for '{options.split()[0]}'" in output
 
 
 def test_a_file_in_which_nothing_can_be_scored_is_exit_code_1(folder):
@@ -290,11 +274,7 @@ def test_what_is_no_regular_file_is_written_through(folder):
         ("gold.json", '[{"query": "SELECT 1", "db_id": ["shop"]}]', "record 0: db_id is a list"),
         ("gold.json", '[{"query": "SELECT 1", "db_id": "../../../../etc/x"}]', "is not a plain name of a database"),
         ("gold.json", '{"a": {"query": "SELECT 1", "db_id": "shop"}}', "record 0: a str where an object"),
-        (
-            "gold.sql",
-            "SELECT 1\tshop\nSELECT 1\t../../../../etc/x\n",
-            "line 2: '../../../../etc/x' is not a plain name",
-        ),
+        ("gold.sql", "SELECT 1\tshop\nSELECT 1\t../../../etc/x\n", "line 2: '../../../etc/x' is not a plain name"),
         ("gold.sql", "SELECT 1\t" + "x" * 300 + "\n", "line 1: 'x{60}' is not a plain name"),
         ("gold.sql", "SELECT 1\tshop -cwork_mem=1GB\n", "is not a plain name"),
         ("pred.json", '{"9": "SELECT 1"}', "a prediction 9"),
@@ -346,58 +326,41 @@ def test_bad_options_are_told_in_one_line(folder):
         run(folder, gold="nowhere.sql")
 
 
-def test_blank_lines_are_empty_predictions_or_part_sessions_and_a_tab_stays_in_its_query(tmp_path):
-    (tmp_path / "p.sql").write_text("SELECT 1\n\nSELECT 2\n")
-    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.GoldQuery("", "shop")] * 3) == {
-        0: "SELECT 1",
-        1: "",
-        2: "SELECT 2",
-    }
-    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.GoldQuery("", "shop")] * 2) == {
-        0: "SELECT 1",
-        1: "SELECT 2",
-    }
-    (tmp_path / "g.sql").write_text("SELECT\t1\tshop\n")
-    assert score_files.read_gold(tmp_path / "g.sql") == [score_files.GoldQuery("SELECT\t1", "shop")]
-
-
-def test_files_are_read_whatever_wrote_them(tmp_path):
-    """A mark of byte order, CRLF, blank lines at the end, JSON under another name; only line ends part lines."""
-    gold = [score_files.GoldQuery("SELECT 'a\u2028b\x0cc'", "shop"), score_files.GoldQuery("SELECT 2", "shop")]
-    (tmp_path / "g.sql").write_bytes("\ufeffSELECT 'a\u2028b\x0cc'\tshop\r\nSELECT 2\tshop\r\n\r\n".encode())
-    assert score_files.read_gold(tmp_path / "g.sql") == gold
-    (tmp_path / "p.sql").write_bytes("\ufeffSELECT 'a\u2028b\x85'\r\n\r\n\r\n\r\n".encode())
-    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.GoldQuery("", "shop")] * 2) == {
-        0: "SELECT 'a\u2028b\x85'",
-        1: "",
-    }
-    (tmp_path / "p.txt").write_text(' {"0": "SELECT 1\\t----- bird -----\\tshop", "1": 0}')
-    assert score_files.read_predictions(tmp_path / "p.txt", [score_files.GoldQuery("", "shop")] * 2) == {
-        0: "SELECT 1",
-        1: "",
-    }
+@pytest.mark.parametrize(
+    ("file", "text", "read"),
+    [
+        ("p.sql", "SELECT 1\n\nSELECT 2\n", ["SELECT 1", "", "SELECT 2"]),
+        ("p.sql", "SELECT 1\n\nSELECT 2\n", ["SELECT 1", "SELECT 2"]),  # as many as gold queries: it parts sessions
+        ("p.sql", "\ufeffSELECT 'a\u2028b\x85'\r\n\r\n\r\n\r\n", ["SELECT 'a\u2028b\x85'", ""]),
+        ("p.txt", ' {"0": "SELECT 1\\t----- bird -----\\tshop", "1": 0}', ["SELECT 1", ""]),
+        ("g.sql", "SELECT\t1\tshop\n", ["SELECT\t1"]),
+        ("g.sql", "\ufeffSELECT '\u2028b\x0cc'\tshop\r\nSELECT 2\tshop\r\n\r\n", ["SELECT '\u2028b\x0cc'", "SELECT 2"]),
+    ],
+)
+def test_files_are_read_whatever_wrote_them(tmp_path, file, text, read):
+    """A mark of byte order, CRLF, blank lines, JSON under another name; only line ends part lines, and no tab does."""
+    (tmp_path / file).write_bytes(text.encode())
+    if file == "g.sql":
+        assert scoring.read_gold(tmp_path / file) == [scoring.GoldQuery(sql, "shop") for sql in read]
+    else:
+        predicted = scoring.read_predictions(tmp_path / file, [scoring.GoldQuery("", "shop")] * len(read))
+        assert predicted == dict(enumerate(read))
 
 
 def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path):
     rows = [{"id": id, "query": f"SELECT {id}", "db_id": "shop"} for id in (2, 0, 1)]
     (tmp_path / "g.json").write_text(json.dumps(rows))
-    gold = score_files.read_gold(tmp_path / "g.json")
+    gold = scoring.read_gold(tmp_path / "g.json")
     (tmp_path / "p.json").write_text('{"0": "SELECT 0", "1": "SELECT 1", "2": "SELECT 2"}')
-    assert score_files.read_predictions(tmp_path / "p.json", gold) == {0: "SELECT 2", 1: "SELECT 0", 2: "SELECT 1"}
+    assert scoring.read_predictions(tmp_path / "p.json", gold) == {0: "SELECT 2", 1: "SELECT 0", 2: "SELECT 1"}
     (tmp_path / "g.json").write_text(json.dumps([*rows, rows[1]]))
     with pytest.raises(DataError, match="'0' is the id of several"):
-        score_files.read_predictions(tmp_path / "p.json", score_files.read_gold(tmp_path / "g.json"))
+        scoring.read_predictions(tmp_path / "p.json", scoring.read_gold(tmp_path / "g.json"))
 
 
-@pytest.mark.parametrize(
-    ("ratio", "paid"),
-    [(3.0, 1.25), (2.0, 1.25), (1.99, 1.0), (1.0, 1.0), (0.9, 0.75), (0.5, 0.75), (0.3, 0.5), (0.25, 0.5), (0.1, 0.25)],
-)
-def test_the_r_ves_reward_has_the_published_steps(ratio, paid):
-    assert official.speed_reward([ratio]) == paid
-
-
-def test_the_r_ves_reward_by_hand():
+def test_the_r_ves_reward_has_the_published_steps_and_is_as_by_hand():
+    for paid, ratios in {1.25: (3.0, 2.0), 1.0: (1.99, 1.0), 0.75: (0.9, 0.5), 0.5: (0.3, 0.25), 0.25: (0.1,)}.items():
+        assert [official.speed_reward([ratio]) for ratio in ratios] == [paid] * len(ratios)
     # 99 ones and one 100: mean 1.99, variance 0.99 * 0.99^2 + 0.01 * 98.01^2 = 97.03, so the bound is 29.55.
     assert official.speed_reward([1.0] * 99 + [100.0]) == 1.0
     assert official.speed_reward([1.0, 3.0]) == 1.25  # both lie within: their mean is 2
