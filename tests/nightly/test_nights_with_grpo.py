@@ -1,6 +1,6 @@
 """Five nights of SFT and GRPO: one is refused, one is killed in GRPO and goes on, one has wrong gold SQL.
 
-It prints the table of docs/operations.md: pytest -m slow -s tests/nightly/test_nights_with_grpo.py
+It prints the figures of the table of docs/operations.md: pytest -m slow -s tests/nightly/test_nights_with_grpo.py
 """
 
 import json
@@ -13,12 +13,11 @@ import time
 import pytest
 
 from pipelines.core.store import Store
-from pipelines.recipe.config import Nightly
 from tests.nightly import farms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 NEW = farms.named("n", 60)
-HEADS = ("night", "new rows", "stages made", "GRPO: solved, first to last steps", "held-out EX", "decision", "seconds")
+EX = ("champion_ex", "challenger_ex", "low", "high")
 SAMPLING = "{turn_tokens: 64, episode_tokens: 256}"
 GRPO = [
     "stages=[data, synthesize, filter, gold_schema, sft, difficulty, grpo, evaluate]",
@@ -43,19 +42,17 @@ class Nights:
         base = farms.questions(folder / "base", "base.jsonl", farms.named("b", 20), [0, 1])
         self.overrides = [*farms.overrides(folder, base), *GRPO, f"store={self.store.root}"]
         (folder / "inbox").mkdir()
-        print(f"\n| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
 
     def drop(self, file, first, families, poison=()):
         farms.questions(self.folder / "inbox", file, NEW[first : first + 20], families, poison)
 
     def start(self):
         command = [sys.executable, "-m", "flows.cli", "nightly", "miniature", *self.overrides]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+        pipe, out = subprocess.PIPE, subprocess.STDOUT
+        return subprocess.Popen(command, stdout=pipe, stderr=out, text=True, start_new_session=True)
 
     def run(self, night):
-        """A night to its end: what the ledger says of it, printed as a row of the table."""
+        """A night to its end: what the ledger says of it, printed with the figures of its row of the table."""
         before, begun = set(self.store.made()), time.monotonic()
         run = self.start()
         output = run.communicate()[0]
@@ -63,14 +60,9 @@ class Nights:
         assert path.is_file(), output
         line = json.loads(path.read_text().splitlines()[-1])
         assert run.returncode == (2 if line["decision"] == "refused" else 0), output
-        numbers, solved, held_out = line.get("numbers"), "-", "-"
-        if numbers:
-            solved = "{:.0f} to {:.0f} %".format(*(100 * share for share in self.solved(line)))
-            ends = (numbers["champion_ex"], numbers["challenger_ex"], numbers["low"], numbers["high"])
-            held_out = "{:.1f} to {:.1f} %, [{:+.1f}, {:+.1f}]".format(*(100 * share for share in ends))
-        made = len(set(self.store.made()) - before)
-        cells = (night, line["rows"], made, solved, held_out, line["decision"], f"{time.monotonic() - begun:.0f}")
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+        numbers, made = line.get("numbers"), len(set(self.store.made()) - before)
+        shares = (*self.solved(line), *(numbers[name] for name in EX)) if numbers else ()
+        print(night, line["rows"], made, *shares, line["decision"], time.monotonic() - begun, sep=" | ", flush=True)
         return line
 
     def grpo(self, line):
@@ -94,13 +86,6 @@ class Nights:
         return set(self.store.made()), (whole[0].parents[2] / "timing.jsonl").read_text().splitlines()[:step]
 
 
-def shown(line):
-    """Whether a night's numbers show the challenger to be better, and nowhere worse than the bound."""
-    numbers = line["numbers"]
-    parts = [value for name, value in numbers.items() if name.startswith(("level/", "guard/"))]
-    return bool(numbers["low"] > 0 and min(parts) >= -Nightly().max_drop - 1e-9)
-
-
 def test_five_nights_with_grpo(tmp_path):
     nights = Nights(tmp_path)
     first = nights.run("1: the recipe's own two families")
@@ -120,7 +105,7 @@ def test_five_nights_with_grpo(tmp_path):
     assert (nights.grpo(fourth) / "timing.jsonl").read_text().splitlines()[: len(steps)] == steps  # it went on
 
     lines = (first, second, fourth, fifth)
-    assert all((line["decision"] == "promoted") == shown(line) for line in lines)
+    assert all(line["numbers"]["low"] > 0 for line in lines if line["decision"] == "promoted")
     assert sum(line["decision"] == "promoted" for line in lines) >= 2
     assert first["decision"] == "promoted"  # against a base model that answers nothing
     ends = [nights.solved(line) for line in lines]
