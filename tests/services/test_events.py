@@ -29,7 +29,7 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site, tmp_pat
         "import sys; from pathlib import Path; from prefect import flow; from pipelines.core.store import Store\n"
         "from tasks import events\n"
         "line = {'challenger': {'stage': 'sft', 'key': 'k1'}, 'numbers': {'difference': 0.25}, 'reason': 'better'}\n"
-        "flow(lambda: events.promoted('farms', Store(Path(sys.argv[1])), line), name='night')()"
+        "flow(lambda: events.publish_champion('farms', Store(Path(sys.argv[1])), line), name='night')()"
     )
     with http_server(204) as listener:
         urls = f"--notify {listener.url}/notify --reload {listener.url}/reload"
