@@ -56,6 +56,7 @@ def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser
     finally:
         for group in {shell.pid, *_groups(shell.pid)}:
             os.killpg(group, signal.SIGKILL)
+        shell.wait()
     with sqlite3.connect(work / "shop.sqlite") as shop:
         assert cells == ",".join(name for (name,) in shop.execute("SELECT name FROM product WHERE colour = 'red'"))
     for line in ("customer.email: looks like personal data", "purchase.status: holds codes (1, 2)", "[[42]]"):
