@@ -61,8 +61,7 @@ def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser
         assert cells == ",".join(name for (name,) in shop.execute("SELECT name FROM product WHERE colour = 'red'"))
     for line in ("customer.email: looks like personal data", "purchase.status: holds codes (1, 2)", "[[42]]"):
         assert line in said
-    assert "reads what is not shown here" in said
-    assert "no two parts ask the same" in said
+    assert all(line in said for line in ("reads what is not shown here", "no two parts ask the same"))
     assert (work / "recipes" / "shop.yaml").is_file()
     assert "example.org" not in said
     (row,) = map(json.loads, (work / "feedback" / "inbox" / "serve.jsonl").read_text().splitlines())
