@@ -65,13 +65,14 @@ def with_prompt_facts(
     is_brief = recipe.protocol.prompt.startswith("brief")
     if data.values:  # first, for the schema filter ranks by them
         asked = prompt_schema.retrieve(asked, data.values, schema, sql, indices)
-    if link is None and data.linker == prompt_schema.LOCAL:
-        return link_locally(asked, schema, data.linker_tokens, is_brief)
-    if link is None and data.linker == prompt_schema.GOLD and any(example.gold_sql for example in asked):
-        return prompt_schema.gold_linked(asked, schema)
+    has_gold = any(example.gold_sql for example in asked)
     if link is not None and data.linker:
         return link(asked, schema)
-    if is_served and not any(example.gold_sql for example in asked) and view in ("full", "filtered"):
+    if data.linker == prompt_schema.LOCAL:
+        return link_locally(asked, schema, data.linker_tokens, is_brief)
+    if data.linker == prompt_schema.GOLD and has_gold:
+        return prompt_schema.gold_linked(asked, schema)
+    if is_served and not has_gold and view in ("full", "filtered"):
         key = prompt_schema.LINKED if view == "filtered" else prompt_schema.FITTED
         return link_locally(asked, schema, recipe.evaluation.sampling.episode_tokens // 2, is_brief, key)
     return asked

@@ -67,7 +67,6 @@ class SchemaFilter:
             for other in {key.to_table.lower() for key in table.foreign_keys} & names - {name}:
                 self._joined[name].add(other)
                 self._joined[other].add(name)
-
         self._whole = self._units_of(*schema.tables)
 
     def _units_of(self, *tables: Table) -> int:

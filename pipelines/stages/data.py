@@ -149,9 +149,9 @@ def kept_windows(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFr
 def ask_experts(
     ctx: Context, pool: str, kept: Sequence[Example]
 ) -> tuple[list[Example], list[Rejected], dict[str, float]]:
-    """The examples of one pool, cleaned and completed for their prompts (`completed`), the rejected ones, and figures
-    of the experts: the cleaners' agreement, the linker's recall of the gold SQL's schema. The linker "gold" asks no
-    endpoint: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct schema").
+    """The examples of one pool, cleaned and with the facts of their prompts (`with_prompt_facts`), the rejected ones,
+    and figures of the experts: the cleaners' agreement, the linker's recall of the gold SQL's schema. The linker "gold"
+    asks no endpoint: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct schema").
 
     Only training pools are cleaned: a benchmark is what it is. Their linked schema is united with the gold's, for a
     question must be answerable to be trained on (Reasoning-SQL, 4.1).
