@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, emi
 from pipelines.core.errors import DataError, SqltrainError, UserError
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.store_remote import Remote, select_stages
-from pipelines.nightly import ledger_remote, store_gc
+from pipelines.nightly import inbox, ledger_remote, store_gc
 from pipelines.nightly.ledger import Ledger, ledgers
 from pipelines.nightly.night import NightContext, run_night, title
 from pipelines.recipe.config import Recipe
@@ -48,11 +49,17 @@ def nightly(
     deployment: Annotated[
         str | None, typer.Option(help="Have it run as this deployment, such as retrain/nightly, and wait for its end.")
     ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%d"], help="Replay: a night for each day from this one on with new questions."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one night: take new questions, train a challenger, promote it only if it is better.
 
     With --deployment it waits through a restart of the Prefect server, and exits with 0 if the night completed.
+    With --since a question's day is that of its file's last change, in UTC. After a kill or a refused day the same
+    command goes on.
 
     Examples:
 
@@ -61,6 +68,8 @@ def nightly(
       sqltrain nightly sql_trail nightly.inbox=new.duckdb nightly.table=questions nightly.start=base
 
       sqltrain nightly miniature --deployment retrain/nightly
+
+      sqltrain nightly miniature --since 2026-11-01
 
     """
     words, store = split_store(overrides)
@@ -76,6 +85,7 @@ def nightly(
         check_server()
         stores = [word.removeprefix("store=") for word in overrides or [] if word.startswith("store=")]
         parameters: dict[str, Any] = {"store": stores[-1]} if stores else {}
+        parameters |= {} if since is None else {"since": str(since.date())}
         unknown = UserError(f"the server has no deployment {deployment!r}", "See: prefect deployment ls")
         if deployment.count("/") != 1:
             raise unknown
@@ -94,19 +104,21 @@ def nightly(
         return
     loaded, store = open_recipe(recipe, overrides)
     announce_if_stale(loaded.name, store, terminal.say)
-    with Bars(terminal.console) as bars:
-        with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
+    days = [None] if since is None else inbox.days(loaded.nightly, since.date())
+    for day in days:
+        with Bars(terminal.console) as bars:
+            with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
 
-            def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
-                return terminal.walk(part, at, steps, bars, lambda *_: None, tracker, role)
+                def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
+                    return terminal.walk(part, at, steps, bars, lambda *_: None, tracker, role)
 
-            line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check))
-            tracker.note_decision(line)
-        announce_champion(loaded.name, store, bars.say)
-    if as_json:
-        emit(line)
-    else:
-        terminal.say(f"{line['decision']}: {line['reason']}")
+                line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check), day)
+                tracker.note_decision(line)
+            announce_champion(loaded.name, store, bars.say)
+        if as_json:
+            emit(line)
+        else:
+            terminal.say(f"{'' if day is None else f'{day}: '}{line['decision']}: {line['reason']}")
 
 
 @champion_app.command("show")

@@ -1,5 +1,6 @@
 """Nightly retraining as a Prefect flow; `sqltrain nightly` is the same without a server."""
 
+from datetime import date
 from typing import Any
 
 from prefect import flow
@@ -12,6 +13,7 @@ from flows.prefect.forms import UNCHANGED, CommonOverrides
 from flows.prefect.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
 from flows.terminal import split_store
 from pipelines.core.errors import DataError
+from pipelines.nightly import inbox as inboxes
 from pipelines.nightly.ledger import Ledger, NightInProgress
 from pipelines.nightly.night import NightContext, run_night, title
 from tasks import contracts, events
@@ -28,6 +30,7 @@ def retrain(
     store: str = "",
     inbox: str = "",
     gpu_pool: bool = False,
+    since: date | None = None,
 ) -> State[Any]:
     """A night: new questions are curated, a challenger is trained, and takes the champion's place only if better.
 
@@ -38,6 +41,7 @@ def retrain(
         store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         inbox: Folder of JSONL files with new questions; left empty, the recipe's. An override nightly.inbox wins.
         gpu_pool: Training and evaluation run as make/gpu; all workers must see the same store.
+        since: Replay: a night for each day from this one on of which the inbox has files with new questions.
     """
     changes = common.overrides((*([f"nightly.inbox={inbox}"] if inbox else []), *overrides))
     loaded, opened = open_form(recipe, changes, store)
@@ -46,27 +50,30 @@ def retrain(
     step_by_step = walk_on_gpu if gpu_pool else walk
     ledger = Ledger(opened, loaded.name)
     before = len(ledger.lines())
-    with tracked(loaded, opened, title(loaded, opened)) as tracker:
-        try:
-            line = run_night(
-                NightContext(
-                    recipe,
-                    split_store(changes)[0],
-                    loaded,
-                    opened,
-                    lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),
-                    contracts.check,
+    days = [None] if since is None else inboxes.days(loaded.nightly, since)
+    for day in days:
+        with tracked(loaded, opened, title(loaded, opened)) as tracker:
+            try:
+                line = run_night(
+                    NightContext(
+                        recipe,
+                        split_store(changes)[0],
+                        loaded,
+                        opened,
+                        lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),
+                        contracts.check,
+                    ),
+                    day,
                 )
-            )
-        except NightInProgress as error:  # one night at a time, by a lock that dies with its holder
-            return Cancelled(message=str(error))
-        except DataError as error:
-            if any(row.get("decision") == "refused" for row in ledger.lines()[before:]):
-                events.emit(events.REFUSED, loaded.name, {"reason": str(error)})
-            raise
-        tracker.note_decision(line)
-    show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
-    announce_champion(loaded.name, opened, get_run_logger().warning)
-    if line["decision"] == "promoted":
-        show(events.publish_champion, loaded.name, opened, line)
+            except NightInProgress as error:  # one night at a time, by a lock that dies with its holder
+                return Cancelled(message=str(error))
+            except DataError as error:
+                if any(row.get("decision") == "refused" for row in ledger.lines()[before:]):
+                    events.emit(events.REFUSED, loaded.name, {"reason": str(error)})
+                raise
+            tracker.note_decision(line)
+        show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
+        announce_champion(loaded.name, opened, get_run_logger().warning)
+        if line["decision"] == "promoted":
+            show(events.publish_champion, loaded.name, opened, line)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])

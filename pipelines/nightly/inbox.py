@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,35 @@ UNREAD = (".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".parquet")  # beside dat
 Row = dict[str, Any] | str  # a line without a JSON object stays as it is: the data stage sets it aside
 
 
-def collect(settings: Nightly, batches: Path) -> Path | None:
-    """Freeze the inbox's new rows as the next batch under `batches`; None if there are none."""
+def inbox_path(settings: Nightly) -> Path:
     if settings.inbox is None:
         raise DataError("the recipe names no inbox", "Set nightly.inbox=FOLDER.")
-    inbox = Path(settings.inbox).expanduser().resolve()
+    return Path(settings.inbox).expanduser().resolve()
+
+
+def delivered(file: Path) -> date:
+    # in UTC, as cron's nights are
+    return datetime.fromtimestamp(file.stat().st_mtime, UTC).date()
+
+
+def days(settings: Nightly, since: date) -> list[date]:
+    inbox = inbox_path(settings)
+    if inbox.is_file():
+        raise DataError(f"{inbox} is a file: the rows of a table have no day", "Without --since one night takes all.")
+    every = sorted({delivered(file) for file in inbox.glob("[!.]*") if file.suffix.lower() in READ})
+    found = [day for day in every if day >= since]
+    if not found:
+        newest = f"its newest is of {every[-1]}" if every else "it has no file of questions"
+        raise DataError(f"the inbox {inbox} has no file of {since} or later: {newest}")
+    return found
+
+
+def collect(settings: Nightly, batches: Path, day: date | None = None) -> Path | None:
+    """Freeze the inbox's new rows, or those of one day's files, as the next batch under `batches`; None without any."""
+    inbox = inbox_path(settings)
     taken = {row for path in batches.glob(f"[!.]*/{ROWS}") for row in read_json(path)}
-    fresh = {digest(row): (name, row) for name, row in _rows(inbox, settings.table) if digest(row) not in taken}
+    rows = _rows(inbox, settings.table, day)
+    fresh = {digest(row): (name, row) for name, row in rows if digest(row) not in taken}
     if not fresh:
         return None
     number = max((int(path.name[:4]) for path in batches.glob("[0-9]*")), default=0) + 1
@@ -73,7 +96,7 @@ def collect(settings: Nightly, batches: Path) -> Path | None:
     return folder
 
 
-def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
+def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[str, Row]]:
     """Every row with the name of its file or table; a table's rows without their empty fields."""
     if inbox.is_file() and table is not None:
         query = 'SELECT * FROM "' + table.replace('"', '""') + '"'
@@ -107,7 +130,8 @@ def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
             f"the inbox {inbox} holds files that are not read: {names}",
             "Questions are taken from .jsonl and .csv files that are in the folder itself; take the others out.",
         )
-    for path in (path for path in files if path.suffix.lower() in READ):
+    read = (path for path in files if path.suffix.lower() in READ)
+    for path in (path for path in read if day is None or delivered(path) == day):
         if path.suffix.lower() == ".csv":
             for _, row in own_questions.rows(path, ()):  # a bad row is a text, which the data stage sets aside
                 yield path.stem, f"{path.name}: {row.detail}" if isinstance(row, BadRow) else row

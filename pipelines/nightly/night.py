@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Rec
     return guards
 
 
-def run_night(context: NightContext) -> dict[str, Any]:
-    """Run one night and return its line of the ledger.
+def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
+    """Run one night, or the replay of a day's files, and return its line of the ledger; such a day without new rows
+    leaves none.
 
     Nothing is trained if the inbox holds nothing new. A batch that breaks a contract stops the night and is taken back:
     its rows are new again, so the mended and the good ones come with the next night.
@@ -96,10 +98,13 @@ def run_night(context: NightContext) -> dict[str, Any]:
     guards(context.name, context.overrides, recipe)  # evaluated last: a mistake should not cost a training
     ledger = Ledger(store, recipe.name)
     with ledger.locked():
-        inbox.collect(recipe.nightly, ledger.batches)
-        fresh = ledger.undecided()
+        inbox.collect(recipe.nightly, ledger.batches, day)
+        fresh = ledger.undecided()  # of a replay that was killed, a later day's batch may be among them
+        nothing: dict[str, Any] = {"decision": "nothing", "reason": "no new questions", "new": []}
+        if not fresh and day is not None:
+            return nothing
         if ledger.champion() is not None and not fresh:
-            return ledger.add("night", decision="nothing", reason="no new questions", new=[])
+            return ledger.add("night", **nothing)
         base = _curate(context, recipe, "base")
         batches = {path.name: _admit(context, ledger, path, base, path in fresh) for path in ledger.usable()}
 

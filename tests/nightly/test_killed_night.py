@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import os
+from datetime import UTC, date, datetime
 
 import pytest
 
@@ -65,8 +67,8 @@ def recipe(tmp_path, monkeypatch):
     return recipes.load("miniature", farms.overrides(tmp_path, base))
 
 
-def a_night(recipe, store, before=lambda last, role: None):
-    """A night; `before` is called with the last stage and the role of each part that it makes."""
+def a_night(recipe, store, before=lambda last, role: None, day=None):
+    """A night, or a day's replay; `before` is called with the last stage and the role of each part that it makes."""
 
     def walk(part, at, steps, role):
         before(steps[-1].name, role)
@@ -74,7 +76,34 @@ def a_night(recipe, store, before=lambda last, role: None):
             tracker.recorder.off = True
             return terminal.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
 
-    return run_night(NightContext("miniature", (), recipe, store, walk, contracts.check))
+    return run_night(NightContext("miniature", (), recipe, store, walk, contracts.check), day)
+
+
+def test_past_days_are_replayed_in_order_each_once_and_a_killed_replay_goes_on(tmp_path, recipe):
+    """Three days of which the first is before the date; the night of the third dies in training, its batch frozen."""
+    store, trained = Store(tmp_path / "store"), list[str]()
+    book, since = Ledger(store, "miniature"), date(2026, 11, 3)
+    for number in (2, 3, 5):
+        file = farms.questions(tmp_path / "inbox", f"{number}.jsonl", farms.named(f"n{number}", number), [0])
+        moment = datetime(2026, 11, number, 23, 59, tzinfo=UTC).timestamp()
+        os.utime(file, (moment, moment))
+
+    def die(last, role):
+        trained.extend([last] if role == "" and last == "sft" else [])
+        if len(trained) == 2:
+            raise Killed
+
+    days = inbox.days(recipe.nightly, since)
+    assert days == [since, date(2026, 11, 5)]
+    with pytest.raises(Killed):
+        [a_night(recipe, store, die, day) for day in days]
+    assert [row["rows"] for row in book.lines()] == [3]
+    assert [a_night(recipe, store, day=day)["decision"] for day in days] == ["promoted", "nothing"]
+    assert [a_night(recipe, store, day=day)["decision"] for day in days] == ["nothing", "nothing"]
+    assert [(row["decision"], row["rows"]) for row in book.lines()] == [("promoted", 3), ("promoted", 5)]
+    assert a_night(recipe, store)["rows"] == 2  # the next night without a date takes the older day's
+    with pytest.raises(DataError, match="has no file of 2026-11-06 or later: its newest is of 2026-11-05"):
+        inbox.days(recipe.nightly, date(2026, 11, 6))
 
 
 def test_the_next_night_decides_the_same_and_makes_nothing_again(tmp_path, recipe, monkeypatch):
