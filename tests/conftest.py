@@ -16,14 +16,14 @@ if not all(map(find_spec, ("httpx", "mcp", "starlette", "uvicorn"))):  # of the 
 
 @pytest.fixture
 def sqltrain(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """A function that runs a command in this process: its exit code, standard output and standard error."""
+    """A function that runs a command, or another `main`, in this process: exit code, standard output and error."""
     from flows import cli
 
-    def run(*arguments: str) -> tuple[int, str, str]:
+    def run(*arguments: str, main: Callable[[], None] = cli.main) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["sqltrain", *arguments])
         code = 0
         try:
-            cli.main()
+            main()
         except SystemExit as stop:
             code = int(stop.code or 0)
         return code, *capsys.readouterr()

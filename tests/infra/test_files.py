@@ -137,8 +137,10 @@ def test_compose_parses_by_its_own_tool(monkeypatch):
     if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode != 0:
         pytest.skip("docker has no compose plugin here")
     monkeypatch.setenv("POSTGRES_PASSWORD", "x")
-    command = ["docker", "compose", "-f", str(INFRA / "compose.yaml"), "config", "--quiet"]
-    succeeded(subprocess.run(command, capture_output=True, text=True))
+    command = ["docker", "compose", "-f", str(INFRA / "compose.yaml"), "config", "--services"]
+    services = succeeded(subprocess.run(command, capture_output=True, text=True)).stdout.split()
+    assert set(services) <= yaml.safe_load((INFRA / "compose.yaml").read_text(encoding="utf-8"))["services"].keys()
+    assert services
 
 
 def instructions(path):

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from pipelines.core.store import Store
+from pipelines.nightly.ledger import Ledger
 from tests.nightly import farms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -105,7 +106,13 @@ def test_five_nights_with_grpo(tmp_path):
     assert (nights.grpo(fourth) / "timing.jsonl").read_text().splitlines()[: len(steps)] == steps  # it went on
 
     lines = (first, second, fourth, fifth)
-    assert all(line["numbers"]["low"] > 0 for line in lines if line["decision"] == "promoted")
+    for line in lines:  # better is promoted, worse is set aside, and anything between is kept
+        low, high = line["numbers"]["low"], line["numbers"]["high"]
+        drop = min(value for name, value in line["numbers"].items() if name.startswith("level/"))
+        expected = "promoted" if low > 0 and drop >= -0.02 else "worse" if high < 0 else "kept"
+        assert line["decision"] == expected
+    assert fifth["decision"] != "promoted"
+    assert Ledger(nights.store, "miniature").champion().key in {line["challenger"]["key"] for line in lines[:3]}
     assert sum(line["decision"] == "promoted" for line in lines) >= 2
     assert first["decision"] == "promoted"  # against a base model that answers nothing
     ends = [nights.solved(line) for line in lines]

@@ -93,6 +93,7 @@ def test_each_job_of_the_job_set_fits_the_schema():
     for job in jobs["spec"]["replicatedJobs"]:
         head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
         hold_to_schema({**head, "spec": job["template"]["spec"]})
+    assert [job["name"] for job in jobs["spec"]["replicatedJobs"]] == ["head", "others"]
 
 
 def test_the_role_lets_the_worker_do_what_prefect_kubernetes_calls():

@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-from pipelines.core.types import ExecutionStatus
-
 TRIES = 3
 
 
@@ -26,11 +24,3 @@ def timed(engine, database, sql, bound):
     if os.getloadavg()[0] > len(os.sched_getaffinity(0)) + 1:
         pytest.skip(f"the machine is too busy to time anything (load {os.getloadavg()[0]:.1f})")
     return result, took
-
-
-def check_clock(engine, shop, sql, bound=1.2):
-    """A statement that hangs ends at its limit of one second, and the next one runs."""
-    result, took = timed(engine, shop, sql, bound)
-    assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result
-    assert 0.95 <= took <= bound, took
-    assert engine.execute_many([(shop, "SELECT count(*) FROM customer")])[0].rows == ((4,),)

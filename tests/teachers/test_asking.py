@@ -355,10 +355,11 @@ def test_a_process_killed_while_it_appends_leaves_whole_answers(tmp_path):
         "    print(number, flush=True); number += 1"
     )
     for _ in range(3):
-        writer = child(code, tmp_path)
-        writer.stdout.readline()
-        writer.kill()
-        reported = 1 + len(writer.communicate()[0].splitlines())
+        with child(code, tmp_path) as writer:
+            assert writer.stdout.readline() == b"0\n"
+            writer.kill()
+            # Not `communicate`, which would lose the lines that were read together with the first.
+            reported = 1 + len(writer.stdout.read().splitlines())
         log = ResponseLog(tmp_path, "t")
         assert log.spent.requests in (reported, reported + 1)
         assert all(log.find(f"{number:032x}") == {"text": "x" * 100_000} for number in range(reported))

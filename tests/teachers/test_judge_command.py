@@ -1,7 +1,7 @@
 """`benchmarks/judge.py` over a real server: the figures of a judge that is taken in; nothing is paid twice."""
 
+import functools
 import json
-import sys
 
 import pytest
 from teacher_world import recipe_of, world
@@ -12,17 +12,8 @@ from tests.fakes import build_database
 
 
 @pytest.fixture
-def judged(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["judge.py", *words])
-        code = 0
-        try:
-            script.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+def judged(sqltrain):
+    return functools.partial(sqltrain, main=script.main)
 
 
 def wrong_half(say):

@@ -43,21 +43,52 @@ def test_what_contradicts_itself_is_refused(overrides, words):
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "one_more", "words"),
     [
-        ["grpo.baseline=batch", "grpo.scale=batch", "grpo.drop_zero_variance=false"],
-        ["grpo.baseline=others", "grpo.scale=none"],
-        ["grpo.staleness=1", "grpo.bounds=[0.5, 2]", "grpo.importance_level=sequence"],
-        ["grpo.staleness=1", "grpo.sampling.top_p=0.99", "grpo.importance_cap=null"],
-        ["rollout.policy=vllm", "grpo.bounds=[0.5, 2]", "grpo.sampling.top_p=0.99"],
-        ["rewards=[{term: exec}, {term: trust_schema}]", "protocol.options.scout=true"],
-        ["rewards=[{term: exec}, {term: trust_schema, weight: 0}, {term: trust_format, weight: 0}]"],
-        ["rewards=[{term: exec}, {term: trust_schema, track: schema}]"],  # whose track weighs nothing
-        ["rewards=[{term: trust_format, options: {phases: [confirm]}}]"],
+        (
+            ["grpo.baseline=batch", "grpo.scale=batch", "grpo.drop_zero_variance=false"],
+            "grpo.resample=1",
+            "learns from groups of equal rewards, too",
+        ),
+        (["grpo.baseline=others", "grpo.scale=none"], "grpo.credit=turn", "other turns"),
+        (
+            ["grpo.staleness=1", "grpo.bounds=[0.5, 2]", "grpo.importance_level=sequence"],
+            "grpo.importance_cap=null",
+            "bounds corrects",
+        ),
+        (
+            ["grpo.staleness=1", "grpo.sampling.top_p=0.99", "grpo.importance_cap=null"],
+            "grpo.importance_cap=2",
+            "top_p=0.99 is not in the log-probabilities",
+        ),
+        (
+            ["rollout.policy=vllm", "grpo.bounds=[0.5, 2]", "grpo.sampling.top_p=0.99"],
+            "rollout.policy=transformers",
+            "bounds corrects",
+        ),
+        (
+            ["rewards=[{term: exec}, {term: trust_schema}]", "protocol.options.scout=true"],
+            "protocol.options.scout=false",
+            "react has no turn for one",
+        ),
+        (
+            ["rewards=[{term: exec}, {term: trust_schema, weight: 0}, {term: trust_format, weight: 0}]"],
+            "rewards.trust_format.weight=1",
+            "react has not: explore",
+        ),
+        # whose track weighs nothing
+        (["rewards=[{term: exec}, {term: trust_schema, track: schema}]"], "grpo.lambda_schema=0.25", "react proposes"),
+        (
+            ["rewards=[{term: trust_format, options: {phases: [confirm]}}]"],
+            "rewards.trust_format.options.phases=[explore]",
+            r"react has not: explore\.",
+        ),
     ],
 )
-def test_what_goes_together_is_not(overrides):
+def test_what_goes_together_is_not_and_with_one_setting_more_it_is(overrides, one_more, words):
     combinations.check(recipes.load("miniature", overrides))
+    with pytest.raises(RecipeError, match=words):
+        combinations.check(recipes.load("miniature", [*overrides, one_more]))
 
 
 @pytest.mark.parametrize(
