@@ -61,8 +61,7 @@ def with_prompt_facts(
         is_served: whether these are users' questions, without gold SQL. If the whole schema takes more than half of an
             episode's tokens, the schema filter chooses as much of it.
     """
-    data, view, asked = recipe.data, recipe.protocol.schema_view, list(examples)
-    is_brief = recipe.protocol.prompt.startswith("brief")
+    data, view, is_brief, asked = recipe.data, recipe.protocol.schema_view, recipe.protocol.is_brief, list(examples)
     if data.values:  # first, for the schema filter ranks by them
         asked = prompt_schema.retrieve(asked, data.values, schema, sql, indices)
     has_gold = any(example.gold_sql for example in asked)

@@ -64,7 +64,7 @@ class Protocol(abc.ABC):
                 "Take the protocol phases, or another schema_view.",
             )
         self.config = config
-        self.brief = config.prompt.startswith("brief")
+        self.brief = config.is_brief
         self.strict = config.format == "strict"  # whether more than the tags counts
         self.prompt_file = self.prompts / f"{self.name}_{config.prompt}.txt"
         self.agent = (self.thought, *actions)  # names of the tags that the agent may write.
@@ -206,7 +206,7 @@ def single_turn(protocol: config.ProtocolSection) -> tuple[config.ProtocolSectio
     Its prompt is one of its own: it speaks of one turn, and asks for the reasoning first. A brief prompt has no words
     for that: there the environment opens the answer in the agent's place (a cap of 0).
     """
-    if protocol.prompt.startswith("brief"):
+    if protocol.is_brief:
         return protocol.model_copy(update={"forced_final": True}), 0
     prompts = PROTOCOLS[protocol.name].single_turn_prompts
     if prompts is None:

@@ -345,6 +345,11 @@ class ProtocolSection(Section):
     # options of that protocol alone (phases, tag names).
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(PROTOCOLS.check_options, "name"))] = {}
 
+    @property
+    def is_brief(self) -> bool:
+        """Whether the prompt is one of the tiny model's."""
+        return self.prompt.startswith("brief")
+
 
 class Execution(Section):
     """Limits of the SQL sandbox; a verdict depends on them, so they are part of a stage's key."""

@@ -181,7 +181,7 @@ def ask_experts(
             return prompt_schema.gold_linked(cases, schema)
         gold = prompt_schema.gold_items(cases, schema)
         if data.linker == prompt_schema.LOCAL:
-            chosen = link_locally(cases, schema, data.linker_tokens, ctx.recipe.protocol.prompt.startswith("brief"))
+            chosen = link_locally(cases, schema, data.linker_tokens, ctx.recipe.protocol.is_brief)
         else:
             asker = Asker.named(str(data.linker), ctx.responses)
             chosen = experts.link(asker, cases, schema)
