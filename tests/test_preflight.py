@@ -142,19 +142,34 @@ def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajecto
     ]
     longest = max(words)
     for limit, allowed in ((longest + 1, 0.01), (longest, 0.01), (longest, 1.0)):
-        overrides = [f"grpo.sampling.episode_tokens={limit}", f"data.max_unfit_share={allowed}"]
+        overrides = [f"sft.max_tokens={limit}", f"data.max_unfit_share={allowed}"]
         asked = recipes.load("miniature", [*small, *overrides])
         (sft, _) = prompt_fit.count(asked, {"data": folder})
         assert (sft.pool, sft.questions) == ("sft", 12)
         assert (sft.unfit > 0, bool(sft.hint)) == (limit == longest, limit == longest and allowed < 1)
     assert graph.plan(asked, store, "synthesize")[0].key == steps[0].key  # the bound is in no key
-    asked = recipes.load("miniature", [*small, f"grpo.sampling.episode_tokens={longest}"])
+    asked = recipes.load("miniature", [*small, f"sft.max_tokens={longest}"])
     with pytest.raises(
         RecipeError, match=rf"of 12 prompts of sft have no room for an answer in {longest} tokens: "
     ) as error:
         graph.execute(graph.plan(asked, store, "synthesize")[-1], asked, store, Silent(), steps)
     assert "data.linker=local" in str(error.value.hint)
     assert not (tmp_path / "synthesize").exists()
+    # Each pool is held against the smallest budget of the stages that ask it, and the hint names its setting.
+    policy = "synthesis.mix=[{}, {kind: policy, sampling: {episode_tokens: 9}}]"
+    explored = "difficulty={explore: 1, explore_parts: [1], sampling: {episode_tokens: 9}}"
+    for pool, settings, named in (
+        ("sft", ["grpo.sampling.episode_tokens=9"], ""),
+        ("sft", ["sft.max_tokens=9"], "Raise sft.max_tokens"),
+        ("sft", [policy], "Raise synthesis.mix.1.sampling.episode_tokens"),
+        ("sft", [policy, "stages=[data, sft, grpo]"], ""),
+        ("sft", [explored], "Raise difficulty.sampling.episode_tokens"),
+        ("rl", ["difficulty.sampling.episode_tokens=9"], "Raise difficulty.sampling.episode_tokens"),
+        ("rl", ["difficulty.sampling.episode_tokens=9", "stages=[data, grpo]"], ""),
+    ):
+        found = prompt_fit.count(recipes.load("miniature", [*small, *settings]), {"data": folder})
+        (hint,) = (one.hint for one in found if one.pool == pool)
+        assert hint.partition(",")[0] == named
 
 
 def test_tokens_are_counted_by_the_tokenizer_of_a_model_that_is_here(tmp_path):

@@ -9,7 +9,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.databases.of_recipe import schemas
 from pipelines.databases.schema_filter import CHARS_PER_TOKEN
 from pipelines.protocols.base import build
-from pipelines.recipe.config import Recipe
+from pipelines.recipe.config import Recipe, Sampling
 from pipelines.stages.context import each_example
 
 SHOWN = 5  # databases that a message names
@@ -32,7 +32,7 @@ def token_counter(recipe: Recipe) -> tuple[Callable[[str], int], bool]:
     machine; the tiny model's are words, those of others about three characters.
     """
     source = recipe.model.source
-    if recipe.protocol.prompt.startswith("brief"):
+    if recipe.protocol.is_brief:
         return lambda text: len(text.split()), True
     path = Path(source).expanduser() / "tokenizer.json"
     if not path.is_file() and source != "tiny":
@@ -50,7 +50,7 @@ def token_counter(recipe: Recipe) -> tuple[Callable[[str], int], bool]:
 
 
 def count(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
-    """The prompts of each pool that the recipe's stages ask.
+    """The prompts of each pool that the recipe's stages ask, against the smallest budget of these stages.
 
     A database's first prompt is counted in tokens, and so is each that is about as long as an episode; the others by
     their characters, at as many for a token.
@@ -58,18 +58,31 @@ def count(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
     Args:
         folders: of the finished stages `data` and `test`, by step (`test.NAME` of a further benchmark).
     """
-    asking = {"sft": {"synthesize", "sft"}, "rl": {"difficulty", "grpo"}}
-    pools = [(name, "grpo", "data", name) for name, stages in asking.items() if stages & set(recipe.stages)]
+    # The settings that bound the episodes of each pool. Those of a teacher that speaks text only are bounded by turn.
+    sampling = {"difficulty": recipe.difficulty.sampling, "grpo": recipe.grpo.sampling}
+    trained: dict[str, Sampling] = {name: of for name, of in sampling.items() if name in recipe.stages}
+    name, teachers = "synthesis." + ("mix.{}" if recipe.synthesis.mix else "teacher"), recipe.synthesis.teachers
+    own = {name.format(place): one.sampling for place, one in enumerate(teachers) if one.kind == "policy"}
+    taught = own if "synthesize" in recipe.stages else {}
+    if "difficulty" in trained and any(recipe.difficulty.explore_parts[:1]):
+        taught |= trained
+    pools: list[tuple[str, dict[str, Sampling], str, str]]
+    pools = [("sft", taught, "data", "sft"), ("rl", trained, "data", "rl")]
     for place, benchmark in enumerate(recipe.data.test):
-        pools.append((str(benchmark.name), "evaluation", f"test.{benchmark.name}" if place else "test", "test"))
+        step, asked = f"test.{benchmark.name}" if place else "test", {"evaluation": recipe.evaluation.sampling}
+        pools.append((str(benchmark.name), asked, step, "test"))
     tokens_of, is_exact = token_counter(recipe)
     protocol, schema = build(recipe.protocol), schemas(recipe)
     found = []
-    for name, section, step, pool in pools:
-        if step not in folders:
+    for name, sections, step, pool in pools:
+        budgets = {f"{section}.sampling.episode_tokens": of.episode_tokens for section, of in sections.items()}
+        if pool == "sft" and "sft" in recipe.stages:
+            budgets["sft.max_tokens"] = recipe.sft.max_tokens
+        if step not in folders or not budgets:
             continue
-        limit = getattr(recipe, section).sampling.episode_tokens
-        turns = recipe.protocol.max_turns if section == "grpo" else recipe.protocol.max_turns_eval
+        limit = min(budgets.values())
+        smallest = " and ".join(setting for setting, tokens in budgets.items() if tokens == limit)
+        turns = recipe.protocol.max_turns_eval if pool == "test" else recipe.protocol.max_turns
         sizes: dict[str, list[float]] = {}
         ratio: dict[str, float] = {}  # tokens of a character, by database
         for example in each_example(folders[step], pool):
@@ -89,7 +102,7 @@ def count(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
         about = "" if is_exact else "about "
         line = f"{about}{unfit} of {questions} prompts of {name} have no room for an answer in {limit:,} tokens"
         hint = (
-            f"Raise {section}.sampling.episode_tokens, show less (protocol.schema_view=filtered data.linker=local), "
+            f"Raise {smallest}, show less (protocol.schema_view=filtered data.linker=local), "
             f"or allow it: data.max_unfit_share={-(-100 * unfit // max(1, questions)) / 100:g}."
         )
         is_allowed = unfit <= recipe.data.max_unfit_share * questions
