@@ -170,7 +170,9 @@ def test_a_ready_policy_is_evaluated_on_all(tmp_path, monkeypatch, capsys):
     store = Store(tmp_path)
     for sources in (FAR, f"{FAR}, {NEAR}"):
         few = ("evaluation.samples=0", "evaluation.forced_single_turn=false", f"data.test=[{sources}]")
-        evaluating.evaluate_named(recipes.load("miniature", [*QUICK, *few]), store, "oracle", True)
+        evaluating.evaluate_policy(
+            recipes.load("miniature", [*QUICK, *few]), store, evaluating.named_answerer("oracle"), True
+        )
     shown = capsys.readouterr().out
     assert "accuracy on near, equality strict" in shown
     last = [line for line in shown.splitlines() if line.startswith("{")][-1]

@@ -139,7 +139,7 @@ def evaluate(
         answerer = Answerer(str(folder.resolve()), folder.name, about, f"checkpoint {about['digest']}")
         evaluate_policy(loaded, store, answerer, as_json, plan, bounds)
     elif model is not None:
-        evaluate_named(loaded, store, model, as_json, plan, bounds)
+        evaluate_policy(loaded, store, named_answerer(model), as_json, plan, bounds)
     else:
         results = terminal.run(loaded, store, "evaluate")
         newest = {graph.benchmark_of(result.name): result for result in results if result.kind.startswith("evaluate")}
@@ -178,21 +178,13 @@ class Answerer:
         return (latency.bought_in * self.entry.price_in + latency.bought_out * self.entry.price_out) / 1e6
 
 
-def evaluate_named(
-    recipe: Recipe,
-    store: Store,
-    policy: str,
-    as_json: bool,
-    plan_only: bool = False,
-    bounds: Mapping[str, float] | None = None,
-) -> None:
-    """Evaluate "oracle" or "endpoint:NAME" on the recipe's held-out questions."""
-    answerer = Answerer(policy, policy, {"policy": policy})
-    if policy.startswith(asking.ENDPOINT):
-        entry = endpoint(policy.removeprefix(asking.ENDPOINT))
-        about = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
-        answerer = Answerer(policy, policy, about, entry.model, entry)
-    evaluate_policy(recipe, store, answerer, as_json, plan_only, bounds)
+def named_answerer(policy: str) -> Answerer:
+    """The answerer "oracle" or "endpoint:NAME"."""
+    if not policy.startswith(asking.ENDPOINT):
+        return Answerer(policy, policy, {"policy": policy})
+    entry = endpoint(policy.removeprefix(asking.ENDPOINT))
+    about = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
+    return Answerer(policy, policy, about, entry.model, entry)
 
 
 def evaluate_policy(

@@ -103,7 +103,9 @@ def spider2(harbour):
 
 
 def oracle(store, name, *overrides):
-    evaluating.evaluate_named(recipes.load(name, [*QUICK, *overrides]), Store(store), "oracle", True)
+    evaluating.evaluate_policy(
+        recipes.load(name, [*QUICK, *overrides]), Store(store), evaluating.named_answerer("oracle"), True
+    )
 
 
 def figures_of(store):

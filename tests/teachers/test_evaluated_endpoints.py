@@ -76,6 +76,10 @@ def choosing(answers):
     return reply
 
 
+def ask_teacher(recipe, store, *how):
+    evaluating.evaluate_policy(recipe, store, evaluating.named_answerer("endpoint:teacher"), *how)
+
+
 def evaluated(store):
     (folder,) = (store.root / "evaluations").glob("*/metrics.json")
     return json.loads(folder.read_text())
@@ -85,13 +89,13 @@ def test_an_endpoint_is_evaluated_asked_and_served_and_its_cost_told(tmp_path, s
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     server = servers(oracle_of(recipe, store))
     name_endpoint(server, price_in=1000.0, price_out=0.0)
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False, plan_only=True)
+    ask_teacher(recipe, store, False, True)
     planned, turns = capsys.readouterr().out, recipe.protocol.max_turns_eval
     assert f"8 questions of miniature_test: 8 greedy, 24 sampled; at most {32 * turns:,} calls" in planned
     tokens = 32 * recipe.evaluation.sampling.episode_tokens
     assert f"at most {tokens * turns:,} tokens in and {tokens:,} out: {tokens * turns / 1000:,.2f} USD" in planned
     assert not server.delivered
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", True)
+    ask_teacher(recipe, store, True)
     figures, told = evaluated(store), capsys.readouterr().out
     assert json.loads(told.splitlines()[-1])["recipe"] == recipe.name
     assert (figures["ex"], figures["n_questions"]) == (1.0, 8)
@@ -129,7 +133,7 @@ def test_an_endpoint_that_is_down_is_named_before_the_first_question_and_a_line_
     question = examples(make(recipe, store, "test"), "test")[0]
     down = rf"endpoint 'teacher' at {url} does not answer: Connection error\."
     with pytest.raises(ResourceError, match=down):
-        evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+        ask_teacher(recipe, store, False)
     model = open_model("endpoint:teacher", "miniature", [], store)
     with pytest.raises(ResourceError, match=down):
         use.ask_model(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
@@ -146,7 +150,7 @@ def test_a_model_that_speaks_another_protocol_is_told_so(tmp_path, servers, name
     model = open_model("endpoint:teacher", "miniature", [], store)
     with pytest.raises(DataError, match="every turn of the model was malformed: it does not speak the protocol react"):
         use.ask_model(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     told = " ".join(capsys.readouterr().out.split())
     assert (
         "warning: every answer was malformed: does endpoint:teacher speak the protocol react (prompt brief) ?" in told
@@ -158,16 +162,16 @@ def test_a_broken_episode_is_asked_again_and_only_it(tmp_path, servers, name_end
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     server = servers(oracle_of(recipe, store), fault_rate=0.3)
     name_endpoint(server, retries=1, timeout_s=3.0)
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     before = evaluated(store)
     assert 0 < before["n_broken"] < 16  # of eight greedy and 24 sampled episodes
     paid, server.fault_rate = sum(server.delivered.values()), 0.0
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     whole = evaluated(store)
     assert (whole["n_broken"], whole["ex"], whole["n_questions"]) == (0, 1.0, 8)
     again = sum(server.delivered.values()) - paid
     assert before["n_broken"] <= again <= before["n_broken"] * (recipe.protocol.max_turns_eval + 1)  # their turns alone
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     assert sum(server.delivered.values()) - paid == again
 
 
@@ -178,7 +182,7 @@ def test_rate_and_cap_hold_whatever_number_of_processes_the_recipe_has(tmp_path,
     name_endpoint(server, cap_tokens=4000)
     for _ in range(2):
         with pytest.raises(ResourceError, match="cap"):
-            evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+            ask_teacher(recipe, store, False)
     rows = kept(store.root)
     assert len(rows) == sum(server.delivered.values()) > 0
     assert sum(row["prompt_tokens"] + row["completion_tokens"] for row in rows) <= 4000
@@ -188,7 +192,7 @@ def test_an_endpoint_chooses_among_the_samples(tmp_path, servers, name_endpoint,
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     server = servers(choosing(oracle_of(recipe, store, wrong=True)))
     name_endpoint(server)
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     before, asked = evaluated(store), sum(server.delivered.values())
     assert before["ex_sampled"] < 1.0
     assert "ex_selected" not in before
@@ -196,7 +200,7 @@ def test_an_endpoint_chooses_among_the_samples(tmp_path, servers, name_endpoint,
     capsys.readouterr()
 
     selecting = recipe_of(1, *SAMPLES, "evaluation.selector=teacher")
-    evaluating.evaluate_named(selecting, store, "endpoint:teacher", False)
+    ask_teacher(selecting, store, False)
     (folder,) = (path for path in (store.root / "evaluations").iterdir() if path != done)
     after = json.loads((folder / "metrics.json").read_text())
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
@@ -221,14 +225,14 @@ def test_another_model_behind_the_selector_chooses_anew_and_no_question_is_asked
     recipe, store = recipe_of(1, *SAMPLES, "evaluation.selector=other"), Store(tmp_path / "store")
     policy, selector = (servers(choosing(oracle_of(recipe, store, wrong=True))) for _ in range(2))
     entries = name_endpoint(policy, selector)
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     asked, compared = (sum(server.delivered.values()) for server in (policy, selector))
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     assert (sum(policy.delivered.values()), sum(selector.delivered.values())) == (asked, compared)
     tree = yaml.safe_load(entries.read_text())
     tree["other"]["model"] = "another"
     entries.write_text(yaml.safe_dump(tree))
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     assert (sum(policy.delivered.values()), sum(selector.delivered.values())) == (asked, 2 * compared)
 
 
@@ -246,7 +250,7 @@ def test_an_endpoint_merges_the_samples(tmp_path, servers, name_endpoint, monkey
     name_endpoint(server)
     links = []  # the gold schemas that merged answers are held against
     monkeypatch.setattr(evaluate, "gold_schemas", lambda folder: links.append(folder) or gold_schemas(folder))
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    ask_teacher(recipe, store, False)
     metrics = evaluated(store)
     assert {None if folder is None else folder.parent.name for folder in links} == {"test_schema"}
     assert metrics["ex_selected"] > metrics["ex_sampled"]
