@@ -17,10 +17,12 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Grpo
 from pipelines.recipe.yaml_files import read_yaml
 from pipelines.rewards.panel import RUBRIC
+from pipelines.rewards.terms import trust_exec
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import introspect
 from pipelines.stages import difficulty
 from pipelines.stages.evaluate import SINGLE_TURN, passes
@@ -414,6 +416,22 @@ def test_the_optimiser_of_rl_is_what_each_head_says():
         assert (one.kind, one.betas, one.weight_decay, one.clip, one.schedule) == expected
         head = (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ntitle:")[0]
         assert "betas 0.9 and 0.95, decay 0.01" in " ".join(head.replace("#", " ").split())
+
+
+def test_formats_rewards_and_bounds_are_what_the_heads_say():
+    for sft in (load(name).sft.optimizer for name in ("trust_sql", "reasoning_sql")):
+        assert (sft.warmup_ratio, sft.schedule) == (0.1, "cosine")
+    assert {load(name).grpo.scale for name in ("sql_trail", "skyrl_sql", "mtir_sql")} == {"group"}
+    assert load("trust_sql").synthesis.samples == load("mtir_sql").evaluation.samples == 8
+    assert load("skyrl_sql", "variant=qwen3_8b").grpo.sampling.turn_tokens == 8192
+    assert load("mtir_sql").execution.timeout_s == 30
+    assert speaking("sql_trail").parse("<reasoning>r</reasoning>").format_error == "no_action"
+    assert speaking("sql_trail").parse("<sql>SELECT 1</sql>").format_error == "missing_reasoning"
+    answer = "<think>t</think>\n<answer>\n```sql\nSELECT 1\n```\n</answer>"
+    assert speaking("mtir_sql").parse(answer).format_error is None
+    assert speaking("mtir_sql").parse(f"{answer} so").format_error == "text_outside_tags"
+    assert trust_exec(SimpleNamespace(correct=False, executable=True)) == 0.2
+    assert bigrams("SELECT Name FROM T") == {("select", "name"), ("name", "from"), ("from", "t")}
 
 
 def test_mtir_sqls_direct_answer_is_not_thought_of(tmp_path):
