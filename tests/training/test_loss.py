@@ -6,13 +6,15 @@ import statistics
 
 import pytest
 import torch
+from peft import get_peft_model
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from pipelines.recipe.config import Grpo, Hardware, Optimizer, Sampling
+from pipelines.recipe.config import Grpo, Hardware, Lora, Optimizer, Sampling
 from pipelines.rollout.model_loading import load
 from pipelines.training import grpo
 from pipelines.training.grpo import GrpoTrainer, StepState, _dataset, arguments
-from pipelines.training.losses import averaged, estimate, per_token, ratios, sampler_weights
+from pipelines.training.losses import averaged, estimate, of_turns, per_token, ratios, sampler_weights
+from pipelines.training.model import adapters
 from pipelines.training.packing import by_tokens, joined, moving
 from pipelines.training.plan import Plan
 from pipelines.training.trainer import MuonAdamW
@@ -27,7 +29,7 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     network, tokenizer = load(checkpoint, recipe.model)
 
-    def trainer(plain=False, micro_tokens=None, **changes):
+    def trainer(plain=False, micro_tokens=None, lora=None, **changes):
         settings = {
             "group": 2,
             "questions_per_step": 2,
@@ -54,7 +56,7 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
         if plain:
             made = GRPOTrainer(reward_funcs=[grpo.reward], **common)
         else:
-            made = GrpoTrainer(plan=plan, rollouts=None, step_state=StepState(), **common)
+            made = GrpoTrainer(plan=plan, rollouts=None, step_state=StepState(), peft_config=adapters(lora), **common)
         made.current_gradient_accumulation_steps = 1
         made.model.train()
         return made
@@ -113,7 +115,7 @@ def without_schema(batch):
 
 
 def gradients(network):
-    return torch.cat([value.grad.flatten() for value in network.parameters()])
+    return torch.cat([value.grad.flatten() for value in network.parameters() if value.requires_grad])
 
 
 def agree(network, other):
@@ -162,8 +164,8 @@ def test_every_loss_is_trls_own(make, batch, loss, level):
     assert agree(ours.model, plain.model)
 
 
-def own_loss(network, batch, old, rewards, mask, loss, level, baseline, scale, longest):
-    """One track's loss, written from the papers: each episode by itself, without padding, in 64 bits."""
+def own_advantages(rewards, baseline, scale):
+    """Of each row, from the definitions."""
     groups = [rewards[:2], rewards[2:]]
     of = [groups[row // 2] for row in range(ROWS)]
     taken = {
@@ -173,18 +175,21 @@ def own_loss(network, batch, old, rewards, mask, loss, level, baseline, scale, l
     }[baseline]
     centred = [rewards[row] - taken(row) for row in range(ROWS)]
     deviation = {"group": lambda row: statistics.stdev(of[row]), "batch": lambda row: statistics.stdev(centred)}
-    advantages = [
-        value if scale == "none" else value / (deviation[scale](row) + 1e-4) for row, value in enumerate(centred)
-    ]
+    return [value if scale == "none" else value / (deviation[scale](row) + 1e-4) for row, value in enumerate(centred)]
+
+
+def own_loss(network, batch, old, advantages, mask, loss, level, longest, weights):
+    """One track's loss, written from the papers: each episode by itself, without padding, in 64 bits."""
     logps, rows, counts = log_probabilities(network, batch), [], []
     for row in range(ROWS):
         there = mask[row].nonzero().flatten()
+        advantage = torch.as_tensor(advantages[row]).double().expand(COMPLETION)[there] * weights[row, there]
         ours, log_ratio = logps[row, there], logps[row, there] - old[row, there].double()
         ratio = (log_ratio if level == "token" else log_ratio.mean()).exp()
         clipped = ratio.clamp(1 - LOW, 1 + HIGH)
-        by_token = -torch.min(ratio * advantages[row], clipped * advantages[row]).expand(len(there))
+        by_token = -torch.min(ratio * advantage, clipped * advantage)
         if loss == "cispo":
-            by_token = -ratio.clamp(max=1 + HIGH).detach() * advantages[row] * ours
+            by_token = -ratio.clamp(max=1 + HIGH).detach() * advantage * ours
         rows.append(by_token.sum())
         counts.append(len(there))
     if loss == "grpo":
@@ -193,34 +198,58 @@ def own_loss(network, batch, old, rewards, mask, loss, level, baseline, scale, l
 
 
 @pytest.mark.parametrize(
-    ("loss", "level", "baseline", "scale"),
+    ("loss", "level", "baseline", "scale", "more"),
     [
-        ("grpo", "token", "group", "group"),
-        ("dapo", "token", "group", "none"),
-        ("dr_grpo", "token", "others", "none"),
-        ("bnpo", "sequence", "group", "group"),
-        ("cispo", "token", "batch", "batch"),
+        ("grpo", "token", "group", "group", {}),
+        ("dapo", "token", "group", "none", {}),
+        ("dr_grpo", "token", "others", "none", {}),
+        ("bnpo", "sequence", "group", "group", {}),
+        ("cispo", "token", "batch", "batch", {}),
+        ("grpo", "sequence", "group", "group", {"micro_tokens": 20}),  # in parts
+        ("dapo", "sequence", "others", "none", {"micro_tokens": 20}),
+        ("cispo", "sequence", "group", "none", {"staleness": 1}),  # a sampler that is behind
+        ("dr_grpo", "sequence", "batch", "batch", {"staleness": 1, "micro_tokens": 20}),
+        ("bnpo", "token", "group", "none", {"staleness": 1}),
+        ("dapo", "token", "group", "group", {"lora": Lora(rank=4, alpha=8)}),
+        ("dr_grpo", "token", "others", "none", {"credit": "turn", "micro_tokens": 20}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_a_step_has_the_gradient_of_an_independent_computation(
-    make, batch, checkpoint, recipe, loss, level, baseline, scale
+    make, batch, checkpoint, recipe, loss, level, baseline, scale, more
 ):
-    settings = {"loss": loss, "level": level, "baseline": baseline, "scale": scale}
-    trainer = make(**settings, lambda_schema=0.25)
+    trainer = make(loss=loss, level=level, baseline=baseline, scale=scale, lambda_schema=0.25, **more)
     batch["schema_mask"][1, 1:] = 0  # its rows are not of one length either
     batch["schema_items"] = batch["schema_mask"].sum()
     rewards, schema_rewards = [1.0, 0.2, -0.3, 0.7], [0.0, 1.0, 0.5, 0.1]
     old = batch["old_per_token_logps"] = drifted(trainer.model, batch)
     batch["advantages"] = estimate(torch.tensor(rewards), 2, baseline, scale)
     batch["schema_advantages"] = estimate(torch.tensor(schema_rewards), 2, baseline, scale)
-    own = load(checkpoint, recipe.model)[0].double()
+    advantages, own = own_advantages(rewards, baseline, scale), load(checkpoint, recipe.model)[0]
+    weights = torch.ones(ROWS, COMPLETION).double()
+    if "lora" in more:
+        for name, weight in trainer.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1)
+        own = get_peft_model(own, adapters(more["lora"]))
+        own.load_state_dict(trainer.model.state_dict())
+    if "staleness" in more:
+        gap = torch.tensor([0.3, -0.2, 1.0, 0, 0, 0, -0.5, 0.1, 0.2, 0.4])  # e^1 is over the cap
+        batch["sampling_per_token_logps"] = (old - gap) * batch["completion_mask"]
+        weights = (gap * batch["completion_mask"]).double().exp().clamp(max=2.0)
+    if "credit" in more:  # the first turn has 3 tokens; what an episode earns from a turn on, less the other's
+        paid = [[0.1, 1.0], [0.0, 0.2], [-0.1, 0.0], [0.3, 0.5]]
+        turns = torch.tensor([0] * 3 + [1] * 7)
+        batch["advantages"] = of_turns(torch.tensor(paid), 2)[:, turns]
+        first, last = [1.1 - 0.2, 0.2 - 1.1, -0.1 - 0.8, 0.8 + 0.1], [1.0 - 0.2, 0.2 - 1.0, 0.0 - 0.5, 0.5 - 0.0]
+        advantages = torch.tensor([first, last]).double().T[:, turns]
     trainer.compute_loss(trainer.model, dict(batch)).backward()
 
-    longest = trainer.max_completion_length
-    full = batch["completion_mask"] * batch["tool_mask"]
-    total = own_loss(own, batch, old, rewards, full, **settings, longest=longest)
-    schema = own_loss(own, batch, old, schema_rewards, batch["schema_mask"], **settings, longest=longest)
-    (total + 0.25 * schema).backward()
+    own = own.double()
+    common = {"loss": loss, "level": level, "longest": trainer.max_completion_length, "weights": weights}
+    total = own_loss(own, batch, old, advantages, batch["completion_mask"] * batch["tool_mask"], **common)
+    own_schema = own_advantages(schema_rewards, baseline, scale)
+    (total + 0.25 * own_loss(own, batch, old, own_schema, batch["schema_mask"], **common)).backward()
     assert agree(trainer.model, own)
 
 
@@ -463,6 +492,13 @@ METHODS = {
         [[0, -1 / B / 8], [1 / B / 8, 0], [0, 0], [0, 0]],
     ),
 }
+
+
+def test_the_two_bounds_of_the_clip_are_their_own():
+    """1.25 lies within the upper one, and 2 above it; with an advantage below 0 the lower one binds."""
+    ratio, advantages = torch.tensor([[1.25, 2.0, 0.5]]), torch.tensor([[1.0, 1.0, -1.0]])
+    losses = per_token("grpo", ratio, ratio.log(), advantages, LOW, HIGH)
+    assert losses.tolist() == [pytest.approx([-1.25, -1.28, 0.8])]
 
 
 @pytest.mark.parametrize("name", METHODS)
