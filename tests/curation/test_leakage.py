@@ -25,7 +25,7 @@ HELD_OUT = [
 def test_each_kind_is_found_once_and_the_strictest_wins():
     train = [
         ask("a", "How many singers are there? ", "SELECT count(*) FROM singer"),
-        ask("b", "names of clubs in koln", "SELECT 1"),
+        ask("b", "in koln, the clubs' names", "SELECT 1"),
         ask("c", "Which clubs play in Bonn?", "select T1.name from club as T1 where T1.city = 'Bonn'"),
         ask("d", "How many clubs?", "SELECT count(*) FROM club"),
     ]

@@ -81,6 +81,7 @@ def test_a_point_of_the_curves_by_hand(record):
     # Pairs of B A B A: BA BB BA | AB AA | BA: the first of a tie wins, so A, A only: 2/6. A A A B: all six.
     assert point.majority_at.value == pytest.approx((2 / 6 + 1) / 2)
     assert point.tied == pytest.approx((4 / 6 + 3 / 6) / 2)
+    assert metrics.k_point(records[::-1], "strict", 2).average_at.value == pytest.approx((0.5 + 1) / 2)
     records = samples(record, "AA", example_id="a") + samples(record, "B", example_id="b")
     point = metrics.k_point(records, "strict", 2)
     assert (point.pass_at.n, point.pass_at.value) == (1, 1.0)
@@ -290,6 +291,7 @@ def test_sign_flips_by_hand_by_scipy_and_drawn():
     assert stats.sign_flip([3, 2, 1]) == pytest.approx(2 / 8)
     assert stats.sign_flip([1, -1]) == 1.0
     assert stats.sign_flip([0, 0]) == 1.0
+    assert stats.sign_flip([0.1] * 10) == 2 / 1024  # ten times 0.1, added one by one, is less than 1
     assert stats.sign_flip([1.0] * 30) == pytest.approx(1 / 10_001)
     even = [(-1.0) ** i for i in range(30)]
     assert stats.sign_flip(even) == pytest.approx(1.0)
@@ -306,6 +308,7 @@ def test_bootstrap_finds_the_quantiles_of_all_resamples():
         sum(total for total, _ in drawn) / sum(count for _, count in drawn)
         for drawn in itertools.product(units, repeat=3)
     )
+    assert stats.bootstrap([(1.0, 2)], resamples=1) == (0.5, 0.5)  # the first of one
     low, high = stats.bootstrap(units, resamples=20_000, confidence=0.8)
     assert low == pytest.approx(means[math.ceil(0.1 * 27) - 1])
     assert high == pytest.approx(means[math.ceil(0.9 * 27) - 1])

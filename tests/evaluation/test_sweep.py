@@ -285,6 +285,9 @@ def test_an_interval_over_seeds_holds_the_spread_of_the_seeds():
     # 1, 3/4 and 1/2: a deviation of 1/4, so 4.303 * 0.25 / sqrt(3) on both sides of 3/4.
     assert (three.difference, three.low) == (0.75, pytest.approx(0.75 - 4.303 * 0.25 / 3**0.5))
     assert three.high == 1.0
+    # 3/4, 1/2 and 1/3, whose mean is 19/36 and variance 19/432: half of it is less than the other interval is wide.
+    some = stats.mean([scores("1" * 9 + "000"), scores("1" * 6 + "000000"), scores("1" * 4 + "00000000")])
+    assert (some.low, some.high) == (pytest.approx(19 / 36 - 4.303 * (19 / 432 / 3) ** 0.5), 1.0)
     assert stats.deviation([1.0, 0.0]) == pytest.approx(0.5**0.5)
     assert stats.deviation([1.0]) is None
     # Three runs that are right in no, half and all of 12 databases: the first alone comes at 1/27, more than 2.5 %.

@@ -58,6 +58,9 @@ def test_an_outcome_holds_the_verdict_and_both_queries_parts(example, engine):
     assert (wrong.correct, wrong.executable, wrong.gold_schema) == (False, True, gold)
     assert (failed.correct, failed.status, failed.broken) == (False, ExecutionStatus.ERROR, False)
     assert right.gold_bigrams == {("select", "name"), ("name", "from"), ("from", "singer")}
+    half = episode("SELECT name, kind FROM singer")  # graded above 0 and below 1
+    (partly,) = make_outcomes([half], {"e1": example}, engine, None, "soft_f1", 10, reads=())
+    assert not partly.correct
 
 
 def test_no_answer_is_wrong_and_a_broken_boundary_is_broken(example, engine):
@@ -103,6 +106,18 @@ def test_a_gold_query_is_analysed_once(example, engine, monkeypatch):
     again = judged(example, engine, episode(other), reads=ANALYSES)
     assert asked[3:] == [("schema_items", other)]
     assert again == whole
+
+
+def test_an_analysis_that_may_have_failed_is_not_kept(example, engine, monkeypatch):
+    example = dataclasses.replace(example, gold_sql="SELECT kind AS k FROM singer", hardness=None)
+    none = episode(None, StopReason.TURN_LIMIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(analyst, "schema_items", lambda queries: [None] * len(queries))
+        patch.setattr(analyst, "hardness", lambda queries: ["extra"] * len(queries))
+        (lost,) = judged(example, engine, none)
+    (found,) = judged(example, engine, none)
+    assert (lost.gold_items, lost.hardness) == (None, "extra")
+    assert (found.gold_items.tables, found.hardness) == ({"singer"}, "easy")
 
 
 def test_a_gold_query_is_analysed_again_when_its_schema_has_changed(example, engine):

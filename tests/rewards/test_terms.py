@@ -83,6 +83,7 @@ def test_format_and_skyrls_three_cases_of_section_4_1(outcome):
 def test_the_judge_grades_what_is_wrong_and_a_missing_grade_is_an_error(outcome):
     assert terms.judge(outcome(judge=0.3)) == 1.0
     assert terms.judge(outcome(judge=0.3, **WRONG)) == 0.3
+    assert terms.judge(outcome(judge=0.0, **WRONG), by="critic") == 0.0
     assert terms.judge(outcome(final=None)) == 0.0
     with pytest.raises(ValueError, match="'critic' was not asked"):
         terms.judge(outcome(**WRONG), by="critic")
