@@ -147,5 +147,6 @@ def test_the_summary_by_hand():
     assert found["pass_rate"] == pytest.approx(5 / 12)
     assert found["zero_variance_share"] == pytest.approx(2 / 3)
     assert found["pass_at_4"] == pytest.approx(2 / 3)
+    assert summary(of(("a", 4, 0), ("b", 4, 4), ("c", 3, 3)), 4)["pass_at_4"] == 1 / 2  # c's group is not full
     assert [found[f"right_{n}_of_4"] for n in range(5)] == [1, 1, 0, 0, 1]
     assert summary(of(), 6) == {"questions": 0.0}

@@ -1,11 +1,14 @@
 """The gold schema is what extractors that fail differently agree on; what they do not agree on is kept and named."""
 
 import functools
+import json
 
+import polars as pl
 import pytest
 
+from pipelines.core import frames
 from pipelines.core.types import Example, SchemaItems
-from pipelines.curation.gold_schema import SchemaConsensus, consensus, static_extractors
+from pipelines.curation.gold_schema import SchemaConsensus, consensus, gold_schemas, static_extractors
 from pipelines.sql.schema import introspect
 from tests.fakes import build_database
 
@@ -39,6 +42,13 @@ def test_a_record_is_sorted_json():
     facts = {"example_id": "q", "accepted": True, "agree": ["a", "b"], "reason": ""}
     record = consensus("q", {"a": BOTH, "b": BOTH}).record()
     assert record == facts | both | {"views": {"a": both, "b": both}}
+
+
+def test_only_accepted_schemas_are_read(tmp_path):
+    records = [consensus("q", {"a": NAME, "b": NAME}).record(), consensus("r", {"a": NAME, "b": BOTH}).record()]
+    rows = [{name: json.dumps(value) for name, value in record.items()} for record in records]
+    frames.write(tmp_path / frames.DATA, pl.DataFrame(rows))
+    assert gold_schemas(tmp_path) == {"q": NAME}
 
 
 @pytest.fixture
