@@ -3,15 +3,23 @@
     python benchmarks/schema_filter.py                       # a generated warehouse of 1,000 tables, 10,000 columns
     python benchmarks/schema_filter.py SPIDER/tables.json SPIDER/dev.json SPIDER/train.json
     python benchmarks/schema_filter.py BIRD/dev_tables.json BIRD/dev.json
+    python benchmarks/schema_filter.py SPIDER/tables.json SPIDER/dev.json --recipes
 
 With files of a benchmark in Spider's or BIRD's format, each question is asked twice: of its own database, and of all
-databases as one. The last line is one JSON object.
+databases as one. With --recipes, the databases are written in BIRD's layout, once as they are and once joined into as
+few as their tables' names allow (rows are taken from the folder database/ beside tables.json, if there is one; the
+natural names are the descriptions), and the prompts of each recipe that do not fit its evaluation are counted, with
+the whole schema and with the filter's part. The last line is one JSON object.
 """
 
 import argparse
+import contextlib
+import csv
 import json
 import random
 import resource
+import sqlite3
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +29,21 @@ from rich.console import Console
 from rich.table import Table as Printed
 
 from pipelines.benchmarks import prompt_schema
+from pipelines.core.store import Store
 from pipelines.core.types import Database, Example, SchemaItems
 from pipelines.databases.schema_filter import CHARS_PER_TOKEN, SchemaFilter
+from pipelines.recipe import recipes
+from pipelines.sql.dialects.base import quoted
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
+from pipelines.stages import graph, prompt_fit
+from pipelines.stages.context import Silent
 
 BUDGETS = (125, 250, 500, 1000, 2000, 4000)
 Case = tuple[str, SchemaItems]  # a question and its gold schema
+PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")
+RECIPES = (*PAPERS, "arctic_sql", "revisql", "csc_sql", "sqltrain")
+FILTER = ["protocol.schema_view=filtered", "data.linker=local"]
+ROWS = 100  # of each table, for example values
 
 AREAS = """sales purchasing inventory payroll hiring training claims policies lending deposits trading treasury tax
 audit fleet shipping customs returns warehouse retail catalog pricing marketing campaign loyalty support network billing
@@ -133,10 +150,91 @@ def curve(title: str, asked: Sequence[tuple[Schema, Sequence[Case]]], console: C
     return {"title": title, "rows": rows}
 
 
+def write_bird(
+    folder: Path, groups: Sequence[Sequence[dict[str, Any]]], rows: Sequence[dict[str, Any]], source: Path
+) -> None:
+    """Write the databases of each group as one, and the questions, in BIRD's layout."""
+    home: dict[str, str] = {}
+    for place, group in enumerate(groups):
+        name = f"joined_{place}" if len(group) > 1 else group[0]["db_id"]
+        home |= {entry["db_id"]: name for entry in group}
+        descriptions = folder / "dev_databases" / name / "database_description"
+        descriptions.mkdir(parents=True)
+        with contextlib.closing(sqlite3.connect(descriptions.parent / f"{name}.sqlite")) as connection:
+            for entry in group:
+                schema = described(entry)
+                connection.executescript(render(schema, "ddl"))
+                file = source / "database" / entry["db_id"] / f"{entry['db_id']}.sqlite"
+                if file.is_file():
+                    connection.execute("ATTACH ? AS source", (str(file),))
+                for table in schema.tables:
+                    names = ", ".join(quoted(column.name) for column in table.columns)
+                    if file.is_file():
+                        connection.execute(
+                            f"INSERT OR IGNORE INTO main.{quoted(table.name)} ({names})"
+                            f" SELECT {names} FROM source.{quoted(table.name)} LIMIT {ROWS}"
+                        )
+                    with (descriptions / f"{table.name}.csv").open("w", newline="", encoding="utf-8") as out:
+                        lines = [(column.name, column.description) for column in table.columns]
+                        csv.writer(out).writerows([("original_column_name", "column_description"), *lines])
+                connection.commit()
+                if file.is_file():
+                    connection.execute("DETACH source")
+    questions = [
+        {
+            **{"question_id": place, "db_id": home[row["db_id"]], "question": row["question"]},
+            **{"evidence": row.get("evidence", ""), "SQL": row.get("query") or row["SQL"], "difficulty": "simple"},
+        }
+        for place, row in enumerate(rows)
+    ]
+    (folder / "dev.json").write_text(json.dumps(questions), encoding="utf-8")
+
+
+def unfit(entries: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], source: Path) -> list[dict[str, Any]]:
+    """Print, and return, how many prompts of each recipe do not fit."""
+    groups: list[list[dict[str, Any]]] = []
+    for entry in entries:  # a database joins the first group with none of its tables' names
+        names = {name.lower() for name in entry["table_names_original"]}
+        fitting = (
+            group for group in groups if not names & {t.lower() for one in group for t in one["table_names_original"]}
+        )
+        (group := next(fitting, [])).append(entry)
+        if len(group) == 1:
+            groups.append(group)
+    worlds = {"own database": [[entry] for entry in entries], "joined": groups}
+    widths = [sum(len(entry["column_names_original"]) - 1 for entry in group) for group in groups]
+    title = f"{len(rows)} questions of {len(entries)} databases, or of {len(groups)} joined ones with "
+    table = Printed(title=title + f"{', '.join(map(str, widths))} columns: prompts that do not fit")
+    for heading in ("recipe", "tokens", *(f"{world}, {view}" for world in worlds for view in ("whole", "filtered"))):
+        table.add_column(heading, justify="left" if heading == "recipe" else "right")
+    found = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for world, joined in worlds.items():
+            write_bird(Path(temporary) / world, joined, rows, source)
+        for name in RECIPES:
+            limit = recipes.load(name, []).evaluation.sampling.episode_tokens
+            counts: list[int | None] = []
+            for world in worlds:
+                test = {"kind": "bird", "name": "bird_dev", "split": "dev", "path": str(Path(temporary) / world)}
+                for settings in ([], FILTER):
+                    recipe = recipes.load(name, [f"data.test={json.dumps([test])}", *settings])
+                    if settings and recipes.load(name, []).protocol.schema_view != "full":
+                        counts.append(None)  # its prompt shows no schema
+                        continue
+                    (step,) = graph.plan(recipe, store := Store(Path(temporary) / "store"), "test", among=("test",))
+                    folder = graph.execute(step, recipe, store, Silent(), [step]).folder
+                    counts.append(sum(pool.unfit for pool in prompt_fit.count(recipe, {"test": folder})))
+            table.add_row(name, f"{limit:,}", *("–" if count is None else str(count) for count in counts))
+            found.append({"recipe": name, "tokens": limit, "unfit": counts})
+    Console(width=120).print(table)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="?", type=Path, help="a benchmark's tables.json")
     parser.add_argument("questions", nargs="*", type=Path, help="its files of questions")
+    parser.add_argument("--recipes", action="store_true", help="count the prompts that do not fit, recipe by recipe")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     console = Console(width=100)
@@ -148,6 +246,11 @@ def main() -> None:
     entries = {entry["db_id"]: entry for entry in json.loads(arguments.tables.read_text(encoding="utf-8"))}
     rows = [row for path in arguments.questions for row in json.loads(path.read_text(encoding="utf-8"))]
     rows = [row for row in rows if row["db_id"] in entries]
+    if arguments.recipes:
+        asked = {row["db_id"] for row in rows}
+        chosen = [entry for name, entry in entries.items() if name in asked]
+        print(json.dumps(unfit(chosen, rows, arguments.tables.parent)))
+        return
     own = {name: described(entry) for name, entry in entries.items()}
     examples = [
         Example(
