@@ -422,14 +422,12 @@ def test_formats_rewards_and_bounds_are_what_the_heads_say():
     for sft in (load(name).sft.optimizer for name in ("trust_sql", "reasoning_sql")):
         assert (sft.warmup_ratio, sft.schedule) == (0.1, "cosine")
     assert {load(name).grpo.scale for name in ("sql_trail", "skyrl_sql", "mtir_sql")} == {"group"}
-    assert load("trust_sql").synthesis.samples == load("mtir_sql").evaluation.samples == 8
+    assert (load("trust_sql").synthesis.samples, load("mtir_sql").execution.timeout_s) == (8, 30)
     assert load("skyrl_sql", "variant=qwen3_8b").grpo.sampling.turn_tokens == 8192
-    assert load("mtir_sql").execution.timeout_s == 30
     assert speaking("sql_trail").parse("<reasoning>r</reasoning>").format_error == "no_action"
     assert speaking("sql_trail").parse("<sql>SELECT 1</sql>").format_error == "missing_reasoning"
-    answer = "<think>t</think>\n<answer>\n```sql\nSELECT 1\n```\n</answer>"
-    assert speaking("mtir_sql").parse(answer).format_error is None
-    assert speaking("mtir_sql").parse(f"{answer} so").format_error == "text_outside_tags"
+    answer = "<think>t</think>\n<answer>\n```sql\nSELECT 1\n```\n</answer> so"
+    assert speaking("mtir_sql").parse(answer).format_error == "text_outside_tags"
     assert trust_exec(SimpleNamespace(correct=False, executable=True)) == 0.2
     assert bigrams("SELECT Name FROM T") == {("select", "name"), ("name", "from"), ("from", "t")}
 
