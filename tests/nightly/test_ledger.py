@@ -36,11 +36,11 @@ def make(folder, key):
 
 def test_a_champion_whose_checkpoint_is_gone_does_not_come_back(tmp_path):
     book = ledger(tmp_path)
-    for key in ("k1", "k2"):
+    for key in ("k0", "k1", "k2"):
         night(book, "promoted", key)
     with pytest.raises(DataError, match="the champion before, grpo/k1, is not in the store any more"):
         book.rollback()
-    assert [one.key for one in book.champions()] == ["k1", "k2"]
+    assert [one.key for one in book.champions()] == ["k0", "k1", "k2"]
 
 
 def test_promotions_push_and_rollbacks_pop(tmp_path):
@@ -111,6 +111,8 @@ def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path):
         ledger(tmp_path).rollback()
     with pytest.raises(ChampionChanged, match="another champion of farms stands by now"):
         book.add("night", standing="k2", decision="kept")
+    with pytest.raises(ChampionChanged):
+        ledger(tmp_path / "without").add("night", standing="k2", decision="kept")
     assert [row["event"] for row in book.lines()] == ["night", "night", "rollback"]
 
 

@@ -203,8 +203,8 @@ OLD = [  # the champion's: t1's question in other words, and t3's query with ano
 NEW = [("d", "What is the name of each port ?", "SELECT name FROM port")]
 
 
-def questions(store, stage, key, asked, pool):
-    database = Database("harbour", "sqlite", "harbour.sqlite")
+def questions(store, stage, key, asked, pool, name="harbour"):
+    database = Database(name, "sqlite", f"{name}.sqlite")
     made = [Example(id, question, database, sql) for id, question, sql in asked]
     rows = [{"pool": pool, "part": 0}] * len(made)
     store.make(
@@ -223,8 +223,9 @@ def store(tmp_path):
     questions(store, "data", "old", OLD, "sft")
     questions(store, "data", "new", NEW, "rl")
     questions(store, "data", "watched", TEST, "dev")  # no model learns from them
+    questions(store, "data", "far", TEST, "sft", "ocean")
     questions(store, "test", "t", TEST, "test")
-    for key, data in (("champion", "old"), ("challenger", "new"), ("other", "watched")):
+    for key, data in (("champion", "old"), ("challenger", "new"), ("other", "watched"), ("far", "far")):
         trained(store, key, data)
     return store
 
@@ -233,6 +234,7 @@ def test_questions_that_a_champion_was_trained_on_are_found(store):
     test = store.folder("test", "t")
     assert trained_on(store, ("sft", "champion"), ("sft", "challenger"), test) == {"t1", "t3"}
     assert trained_on(store, ("sft", "other"), ("sft", "challenger"), test) == frozenset()
+    assert trained_on(store, ("sft", "far"), ("sft", "challenger"), test) == frozenset()  # of another database
     assert trained_on(store, ("sft", "champion"), ("sft", "champion"), test) == frozenset()
     assert trained_on(store, ("model", "base"), ("sft", "challenger"), test) == frozenset()  # nobody trained it here
 
@@ -248,15 +250,20 @@ def record(id, right):
 
 
 @pytest.mark.parametrize(
-    ("held", "decision", "said"),
+    ("held", "champion", "start", "withdrawn", "decided", "decision", "said"),
     [
-        (["t1", "t2", "t3"], "promoted", "better: 0.0 to 100.0 % of 1 questions"),
-        (["t1", "t3"], "kept", "the champion was trained on all 2 questions that are held out now"),
+        (["t1", "t2", "t3"], "champion", "", "", "promoted", "promoted", "better: 0.0 to 100.0 % of 1 questions"),
+        (["t1", "t3"], "champion", "", "", "promoted", "kept", "the champion was trained on all 2 questions that are"),
+        (["t2"], "", "", "", "worse", "kept", "no champion yet, against the base model: "),
+        (["t2"], "champion", "old", "old", "worse", "kept", "it was trained from a champion that was rolled back; "),
+        (["t2"], "champion", "", "challenger", "promoted", "kept", "it was rolled back before; "),
     ],
 )
-def test_they_do_not_count_when_a_challenger_is_held_against_it(store, monkeypatch, held, decision, said):
+def test_they_do_not_count_when_a_challenger_is_held_against_it(
+    store, monkeypatch, held, champion, start, withdrawn, decided, decision, said
+):
     """The champion knows the two that it was trained on; only the challenger knows the answer to the other one."""
-    right = {"champion": {"t1", "t3"}, "challenger": {"t2"}}
+    right = {"champion": {"t1", "t3"}, "challenger": {"t2"}, "base": set()}
     for key in right:
         lines = [{"pass": "greedy", "record": to_dict(record(name, name in right[key]))} for name in held]
         text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -271,17 +278,18 @@ def test_they_do_not_count_when_a_challenger_is_held_against_it(store, monkeypat
     def promoted(test, *_):
         before, after = (sum(item.scores["strict"] for item in side) for side in (test.before, test.after))
         reason = f"better: {100 * before:.1f} to {100 * after:.1f} % of {len(test.before)} questions"
-        return night.PromotionDecision("promoted", reason, {})
+        return night.PromotionDecision(decided, reason, {})
 
     monkeypatch.setattr(night, "decide", promoted)
     site = SimpleNamespace(name="miniature", overrides=(), store=store, recipe=recipes.load("miniature"))
-    challenger = night.Challenger("sft", "challenger", "base", ())
-    verdict = night.compare_with_champion(site, challenger, Champion("sft", "champion", (), 1), set())
+    challenger = night.Challenger("sft", "challenger", "base", (), start)
+    stands = Champion("sft", champion, (), 1) if champion else None
+    verdict = night.compare_with_champion(site, challenger, stands, {withdrawn} - {""})
     assert verdict.decision == decision
     assert verdict.reason.startswith(said)
 
 
-@pytest.mark.parametrize(("broken", "share", "stops"), [(3, 0.05, True), (1, 0.05, True), (1, 0.5, False)])
+@pytest.mark.parametrize(("broken", "share", "stops"), [(3, 0.05, True), (1, 0.05, True), (1, 1 / 3, False)])
 def test_nothing_is_decided_by_an_evaluation_that_a_boundary_broke(store, broken, share, stops):
     """It is asked again the next night: kept in the store, it would decide on every night to come."""
     made = [record(id, True) for id, _, _ in TEST]
