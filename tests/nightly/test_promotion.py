@@ -183,6 +183,8 @@ def test_each_source_of_the_rl_pool_keeps_a_number_of_its_own(parts):
     first, again = united(parts, [False, True], 0.5), united(parts, [False, True], 0.5)
     assert first == again
     assert first["filter"] != united(parts, [False, True], 1.0)["filter"]
+    more = (*parts[:2], [*parts[2], parts[2][1]])  # eight old rows and four old ones; as many as the four fresh stay
+    assert frames.read(united(more, [False, False, True], 1.0)["filter"] / DATA).height == 8
 
 
 @pytest.mark.parametrize(("replay", "kept"), [(None, 12), (0.0, 4), (0.5, 6), (1.0, 8), (9.0, 12)])
