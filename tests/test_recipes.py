@@ -34,8 +34,8 @@ def test_a_reward_is_reached_by_its_name_or_its_place(tmp_path):
     path = write(tmp_path, "rewards: [{term: exec, weight: 5}, {term: turns, weight: 2}]\n")
     assert recipes.load(path, ["rewards.turns.weight=0"]).rewards[1].weight == 0
     assert recipes.load(path, ["rewards.0.weight=3"]).rewards[0].weight == 3
-    with pytest.raises(RecipeError, match="no item 'exce'"):
-        recipes.load(path, ["rewards.exce.weight=0"])
+    with pytest.raises(RecipeError, match="no item 'exe'"):
+        recipes.load(path, ["rewards.exe.weight=0"])
 
 
 def test_a_variant_is_a_named_list_of_overrides(tmp_path):
@@ -53,6 +53,9 @@ def test_what_another_file_lays_over_a_recipe():
     # TRUST-SQL draws 9,217 of SynSQL's levels; the generated world knows neither the count nor the levels
     source = recipes.load("mini_trust_sql").data.sft
     assert (source.kind, source.count, set(source.options)) == ("miniature", None, {"databases", "questions"})
+    below = {"a": {"b": 1}}
+    assert recipes.laid_over(below, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
+    assert below == {"a": {"b": 1}}
 
 
 @pytest.mark.parametrize(
