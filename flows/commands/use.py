@@ -36,6 +36,7 @@ from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.endpoints import client
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
+from pipelines.export.llama_cpp import BLOCKS
 from pipelines.nightly.ledger import ledgers
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
@@ -360,7 +361,11 @@ def export(
     model: Annotated[str, typer.Argument(help="A checkpoint folder, champion:RECIPE, STAGE/KEY, or a trained recipe.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
     overrides: Overrides = None,
-    to: Annotated[str, typer.Option(help="hub-folder, hub-adapter (LoRA alone) or ollama.")] = "hub-folder",
+    to: Annotated[str, typer.Option(help="hub-folder, hub-adapter (LoRA alone), gguf or ollama.")] = "hub-folder",
+    quantize: Annotated[
+        str | None,
+        typer.Option(help="Types of the GGUF files, with commas between: bf16 (without it), q8_0, q4_0, q4_k_m."),
+    ] = None,
     push: Annotated[str | None, typer.Option(help="Also upload it to the hub as OWNER/NAME, private.")] = None,
 ) -> None:
     """Write a trained model as others take it, with a filled card: weights, tokenizer, prompt, protocol, figures.
@@ -369,7 +374,9 @@ def export(
 
       sqltrain export miniature ~/mini-agent
 
-      sqltrain export champion:sql_trail ~/agent --to ollama
+      sqltrain export miniature ~/mini-agent --to gguf --quantize q8_0,q4_k_m
+
+      sqltrain export champion:sql_trail ~/agent --to ollama --quantize q4_k_m
 
       sqltrain export grpo/0a1b2c3d4e5f ~/agent --push me/agent
     """
@@ -379,6 +386,11 @@ def export(
     chosen = next((kind for kind in kinds if kind == to), None)
     if chosen is None:
         raise UserError(f"there is no export {to!r}", f"There are: {', '.join(kinds)}.")
+    types = (quantize or "bf16").split(",")
+    if quantize is not None and to not in ("gguf", "ollama"):
+        raise UserError("--quantize is of GGUF files", "Pass --to gguf or --to ollama.")
+    if unknown := [each for each in types if each not in BLOCKS]:
+        raise UserError(f"--quantize: there is no type {unknown[0]!r}", f"There are: {', '.join(BLOCKS)}.")
     token = None if push is None else exports.require_token()  # before a folder is written
     stage, _, key = model.partition("/")
     if Path(model).expanduser().is_dir():
@@ -392,10 +404,12 @@ def export(
         checkpoint = newest_model(recipes.load(model, rest), store)
     else:
         raise DataError(f"there is no model {model!r}", "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe.")
-    notes = exports.write(lineage_of(checkpoint), chosen, out)
+    notes = exports.write(lineage_of(checkpoint), chosen, out, types)
     say(f"wrote {out}: read its {exports.README} before you hand it on")
     for note in notes:
         say(f"note: {note}")
+    for path in sorted(out.glob("*.gguf")):
+        say(f"serve it: python -m llama_cpp.server --model {path} --n_ctx 0")
     if to == "ollama":
         say(f"import it: cd {out} && ollama create {out.name}")
     if push is not None and token is not None:

@@ -1,18 +1,20 @@
 """Writes an export: the files of a checkpoint that others need, whole or not at all, with its cards beside them."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
+from safetensors import SafetensorError
+
 from pipelines.core.errors import DataError, EndpointError, ResourceError, UserError
 from pipelines.core.files import read_json, require_room, write_json, writing
-from pipelines.export import cards, ollama
+from pipelines.export import cards, llama_cpp
 from pipelines.export.cards import Lineage
 from pipelines.recipe.checkpoint import CARD
 
-Kind = Literal["hub-folder", "hub-adapter", "ollama"]
+Kind = Literal["hub-folder", "hub-adapter", "gguf", "ollama"]
 HINT = "Export it with --to hub-folder."
 README, DATASET, MODELFILE = "README.md", Path("dataset", "README.md"), "Modelfile"
 TOKENIZER = (
@@ -22,8 +24,8 @@ WEIGHTS = ("config.json", "generation_config.json", "*.safetensors", "*.safetens
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
-    """Write an export; returns notes for its user, a line each."""
+def write(lineage: Lineage, kind: Kind, out: Path, types: Sequence[str] = ("bf16",)) -> list[str]:
+    """Write an export, with GGUF files of some types if its kind has them; returns notes for its user, a line each."""
     if out.exists():
         raise DataError(f"{out} exists", "Name a folder that is not there yet.")
     if kind == "hub-adapter":
@@ -42,7 +44,8 @@ def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
     try:
         with writing(out.parent):
             beside.mkdir(parents=True)
-            require_room(beside, sum(path.stat().st_size for path in files) // 2**20 + 1)
+            copies = 1 + len(types) * (kind in ("gguf", "ollama"))
+            require_room(beside, copies * sum(path.stat().st_size for path in files) // 2**20 + 1)
             for path in files:
                 shutil.copyfile(path, beside / path.name)
             if kind == "hub-adapter":  # its base goes by its hub name and commit, and never by a path of this machine
@@ -56,6 +59,17 @@ def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
             (beside / DATASET).parent.mkdir()
             (beside / DATASET).write_text(text, encoding="utf-8")
             notes: list[str] = []
+            weights = "."
+            if kind in ("gguf", "ollama"):
+                try:
+                    gguf_files, notes = llama_cpp.write_gguf(beside, out.name, types)
+                    weights = f"./{gguf_files[0]}"
+                except (SafetensorError, ValueError, LookupError) as error:
+                    raise DataError(f"{lineage.folder} is damaged: {error}", "Train it again.") from None
+                except DataError as error:
+                    if kind == "gguf":
+                        raise
+                    notes = [f"{error.message}: Ollama imports the safetensors itself, if it supports the architecture"]
             if kind == "ollama":
                 from transformers import AutoTokenizer
 
@@ -63,8 +77,8 @@ def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
                     tokenizer = AutoTokenizer.from_pretrained(str(beside))
                 except (OSError, ValueError) as error:
                     raise DataError(f"its tokenizer cannot be read: {str(error).splitlines()[0]}", HINT) from None
-                (beside / MODELFILE).write_text(ollama.modelfile(beside, tokenizer, lineage.card), encoding="utf-8")
-                notes = list(ollama.conversion_warnings(beside))
+                text = llama_cpp.modelfile(beside, weights, tokenizer, lineage.card)
+                (beside / MODELFILE).write_text(text, encoding="utf-8")
             beside.rename(out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -15,7 +15,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import to_dict
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Level, Summary
-from pipelines.export import cards, ollama
+from pipelines.export import cards, llama_cpp
 from pipelines.export import folder as hub
 from pipelines.export.cards import lineage_of
 from pipelines.recipe import recipes
@@ -134,27 +134,81 @@ def test_ollama_gets_the_chat_template_and_the_limits(store, tmp_path):
     assert {f"PARAMETER {limit}" for limit in limits} <= set(lines)
 
 
-def test_a_template_that_does_more_is_refused_and_unsupported_parts_are_warned_of(tmp_path):
+def test_a_template_that_does_more_is_refused():
     with pytest.raises(DataError, match="does more than put each message"):
-        ollama.template(tokenizer(THINKING), "think")
+        llama_cpp.template(tokenizer(THINKING), "think")
     with pytest.raises(DataError, match="refuses a conversation: no system"):
-        ollama.template(tokenizer("{{ raise_exception('no system') }}"), "think")
+        llama_cpp.template(tokenizer("{{ raise_exception('no system') }}"), "think")
     begun = tokenizer("{{ bos_token }}" + CHATML)
     begun.bos_token = "<s>"
-    assert ollama.template(begun, "think") == ollama.template(tokenizer(), "think")
+    assert llama_cpp.template(begun, "think") == llama_cpp.template(tokenizer(), "think")
     braces = tokenizer("{% for m in messages %}{{ '{{' + m['content'] }}{% endfor %}")
-    assert ollama.template(braces, "think").count('{{ "{{" }}') == 3
-    tokenizer().save_pretrained(tmp_path)
-    write_json(tmp_path / "config.json", {"architectures": ["Qwen2ForCausalLM"]})
-    assert list(ollama.conversion_warnings(tmp_path)) == []
-    write_json(tmp_path / "config.json", {"architectures": ["Qwen3ForCausalLM"]})
-    settings = json.loads((tmp_path / "tokenizer.json").read_text())
-    settings["pre_tokenizer"]["pretokenizers"] = [{"type": "Split", "pattern": {"Regex": "own"}}]
-    write_json(tmp_path / "tokenizer.json", settings)
-    assert [line.partition(":")[0] for line in ollama.conversion_warnings(tmp_path)] == [
-        "Ollama may refuse Qwen3ForCausalLM",
-        "Ollama does not know how this tokenizer splits a text",
-    ]
+    assert llama_cpp.template(braces, "think").count('{{ "{{" }}') == 3
+
+
+def tiny(folder, width=32):
+    from pipelines.recipe.config import Model, TinyModel
+    from pipelines.training.model import make_tiny
+
+    sizes = TinyModel(width=width, layers=1, heads=2, ffn=2 * width, vocabulary=300, context=256)
+    make_tiny(Model(tiny=sizes), ["SELECT first_name FROM singer , 12"] * 20, ["<sql>", "</sql>"], folder, seed=0)
+    return folder
+
+
+def test_gguf_files_hold_the_weights_the_tokenizer_and_the_chat_template(tmp_path):
+    import gguf
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    model, out = tiny(tmp_path / "model"), tmp_path / "agent"
+    note = hub.write(lineage_of(model), "ollama", out, ["q8_0", "bf16", "q4_k_m"])[-1]
+    assert (out / "Modelfile").read_text().startswith("FROM ./agent-q8_0.gguf\n")
+    assert note == "q4_k_m needs widths that are multiples of 256, and they are (32, 64, 32): q4_0 is written"
+    files = {path.stem.removeprefix("agent-"): gguf.GGUFReader(path) for path in out.glob("*.gguf")}
+    said = {name: field.contents() for name, field in files["q8_0"].fields.items()}
+    assert (said["qwen3.embedding_length"], said["qwen3.attention.key_length"]) == (32, 16)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert said["tokenizer.chat_template"] == tokenizer.chat_template
+    assert said["tokenizer.ggml.tokens"] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    assert [said["tokenizer.ggml.token_type"][place] for place in (0, 4, 5, -1)] == [3, 3, 1, 4]  # 4: tags
+    weights = load_file(model / "model.safetensors")
+    for form, error in {"bf16": 2**-8, "q8_0": 1 / 127, "q4_0": 1 / 8}.items():  # of the largest weight, at most
+        tensors = {each.name: each for each in files[form].tensors}
+        there, values = tensors["blk.0.ffn_down.weight"], weights["model.layers.0.mlp.down_proj.weight"].numpy()
+        assert (len(tensors), list(there.shape)) == (len(weights), [64, 32])
+        read = gguf.quants.dequantize(there.data, there.tensor_type)
+        assert 0 < abs(read - values).max() <= error * abs(values).max()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_llama_cpp_has_the_tokens_and_the_logits_of_the_checkpoint(tmp_path, monkeypatch, family):
+    engine = pytest.importorskip("llama_cpp")
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+    with monkeypatch.context() as patch:
+        if family == "qwen2":
+            patch.setattr("pipelines.training.model.PIECES", PRETOKENIZE_REGEX)
+        model = tiny(tmp_path / "model", 256)
+    network = AutoModelForCausalLM.from_pretrained(model)
+    if family == "qwen2":  # a head of its own, and biases
+        sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 2, "num_key_value_heads": 2}
+        about = AutoConfig.for_model("qwen2", vocab_size=network.config.vocab_size, num_hidden_layers=1, **sizes)
+        network = AutoModelForCausalLM.from_config(about)
+        [values.data.normal_() for name, values in network.named_parameters() if name.endswith("bias")]
+        network.save_pretrained(model)
+    notes = hub.write(lineage_of(model), "gguf", tmp_path / "agent", ["bf16", "q4_k_m"])
+    assert len(notes) == (family == "qwen3")  # the miniature's tokenizer, in Ollama
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chat = [{"role": "user", "content": "first_name  ( a_1 ) 12,\n\tsinger's \u00e9\u00df_<sql>SELECT"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    logits = network(ids).logits[0, -1].detach().numpy()
+    for form, error in (("bf16", 0.02), ("q4_k_m", 0.2)):
+        served = engine.Llama(str(tmp_path / "agent" / f"agent-{form}.gguf"), n_ctx=0, verbose=False, logits_all=True)
+        assert served.tokenize(text.encode(), add_bos=False, special=True) == ids[0].tolist()
+        served.eval(ids[0].tolist())
+        assert abs(served.scores[served.n_tokens - 1] - logits).max() < error * abs(logits).max()
 
 
 def test_an_export_that_fails_half_way_leaves_nothing(store, tmp_path):
@@ -220,7 +274,8 @@ def test_every_protocol_has_words_for_its_card(name, tmp_path):
 @pytest.mark.parametrize(
     ("what", "kind", "kinds", "said"),
     [
-        ("grpo/grpo1", "gguf", UserError, "there is no export 'gguf'. There are: hub-folder, hub-adapter, ollama"),
+        ("grpo/grpo1", "onnx", UserError, "there is no export 'onnx'. There are: hub-folder, hub-adapter, gguf"),
+        ("grpo/grpo1", "gguf", DataError, "its tokenizer splits a text in a way that llama.cpp lacks"),
         ("nothing", "ollama", DataError, "there is no model 'nothing'"),
         ("miniature", "ollama", DataError, "has no trained model"),
         ("champion:miniature", "ollama", DataError, "champion"),
@@ -229,6 +284,12 @@ def test_every_protocol_has_words_for_its_card(name, tmp_path):
 def test_an_impossible_export_is_one_plain_line(store, tmp_path, what, kind, kinds, said):
     with pytest.raises(kinds, match=said):
         use.export(model=what, out=tmp_path / "out", overrides=[], to=kind, store=str(store.root))
+    for to, types, refused in (
+        ("gguf", "q8_0,q5", "there is no type 'q5'"),
+        ("hub-folder", "q8_0", "is of GGUF files"),
+    ):
+        with pytest.raises(UserError, match=refused):
+            use.export(model=what, out=tmp_path / "out", overrides=[], to=to, quantize=types, store=str(store.root))
     assert {path.name for path in tmp_path.iterdir()} == {"store"}
     (tmp_path / "there").mkdir()
     with pytest.raises(DataError, match="exists"):
