@@ -2,8 +2,9 @@
 
 An asset is a stage of a recipe, `sqltrain://RECIPE/STAGE`, whose materializations carry key and figures; a stage that
 was there materializes nothing. Lineage goes from question files (`file://...`) over the stages to
-`sqltrain://RECIPE/champion`. Events are `sqltrain.champion.promoted`, `sqltrain.night.refused` and
-`sqltrain.run.failed`, about the resource `sqltrain.recipe.RECIPE`, and `sqltrain.run.progress`, about the flow run.
+`sqltrain://RECIPE/champion`. Events are `sqltrain.champion.promoted`, `sqltrain.champion.staged`,
+`sqltrain.night.refused` and `sqltrain.run.failed`, about the resource `sqltrain.recipe.RECIPE`, and
+`sqltrain.run.progress`, about the flow run.
 """
 
 import logging
@@ -24,13 +25,15 @@ from prefect.events import emit_event
 from prefect.events.worker import EventsWorker
 
 from pipelines.core.store import Store
+from pipelines.nightly.ledger import PROD
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import stage_figures
 from pipelines.stages.graph import StageResult, Step, seen_by
 from tasks.contracts import markdown_cell
-from tasks.models import HEADLINE
+from tasks.models import ALIASES, HEADLINE
 
 PROMOTED, REFUSED, FAILED = "sqltrain.champion.promoted", "sqltrain.night.refused", "sqltrain.run.failed"
+STAGED = "sqltrain.champion.staged"  # promoted in staging: a person may promote it to prod
 PROGRESS = "sqltrain.run.progress"
 EVERY_S = 60.0  # seconds between two events of progress
 BY = "sqltrain"
@@ -66,13 +69,15 @@ def publish_champion_asset(line: Mapping[str, Any]) -> None:
 
 
 def publish_champion(recipe: str, store: Store, line: Mapping[str, Any]) -> None:
-    """Publish a new champion: servers of the recipe may load it now."""
+    """Publish a new champion of the line's tier: servers of the recipe may load it now."""
+    tier = line.get("tier", PROD)
     stage, key = line["challenger"]["stage"], line["challenger"]["key"]
     deps: list[str | Asset] = [asset_key(recipe, name) for name in (stage, f"evaluate_{stage}")]
-    champion = [asset_key(recipe, "champion")]
-    publish_champion_asset.with_options(name="champion", assets=champion, asset_deps=deps)(line)
+    champion = [asset_key(recipe, ALIASES[tier])]
+    publish_champion_asset.with_options(name=ALIASES[tier], assets=champion, asset_deps=deps)(line)
     model = str(store.folder(stage, key) / "model")
-    emit(PROMOTED, recipe, {"stage": stage, "key": key, "model": model, "reason": line["reason"]})
+    event = PROMOTED if tier == PROD else STAGED
+    emit(event, recipe, {"stage": stage, "key": key, "model": model, "reason": line["reason"]})
 
 
 def emit(event: str, recipe: str, payload: Mapping[str, str]) -> None:

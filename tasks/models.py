@@ -16,7 +16,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.store import MANIFEST, Store
-from pipelines.nightly.ledger import Ledger
+from pipelines.nightly.ledger import PROD, STAGING, Ledger
 from pipelines.nightly.store_gc import claimed
 from pipelines.protocols.base import PROMPTS
 from pipelines.recipe.config import ProtocolSection, Recipe
@@ -157,6 +157,7 @@ def link_prompt(run: MlflowRun, protocol: ProtocolSection) -> None:
 # A night's decision in MLflow's registry: aliases and tags on the versions of the two checkpoints, by reference.
 
 CHAMPION, CHALLENGER = "champion", "challenger"
+ALIASES = {PROD: CHAMPION, STAGING: STAGING}  # of each tier's champion
 OWNER = "nights"  # tag of a registered model: the series of nights to which its aliases belong, and their number
 REGISTERED = "registry.json"  # beside a ledger: the registry that has its champion, and that champion's key
 
@@ -181,7 +182,7 @@ def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> 
             claim.enter_context(claimed(store, (), {"recipe": recipe}))
             client = connect(uri, store.root)
             ledger, name = Ledger(store, recipe), model_name(recipe)
-            lines, champion, series = ledger.lines(), ledger.champion(), ledger.series()
+            lines, series = ledger.lines(), ledger.series()
             found = client.search_registered_models(f"name = '{name}'")
             owner, _, known = (found[0].tags if found else {}).get(OWNER, "").partition(" ")
             own = "" if owner in ("", series) else f"-{series}"
@@ -189,26 +190,36 @@ def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> 
                 say(f"{registry} was not told: it knows later nights. Run: sqltrain store pull")
                 return
             # The last challenger's version gets its decision and numbers, whatever became of it.
-            line, marked = next((row for row in reversed(lines) if row.get("challenger")), None), False
+            nights = (row for row in reversed(lines) if row["event"] == "night" and row.get("challenger"))
+            line, marked = next(nights, None), False
             if line is not None:
                 tags = {"decision": line["decision"], "decision_reason": line["reason"]}
                 tags |= {f"decision_{tag}": f"{value:.4g}" for tag, value in line["numbers"].items()}
                 tags = {tag.replace("/", ".") + own: text for tag, text in tags.items()}
                 marked = _mark(client, name, line["challenger"]["key"], CHALLENGER + own, tags)
-            # The champion's alias moves if its version is in this registry; else one line names the reason.
-            if champion is not None:
-                place = "" if uri == own_uri(store.root) else without_password(uri)
-                before = _registered(ledger).get("registry", place)
-                moved = _mark(client, name, champion.key, CHAMPION + own, {})
+            # A champion's alias moves if its version is in this registry; else one line names the reason.
+            place = "" if uri == own_uri(store.root) else without_password(uri)
+            registered = _registered(ledger)
+            before = registered.get("registry", place)
+            for tier, alias in ALIASES.items():
+                champion = ledger.champion(tier)
+                if champion is None:
+                    if alias in registered:  # prod rolled back what staging had
+                        client.delete_registered_model_alias(name, alias + own)
+                        del registered[alias]
+                        write_json(ledger.folder / REGISTERED, registered)
+                    continue
+                moved = _mark(client, name, champion.key, alias + own, {})
                 if moved:
                     marked = True
-                    write_json(ledger.folder / REGISTERED, {"registry": place, "champion": champion.key})
+                    registered |= {"registry": place, alias: champion.key}
+                    write_json(ledger.folder / REGISTERED, registered)
                 if not moved or before != place:
                     where, why = without_password(uri), f"it has no version of {champion.stage}/{champion.key}"
                     if before != place:
                         where, why = before or own_uri(store.root), "MLFLOW_TRACKING_URI names another registry here"
                     say(
-                        f"@{CHAMPION}{own} of {name} in {where} was not moved: {why}. "
+                        f"@{alias}{own} of {name} in {where} was not moved: {why}. "
                         f"With that variable set as for the nights, run: sqltrain champion show {recipe}"
                     )
             if marked and own:
@@ -222,10 +233,11 @@ def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> 
 
 
 def announce_if_stale(recipe: str, store: Store, say: Callable[[str], None]) -> None:
-    """Announce the champion if the registry was last sent another one; it is not asked otherwise."""
+    """Announce the champions if the registry was last sent other ones; it is not asked otherwise."""
     ledger = Ledger(store, recipe)
-    champion = ledger.champion()
-    if champion is not None and _registered(ledger).get("champion", champion.key) != champion.key:
+    registered = _registered(ledger)
+    champions = {alias: ledger.champion(tier) for tier, alias in ALIASES.items() if alias in registered}
+    if any(registered[alias] != (champion.key if champion else "") for alias, champion in champions.items()):
         announce_champion(recipe, store, say)
 
 

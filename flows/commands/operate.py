@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,7 +15,7 @@ from pipelines.core.errors import DataError, SqltrainError, UserError
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.store_remote import Remote, select_stages
 from pipelines.nightly import inbox, ledger_remote, store_gc
-from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.nightly.ledger import PROD, STAGING, TIERS, Ledger, ledgers
 from pipelines.nightly.night import NightContext, run_night, title
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
@@ -31,6 +31,7 @@ Url = Annotated[str, typer.Argument(help="Where: s3://BUCKET/FOLDER, file:///FOL
 Names = Annotated[
     list[str] | None, typer.Argument(help="STAGE or STAGE/KEY (or its beginning); all of them when left out.")
 ]
+Tier = Literal["prod", "staging"]
 HEIGHT, NIGHTS = 8, 60  # of the plot of `status`: lines, and columns at most
 MARKS = {"promoted": "●", "kept": "○", "worse": "×"}
 
@@ -124,44 +125,73 @@ def nightly(
 @champion_app.command("show")
 @with_store
 def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the champion, and those that a rollback goes back to; MLflow's alias is moved if a rollback could not.
+    """Print the champions of prod and staging, and those that a rollback goes back to; MLflow's aliases are put right.
 
     Example: sqltrain champion show miniature
     """
     loaded, store = open_recipe(recipe, overrides)
     announce_if_stale(loaded.name, store, lambda line: typer.echo(line, err=True))
-    champions = [
-        {
-            "stage": champion.stage,
-            "key": champion.key,
-            "model": str(store.folder(champion.stage, champion.key) / "model"),
-            "batches": len(champion.batches),
-        }
-        for champion in reversed(Ledger(store, loaded.name).champions())
-    ]
+    ledger = Ledger(store, loaded.name)
+    by_tier = {
+        tier: [
+            {
+                "stage": champion.stage,
+                "key": champion.key,
+                "model": str(store.folder(champion.stage, champion.key) / "model"),
+                "batches": len(champion.batches),
+            }
+            for champion in reversed(ledger.champions(tier))
+        ]
+        for tier in TIERS
+    }
     if as_json:
-        emit({"champions": champions})
+        emit({"champions": by_tier[PROD], STAGING: by_tier[STAGING]})
         return
-    for place, champion in zip(["champion", *["before"] * len(champions)], champions, strict=False):
-        typer.echo(f"{place:<9} {champion['model']}  ({champion['batches']} batches learned)")
-    if not champions:
+    for first, champions in zip(("champion", STAGING), by_tier.values(), strict=True):
+        for place, champion in zip([first, *["before"] * len(champions)], champions, strict=False):
+            typer.echo(f"{place:<9} {champion['model']}  ({champion['batches']} batches learned)")
+    if not any(by_tier.values()):
         typer.echo(f"{loaded.name} has no champion yet; run: sqltrain nightly {recipe}")
 
 
 @champion_app.command("rollback")
 @with_store
-def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
+def champion_rollback(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    tier: Annotated[Tier, typer.Option(help="prod or staging; what leaves prod leaves staging too.")] = "prod",
+) -> None:
     """Make the previous champion the champion again; the one that leaves is not promoted again.
 
     A night may be running: it decides against the champion that stands when it ends, and does not promote what it
     trained from the one that left.
 
-    Example: sqltrain champion rollback miniature
+    Examples:
+
+      sqltrain champion rollback miniature
+
+      sqltrain champion rollback miniature --tier staging
     """
     loaded, store = open_recipe(recipe, overrides)
-    former, came = Ledger(store, loaded.name).rollback()
+    former, came = Ledger(store, loaded.name).rollback(tier)
     announce_champion(loaded.name, store, typer.echo)
-    typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {former.stage}/{former.key})")
+    who = "champion" if tier == PROD else tier
+    typer.echo(f"{who}: {store.folder(came.stage, came.key) / 'model'} (was {former.stage}/{former.key})")
+
+
+@champion_app.command("promote")
+@with_store
+def champion_promote(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Make the champion of staging, to which nights with nightly.tier=staging promote, the champion of prod too.
+
+    It may be done while a night runs. The deployment promote/prod does the same from Prefect's UI.
+
+    Example: sqltrain champion promote miniature
+    """
+    loaded, store = open_recipe(recipe, overrides)
+    made = Ledger(store, loaded.name).promote()["challenger"]
+    announce_champion(loaded.name, store, typer.echo)
+    typer.echo(f"champion: {store.folder(made['stage'], made['key']) / 'model'} (from staging)")
 
 
 @app.command()
@@ -194,9 +224,12 @@ def state_of(store: Store) -> dict[str, Any]:
         running.append({**known, "stage": next(iter(waiting), ""), "done": n_stages - len(waiting), "of": n_stages})
     by_recipe: dict[str, Any] = {}
     for name, ledger in ledgers(store).items():
-        lines, champion = ledger.lines(), ledger.champion()
+        lines = ledger.lines()
+        champions = {tier: ledger.champion(tier) for tier in TIERS}
+        names = {tier: None if one is None else f"{one.stage}/{one.key}" for tier, one in champions.items()}
         by_recipe[name] = {
-            "champion": None if champion is None else f"{champion.stage}/{champion.key}",
+            "champion": names[PROD],
+            "staging": names[STAGING],
             "last": lines[-1] if lines else None,
             "nights": [
                 {"at": row["at"], "decision": row["decision"], "ex": row.get("numbers", {}).get("challenger_ex")}
@@ -218,10 +251,13 @@ def render_state(state: dict[str, Any]) -> str:
     if not state["running"]:
         lines.append("nothing runs")
     for name, recipe in state["recipes"].items():
-        lines += ["", f"{name}: champion {recipe['champion'] or 'none yet'}"]
+        staging = f", in staging {recipe['staging']}" if recipe.get("staging") else ""
+        lines += ["", f"{name}: champion {recipe['champion'] or 'none yet'}{staging}"]
         last = recipe["last"]
         if last is not None and last["event"] == "night":
             lines.append(f"last night, {last['at']}: {last['decision']}: {last['reason']}")
+        elif last is not None and last["event"] == "promotion":
+            lines.append(f"promoted from staging, {last['at']}: {last['challenger']['key']}")
         elif last is not None:
             lines.append(f"rolled back, {last['at']}: from {last['from']} to {last['to']}")
         lines += plot(recipe["nights"])

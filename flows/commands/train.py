@@ -28,7 +28,7 @@ from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajec
 from pipelines.databases import card, named
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.nightly import night
-from pipelines.nightly.ledger import Champion, Ledger
+from pipelines.nightly.ledger import PROD, Champion, Ledger
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
@@ -209,7 +209,7 @@ def adapt(
 
         context = night.NightContext(str(place), rest, loaded, store, walk, contracts.check)
         with ledger.locked():
-            champion = ledger.champion()
+            champion = ledger.incumbent(loaded.nightly.tier)
             if champion is not None and champion.key == challenger.key:
                 line: dict[str, Any] = {"decision": "nothing", "reason": "it is the champion already", "numbers": {}}
             else:
@@ -232,7 +232,8 @@ def adapt(
     say(verdict)
     say(f"before and after, and what is still failed: {page}")
     if line["decision"] in ("promoted", "nothing"):
-        serve = shlex.join(["sqltrain", "serve", database, *stores, "--model", f"champion:{database}"])
+        champion_name = f"champion:{database}" + ("" if loaded.nightly.tier == PROD else f"@{loaded.nightly.tier}")
+        serve = shlex.join(["sqltrain", "serve", database, *stores, "--model", champion_name])
         say(f"serve it: {serve} --feedback feedback")
     else:
         say(f"it does not serve; look at the page, add questions to the file, and run: {command}")

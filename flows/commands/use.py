@@ -292,9 +292,7 @@ def ask(
 def serve(
     database: Annotated[str, typer.Argument(help="A name of databases/, a file, or an address.")],
     overrides: Overrides = None,
-    model: Annotated[
-        str | None, typer.Option(help="A checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help=f"Pass {KINDS}.")] = None,
     recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
     host: Annotated[str, typer.Option(help="The address to listen at; a public one needs --keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8080,
@@ -311,6 +309,8 @@ def serve(
     Examples:
 
       sqltrain serve shop --model ~/checkpoint
+
+      sqltrain serve shop --model champion:shop@staging
 
       sqltrain serve shop --model endpoint:big --host 0.0.0.0 --keys keys.yaml --feedback feedback
     """

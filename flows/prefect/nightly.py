@@ -77,3 +77,18 @@ def retrain(
         if line["decision"] == "promoted":
             show(events.publish_champion, loaded.name, opened, line)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])
+
+
+@flow(name="promote", flow_run_name="promote {recipe}", persist_result=False)
+def promote(recipe: RecipeName = "miniature", store: str = "") -> State[Any]:
+    """Make the champion of staging that of prod too; `sqltrain champion promote` is the same without a server.
+
+    Args:
+        recipe: A file of conf/recipes, whose nights say nightly.tier=staging.
+        store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
+    """
+    loaded, opened = open_form(recipe, (), store)
+    line = Ledger(opened, loaded.name).promote()
+    announce_champion(loaded.name, opened, get_run_logger().warning)
+    show(events.publish_champion, loaded.name, opened, line)
+    return Completed(name="Promoted", message=f"{line['challenger']['stage']}/{line['challenger']['key']}")

@@ -19,6 +19,9 @@ from pipelines.core.files import append_durably, lock, read_lines, try_lock, wri
 from pipelines.core.store import Store
 
 HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
+PROD, STAGING = "prod", "staging"
+TIERS = (PROD, STAGING)  # a line without a tier is about prod
+DECIDING = ("night", "promotion")  # events with a decision
 TAKEN = ("promoted", "kept", "worse")  # decisions after which a night's batches are not new any more
 
 
@@ -70,10 +73,10 @@ class Ledger:
         return lock(self.folder / ".lines.lock")
 
     def add(self, event: str, standing: str = "", **facts: Any) -> dict[str, Any]:
-        """Write one line and return it; `Moved` is raised if `standing` is not the key of the champion any more."""
+        """Write one line and return it; `ChampionChanged` is raised if `standing` is no longer the tier's incumbent."""
         row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **facts}
         with writing(self.folder), self.lines_locked():
-            champion = self.champion() if standing else None
+            champion = self.incumbent(facts.get("tier", PROD)) if standing else None
             if standing and (champion is None or champion.key != standing):
                 raise ChampionChanged(f"another champion of {self.folder.name} stands by now", "Run again.")
             if not self.lines():
@@ -86,20 +89,27 @@ class Ledger:
         first = next(iter(self.lines()), {})
         return str(first.get("series") or hashlib.sha256(json.dumps(first).encode()).hexdigest()[:8])
 
-    def champions(self) -> list[Champion]:
-        """The champion, preceded by those that a rollback goes back to."""
+    def champions(self, tier: str = PROD) -> list[Champion]:
+        """The champion of a tier, preceded by those that a rollback goes back to; a checkpoint that prod rolled back
+        leaves staging too.
+        """
         stack: list[Champion] = []
         for number, row in enumerate(self.lines()):
-            if row["event"] == "night" and row["decision"] == "promoted":
+            own = row.get("tier", PROD)
+            if row["event"] in DECIDING and row["decision"] == "promoted" and own == tier:
                 stage, key = row["challenger"]["stage"], row["challenger"]["key"]
                 stack.append(Champion(stage, key, tuple(row["learned"]), number))
-            elif row["event"] == "rollback" and stack:
-                stack.pop()
+            elif row["event"] == "rollback" and own in (tier, PROD):
+                stack = [champion for champion in stack if champion.key != row["from"]]
         return stack
 
-    def champion(self) -> Champion | None:
+    def champion(self, tier: str = PROD) -> Champion | None:
         """The checkpoint that serves now; None before the first promotion."""
-        return next(reversed(self.champions()), None)
+        return next(reversed(self.champions(tier)), None)
+
+    def incumbent(self, tier: str) -> Champion | None:
+        """The champion that a night of a tier begins with and is compared with: prod's while staging has none."""
+        return self.champion(tier) or self.champion()
 
     def usable(self) -> list[Path]:
         """The batches that may be trained on, in the order in which they came; those of a worse night may not."""
@@ -121,19 +131,39 @@ class Ledger:
             shutil.copyfile(bad, place / bad.name)
         return place
 
-    def rollback(self) -> tuple[Champion, Champion]:
+    def promote(self) -> dict[str, Any]:
+        """Make staging's champion that of prod too, at any time, and return the line."""
+        name, staged, standing = self.folder.name, self.champion(STAGING), self.champion()
+        if staged is None:
+            hint = f"Run: sqltrain nightly {name} nightly.tier=staging"
+            raise DataError(f"{name} has no champion of staging to promote", hint)
+        made = {"stage": staged.stage, "key": staged.key}
+        if standing is not None and standing.key == staged.key:
+            raise DataError(f"staging's champion {staged.stage}/{staged.key} is prod's champion already")
+        if not self._store.has(staged.stage, staged.key):
+            raise DataError(f"staging's champion {staged.stage}/{staged.key} is not in the store any more")
+        about = {"decision": "promoted", "reason": "promoted from staging", "numbers": {}, "learned": staged.batches}
+        return self.add("promotion", standing.key if standing else "", challenger=made, new=[], **about)
+
+    def rollback(self, tier: str = PROD) -> tuple[Champion, Champion]:
         """Give the place back to the champion before, at any time; returns the one that left and the one that came."""
-        champions = self.champions()
+        champions = self.champions(tier)
         if len(champions) < 2:
-            raise DataError(f"there is no earlier champion of {self.folder.name} to go back to")
+            where = "" if tier == PROD else f" in {tier}"
+            raise DataError(f"there is no earlier champion of {self.folder.name}{where} to go back to")
         former, came = champions[-1], champions[-2]
         if not self._store.has(came.stage, came.key):
             raise DataError(
                 f"the champion before, {came.stage}/{came.key}, is not in the store any more",
                 "gc keeps the last two champions. Pin older ones (sqltrain store pin), or train one anew.",
             )
-        self.add("rollback", standing=former.key, **{"from": former.key, "to": came.key})
+        self.add("rollback", former.key, **{"from": former.key, "to": came.key}, **tier_fact(tier))
         return former, came
+
+
+def tier_fact(tier: str) -> dict[str, str]:
+    """The tier in a line; prod's lines are as they were before there was another."""
+    return {} if tier == PROD else {"tier": tier}
 
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pipelines.core.files import read_json, write_atomic, write_json
 from pipelines.core.store import Store
 from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, path_inside, refused
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
-from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, NightInProgress, decisions, ledgers
+from pipelines.nightly.ledger import BATCHES, DECIDING, HOME, LINES, Ledger, NightInProgress, decisions, ledgers
 
 FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # of a batch, in the order in which they travel
 
@@ -68,7 +68,7 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
             # The batches that it decided on; a last line that was cut short never happened.
             try:
                 rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
-                promoted = [row for row in rows if row["event"] == "night" and row["decision"] == "promoted"]
+                promoted = [row for row in rows if row["event"] in DECIDING and row["decision"] == "promoted"]
                 names = [row["challenger"][part] for row in promoted for part in ("stage", "key")]
                 names += [row["from"] for row in rows if row["event"] == "rollback"]
                 is_ledger = all(isinstance(row["learned"], list) for row in promoted)

@@ -11,7 +11,7 @@ from pipelines.core.errors import BoundaryError, DataError, RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.nightly import inbox, store_gc
-from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger
+from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger, tier_fact
 from pipelines.nightly.promotion import HeldOutRecords, PromotionDecision, decide, drift, trained_on
 from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
@@ -103,13 +103,14 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
         nothing: dict[str, Any] = {"decision": "nothing", "reason": "no new questions", "new": []}
         if not fresh and day is not None:
             return nothing
-        if ledger.champion() is not None and not fresh:
+        standing = ledger.incumbent(recipe.nightly.tier)
+        if standing is not None and not fresh:
             return ledger.add("night", **nothing)
         base = _curate(context, recipe, "base")
         batches = {path.name: _admit(context, ledger, path, base, path in fresh) for path in ledger.usable()}
 
         # The champion is trained further, or the recipe's base anew on all batches.
-        start = ledger.champion() if recipe.nightly.start == "champion" else None
+        start = ledger.incumbent(recipe.nightly.tier) if recipe.nightly.start == "champion" else None
         parts = [UnionPart(base, fresh=start is None)]
         parts += [UnionPart(keys, fresh=start is None or name not in start.batches) for name, keys in batches.items()]
         united = unite(store, parts, None if start is None else recipe.nightly.replay, recipe.seed)
@@ -152,8 +153,10 @@ def conclude(
         fresh: batches about which this decides.
     """
     while True:
-        champion = ledger.champion()
+        tier = context.recipe.nightly.tier
+        champion = ledger.incumbent(tier)
         withdrawn = {row["from"] for row in ledger.lines() if row["event"] == "rollback"}
+        withdrawn -= {champion.key} if champion else set()  # what one tier rolled back may stand in the other
         verdict = compare_with_champion(context, challenger, champion, withdrawn)
         with contextlib.suppress(ChampionChanged):
             return ledger.add(
@@ -170,6 +173,7 @@ def conclude(
                 learned=challenger.learned,
                 stages=sorted({item for keys in curated for item in keys.items()}),
                 made=sorted(f"{stage.name}/{stage.key}" for stage in context.stages if not stage.cached),
+                **tier_fact(tier),
             )
 
 

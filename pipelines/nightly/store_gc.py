@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import folder_names, locked_file, read_json, require_room, try_lock, unused_path, write_json
 from pipelines.core.store import DAMAGED, MANIFEST, MIN_FREE_MB, WORK, Store
-from pipelines.nightly.ledger import ledgers
+from pipelines.nightly.ledger import TIERS, ledgers
 from pipelines.stages.context import base_of
 from pipelines.stages.keys import stage_at
 
@@ -103,7 +103,8 @@ def reasons_to_keep(
         roots.append((f"run of {run.get('recipe', '?')} (process {run['pid']})", names))
     roots.append(("pinned", pins(store)))
     for recipe, ledger in ledgers(store).items():
-        champions = [(champion.stage, champion.key) for champion in ledger.champions()[-KEPT_CHAMPIONS:]]
+        newest = (champion for tier in TIERS for champion in ledger.champions(tier)[-KEPT_CHAMPIONS:])
+        champions = [(champion.stage, champion.key) for champion in newest]
         roots.append((f"champion of {recipe}", champions))
         evaluations = [
             name

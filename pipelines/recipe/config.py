@@ -535,6 +535,9 @@ class Nightly(Section):
     # McNemar's exact test has p of at most 0.05.
     test: Literal["bootstrap", "mcnemar"] = "bootstrap"
     max_drop: Share = 0.02  # share of EX that a challenger may lose on any hardness level or guard.
+    # the champion that a night trains further and may replace: of `prod`, or of `staging` (prod's while staging has
+    # none), which a person promotes to prod (`sqltrain champion promote`).
+    tier: Literal["prod", "staging"] = "prod"
 
 
 # The recipe: every setting of a run as one typed tree; `pipelines/recipe/recipes.py` reads it from YAML.

@@ -9,14 +9,14 @@ from pathlib import Path
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.files import read_lines
 from pipelines.core.store import Store
-from pipelines.nightly.ledger import Champion, Ledger
+from pipelines.nightly.ledger import PROD, STAGING, TIERS, Champion, Ledger
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
 from pipelines.rollout.policies.base import Policy, Request, ScriptedPolicy
 from pipelines.serving.agent import AnsweringModel
 
 ENDPOINT, SCRIPT, CHAMPION = "endpoint:", "script:", "champion:"
-KINDS = "a checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl"
+KINDS = "a checkpoint folder, champion:RECIPE, champion:RECIPE@staging, endpoint:NAME or script:FILE.jsonl"
 DEFAULT_RECIPE = "sql_trail"  # gives an endpoint or a script its protocol, unless another is named
 SLOTS = 16  # episodes that a model in this process decodes together
 ANY = "*"  # the question of a script's line that answers all others
@@ -47,12 +47,17 @@ def open_model(text: str, recipe: str, overrides: Sequence[str], store: Store) -
     return _checkpoint(folder, recipe, overrides, folder.parent.name if folder.name == "model" else folder.name)
 
 
-def champion_of(store: Store, recipe: str) -> Champion:
-    """The champion of a recipe's nights."""
+def champion_of(store: Store, text: str) -> Champion:
+    """The champion of a recipe's nights: `RECIPE` for that of prod, or `RECIPE@staging`."""
+    recipe, _, tier = text.partition("@")
+    if tier not in ("", *TIERS):
+        raise DataError(f"there is no tier {tier!r}", f"There are: {', '.join(TIERS)}.")
     ledger = Ledger(store, recipe)
-    champion = ledger.champion()
+    champion = ledger.champion(tier or PROD)
     if champion is not None:
         return champion
+    if tier == STAGING:
+        raise DataError(f"recipe {recipe} has no champion of staging in {store.root}", f"Serve {CHAMPION}{recipe}.")
     why, hint = f"recipe {recipe} has no champion in {store.root}", f"Run: sqltrain nightly {recipe}"
     tried = [row for row in ledger.lines() if row["event"] == "night" and "challenger" in row]
     if tried:

@@ -115,7 +115,10 @@ def test_rollback_is_one_command_and_cannot_go_too_far(store, monkeypatch, sqltr
     assert code == 0
     assert "grpo/k1/model (was grpo/k3)" in out
     code, out, _ = sqltrain("champion", "show", "miniature", where, "--json")
-    assert [one["key"] for one in json.loads(out)["champions"]] == ["k1"]
+    shown = json.loads(out)
+    assert ([one["key"] for one in shown["champions"]], shown["staging"]) == (["k1"], [])
+    code, _, err = sqltrain("champion", "promote", "miniature", where)
+    assert (code, "miniature has no champion of staging to promote" in err) == (2, True)
     code, _, err = sqltrain("champion", "rollback", "miniature", where)
     assert code == 2
     assert "no earlier champion" in err

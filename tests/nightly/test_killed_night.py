@@ -162,6 +162,18 @@ def test_a_night_decides_against_the_champion_that_stands_when_it_ends(
     assert book.undecided() == []
 
 
+def test_a_night_of_staging_begins_with_the_champion_of_prod_and_leaves_it_there(tmp_path, recipe):
+    store = Store(tmp_path / "store")
+    first = a_night(recipe, store)
+    farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 2), [0, 1])
+    staging = recipe.model_copy(update={"nightly": recipe.nightly.model_copy(update={"tier": "staging"})})
+    line = a_night(staging, store)
+    assert "tier" not in first
+    assert (line["decision"], line["tier"], line["champion"]) == ("promoted", "staging", first["challenger"])
+    champions = [Ledger(store, "miniature").champion(tier).key for tier in ("prod", "staging")]
+    assert champions == [row["challenger"]["key"] for row in (first, line)]
+
+
 BROKEN = "SELECT size FROM nowhere"
 
 

@@ -23,11 +23,11 @@ def ledger(folder):
     return made
 
 
-def night(book, decision, key="", new=()):
+def night(book, decision, key="", new=(), **facts):
     for name in new:
         (book.batches / name).mkdir(exist_ok=True)
     made = {"stage": "grpo", "key": key}
-    book.add("night", decision=decision, reason="", challenger=made, new=list(new), learned=list(new))
+    book.add("night", decision=decision, reason="", challenger=made, new=list(new), learned=list(new), **facts)
 
 
 def make(folder, key):
@@ -58,6 +58,31 @@ def test_promotions_push_and_rollbacks_pop(tmp_path):
     assert [row["from"] for row in book.lines() if row["event"] == "rollback"] == ["k3"]
     with pytest.raises(DataError, match="no earlier champion"):
         book.rollback()
+
+
+def test_staging_has_champions_of_its_own_and_what_prod_rolls_back_leaves_it_too(tmp_path):
+    book = ledger(tmp_path)
+    keys = lambda: [[champion.key for champion in book.champions(tier)] for tier in ("prod", "staging")]  # noqa: E731
+    for key in ("k1", "k2", "k3"):
+        make(tmp_path, key)
+    night(book, "promoted", "k1")
+    with pytest.raises(DataError, match="farms has no champion of staging to promote"):
+        book.promote()
+    assert book.incumbent("staging").key == "k1"
+    for key in ("k2", "k3"):
+        night(book, "promoted", key, tier="staging")
+    assert keys() == [["k1"], ["k2", "k3"]]
+    book.promote()
+    assert keys() == [["k1", "k3"], ["k2", "k3"]]
+    with pytest.raises(DataError, match="grpo/k3 is prod's champion already"):
+        book.promote()
+    book.rollback("staging")
+    assert keys() == [["k1", "k3"], ["k2"]]
+    with pytest.raises(DataError, match="no earlier champion of farms in staging"):
+        book.rollback("staging")
+    book.promote()
+    book.rollback()
+    assert keys() == [["k1", "k3"], []]
 
 
 def test_a_batch_that_was_set_aside_is_not_used_and_one_that_was_kept_is(tmp_path):

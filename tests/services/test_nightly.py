@@ -1,11 +1,14 @@
 """Five nights of a deployment, with real training: incremental, poisoned twice, promoted when better, rolled back."""
 
 import json
+import shlex
 import warnings
 from pathlib import Path
 
 import pytest
 
+from pipelines.core.store import Store
+from pipelines.nightly.ledger import Ledger
 from tests.nightly import farms
 from tests.services.conftest import end
 
@@ -146,6 +149,20 @@ def test_rollback_is_one_command_and_lasts(nights):
     status = nights.command(f"sqltrain status --store {nights.store}")
     assert f"champion sft/{promoted[-2]}" in status
     assert status.count("●") >= len(promoted)
+
+
+def test_a_person_promotes_from_staging_to_prod_by_a_deployment(nights, tmp_path):
+    store = Store(tmp_path / "store")
+    for key, tier in (("k1", "prod"), ("k2", "staging")):
+        store.make("sft", key, lambda folder: None, {}, lambda: None)
+        made = {"challenger": {"stage": "sft", "key": key}, "numbers": {}, "learned": [], "new": []}
+        Ledger(store, "miniature").add("night", decision="promoted", reason="better", tier=tier, **made)
+    command = ["prefect", "deployment", "run", "promote/prod", "--watch", "--param", f"store={tmp_path / 'store'}"]
+    for code, name, message in ((0, "Promoted", "sft/k2"), (1, "Failed", "sft/k2 is prod's champion already")):
+        assert nights.site.run(shlex.join(command)).returncode == code
+        state = nights.site.newest_run("promote")["state"]
+        assert (state["name"], message in state["message"]) == (name, True)
+    assert [champion.key for champion in Ledger(store, "miniature").champions()] == ["k1", "k2"]
 
 
 def test_gc_leaves_what_the_champion_needs(nights):

@@ -69,6 +69,7 @@ def test_the_page_is_followed_to_the_letter(tmp_path):
             two_nights(reader, listener, tmp_path)
             assert "champion" in reader.follow("champion")
             assert "was sft/" in reader.follow("rollback")
+            reader.follow("promote", code=2)  # no night has promoted to staging
             assert "rolled back" in reader.follow("status")
             assert "0 damaged" in reader.follow("disk")
             an_evaluation_has_feedback(reader, page, pictures)

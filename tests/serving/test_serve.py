@@ -309,6 +309,10 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
         store.make("grpo", key, lambda folder: None, {}, lambda: None)
         ledger.add("night", decision="promoted", challenger={"stage": "grpo", "key": key}, learned=[], new=[])
 
+    def stage(key):
+        made = {"stage": "grpo", "key": key}
+        ledger.add("night", decision="promoted", challenger=made, learned=[], new=[], tier="staging")
+
     async def until(served, key):
         async with asyncio.timeout(20):
             while served.model.name != key:
@@ -325,6 +329,9 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
         ledger.rollback()
         await until(served, "one")
         following.cancel()
+        stage("three")
+        assert served.model.name == "one"
+        assert CurrentModel("champion:miniature@staging", "sql_trail", [], store).model.name == "three"
 
     asyncio.run(nights())
     assert names == ["one", "two", "one"]
@@ -335,6 +342,8 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
     [
         ("/none", "no model in /none. Pass a checkpoint folder, champion:RECIPE"),
         ("champion:miniature", "recipe miniature has no champion"),
+        ("champion:miniature@staging", "recipe miniature has no champion of staging in"),
+        ("champion:miniature@test", "there is no tier 'test'. There are: prod, staging."),
         ("script:/none.jsonl", "no such file: /none.jsonl"),
         ("endpoint:none", "there is no endpoint 'none'"),
     ],

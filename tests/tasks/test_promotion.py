@@ -36,7 +36,7 @@ def alias(store, name):
     return version.tags["key"], {tag: text for tag, text in version.tags.items() if tag.startswith("decision")}
 
 
-def decided(store, key, decision):
+def decided(store, key, decision, **facts):
     Ledger(store, "farms").add(
         "night",
         decision=decision,
@@ -45,6 +45,7 @@ def decided(store, key, decision):
         challenger={"stage": "sft", "key": key},
         new=[],
         learned=[],
+        **facts,
     )
 
 
@@ -71,6 +72,23 @@ def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store):
     Ledger(store, "farms").rollback()
     models.announce_champion("farms", store, pytest.fail)
     assert alias(store, "champion")[0] == "k1"
+
+
+def test_the_alias_staging_follows_the_champion_of_staging(store):
+    for key in ("k1", "k2"):
+        store.make("sft", key, lambda folder: None, {}, lambda: None)
+    night(store, "k1", "promoted")
+    decided(store, "k2", "promoted", tier="staging")
+    models.announce_champion("farms", store, pytest.fail)
+    assert (alias(store, "champion")[0], alias(store, "staging")[0]) == ("k1", "k2")
+    Ledger(store, "farms").promote()
+    models.announce_if_stale("farms", store, pytest.fail)
+    assert alias(store, "champion")[0] == alias(store, "staging")[0] == "k2"
+    Ledger(store, "farms").rollback()
+    models.announce_if_stale("farms", store, pytest.fail)
+    assert alias(store, "champion")[0] == "k1"
+    with pytest.raises(Exception, match="alias staging not found"):
+        alias(store, "staging")
 
 
 def test_what_a_killed_night_did_not_tell_the_next_one_tells(store):
