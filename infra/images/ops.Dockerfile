@@ -1,5 +1,6 @@
 # Server, MLflow and cpu worker: everything but a GPU. Build from the repository's root:
 #   docker build -f infra/images/ops.Dockerfile -t sqltrain-ops .
+# There is no git in it: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SQLTRAIN=0.1.0 gives the version, else it is 0+unknown.
 # Not run here: this project's machines have no container engine. tests/infra/ parses it.
 FROM python:3.11-slim
 
@@ -7,6 +8,7 @@ ENV PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 \
     DO_NOT_TRACK=1 \
     PREFECT_SERVER_ANALYTICS_ENABLED=false \
+    SQLTRAIN_HOME=/srv/sqltrain \
     SQLTRAIN_STORE=/store
 
 WORKDIR /srv/sqltrain
@@ -21,6 +23,7 @@ COPY tasks tasks
 COPY flows flows
 COPY conf conf
 COPY infra infra
+ARG SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SQLTRAIN
 RUN pip install -c constraints.txt -e '.[ops,cluster,traces]'
 
 USER sqltrain

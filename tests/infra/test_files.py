@@ -22,7 +22,7 @@ from tests.fakes import succeeded
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
 DOCKERFILES = sorted((INFRA / "images").glob("*.Dockerfile"))
-INSTRUCTIONS = {"FROM", "ENV", "WORKDIR", "RUN", "COPY", "USER", "ENTRYPOINT", "CMD"}
+INSTRUCTIONS = {"FROM", "ARG", "ENV", "WORKDIR", "RUN", "COPY", "USER", "ENTRYPOINT", "CMD"}
 
 
 def load(name):
@@ -165,6 +165,25 @@ def test_a_dockerfile_parses_and_copies_what_there_is(path):
             assert subprocess.run(["bash", "-n", "-c", rest], capture_output=True).returncode == 0, rest
 
 
+def test_what_init_writes_builds_images_of_the_wheel_and_nothing_is_written_over(tmp_path, sqltrain):
+    home = tmp_path / "d"
+    code, out, _ = sqltrain("init", str(home))
+    assert code == 0
+    assert out.splitlines()[-1].startswith(f"next: cd {home} && export SQLTRAIN_HOME=$PWD && prefect ")
+    (home / "sqltrain-1-py3-none-any.whl").touch()
+    for path in DOCKERFILES:
+        for word, rest in instructions(home / "infra" / "images" / path.name):
+            assert not (word == "RUN" and ("-e " in rest or "constraints" in rest)), rest
+            if word == "COPY":
+                assert all(list(home.glob(source)) for source in shlex.split(rest)[:-1]), rest
+            if word == "RUN":
+                succeeded(subprocess.run(["bash", "-n", "-c", rest], capture_output=True, text=True))
+    for path in INFRA.rglob("*.y*ml"):
+        assert (home / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
+    code, _, err = sqltrain("init", str(home))
+    assert (code, "infra is there already. Nothing was written" in err) == (2, True)
+
+
 def test_the_job_template_s_variables_are_all_defined_and_used():
     template = load("kubernetes/job-template.yaml")
     text = yaml.safe_dump(template["job_configuration"])
@@ -275,6 +294,20 @@ def test_the_workflow_names_what_there_is_and_its_smoke_run_fits_the_recipe():
     script = next(step["run"] for step in steps if step.get("name") == "retrain")
     overrides = yaml.safe_load(re.search(r"'overrides=(\[.*\])'", script)[1])
     assert recipes.load("miniature", overrides).grpo.steps == 4
+
+
+def test_a_tag_is_published_without_a_kept_token_after_its_wheel_was_tried():
+    workflow = load("github/publish.yml")
+    assert workflow[True] == {"push": {"tags": ["v*"]}}
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert (publish["needs"], publish["permissions"]) == ("build", {"id-token": "write"})
+    scripts = [step["run"] for step in build["steps"] if "run" in step]
+    for script in scripts:
+        succeeded(subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True))
+    heading = next(script for script in scripts if script.startswith("grep"))
+    environment = {**os.environ, "GITHUB_REF_NAME": "v0.1.0"}
+    succeeded(subprocess.run(["bash", "-c", heading], cwd=ROOT, env=environment, capture_output=True, text=True))
+    assert "secrets." not in (INFRA / "github" / "publish.yml").read_text(encoding="utf-8")
 
 
 def test_ci_runs_the_tests_that_share_a_server_in_one_lane():

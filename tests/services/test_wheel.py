@@ -13,12 +13,12 @@ from tests.fakes import build_database
 from tests.services.conftest import ROOT, SMALL, SMALL_DATA
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
-SOURCES = ("conf", "flows", "infra", "pipelines", "tasks", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (".gitignore", "conf", "flows", "infra", "pipelines", "tasks", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built by pip from a copy of the sources, in which this machine's own settings lie, too."""
+    """Built by pip from a copy of the sources with a tag, in which this machine's own settings lie, too."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -29,6 +29,13 @@ def wheel(tmp_path_factory):
             shutil.copy(ROOT / name, folder / "source" / name)
     (folder / "source" / "conf" / "local").mkdir()
     (folder / "source" / "conf" / "local" / "endpoints.yaml").write_text("big: {}\n")
+    git = "git -c user.name=n -c user.email=n@n"
+    tag = f"git init --quiet && git add --all && {git} commit --quiet --message all && git tag v9.8.7"
+    subprocess.run(tag, shell=True, cwd=folder / "source", check=True, timeout=60)
+    return build(folder)
+
+
+def build(folder):
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), "."]
     done = subprocess.run(command, cwd=folder / "source", capture_output=True, text=True, timeout=300, check=False)
     if done.returncode and "Could not find a version that satisfies the requirement setuptools" in done.stderr:
@@ -82,6 +89,31 @@ def test_it_is_the_wheel_that_is_imported(python, tmp_path):
     code = "import flows, tasks, pipelines; print(flows.__file__, tasks.__file__, pipelines.__file__)"
     done = subprocess.run([str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert all(path.startswith(str(python.parent.parent)) for path in done.stdout.split())
+
+
+def test_its_version_is_the_tag_and_a_copy_without_git_has_none(wheel, python, tmp_path):
+    assert "sqltrain run miniature" in run(python, tmp_path, "--help")
+    assert run(python, tmp_path, "--version") == "sqltrain 9.8.7\n"
+    copied = shutil.ignore_patterns(".git", "build", "*.egg-info")
+    shutil.copytree(wheel.parent / "source", tmp_path / "source", ignore=copied)
+    assert build(tmp_path).name.startswith("sqltrain-0+unknown-")
+
+
+def test_the_files_of_a_deployment_come_out_of_the_wheel(python, tmp_path):
+    run(python, tmp_path, "init", ".")
+    tracked = subprocess.run(["git", "ls-files", "infra"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {path for path in tracked.stdout.split() if not (tmp_path / path).is_file()} == set()
+
+
+def test_another_programs_package_of_the_same_name_is_one_line(python, tmp_path):
+    (tmp_path / "tasks.py").touch()
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
+    command = [str(python.parent / "sqltrain"), "recipes"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    said = f"error: sqltrain's package 'tasks' is hidden by {tmp_path}/tasks.py. Look at PYTHONPATH"
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
 
 
 def test_recipes_are_listed_shown_and_checked(python, tmp_path):
