@@ -25,6 +25,7 @@ FILE_ERRORS = frozenset(
 PANELS = {
     ("operate", None): {
         "nightly": "Run one night: take new questions, train a challenger, promote it only if it is better.",
+        "init": "Write the files of a deployment into a folder: Prefect, automations, compose, Kubernetes, images.",
         "status": "Show what runs, what the last night decided, and held-out accuracy over the nights.",
         "champion": "The checkpoint that nightly retraining promoted.",
         "store": "What a store holds, and what of it may go.",

@@ -2,9 +2,13 @@
 
 import contextlib
 import json
+import re
+import shlex
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -12,6 +16,7 @@ import typer
 from flows import terminal
 from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, emit, open_recipe, split_store, with_store
 from pipelines.core.errors import DataError, SqltrainError, UserError
+from pipelines.core.files import write_atomic
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.store_remote import Remote, select_stages
 from pipelines.nightly import inbox, ledger_remote, store_gc
@@ -31,6 +36,7 @@ Url = Annotated[str, typer.Argument(help="Where: s3://BUCKET/FOLDER, file:///FOL
 Names = Annotated[
     list[str] | None, typer.Argument(help="STAGE or STAGE/KEY (or its beginning); all of them when left out.")
 ]
+INFRA = Path(__file__).resolve().parents[2] / "infra"
 Tier = Literal["prod", "staging"]
 HEIGHT, NIGHTS = 8, 60  # of the plot of `status`: lines, and columns at most
 MARKS = {"promoted": "●", "kept": "○", "worse": "×"}
@@ -192,6 +198,33 @@ def champion_promote(recipe: RecipeName, overrides: Overrides = None) -> None:
     made = Ledger(store, loaded.name).promote()["challenger"]
     announce_champion(loaded.name, store, typer.echo)
     typer.echo(f"champion: {store.folder(made['stage'], made['key']) / 'model'} (from staging)")
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where infra/ and .dockerignore come.")]) -> None:
+    """Write the files of a deployment into a folder: Prefect, automations, compose, Kubernetes, images.
+
+    They are those of infra/, with its page. Images are built of a wheel that lies in the folder.
+
+    Example: sqltrain init ~/deployment
+    """
+    home = folder.expanduser().resolve()
+    ready, ignored, work = home / "infra", home / ".dockerignore", home / ".infra"
+    for path in (path for path in (ready, ignored) if path.exists()):
+        raise UserError(f"{path} is there already", "Nothing was written: name another folder, or move it away.")
+    shutil.rmtree(work, ignore_errors=True)  # of an earlier command that was killed
+    shutil.copytree(INFRA, work, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in work.glob("images/*.Dockerfile"):  # the wheel instead of a checkout's folders and pinned versions
+        text = re.sub(r"\nCOPY (pipelines|tasks|flows|conf) .*", "", path.read_text(encoding="utf-8"))
+        text = text.replace("COPY pyproject.toml constraints.txt", "COPY sqltrain-*.whl")
+        text = text.replace("-c constraints.txt ", "")
+        write_atomic(path, re.sub(r"-e '\.(\[[\w,]+\])'", r'"$(echo ./sqltrain-*.whl)\1"', text))
+    write_atomic(ignored, "*\n!infra\n!sqltrain-*.whl\n")
+    work.rename(ready)
+    typer.echo(f"wrote {ready}: its README.md has every step, from the server's key on; run them in {home}")
+    typer.echo("images are built of the wheel of this version: put it there first")
+    deploy = "prefect --no-prompt deploy --all --prefect-file infra/prefect.yaml"
+    typer.echo(f"next: cd {shlex.quote(str(home))} && export SQLTRAIN_HOME=$PWD && {deploy}")
 
 
 @app.command()
