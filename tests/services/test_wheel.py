@@ -13,7 +13,7 @@ from tests.fakes import build_database
 from tests.services.conftest import ROOT, SMALL, SMALL_DATA
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
-SOURCES = (".gitignore", "conf", "flows", "infra", "pipelines", "tasks", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("conf", "flows", "infra", "pipelines", "tasks", "pyproject.toml", "README.md", "LICENSE", ".gitignore")
 
 
 @pytest.fixture(scope="module")
