@@ -126,7 +126,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("by_track[term.track] += term.weight * by_term", "by_track[term.track] += by_term"),
         ("return float(outcome.correct and finished < outcome.max_turns)", "return float(outcome.correct)"),
         ("return len(ours & other) / union if union else 0.0", "return len(ours & other) / union if union else 1.0"),
-        ("verdict.broken or trajectory.stop is StopReason.BROKEN\n", "verdict.broken\n"),
+        ("in verdict.undecided or trajectory.stop is StopReason.BROKEN\n", "in verdict.undecided\n"),
         ('analysis.parse_queries(whole, predicted="schema" in reads)', "analysis.parse_queries(whole)"),
         (
             "in kept.items() if schema == of[query[0]]",

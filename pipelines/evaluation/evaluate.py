@@ -104,7 +104,8 @@ class JudgedAnswer:
     @property
     def wrong(self) -> bool:
         """Whether it counts and is not right by every equality."""
-        return not self.broken and any(score != 1.0 for score in self.verdict.scores.values())
+        scores = {**self.verdict.scores, **dict.fromkeys(self.verdict.undecided, 1.0)}
+        return not self.broken and any(score != 1.0 for score in scores.values())
 
 
 def of_prediction(example_id: str, sql: str | None, policy: str) -> Trajectory:
@@ -273,4 +274,5 @@ def _record(
         question_digest=text_digest(example.question),
         gold_digest=text_digest(example.gold_sql),
         asked=asked,
+        undecided=verdict.undecided,
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import math
 import os
 import selectors
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ class Verdict:
     # n_rows, gold_rows: rows returned.
     n_rows: int
     gold_rows: int
+    undecided: tuple[str, ...] = ()  # equalities that gave no verdict, whose scores are 0.0 and count nowhere.
+    counterexample: str = ""  # a script that makes a database on which the two queries differ.
 
     @property
     def broken(self) -> bool:
@@ -188,6 +191,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             if self._is_starved(pair, verdicts[index]):  # all others are done: it is asked again alone
                 (reply,) = self._run([jobs[index]])
                 verdicts[index] = self._settled(pair, _verdict(reply, equalities))
+            verdicts[index] = self._proved(pair, verdicts[index])
         return [verdicts[unique[pair]] for pair in pairs]
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
@@ -196,9 +200,19 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         reply = await self._ask(pair.database.engine, job)[1]
         self._log([(pair.database, job, reply)])
         verdict = _verdict(reply, equalities)
-        if not self._is_starved(pair, verdict):
-            return verdict
-        return self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
+        if self._is_starved(pair, verdict):
+            verdict = self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
+        return await asyncio.to_thread(self._proved, pair, verdict) if _provers(equalities) else verdict
+
+    def _proved(self, pair: Pair, verdict: Verdict) -> Verdict:
+        """The verdict with the scores of equalities that prove, where both queries ran."""
+        for name in _provers(verdict.scores) if verdict.predicted is ExecutionStatus.OK else ():
+            module, _, function = EQUALITIES[name].proof.partition(":")
+            score, script = getattr(importlib.import_module(module), function)(pair, self)
+            undecided = verdict.undecided if score is not None else (*verdict.undecided, name)
+            scores = {**verdict.scores, name: score or 0.0}
+            verdict = replace(verdict, scores=scores, undecided=undecided, counterexample=script)
+        return verdict
 
     def _is_starved(self, pair: Pair, verdict: Verdict) -> bool:
         """Whether another statement may have brought a gold query to its limit: the query has run before, or a server,
@@ -369,6 +383,10 @@ def _verdict(reply: Any, equalities: Sequence[str]) -> Verdict:
         return Verdict(nothing, None, _STATUS[gold[0]], gold[1], 0, gold[2])
     status, cause = _STATUS[predicted[0]], gold[1] or predicted[1]
     return Verdict(scores or nothing, status, _STATUS[gold[0]], cause, predicted[2], gold[2])
+
+
+def _provers(equalities: Iterable[str]) -> list[str]:
+    return [name for name in equalities if EQUALITIES[name].proof]
 
 
 @functools.lru_cache(4096)

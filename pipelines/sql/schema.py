@@ -1,9 +1,9 @@
 """Schemas: read from a database of any engine, and rendered for a prompt."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
@@ -51,6 +51,14 @@ class Schema:
 
     tables: tuple[Table, ...]
     engine: EngineName = "sqlite"
+
+
+class TableRules(NamedTuple):
+    """What every row of a table keeps to."""
+
+    columns: Mapping[str, str]  # the kind of each column: SQLite's affinity; elsewhere "INTEGER" or "".
+    filled: frozenset[str] = frozenset()  # columns that are never NULL.
+    keys: tuple[frozenset[str], ...] = ()  # columns that no two rows share, and that are never NULL.
 
 
 def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str:
