@@ -2,9 +2,12 @@
 
 import errno
 import importlib
+import inspect
 import io
+import re
 import signal
 import sys
+import textwrap
 from typing import Annotated, Any
 
 import typer
@@ -91,7 +94,15 @@ class LazyGroup(TyperGroup):
 def load_command(name: str) -> Any:
     """A command or group of the table, from its module."""
     module = importlib.import_module(f"flows.commands.{COMMANDS[name]}")
-    return get_command(module.app).commands[name]  # type: ignore[attr-defined]
+    command = get_command(module.app).commands[name]  # type: ignore[attr-defined]
+    wrap = textwrap.TextWrapper(74, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        # A paragraph is one line, which a terminal wraps; a long example ends its lines with a backslash.
+        text = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(each.help or ""))
+        text = re.sub(r"(?<= )(--\S+) (?=[^-\s])", r"\1\0", text)  # an option and its value stay on one line
+        each.help = re.sub("^ *sqltrain .{60,}$", lambda line: " \\\n".join(wrap.wrap(line[0])), text, flags=re.M)
+        each.help = each.help.replace("\0", " ")
+    return command
 
 
 def every_command() -> dict[str, Any]:

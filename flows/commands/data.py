@@ -102,12 +102,13 @@ def invent(
         return text
 
     write_atomic(doubted, text_of(invented.doubted))
+    reasons = ", ".join(f"{reason} {n}" for reason, n in invented.counts.most_common() if n)
     if not invented.examples:
-        reasons = ", ".join(f"{reason} {n}" for reason, n in invented.counts.most_common())
         hint = "Try another model, or more questions."
         raise DataError(f"no question could be made of {database}: {reasons}", hint)
     write_atomic(out, text_of(invented.examples))
-    say(f"{len(invented.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
+    say(f"{len(invented.examples)} of {count} questions in {out} (use: data.sft.kind=jsonl data.sft.path={out})")
+    say(f"queries: {reasons}")
     covered = coverage(invented.examples, schema)
     for line in lines(covered):
         say(line)

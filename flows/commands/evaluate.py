@@ -281,7 +281,7 @@ def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan
         asked = {one.name: (len(questions) * one.samples, one.max_turns, one.sampling) for one in asking.passes(recipe)}
         n_calls = sum(episodes * turns for episodes, turns, _ in asked.values())
         episodes = ", ".join(f"{number:,} {name}" for name, (number, *_) in asked.items())
-        bars.say(f"{len(questions):,} questions of {recipe.benchmark.name}: {episodes}; at most {n_calls:,} calls")
+        bars.say(f"{recipe.benchmark.name}: {len(questions):,} questions ({episodes}), at most {n_calls:,} calls")
         entry = answerer.entry
         if entry is not None:
             read = sum(number * turns * sampling.episode_tokens for number, turns, sampling in asked.values())

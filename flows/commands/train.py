@@ -76,7 +76,7 @@ def run(
       sqltrain run miniature rewards.turns.weight=0
 
       sqltrain run sql_trail data.sft.path=~/spider data.rl.0.path=~/synsql data.rl.1.path=~/spider \
-          data.dev.path=~/spider data.test.0.path=~/spider --until filter
+data.dev.path=~/spider data.test.0.path=~/spider --until filter
     """
     loaded, store = open_recipe(recipe, overrides)
     if engine == "prefect":
@@ -132,9 +132,9 @@ def adapt(
 ) -> None:
     """Teach a model one database: write recipes/NAME.yaml, run it, and say whether its model may serve.
 
-    The questions are parted so that no two parts ask the same. Time and cost are told before the first stage. The
-    end is a page, before and after on held-out questions, and a promotion where a paired test shows that the model is
-    better. Without options the recipe that is there is run.
+    The questions are split so that no two parts ask the same. The work and the cost are printed before the first stage.
+    The end is a page, before and after on held-out questions, and a promotion where a paired test shows that the model
+    is better. Without options the recipe that is there is run.
 
     Examples:
 
@@ -191,7 +191,7 @@ def adapt(
         say("  all stages are cached")
     say(f"cost    {estimate.price(loaded, question_counts)}")
     if plan:
-        say(f"nothing was made; go on with: {command}")
+        say(f"nothing is trained yet; go on with: {command}")
         if as_json:
             emit({"recipe": str(place), "to_make": [step.name for step in steps if not step.cached]})
         return

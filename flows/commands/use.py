@@ -92,7 +92,7 @@ def connect(
 
       sqltrain connect shop.sqlite
 
-      sqltrain connect --example                     # a small shop with 192 questions, to try all of this
+      sqltrain connect --example                 # a shop with 192 questions
 
       sqltrain connect postgresql://reader@localhost:5432/shop --name shop
 
@@ -212,7 +212,7 @@ def ask_model(
     def show_turn(event: EpisodeEvent) -> None:
         if isinstance(event, ResultEvent):
             observation = [] if event.turn.observation is None else [event.turn.observation]
-            show(plain("\n  ".join([event.turn.text, *observation]), lines=True))
+            show(plain("\n".join([event.turn.text, *observation]), lines=True))
 
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 1})})
     sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
@@ -243,7 +243,7 @@ def ask_model(
         show(" | ".join(map(plain, result.columns)))
         for row in result.rows:
             show(" | ".join("NULL" if value is None else plain(text_of(value)) for value in row))
-        show("(more rows)" if result.truncated else f"({len(result.rows)} rows)")
+        show("(more rows)" if result.truncated else f"({len(result.rows)} row{'s' * (len(result.rows) != 1)})")
     elif result.status is ExecutionStatus.UNAVAILABLE:
         raise BoundaryError(str(result.error), "Check that the database can be reached, and that its role only reads.")
     else:

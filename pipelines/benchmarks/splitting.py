@@ -53,7 +53,11 @@ def cut(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> 
     for part in HELD_OUT:
         remaining = [(size, number) for number, size in enumerate(sizes) if size and places[number] == "train"]
         if getattr(shares, part) and not filled[part] and remaining:
-            places[min(remaining)[1]] = part  # every group is larger than the share: the smallest one is held out
+            filled[part], number = min(remaining)  # every group is larger than the share: the smallest one is held out
+            places[number] = part
+    if shares.test >= shares.dev and filled["dev"] > filled["test"]:
+        swapped: dict[Part, Part] = {"dev": "test", "test": "dev"}
+        places = [swapped.get(place, place) for place in places]
     needed: set[Part] = {part for part in HELD_OUT if getattr(shares, part)}
     needed |= set() if own and invented else {"train"}
     if needed - {part for part, size in zip(places, sizes, strict=True) if size}:

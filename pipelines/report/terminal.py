@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod
+from rich.console import Console, Group, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -26,7 +26,7 @@ STAGE_FIGURES = {  # the most telling metrics, by the kind of stage
 }
 
 
-def render(table: ReportTable, width: int) -> RichTable:
+def render(table: ReportTable, width: int) -> Group:
     """Any of the report's tables in at most `width` columns, if its texts allow; text from outside holds no markup.
 
     A table that is too wide is turned on its side, and if that is too wide, its rows are printed one below another.
@@ -46,7 +46,7 @@ def render(table: ReportTable, width: int) -> RichTable:
         (("", ""), below, ["left", "left"]),
     )
     for head, lines, justified in layouts:
-        rich_table = RichTable(title=Text(plain(table.title), "bold"), title_justify="left", box=None, pad_edge=False)
+        rich_table = RichTable(box=None, pad_edge=False)
         for name, side in zip(head, justified, strict=True):
             rich_table.add_column(Text(name), justify=side)
         for line in lines:
@@ -54,7 +54,7 @@ def render(table: ReportTable, width: int) -> RichTable:
         if sum(max(cell_len(line[place]) for line in (head, *lines)) + 2 for place in range(len(head))) - 2 <= width:
             break
     rich_table.show_header = any(head)
-    return rich_table
+    return Group(Text(plain(table.title), "bold"), rich_table)
 
 
 def plain(words: str, lines: bool = False) -> str:

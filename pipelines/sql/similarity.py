@@ -19,6 +19,7 @@ _COMMENT = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|\[[^\]]*\]?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\w+|<>|[<>!=]=|\|\||\S"""
 )
+_COMPARED = re.compile(r"(?:^| )(?:[<>!=]=?|<>|i?like|glob|in \(|\? ,|between(?: \? and)?)$")  # the end of a shape
 
 
 @functools.lru_cache(maxsize=4096)
@@ -38,9 +39,11 @@ def sql_shape(sql: str, names: bool = False) -> str:
         if word in ("as", "inner") or (shape and tokens[index - 1].lower() == "as" and follows != "("):
             continue
         is_name = (word[0].isalpha() or word[0] == "_") and word not in KEYWORDS and follows != "("
-        if word[0] in "'\"" or word[0].isdigit():
+        # A text in double quotes is a value if something is compared with it, else a name: engines differ.
+        is_value = word == '"' or (tokens[index - 1] != "." and _COMPARED.search(" ".join(shape[-3:])))
+        if word[0] == "'" or word[0].isdigit() or (word[0] == '"' and is_value):
             word = "?"
-        elif word[0] in "`[":
+        elif word[0] in '`["':
             word = word[1:-1] if names else "x"
         elif is_name and not names:
             word = "x"

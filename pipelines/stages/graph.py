@@ -63,21 +63,21 @@ class Stage:
 
 GRAPH: tuple[Stage, ...] = (
     Stage("data", 6, (*LEARNED, *READING), (), "data:build", "read and check the questions", ("sqlglot",)),
-    Stage("test", 4, (*ASKED, *READING), (), "data:build_test", "the questions of a benchmark", ("sqlglot",), True),
+    Stage("test", 4, (*ASKED, *READING), (), "data:build_test", "the held-out questions", ("sqlglot",), True),
     Stage(
         "leakage",
         3,
         (),
         ("data", "test"),
         "data:build_leakage",
-        "training questions that a benchmark repeats",
+        "training questions that are held out, too",
         by_benchmark=True,
     ),
     Stage("synthesize", 5, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
     Stage("gold_schema", 3, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage(
-        "test_schema", 3, ("gold_schema",), ("test",), "curate:gold_schema", "that of a benchmark", ("sqlglot",), True
+        "test_schema", 3, ("gold_schema",), ("test",), "curate:gold_schema", "the same, held out", ("sqlglot",), True
     ),
     Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
     Stage("sft", 2, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),

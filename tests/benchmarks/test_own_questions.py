@@ -141,6 +141,18 @@ def test_a_small_file_has_something_of_each_and_questions_that_ask_the_same_cann
     assert {part: len(each) for part, each in found.items()} == {"train": 1, "dev": 1, "test": 1}
 
 
+def test_more_questions_are_measured_than_watched_where_groups_are_larger_than_the_shares():
+    # Of 30 questions 9 are the share of test, 3 that of dev: the group of 2 fits, one of 14 has to be held out as well.
+    sizes = {"price": 14, "name": 14, "colour": 2}
+    rows = [
+        asked(f"{column} {n} ?", f"SELECT {column} FROM shelf WHERE id = {n}")
+        for column in sizes
+        for n in range(sizes[column])
+    ]
+    found = cut(rows, [], Shares(0.1, 0.3)).parts
+    assert {part: len(each) for part, each in found.items()} == {"train": 14, "dev": 2, "test": 14}
+
+
 def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder):
     lines = [json.dumps({"question": one.question, "sql": one.gold_sql}) + "\n" for one in own()]
     (folder / "own.jsonl").write_text("".join(lines) + "{}\n")

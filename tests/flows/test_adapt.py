@@ -71,7 +71,7 @@ def test_the_recipe_and_its_work_are_shown_first(shop, adapt):
     assert "recipe  recipes/shop.yaml: the tiny model, made from scratch" in out
     assert "cost    no endpoint is asked, so nothing is paid" in out
     assert not (shop / "store" / "sft").exists()
-    assert out.endswith("nothing was made; go on with: sqltrain adapt shop\n")
+    assert out.endswith("nothing is trained yet; go on with: sqltrain adapt shop\n")
     _, out, _ = adapt("--plan", "--json", "grpo.steps=3", "title=our shop")
     planned = json.loads(out.splitlines()[-1])
     assert (planned["recipe"], planned["to_make"][0]) == ("recipes/shop.yaml", "data")

@@ -305,6 +305,9 @@ def test_the_help_of_every_command_has_an_example(command, sqltrain):
     assert code == 0
     assert "Usage:" in out
     assert command == "recipes" or f"sqltrain {command}" in out.partition("Example")[2]
+    help = COMMANDS[command].help  # at 80 columns an example is not broken, and a text is broken by the terminal alone
+    assert not [line for line in help.splitlines() if line.strip().startswith("sqltrain") and len(line) > 76]
+    assert not re.search(r"(?<=\S)\n(?=\S)", help)
 
 
 def test_every_command_names_a_store_a_model_and_a_database_by_the_same_option():

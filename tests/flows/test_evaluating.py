@@ -131,7 +131,7 @@ def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(harbou
     command = ["evaluate", "sql_trail", *words, "evaluation.samples=0"]
     code, out, err = sqltrain(*command, "--limit", "3", "--plan")
     assert (code, err) == (0, "")
-    assert "3 questions of questions: 3 greedy, 3 once; at most" in out
+    assert "questions: 3 questions (3 greedy, 3 once), at most" in out
     assert not (tmp_path / "store" / "evaluations").exists()
     code, out, err = sqltrain(*command, "--json")
     assert (code, err) == (0, "")
