@@ -147,6 +147,14 @@ def test_the_site_builds_without_a_warning(tmp_path):
     )
 
 
+def test_the_site_follows_the_systems_dark_mode_and_its_code_can_be_copied():
+    theme = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["theme"]
+    # Without a first palette of no scheme the site stays light: the schemes of the two others are chosen by hand alone.
+    assert theme["palette"][0]["media"] == "(prefers-color-scheme)"
+    assert {palette.get("scheme") for palette in theme["palette"]} == {None, "default", "slate"}
+    assert "content.code.copy" in theme["features"]
+
+
 def test_every_page_is_in_the_navigation():
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     assert named_pages(nav) == {str(page.relative_to(ROOT / "docs")) for page in SITE_PAGES}
