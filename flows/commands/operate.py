@@ -138,18 +138,11 @@ def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJs
     loaded, store = open_recipe(recipe, overrides)
     announce_if_stale(loaded.name, store, lambda line: typer.echo(line, err=True))
     ledger = Ledger(store, loaded.name)
-    by_tier = {
-        tier: [
-            {
-                "stage": champion.stage,
-                "key": champion.key,
-                "model": str(store.folder(champion.stage, champion.key) / "model"),
-                "batches": len(champion.batches),
-            }
-            for champion in reversed(ledger.champions(tier))
-        ]
-        for tier in TIERS
-    }
+    by_tier: dict[str, list[dict[str, Any]]] = {tier: [] for tier in TIERS}
+    for tier, rows in by_tier.items():
+        for one in reversed(ledger.champions(tier)):
+            model = str(store.folder(one.stage, one.key) / "model")
+            rows.append({"stage": one.stage, "key": one.key, "model": model, "batches": len(one.batches)})
     if as_json:
         emit({"champions": by_tier[PROD], STAGING: by_tier[STAGING]})
         return
@@ -259,10 +252,10 @@ def state_of(store: Store) -> dict[str, Any]:
     for name, ledger in ledgers(store).items():
         lines = ledger.lines()
         champions = {tier: ledger.champion(tier) for tier in TIERS}
-        names = {tier: None if one is None else f"{one.stage}/{one.key}" for tier, one in champions.items()}
+        keys = {tier: None if one is None else f"{one.stage}/{one.key}" for tier, one in champions.items()}
         by_recipe[name] = {
-            "champion": names[PROD],
-            "staging": names[STAGING],
+            "champion": keys[PROD],
+            "staging": keys[STAGING],
             "last": lines[-1] if lines else None,
             "nights": [
                 {"at": row["at"], "decision": row["decision"], "ex": row.get("numbers", {}).get("challenger_ex")}

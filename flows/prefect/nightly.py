@@ -53,18 +53,10 @@ def retrain(
     days = [None] if since is None else inboxes.days(loaded.nightly, since)
     for day in days:
         with tracked(loaded, opened, title(loaded, opened)) as tracker:
+            make = lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role)  # noqa: E731
+            context = NightContext(recipe, split_store(changes)[0], loaded, opened, make, contracts.check)
             try:
-                line = run_night(
-                    NightContext(
-                        recipe,
-                        split_store(changes)[0],
-                        loaded,
-                        opened,
-                        lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),
-                        contracts.check,
-                    ),
-                    day,
-                )
+                line = run_night(context, day)
             except NightInProgress as error:  # one night at a time, by a lock that dies with its holder
                 return Cancelled(message=str(error))
             except DataError as error:

@@ -43,12 +43,8 @@ span_tracer()  # Prefect begins the span of a flow run when it has imported the 
 
 @contextlib.contextmanager
 def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
-    """The tracker of this flow run and of all that it starts elsewhere: they share one parent run in MLflow.
-
-    As long as it is open, the store knows that this flow run lives; those that do not are marked as crashed.
-
-    Args:
-        name: of the run, for people.
+    """The tracker, with a name for people, of this flow run and of all that it starts elsewhere: they share one parent
+    run in MLflow. As long as it is open, this flow run has a lock in the store; those without are marked as crashed.
     """
     own, say = str(runtime.flow_run.id), get_run_logger().warning
     tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}

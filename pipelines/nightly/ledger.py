@@ -75,6 +75,8 @@ class Ledger:
     def add(self, event: str, standing: str = "", **facts: Any) -> dict[str, Any]:
         """Write one line and return it; `ChampionChanged` is raised if `standing` is no longer the tier's incumbent."""
         row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **facts}
+        if row.get("tier") == PROD:  # lines about prod are as they were before there was another tier
+            del row["tier"]
         with writing(self.folder), self.lines_locked():
             champion = self.incumbent(facts.get("tier", PROD)) if standing else None
             if standing and (champion is None or champion.key != standing):
@@ -157,13 +159,8 @@ class Ledger:
                 f"the champion before, {came.stage}/{came.key}, is not in the store any more",
                 "gc keeps the last two champions. Pin older ones (sqltrain store pin), or train one anew.",
             )
-        self.add("rollback", former.key, **{"from": former.key, "to": came.key}, **tier_fact(tier))
+        self.add("rollback", former.key, **{"from": former.key, "to": came.key}, tier=tier)
         return former, came
-
-
-def tier_fact(tier: str) -> dict[str, str]:
-    """The tier in a line; prod's lines are as they were before there was another."""
-    return {} if tier == PROD else {"tier": tier}
 
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pipelines.core.errors import BoundaryError, DataError, RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.nightly import inbox, store_gc
-from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger, tier_fact
+from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger
 from pipelines.nightly.promotion import HeldOutRecords, PromotionDecision, decide, drift, trained_on
 from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
@@ -173,7 +173,7 @@ def conclude(
                 learned=challenger.learned,
                 stages=sorted({item for keys in curated for item in keys.items()}),
                 made=sorted(f"{stage.name}/{stage.key}" for stage in context.stages if not stage.cached),
-                **tier_fact(tier),
+                tier=tier,
             )
 
 

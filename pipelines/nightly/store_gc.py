@@ -103,8 +103,8 @@ def reasons_to_keep(
         roots.append((f"run of {run.get('recipe', '?')} (process {run['pid']})", names))
     roots.append(("pinned", pins(store)))
     for recipe, ledger in ledgers(store).items():
-        newest = (champion for tier in TIERS for champion in ledger.champions(tier)[-KEPT_CHAMPIONS:])
-        champions = [(champion.stage, champion.key) for champion in newest]
+        kept = (champion for tier in TIERS for champion in ledger.champions(tier)[-KEPT_CHAMPIONS:])
+        champions = [(champion.stage, champion.key) for champion in kept]
         roots.append((f"champion of {recipe}", champions))
         evaluations = [
             name

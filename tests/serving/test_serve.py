@@ -305,13 +305,10 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
     monkeypatch.setattr(models, "_checkpoint", loaded)  # weights are loaded elsewhere; here it is about which
     monkeypatch.setattr(models, "LOOK_S", 0.01)
 
-    def promote(key):
+    def promote(key, tier="prod"):
         store.make("grpo", key, lambda folder: None, {}, lambda: None)
-        ledger.add("night", decision="promoted", challenger={"stage": "grpo", "key": key}, learned=[], new=[])
-
-    def stage(key):
         made = {"stage": "grpo", "key": key}
-        ledger.add("night", decision="promoted", challenger=made, learned=[], new=[], tier="staging")
+        ledger.add("night", decision="promoted", challenger=made, learned=[], new=[], tier=tier)
 
     async def until(served, key):
         async with asyncio.timeout(20):
@@ -329,8 +326,7 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
         ledger.rollback()
         await until(served, "one")
         following.cancel()
-        stage("three")
-        assert served.model.name == "one"
+        promote("three", "staging")
         assert CurrentModel("champion:miniature@staging", "sql_trail", [], store).model.name == "three"
 
     asyncio.run(nights())
