@@ -24,7 +24,7 @@ from pipelines.benchmarks import corrections
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_lines
 from pipelines.core.registry import DIALECTS, READERS
-from pipelines.core.types import BadRow, Database, Example, ExecutionStatus, is_plain_name, text_field
+from pipelines.core.types import BadRow, Database, Example, ExecutionStatus, gold_queries, is_plain_name, text_field
 from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.dialect import has_password
 
@@ -359,7 +359,7 @@ class Layout:
             number, row = numbered
             number = number if self.id is None else text_field(row, self.id)
             id = text_field(row, "db_id")
-            question, sql = text_field(row, self.question), text_field(row, *self.sql)
+            question, (sql, meta) = text_field(row, self.question), gold_queries(row, *self.sql)
             if self.on_server is not None:
                 check_plain(id)
                 database = self.on_server(id)
@@ -368,7 +368,7 @@ class Layout:
                 folder = path.parent.parent.name  # databases of two folders may bear one name
                 apart = "" if self.main_folder in (None, folder) else folder
                 database = Database(id, "sqlite", link(path, root, source, apart))
-            return finish(Example(f"{self.name}_{number}", question, database, sql, source=self.name), row)
+            return finish(Example(f"{self.name}_{number}", question, database, sql, source=self.name, meta=meta), row)
 
         return collect((pair for pair in self.rows() if not self.skip(pair[1][1])), make)
 

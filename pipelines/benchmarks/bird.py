@@ -46,11 +46,11 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     descriptions = functools.cache(describe)
 
     def finish(example: Example, row: Any) -> Example:
-        meta = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
+        own = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
         evidence = text_field(row, "evidence", required=False)
         if read_options(BirdOptions, source).descriptions:
             evidence = "\n".join(filter(None, [evidence, descriptions(home / example.database.id)]))
-        return dataclasses.replace(example, evidence=evidence, meta=meta)
+        return dataclasses.replace(example, evidence=evidence, meta={**own, **example.meta})
 
     return layout.read(source, root, finish)
 

@@ -13,10 +13,11 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_lines
-from pipelines.core.types import SQL, BadRow, Example, text_field
+from pipelines.core.types import GOLD_SQLS, SQL, BadRow, Example, gold_queries, text_field
 
 HINT = 'Each entry is {"id": "...", "sql": "SELECT ...", "reason": "..."}, in a JSON list or one a line'
 META = "corrected"
@@ -35,7 +36,7 @@ def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
         raise DataError(f"{path} is not JSON: {error}", HINT) from None
     if rows is None:
         rows = [(f"line {number}", row) for number, row in read_lines(path, HINT)]
-    entries: dict[str, dict[str, str]] = {}  # by the id of the question
+    entries: dict[str, dict[str, Any]] = {}  # by the id of the question
     for where, row in rows:
         if not isinstance(row, dict):
             raise DataError(f"{path}, {where}: a {type(row).__name__} where an object was expected", HINT)
@@ -44,7 +45,8 @@ def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
             raise DataError(f"{path}, {where}: a second correction of {key}", HINT)
         try:
             texts = {name: text_field(row, name, required=False) for name in TEXTS if row.get(name) is not None}
-            entries[key] = {"sql": text_field(row, *SQL), **texts}
+            sql, more = gold_queries(row, *SQL)
+            entries[key] = {"sql": sql, **texts, **more}
         except BadRow as bad:
             raise DataError(f"{path}, {where}: {bad.detail}", HINT) from None
     # Only what differs from the published text is a correction; a question whose SQL changed has no level any more.
@@ -59,13 +61,15 @@ def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
             yield example
             continue
         now |= {name: entry[name] for name in published}
+        meta = {name: value for name, value in example.meta.items() if name != GOLD_SQLS or "sql" not in published}
+        meta |= {GOLD_SQLS: entry[GOLD_SQLS]} if GOLD_SQLS in entry else {}
         yield dataclasses.replace(
             example,
             gold_sql=now["sql"],
             question=now["question"],
             evidence=now["evidence"],
             hardness=None if "sql" in published else example.hardness,
-            meta={**example.meta, META: {"reason": entry.get("reason", ""), **published}},
+            meta={**meta, META: {"reason": entry.get("reason", ""), **published}},
         )
     if not used:
         raise DataError(f"no correction of {path} is of a question of this source", HINT)

@@ -33,8 +33,8 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     """The answerable questions of a split, over both databases if both are there."""
 
     def finish(example: Example, row: Any) -> Example:
-        meta = {key: row[key] for key in ("template", "q_tag", "t_tag") if isinstance(row.get(key), str | list)}
-        return dataclasses.replace(example, gold_sql=ehrsql_query(example.gold_sql), meta=meta)
+        own = {key: row[key] for key in ("template", "q_tag", "t_tag") if isinstance(row.get(key), str | list)}
+        return dataclasses.replace(example, gold_sql=ehrsql_query(example.gold_sql), meta={**own, **example.meta})
 
     return _layout(source).read(source, root, finish)
 

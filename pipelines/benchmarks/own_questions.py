@@ -29,7 +29,7 @@ from pipelines.benchmarks.base import (
 from pipelines.benchmarks.splitting import Shares, cut
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
-from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, text_field
+from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, gold_queries, text_field
 from pipelines.recipe.config import Section, Share, Source
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, file_suffixes
@@ -156,7 +156,7 @@ def _read_file(source: Source, root: Path) -> Loaded:
         number, row = numbered
         if isinstance(row, BadRow):
             raise row
-        question, sql = text_field(row, "question"), text_field(row, *SQL)
+        question, (sql, meta) = text_field(row, "question"), gold_queries(row, *SQL)
         default = options.database
         name = text_field(row, *DATABASE, required=default is None)
         if default is not None:
@@ -175,7 +175,7 @@ def _read_file(source: Source, root: Path) -> Loaded:
         engine = engine_of_address(name)
         if engine is not None:
             database = Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
-            return Example(id, question, database, sql, evidence, source="jsonl")
+            return Example(id, question, database, sql, evidence, source="jsonl", meta=meta)
         try:
             path = _database_path(name, file.parent, options)
             database_id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
@@ -190,7 +190,7 @@ def _read_file(source: Source, root: Path) -> Loaded:
         if engine == "sqlite":
             check_file(path)
         database = Database(database_id, engine, link(path, root, source, apart))
-        return Example(id, question, database, sql, evidence, source="jsonl")
+        return Example(id, question, database, sql, evidence, source="jsonl", meta=meta)
 
     return collect(_rows(source, options), make)
 

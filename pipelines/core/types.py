@@ -262,6 +262,7 @@ def escape_surrogates(text: str) -> str:
 
 # Names of the fields that hold a row's SQL and its database, in the order in which they are looked at.
 SQL = ("sql", "query", "SQL", "gold_sql")
+GOLD_SQLS = "gold_sqls"  # the field of a row, and of an example's `meta`, with further gold queries.
 DATABASE = ("database", "db", "db_id", "db_path")
 LONGEST_NAME = 200  # bytes of a database's name: file systems take 255, with suffixes
 
@@ -292,6 +293,19 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     if required and not text:
         raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")
     return text
+
+
+def gold_queries(row: Any, *names: str) -> tuple[str, dict[str, Any]]:
+    """The gold query of a row, and the `meta` of its example: of several (`GOLD_SQLS`) those behind the first."""
+    listed = row.get(GOLD_SQLS) if isinstance(row, dict) else None
+    if listed is None:
+        return text_field(row, *names), {}
+    if not isinstance(listed, list) or not listed:
+        raise BadRow("wrong_type", f"{GOLD_SQLS} is no list of queries")
+    texts = [text_field({GOLD_SQLS: text}, GOLD_SQLS) for text in listed]
+    first = text_field(row, *names, required=False) or texts[0]
+    more = [text for text in dict.fromkeys(texts) if text != first]
+    return first, {GOLD_SQLS: more} if more else {}
 
 
 def is_plain_name(id: str) -> bool:

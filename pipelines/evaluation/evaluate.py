@@ -63,10 +63,7 @@ def evaluate(
     if not equalities:
         raise ValueError("a verdict needs a named equality")
     asked = [examples[trajectory.example_id] for trajectory in trajectories]
-    pairs = [
-        Pair(example.database, example.gold_sql, trajectory.final_sql)
-        for example, trajectory in zip(asked, trajectories, strict=True)
-    ]
+    pairs = [Pair.of(example, trajectory.final_sql) for example, trajectory in zip(asked, trajectories, strict=True)]
     if verdicts is not None:
         pass
     elif result_files.is_decided_by_files(asked, equalities):

@@ -41,7 +41,7 @@ def make_outcomes(
     """
     of = [examples[trajectory.example_id] for trajectory in trajectories]
     both = zip(of, trajectories, strict=True)
-    pairs = [Pair(example.database, example.gold_sql, trajectory.final_sql) for example, trajectory in both]
+    pairs = [Pair.of(example, trajectory.final_sql) for example, trajectory in both]
     verdicts = sql.verdicts(pairs, [equality])
     broke = [
         verdict.broken or equality in verdict.undecided or trajectory.stop is StopReason.BROKEN

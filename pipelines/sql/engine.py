@@ -18,7 +18,7 @@ from typing import Any
 
 from pipelines.core.errors import DatabaseError, DataError
 from pipelines.core.registry import DIALECTS, EQUALITIES
-from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.core.types import GOLD_SQLS, Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.recipe import config
 from pipelines.sql.audit import AuditEntry, AuditLog
 from pipelines.sql.dialects.base import OK, Bounds, HiddenNames, identity
@@ -53,6 +53,16 @@ class Pair:
     database: Database
     gold_sql: str
     predicted_sql: str | None  # None if there is no prediction.
+    more: tuple[str, ...] = ()  # further gold queries of the question: a match with any counts.
+
+    @classmethod
+    def of(cls, example: Example, predicted_sql: str | None) -> Pair:
+        """A prediction for a question."""
+        return cls(example.database, example.gold_sql, predicted_sql, tuple(example.meta.get(GOLD_SQLS, ())))
+
+    def each(self) -> list[Pair]:
+        """The prediction beside each gold query alone."""
+        return [Pair(self.database, gold, self.predicted_sql) for gold in (self.gold_sql, *self.more)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +192,9 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
         A gold query runs once and its result is kept; the same prediction for the same gold query runs once.
         """
+        if any(pair.more for pair in pairs):
+            decided = iter(self.verdicts([one for pair in pairs for one in pair.each()], equalities))
+            return [_best([next(decided) for _ in pair.each()]) for pair in pairs]
         unique = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
         jobs = [(pair.database.engine, self._verdict_job(pair, equalities)) for pair in unique]
         replies = self._run(jobs)
@@ -196,6 +209,8 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
         """Decide on one pair; calls of one event-loop tick share a batch."""
+        if pair.more:
+            return _best(await asyncio.gather(*(self.decide(one, equalities) for one in pair.each())))
         job = self._verdict_job(pair, equalities)
         reply = await self._ask(pair.database.engine, job)[1]
         self._log([(pair.database, job, reply)])
@@ -383,6 +398,17 @@ def _verdict(reply: Any, equalities: Sequence[str]) -> Verdict:
         return Verdict(nothing, None, _STATUS[gold[0]], gold[1], 0, gold[2])
     status, cause = _STATUS[predicted[0]], gold[1] or predicted[1]
     return Verdict(scores or nothing, status, _STATUS[gold[0]], cause, predicted[2], gold[2])
+
+
+def _best(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on a prediction beside several gold queries: under each equality the best score; the rest is that of
+    the first gold query that it matches, else of the first that gave a result.
+    """
+    sound = [verdict for verdict in verdicts if not verdict.broken] or verdicts
+    chief = next((verdict for verdict in sound if 1.0 in verdict.scores.values()), sound[0])
+    scores = {name: max(verdict.scores[name] for verdict in sound) for name in chief.scores}
+    undecided = {name for verdict in sound for name in verdict.undecided if not scores[name]}
+    return replace(chief, scores=scores, undecided=tuple(sorted(undecided)))
 
 
 def _provers(equalities: Iterable[str]) -> list[str]:

@@ -11,12 +11,14 @@ from typing import Any
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.types import (
+    GOLD_SQLS,
     HARDNESS_LEVELS,
     SQL,
     BadRow,
     Database,
     EngineName,
     ExecutionStatus,
+    gold_queries,
     is_plain_name,
     text_field,
 )
@@ -43,6 +45,7 @@ class GoldQuery:
     question: str = ""
     evidence: str = ""
     id: str = ""  # of a split's JSON, where it has one; predictions may name it (EHRSQL).
+    more: tuple[str, ...] = ()  # further gold queries: a match with any counts.
     answerable: bool = True  # whether the database has an answer (EHRSQL has questions without one, and without SQL).
 
 
@@ -69,7 +72,7 @@ def _gold_records(path: Path, records: Any) -> list[GoldQuery]:
         where = f"{path}, record {number}"
         try:
             answerable = not official.is_unanswerable(row)
-            sql = text_field(row, *SQL) if answerable else ""
+            sql, meta = gold_queries(row, *SQL) if answerable else ("", {})
             db_id = _checked_name(where, text_field(row, "db_id"))
             level, question, evidence = (
                 text_field(row, name, required=False) for name in ("difficulty", "question", "evidence")
@@ -79,7 +82,9 @@ def _gold_records(path: Path, records: Any) -> list[GoldQuery]:
         if "is_impossible" in row:
             sql = official.ehrsql_query(sql)  # as published, some of EHRSQL's queries do not run
         id = "" if row.get("id") is None else str(row["id"])
-        golds.append(GoldQuery(sql, db_id, level or None, question, evidence, id, answerable))
+        golds.append(
+            GoldQuery(sql, db_id, level or None, question, evidence, id, tuple(meta.get(GOLD_SQLS, ())), answerable)
+        )
     return golds
 
 
@@ -243,7 +248,7 @@ def score_all(
     for start in range(0, len(items), CHUNK):
         chunk = [(idx, gold[idx], sent) for idx, sent in items[start : start + CHUNK]]
         answerable = [(question, databases[question.db_id], sent) for _, question, sent in chunk if question.answerable]
-        pairs = [Pair(database, question.sql, sent) for question, database, sent in answerable]
+        pairs = [Pair(database, question.sql, sent, question.more) for question, database, sent in answerable]
         verdicts = iter(sql.verdicts(pairs, names))
         levels = iter(analyst.hardness([(question.sql, database.engine) for question, database, _ in answerable]))
         scored = []

@@ -341,10 +341,7 @@ def evaluate_questions(
     with_gold = {question.id: question for question in questions if question.gold_sql}
     greedy = [record for record in unbroken(evaluated) if record.mode == "greedy" and record.example_id in with_gold]
     if recipe.evaluation.r_ves and greedy:
-        pairs = [
-            Pair(with_gold[record.example_id].database, with_gold[record.example_id].gold_sql, record.final_sql)
-            for record in greedy
-        ]
+        pairs = [Pair.of(with_gold[record.example_id], record.final_sql) for record in greedy]
         with sql_engine(recipe, workers=1) as sql:  # two queries at a time would time each other
             verdicts = sql.verdicts(pairs, ["r_ves"])
         write_json(ctx.folder / EFFICIENCY, {"r_ves": r_ves([verdict.scores["r_ves"] for verdict in verdicts])})

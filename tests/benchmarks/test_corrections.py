@@ -48,6 +48,23 @@ def test_a_corrected_gold_sql_is_taken_and_the_published_one_kept(bird, tmp_path
     assert corrections.count(found) == 1
 
 
+def test_several_gold_queries_are_read_and_a_correction_replaces_them(bird, tmp_path):
+    rows = json.loads((bird / "dev.json").read_text())
+    for row in rows[:2]:
+        row |= {"gold_sqls": [PUBLISHED, BETTER]}
+    del rows[0]["SQL"]  # the first of the list is the gold query
+    rows[2]["gold_sqls"] = "SELECT 1"
+    write(bird / "dev.json", json.dumps(rows))
+    source = Source(kind="bird", path=str(bird), split="dev")
+    loaded = base.read(source, seed=0, root=tmp_path / "stage")
+    assert [(one.gold_sql, one.meta["gold_sqls"]) for one in loaded.examples] == [(PUBLISHED, [BETTER])] * 2
+    assert [row.reason for row in loaded.quarantine] == ["wrong_type"]
+    write(tmp_path / "overlay.jsonl", json.dumps({"id": "bird_dev_1", "sql": BETTER}))
+    assert "gold_sqls" not in read(bird, tmp_path / "overlay.jsonl", tmp_path)[1].meta
+    write(bird / "dev.json", json.dumps(rows[:2]))
+    assert [one.more for one in scoring.read_gold(bird / "dev.json")] == [(BETTER,)] * 2
+
+
 def test_a_corrected_copy_of_birds_question_file_is_an_overlay(bird, tmp_path):
     rows = json.loads((bird / "dev.json").read_text())
     rows[0] |= {"SQL": BETTER, "question": "How many different flags?"}

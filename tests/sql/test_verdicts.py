@@ -10,11 +10,15 @@ from shops import build_shop
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import EQUALITIES
-from pipelines.core.types import Database, ExecutionStatus
+from pipelines.core.types import Database, Example, ExecutionStatus
+from pipelines.evaluation.evaluate import of_prediction
 from pipelines.recipe.config import Execution
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.lexical import bigrams
 from pipelines.sql.sandbox import pool, wire
 from pipelines.sql.sandbox.pool import MalformedReply, check
+from pipelines.sql.schema import introspect
 from tests.fakes import build_database
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
@@ -30,6 +34,25 @@ def test_a_verdict_holds_both_sides(engine, shop):
     assert verdict.scores == {"strict": 0.0, "bird": 1.0}
     assert (verdict.gold, verdict.predicted, verdict.gold_rows, verdict.n_rows) == (OK, OK, 4, 3)
     assert (verdict.error_class, verdict.broken) == (None, False)
+
+
+def test_of_several_gold_queries_any_may_match(engine, shop):
+    first, second, fails = "SELECT name FROM customer", "SELECT city FROM customer", "SELECT nope"
+    asked = [
+        (first, second, (second,)),
+        (first, "SELECT 1", (second,)),
+        (fails, second, (second,)),
+        (fails, second, ()),
+    ]
+    pairs = [Pair(shop, *each) for each in asked]
+    verdicts = engine.verdicts(pairs, ["strict", "bird"])
+    assert [tuple(verdict.scores.values()) for verdict in verdicts] == [(1.0, 1.0), (0.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
+    assert [verdict.broken for verdict in verdicts] == [False, False, False, True]
+    assert [asyncio.run(engine.decide(pair, ["strict", "bird"])) for pair in pairs] == verdicts
+    example = Example("1", "?", shop, first, meta={"gold_sqls": [second]})
+    answer = of_prediction("1", second, "p")
+    (outcome,) = make_outcomes([answer], {"1": example}, engine, introspect, "strict", 1)
+    assert (outcome.correct, outcome.gold_bigrams) == (True, bigrams(first))  # what compares texts takes the first
 
 
 def test_order_counts_where_the_gold_query_orders(engine, shop):
