@@ -1,7 +1,6 @@
 """Five nights of a deployment, with real training: incremental, poisoned twice, promoted when better, rolled back."""
 
 import json
-import shlex
 import warnings
 from pathlib import Path
 
@@ -157,9 +156,9 @@ def test_a_person_promotes_from_staging_to_prod_by_a_deployment(nights, tmp_path
         store.make("sft", key, lambda folder: None, {}, lambda: None)
         made = {"challenger": {"stage": "sft", "key": key}, "numbers": {}, "learned": [], "new": []}
         Ledger(store, "miniature").add("night", decision="promoted", reason="better", tier=tier, **made)
-    command = ["prefect", "deployment", "run", "promote/prod", "--watch", "--param", f"store={tmp_path / 'store'}"]
     for code, name, message in ((0, "Promoted", "sft/k2"), (1, "Failed", "sft/k2 is prod's champion already")):
-        assert nights.site.run(shlex.join(command)).returncode == code
+        command = f"prefect deployment run promote/prod --watch --param store={tmp_path}/store"
+        assert nights.site.run(command).returncode == code
         state = nights.site.newest_run("promote")["state"]
         assert (state["name"], message in state["message"]) == (name, True)
     assert [champion.key for champion in Ledger(store, "miniature").champions()] == ["k1", "k2"]

@@ -49,10 +49,11 @@ def artifacts(site, run_id):
 
 def test_everything_is_deployed_with_a_form(site):
     deployments = site.api("deployments/filter", {})
-    assert len(deployments) == 7
+    assert len(deployments) == 8
     names = {one["name"]: one for one in deployments}
     assert names["nightly"]["schedules"][0]["schedule"]["cron"] == "0 2 * * *"
-    by_hand = [one for one in deployments if "internal" not in one["tags"]]
+    assert set(names["prod"]["parameter_openapi_schema"]["properties"]) == {"recipe", "store"}
+    by_hand = [one for one in deployments if "internal" not in one["tags"] and one["name"] != "prod"]
     assert len(by_hand) == 6
     for one in by_hand:
         schema = one["parameter_openapi_schema"]
