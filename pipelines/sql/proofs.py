@@ -32,7 +32,7 @@ WHERE i."unique" AND NOT i.partial
 _DDL = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'trigger' ORDER BY rowid"
 
 
-class World(NamedTuple):
+class SchemaFacts(NamedTuple):
     """What the databases of a schema have in common."""
 
     schema: Schema
@@ -88,7 +88,7 @@ def prove(pair: Pair, sql: SqlEngine) -> tuple[float | None, str]:
 
 
 @functools.lru_cache(256)
-def _world(database: Database, samples: int, stamp: int | None) -> World:
+def _world(database: Database, samples: int, stamp: int | None) -> SchemaFacts:
     schema, dialect = introspect(database, samples), DIALECTS[database.engine]
     is_sqlite = dialect.sqlglot == "sqlite"
     filled, unique, ddl = set[tuple[str, str]](), defaultdict[tuple[str, str], list[str]](list), ""
@@ -111,7 +111,7 @@ def _world(database: Database, samples: int, stamp: int | None) -> World:
         rules[name] = TableRules(kinds, frozenset(full), tuple(frozenset(key) for key in keys if full.issuperset(key)))
         keys_of[name] = tuple(sorted(keys))
     # Where a comparison may take other letters for the same, no text is rewritten, and no database is made.
-    return World(schema, rules if ddl or not is_sqlite else {}, keys_of, ddl)
+    return SchemaFacts(schema, rules if ddl or not is_sqlite else {}, keys_of, ddl)
 
 
 def affinity(declared: str, is_sqlite: bool = True) -> str:
@@ -123,7 +123,7 @@ def affinity(declared: str, is_sqlite: bool = True) -> str:
     return "NUMERIC" if is_sqlite and kind and "BLOB" not in kind else ""
 
 
-def _script(world: World, plan: analyst.ProofPlan, rng: random.Random) -> str:
+def _script(world: SchemaFacts, plan: analyst.ProofPlan, rng: random.Random) -> str:
     """A small database that keeps to the schema's keys, types and foreign keys, with values that the queries name."""
     tables = {table.name.lower(): table for table in world.schema.tables if table.name.lower() in world.rules}
     wanted = [name for name in plan.tables if name in tables] if set(plan.tables) <= set(world.rules) else [*tables]
@@ -210,10 +210,6 @@ def _pool(column: Column, compared: Sequence[str | float], is_key: bool, rng: ra
 
 
 def _literal(value: Scalar) -> str:
-    return (
-        "NULL"
-        if value is None
-        else repr(value)
-        if isinstance(value, int | float)
-        else "'" + str(value).replace("'", "''") + "'"
-    )
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "NULL" if value is None else repr(value)

@@ -202,7 +202,7 @@ def _terms(select: exp.Expr, clause: str) -> list[exp.Expr]:
 # The normal form of a query: its SELECT as sets of texts, in which no alias and no order of commutative parts is left.
 
 
-class Block(NamedTuple):
+class NormalSelect(NamedTuple):
     """A SELECT."""
 
     places: dict[str, str]  # each use of a table, by a name that depends on the table and the depth alone.
@@ -232,7 +232,7 @@ def _form(tree: exp.Expr, rules: Rules, is_ordered: bool) -> str:
     return _block(tree, [], 0, rules).text() if isinstance(tree, exp.Select) else _write(tree, [], -1, rules, {})
 
 
-def _block(select: exp.Expr, outer: Sequence[Mapping[str, str]], depth: int, rules: Rules) -> Block:
+def _block(select: exp.Expr, outer: Sequence[Mapping[str, str]], depth: int, rules: Rules) -> NormalSelect:
     scope, places = dict[str, str](), dict[str, str]()
     if depth > MAX_DEPTH:
         raise NotUnderstood
@@ -338,7 +338,7 @@ def _block(select: exp.Expr, outer: Sequence[Mapping[str, str]], depth: int, rul
         not group and not aggregates and all(any(k <= {*items} for k in of) for of in keys)
     ):
         distinct = False
-    return Block(
+    return NormalSelect(
         places,
         frozenset((settle(one), settle(other)) for one, other in equal)
         | frozenset((of, one) for one, of in chief.items() if one != of),
