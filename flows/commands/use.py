@@ -75,6 +75,10 @@ def connect(
     example: Annotated[
         bool, typer.Option("--example", help="Write shop.sqlite and its questions.csv here, and connect the shop.")
     ] = False,
+    schemas: Annotated[
+        list[str] | None,
+        typer.Option("--schema", help="A PostgreSQL schema to read, again for each; the first is the default one."),
+    ] = None,
     dbt_target: Annotated[
         Path | None, typer.Option("--dbt", help="A dbt project's target/: its descriptions, tests and metrics.")
     ] = None,
@@ -96,6 +100,8 @@ def connect(
 
       sqltrain connect postgresql://reader@localhost:5432/shop --name shop
 
+      sqltrain connect postgresql://reader@localhost:5432/shop --schema sales --schema hr
+
       sqltrain connect shop --dbt ~/project/target
     """
     if (database is None) != example:
@@ -110,6 +116,8 @@ def connect(
         say("the example: shop.sqlite, and questions.csv with 192 questions and their SQL")
     openable = named.find(database, "Pass a file, or an address such as postgresql://reader@host/shop.")
     dialect = DIALECTS[openable.database.engine]
+    if schemas:
+        openable = named.find(dialect.with_schemas(database, schemas))
     is_card = named.has_card(database)
     title = name or (database if is_card else card.name_of(openable.address) or openable.database.id)
     if not title or not all(sign.isalnum() or sign in "_-" for sign in title):
@@ -118,11 +126,15 @@ def connect(
     old = card.read(place) if place.is_file() else None
     if old is not None and old.location != openable.address:
         raise DataError(f"{place} describes another database", "Pass --name for this one.")
-    role, schema = catalogue.role(openable)
+    role, places = catalogue.role(openable)
+    read = [schema for schema, place in places.items() if place is not None]
+    if absent := [schema for schema in schemas or () if schema not in read]:
+        hint = f"There are: {', '.join(places)}. An administrator grants a role the USAGE of another."
+        raise DataError(f"this role finds no schema {', '.join(absent)}", hint)
     if role.writes:
         say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
         say("an administrator makes a role that only reads with:")
-        for line in dialect.reader_grants(openable.address, schema):
+        for line in dialect.reader_grants(openable.address, read):
             say(f"  {line}")
         if role.is_turned_away:
             raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")

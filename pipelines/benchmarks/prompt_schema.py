@@ -181,7 +181,7 @@ class ValueIndex:
                 is_text = f"typeof({name}) = 'text' AND " if is_sqlite else ""
                 columns.append((table.name, column.name))
                 queries.append(
-                    f"SELECT DISTINCT {value} FROM {quoted(table.name)} "
+                    f"SELECT DISTINCT {value} FROM {schema.written(table.name)} "
                     f"WHERE {is_text}length({value}) BETWEEN 1 AND {LONGEST} LIMIT {DISTINCT}"
                 )
         results = sql.execute_many([(database, query) for query in queries], DISTINCT)

@@ -69,6 +69,7 @@ class DatabaseCard(Section):
     # the environment variable that holds the password; null if none is needed, or if the driver's own sources
     # (PGPASSWORD, a password file, MYSQL_PWD) have it.
     password_env: str | None = None
+    other_schemas: tuple[str, ...] = ()  # behind the first one of `location`; their tables are named "hr.person".
     notes: str = ""  # shown in every prompt beside the schema; Markdown.
     # definitions by name ("revenue: sum of amount over paid orders"): a prompt shows those that its question names.
     metrics: dict[str, str] = pydantic.Field(default_factory=dict)
@@ -106,7 +107,7 @@ class DatabaseCard(Section):
             )
             if facts_by_column:
                 tables.append(Table(name, tuple(shown), tuple(keys), _description(table)))
-        return Schema(tuple(tables), self.engine)
+        return Schema(tuple(tables), self.engine, self.other_schemas)
 
     def with_hidden(self, hidden: HiddenNames) -> DatabaseCard:
         """The same card with these tables and columns hidden, too, whether or not it names them."""
@@ -124,7 +125,10 @@ class DatabaseCard(Section):
 
     def key_facts(self) -> list[Any]:
         """All facts that decide what an agent sees of the database and may read, as JSON values."""
-        return [self.hidden, dataclasses.asdict(self.shown()), self.notes, self.metrics]
+        shown = dataclasses.asdict(self.shown())
+        if not self.other_schemas:
+            del shown["other_schemas"]
+        return [self.hidden, shown, self.notes, self.metrics]
 
     def evidence(self, question: str) -> str:
         """The text of a prompt beside the schema: the notes, and the metrics that the question names."""
@@ -190,7 +194,7 @@ def hidden_names() -> dict[str, HiddenNames]:
 def write(path: Path, card: DatabaseCard) -> None:
     """Write a card, whole or not at all."""
     value: dict[str, Any] = {"notes": "", "metrics": {}} | card.model_dump(mode="json", exclude_defaults=True)
-    order = ("engine", "location", "password_env", "notes", "metrics", "tables")
+    order = ("engine", "location", "password_env", "other_schemas", "notes", "metrics", "tables")
     ordered = {key: value[key] for key in order if key in value}
     text = yaml_text(ordered)
     try:

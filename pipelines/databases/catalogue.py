@@ -107,13 +107,13 @@ def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, i
     return [DatabaseFinding(*finding) for finding in findings]
 
 
-def role(named: OpenableDatabase) -> tuple[Role, str]:
-    """The rights of the connection's role, and the schema that it reads."""
+def role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None]]:
+    """The rights of the connection's role, and the schemas that it may use (see `Dialect.schema_query`)."""
     dialect = DIALECTS[named.database.engine]
     try:
         with dialect.catalog(named.database.location, LIMITS.timeout_s) as opened:
-            schema = next(iter(opened.query(dialect.schema_query)))[0] if dialect.schema_query else ""
-            return dialect.role(opened.query), str(schema or "")
+            schemas = opened.query(dialect.schema_query) if dialect.schema_query else ()
+            return dialect.role(opened.query), dict(schemas)
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"{named.database.id} cannot be opened: {addresses.why_unreachable(error)}") from None
 
@@ -138,8 +138,8 @@ def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCar
             statements = []
             for table in tables:
                 names = ", ".join(quoted(column.name) for column in table.columns)
-                statements.append(f"SELECT {names} FROM {quoted(table.name)} LIMIT {LIMITS.max_rows}")
-                statements.append(f"SELECT count(*) FROM {quoted(table.name)}")
+                statements.append(f"SELECT {names} FROM {schema.written(table.name)} LIMIT {LIMITS.max_rows}")
+                statements.append(f"SELECT count(*) FROM {schema.written(table.name)}")
             results = sql.execute_many([(database, statement) for statement in statements])
             if all(result.status is ExecutionStatus.UNAVAILABLE for result in results):
                 raise DataError(f"{database.id} cannot be read: {results[0].error}", "Nothing was written.")
@@ -176,5 +176,11 @@ def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCar
             columns=columns,
             references=tuple(Reference(column=k.column, to_table=k.to_table, to_column=k.to_column) for k in keys),
         )
-    card = DatabaseCard(engine=database.engine, location=named.address, password_env=password_env, tables=cards)
+    card = DatabaseCard(
+        engine=database.engine,
+        location=named.address,
+        password_env=password_env,
+        other_schemas=schema.other_schemas,
+        tables=cards,
+    )
     return card, findings

@@ -44,6 +44,8 @@ def with_dbt(card: DatabaseCard, manifest: Mapping[str, Any]) -> tuple[DatabaseC
     for id, node in nodes.items():
         if node.get("resource_type") in TABLES:
             stored = str(node.get("alias") or node.get("identifier") or node.get("name"))
+            if (qualified := f"{node.get('schema')}.{stored}").lower() in names:
+                stored = qualified
             if stored.lower() not in names:
                 taken["models without a table here"] += 1
                 continue

@@ -116,17 +116,18 @@ class OpenableDatabase:
             return shown
         # Views and columns that the sandbox refuses, since they hold a hidden column, are left out.
         names = [[quoted(column.name) for column in table.columns] for table in shown.tables]
-        probes = [select.format(", ".join(own), quoted(t.name)) for t, own in zip(shown.tables, names, strict=True)]
+        pairs = zip(shown.tables, names, strict=True)
+        probes = [select.format(", ".join(own), shown.written(table.name)) for table, own in pairs]
         results = sql.execute_many([(self.database, probe) for probe in probes])
         tables = []
         for table, own, result in zip(shown.tables, names, results, strict=True):
             if result.status is ExecutionStatus.UNAVAILABLE:
                 raise DatabaseError(f"the database {self.database.id} is away: {result.error}")
             if result.error_class == "hidden":
-                probes = [select.format(name, quoted(table.name)) for name in own]
+                probes = [select.format(name, shown.written(table.name)) for name in own]
                 each = sql.execute_many([(self.database, probe) for probe in probes])
-                pairs = zip(table.columns, each, strict=True)
-                columns = tuple(column for column, probed in pairs if probed.error_class != "hidden")
+                probed = zip(table.columns, each, strict=True)
+                columns = tuple(column for column, answer in probed if answer.error_class != "hidden")
                 readable = {column.name for column in columns}
                 keys = tuple(key for key in table.foreign_keys if key.column in readable)
                 table = dataclasses.replace(table, columns=columns, foreign_keys=keys)

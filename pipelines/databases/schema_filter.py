@@ -70,7 +70,7 @@ class SchemaFilter:
         self._whole = self._units_of(*schema.tables)
 
     def _units_of(self, *tables: Table) -> int:
-        text = render(Schema(tables, self._schema.engine), "compact" if self._is_brief else "ddl")
+        text = render(replace(self._schema, tables=tables), "compact" if self._is_brief else "ddl")
         return len(text.split()) if self._is_brief else len(text)
 
     def fits(self, tokens: int) -> bool:

@@ -203,7 +203,7 @@ def _diagnoses(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: SqlEngine
     distinct = list(dict.fromkeys(column for group in columns for column in group))
     results = sql.execute_many(
         [
-            (database, f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)} LIMIT {MAX_VALUES}")
+            (database, f"SELECT DISTINCT {quoted(column)} FROM {schemas(database).written(table)} LIMIT {MAX_VALUES}")
             for database, table, column in distinct
         ]
     )

@@ -102,8 +102,6 @@ lookups: SqlAnalysis[tuple[str, Schema | None, EngineName], tuple[Compared, ...]
 lookups = SqlAnalysis("lookups", tuple[Compared, ...], ())
 # The first table that a query names.
 first_table: SqlAnalysis[tuple[str, EngineName], str | None] = SqlAnalysis("first_table", str | None, None)
-# The query that shows the first row of a table.
-first_row: SqlAnalysis[tuple[str, EngineName], str] = SqlAnalysis("first_row", str, "")
 # The class of each wrong answer, and the columns whose stored values would add to its clues.
 diagnose: SqlAnalysis[Failure, tuple[Diagnosis, tuple[Item, ...]]]
 diagnose = SqlAnalysis("diagnose", tuple[Diagnosis, tuple[Item, ...]], (Diagnosis("semantic", UNREAD), ()))

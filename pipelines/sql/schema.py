@@ -51,6 +51,14 @@ class Schema:
 
     tables: tuple[Table, ...]
     engine: EngineName = "sqlite"
+    # PostgreSQL's schemas behind the first one: the names of their tables are qualified ("hr.person").
+    other_schemas: tuple[str, ...] = ()
+
+    def written(self, table: str, part: Callable[[str], str] = quoted) -> str:
+        """A table's name in a statement, each of its parts as `part` writes it."""
+        spot = next((f"{name}." for name in self.other_schemas if table.startswith(f"{name}.")), "")
+        own = part(table.removeprefix(spot))
+        return f"{part(spot[:-1])}.{own}" if spot else own
 
 
 class TableRules(NamedTuple):
@@ -70,6 +78,7 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
         keep: leave out tables and columns that are not among these; keys stay with the columns that they join.
     """
     name, tables = written(schema.engine), list(schema.tables)
+    table_name: Callable[[str], str] = lambda table: schema.written(table, name)  # noqa: E731
     if keep is not None:
         # Schema linking: primary keys stay, and foreign keys between tables that stay.
         tables = []
@@ -80,7 +89,7 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
             columns = [column for column in table.columns if column.name.lower() in wanted or column.primary_key]
             tables.append(replace(table, columns=tuple(columns), foreign_keys=tuple(keys)))
     if style == "names":
-        return " , ".join(name(table.name) for table in tables)
+        return " , ".join(table_name(table.name) for table in tables)
     if style == "ddl":
         statements = []
         for table in tables:
@@ -94,11 +103,11 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
             if len(primary) > 1:
                 lines.append((f"PRIMARY KEY ({', '.join(map(name, primary))})", ""))
             for key in table.foreign_keys:
-                target = f"{name(key.to_table)}({name(key.to_column)})"
+                target = f"{table_name(key.to_table)}({name(key.to_column)})"
                 lines.append((f"FOREIGN KEY ({name(key.column)}) REFERENCES {target}", ""))
             last = len(lines) - 1
             body = [f"    {text}{'' if n == last else ','}{note}" for n, (text, note) in enumerate(lines)]
-            statements += [f"CREATE TABLE {name(table.name)} ({_note(table.description)}", *body, ");"]
+            statements += [f"CREATE TABLE {table_name(table.name)} ({_note(table.description)}", *body, ");"]
         return "\n".join(statements)
     # The compact style: the tables with their columns, then all joins.
     parts = []
@@ -107,11 +116,11 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
             f"{name(column.name)} ( {' , '.join(map(_short, column.values))} )" if column.values else name(column.name)
             for column in table.columns
         ]
-        parts.append(f"{name(table.name)} : {' , '.join(shown)}")
+        parts.append(f"{table_name(table.name)} : {' , '.join(shown)}")
     for table in tables:
         for key in table.foreign_keys:
-            joined = map(name, (table.name, key.column, key.to_table, key.to_column))
-            parts.append("{} . {} = {} . {}".format(*joined))
+            own, other = table_name(table.name), table_name(key.to_table)
+            parts.append(f"{own} . {name(key.column)} = {other} . {name(key.to_column)}")
     return " ; ".join(parts)
 
 
@@ -201,7 +210,7 @@ def _of_sqlite(opened: Catalog, values: int) -> Schema:
                 parts = sorted((row[5], row[1]) for row in query(f"PRAGMA table_info({quoted(to_table)})") if row[5])
                 to_column = parts[position][1] if position < len(parts) else column
             keys.append(ForeignKey(column, to_table, to_column))
-        tables.append(Table(name, _with_values(opened, name, kind == "view", declared, values), tuple(keys)))
+        tables.append(Table(name, _with_values(opened, quoted(name), kind == "view", declared, values), tuple(keys)))
     return Schema(tuple(tables))
 
 
@@ -211,18 +220,19 @@ def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
     primary = {(row[0], name) for row in keys if row[1] == "PRIMARY KEY" for name in row[2]}
     foreign: dict[str, list[ForeignKey]] = {}
     for table, kind, columns, to_table, to_columns in keys:
-        if kind == "FOREIGN KEY":
+        if kind == "FOREIGN KEY" and to_table is not None:  # not of a schema that is not read
             pairs = zip(columns, to_columns, strict=True)
             foreign.setdefault(table, []).extend(ForeignKey(a, to_table, b) for a, b in pairs)
     by_table: dict[str, list[DeclaredColumn]] = {}
     for table, name, kind in query(dialect.columns_query):
         by_table.setdefault(table, []).append((name, str(kind).upper(), (table, name) in primary))
     views = {row[0] for row in query(dialect.views_query)} if values else set()
-    tables = []
+    schemas = [name for name, place in query(dialect.schema_query) if place] if dialect.schema_query else []
+    schema, tables = Schema((), engine, tuple(schemas[1:])), []
     for name, columns_of_table in by_table.items():
-        columns = _with_values(opened, name, name in views, columns_of_table, values)
+        columns = _with_values(opened, schema.written(name), name in views, columns_of_table, values)
         tables.append(Table(name, columns, tuple(foreign.get(name, ()))))
-    return Schema(tuple(tables), engine)
+    return replace(schema, tables=tuple(tables))
 
 
 def _with_values(
@@ -237,7 +247,7 @@ def _with_values(
         for place, (name, _, _) in enumerate(columns if count else ()):
             if view and time.monotonic() >= opened.views_until:
                 raise ViewLimitExceeded
-            rows = ask(f"SELECT {quoted(name)} FROM {quoted(table)} LIMIT {SAMPLED_ROWS}")
+            rows = ask(f"SELECT {quoted(name)} FROM {table} LIMIT {SAMPLED_ROWS}")
             values[place] = tuple(dict.fromkeys(plain(row[0]) for row in rows if row[0] is not None))[:count]
     except Exception:  # each driver has an error tree of its own
         if not view:

@@ -144,12 +144,13 @@ class Inventor:
 
     def _propose(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
-        names, quoted = sorted(table.name for table in self.schema.tables), written(self.database.engine)
+        names, part = [table.name for table in self.schema.tables], written(self.database.engine)
+        quoted = {name: self.schema.written(name, part) for name in sorted(names)}
         plans, prompts = [], []
         for number in numbers:
             # The tables to start from are drawn, so that tries differ.
             rng = random.Random(f"{self.seed}/{number}")
-            start = ", ".join(map(quoted, rng.sample(names, min(len(names), rng.randint(1, 3)))))
+            start = ", ".join(quoted[name] for name in rng.sample(list(quoted), min(len(quoted), rng.randint(1, 3))))
             level, style = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)], rng.choice(sorted(STYLES))
             parts = {"Start from": start, "Draft": f"number {number}: unlike the obvious one"}
             rules = PROPOSE.format(engine=self.database.engine, level=LEVELS[level])

@@ -155,9 +155,10 @@ def test_each_server_tells_how_its_address_takes_a_password_and_who_makes_a_read
     postgres, mysql = DIALECTS["postgres"], DIALECTS["mysql"]
     assert mysql.with_password("mysql://me@host/shop", "p@ss") == "mysql://me:p%40ss@host/shop"
     assert "password=p@ss" in postgres.with_password("postgresql://me@host/shop", "p@ss")
-    grants = mysql.reader_grants("mysql://me@host/shop", "")
+    grants = mysql.reader_grants("mysql://me@host/shop", ())
     assert grants[-1] == "GRANT SELECT, SHOW VIEW ON `shop`.* TO 'shop_reader'@'%';"
-    assert 'GRANT USAGE ON SCHEMA "public" TO "shop_reader";' in postgres.reader_grants("postgresql://me@host/shop", "")
-    assert DIALECTS["sqlite"].reader_grants("shop.sqlite", "") == []
+    grants = postgres.reader_grants("postgresql://me@host/shop", ("sales", "hr"))
+    assert 'GRANT USAGE ON SCHEMA "sales", "hr" TO "shop_reader";' in grants
+    assert DIALECTS["sqlite"].reader_grants("shop.sqlite", ()) == []
     told = {"SHOW GRANTS": [("GRANT ALL ON *.* TO root",)]}
     assert mysql.role(told.__getitem__) == Role(("GRANT ALL ON *.*",), True)

@@ -61,13 +61,13 @@ def leaks(sql, result):
     return said if news or any(mark in said for mark in marks) else ""
 
 
-def check(database, tries, shown=()):
-    with SqlEngine(Limits(timeout_s=5), hidden={database.location: HIDDEN}) as engine:
-        statements = [*SHOWN, *shown, *tries]
+def check(database, tries, shown=(), hidden=HIDDEN, write=str):
+    with SqlEngine(Limits(timeout_s=5), hidden={database.location: hidden}) as engine:
+        statements = list(map(write, [*SHOWN, *shown, *tries]))
         results = engine.execute_many([(database, sql) for sql in statements])
         for place, (sql, result) in enumerate(zip(statements, results, strict=True)):
             assert result.ok if place < len(SHOWN) + len(shown) else not leaks(sql, result), (sql, result)
-        own = [sql for sql in tries if sql in DUCKDB_CALLS + POSTGRES_CALLS]
+        own = [write(sql) for sql in tries if sql in DUCKDB_CALLS + POSTGRES_CALLS]
         assert {r.status for r in engine.execute_many([(database, sql) for sql in own])} <= {ExecutionStatus.REFUSED}
 
 
@@ -212,6 +212,49 @@ def test_postgres_lets_nothing_hidden_out(server):
         check(people, [*TRIES, *POSTGRES_CALLS], shown)
 
 
+QUALIFIED = (("hr.Wage",), {"HR.person": ("ssn",)})  # as HIDDEN, where hr is not the first schema
+
+
+def in_hr(sql):
+    """A statement whose tables have their schema."""
+    return re.sub(
+        r"\b(FROM \(?|JOIN |TABLE )(person|wage|visit|staff|papers|paid|deep)\b", r"\1hr.\2", sql, flags=re.IGNORECASE
+    )
+
+
+def postgres_people(server, tables, database="postgres"):
+    return postgres_schema(server, "people", tables, database)
+
+
+@contextmanager
+def behind_a_namesake(server, tables, database="postgres"):
+    """A database whose schema hr comes behind one with a person whose ssn is not hidden."""
+    person = "CREATE TABLE person (id INTEGER, name TEXT, ssn TEXT); INSERT INTO person VALUES (1, 'Ada', 'open')"
+    with (
+        postgres_schema(server, "sales", person, database) as (_, first),
+        postgres_schema(server, "hr", tables, database) as (owner, _),
+    ):
+        yield owner, replace(first, location=first.location.replace("=sales", "=sales,hr"))
+
+
+@pytest.mark.services
+def test_postgres_hides_by_qualified_names(server):
+    part = "CREATE TABLE part () INHERITS (person); INSERT INTO part VALUES (3, 'Cy', 'SECRET-1', 1)"
+    with behind_a_namesake(server, TABLES + part) as (owner, people):
+        check(people, [*TRIES, *POSTGRES_CALLS], hidden=QUALIFIED, write=in_hr)
+        tries = ["SELECT ssn FROM hr.part", "SELECT amount FROM wage", "SELECT hr.person.ssn FROM hr.person, person"]
+        shown = ["SELECT * FROM person", "SELECT s.ssn FROM sales.person s"]
+        assert classes(people, [*tries, *shown], QUALIFIED) == ["hidden"] * 3 + [None] * 2
+        owner.execute("CREATE VIEW sales.copied AS SELECT ssn AS x FROM hr.person; DROP TABLE sales.person")
+        owner.execute("GRANT SELECT ON sales.copied TO reader")
+        # A bare name is the second schema's where the first has none; other schemas are not read at all.
+        assert classes(people, ["SELECT ssn FROM person", "SELECT x FROM copied"], QUALIFIED) == ["hidden"] * 2
+        found = classes(people, ["SELECT * FROM shop.customer", "SELECT name FROM public.person"], QUALIFIED)
+        assert found == ["not_authorized"] * 2
+        # A hidden name without a schema, as of another card of the database, holds in each.
+        assert classes(people, ["SELECT ssn FROM hr.person"], ((), {"person": ("ssn",)})) == ["hidden"]
+
+
 @pytest.mark.services
 def test_postgres_hides_what_is_computed_and_the_parents_of_what_is_hidden(server):
     more = "CREATE TABLE log (x TEXT); CREATE TABLE log_open () INHERITS (log);"
@@ -315,12 +358,12 @@ def derive(engine, chance, is_shown):
     return expand("query", 0).replace("{{", "{").replace("}}", "}").replace("@", chance.choice(("p", "person")))
 
 
-def check_grammar(pair, count):
+def check_grammar(pair, count, hide=HIDDEN, write=str):
     """No statement has another answer where the hidden values are others, and none that reads shown columns is refused
     for what is hidden. The grammar is no empty threat: with nothing hidden one statement in twenty tells values.
     """
     chance, engine = random.Random(33), pair[0].engine
-    statements = [derive(engine, chance, place % 10 == 9) for place in range(count)]
+    statements = [write(derive(engine, chance, place % 10 == 9)) for place in range(count)]
 
     def answers(hidden):
         with SqlEngine(Limits(timeout_s=5, max_rows=100), hidden=hidden) as runner:
@@ -329,7 +372,7 @@ def check_grammar(pair, count):
             results = [[replace(r, rows=tuple(sorted(r.rows, key=repr))) for r in found] for found in results]
         return [[replace(r, error=r.error and r.error.replace("twin2", "twin1")) for r in found] for found in results]
 
-    first, second = answers({database.location: HIDDEN for database in pair})
+    first, second = answers({database.location: hide for database in pair})
     told, known = sum(a != b for a, b in zip(first, second, strict=True)), answers({})
     lines = sum(a != b for a, b in zip(*known, strict=True))
     print(f"{engine}: of {count:,} statements {told} tell hidden values; with nothing hidden {lines:,} do")
@@ -346,13 +389,16 @@ def test_no_hidden_value_comes_out_of_the_grammar_of_a_file(tmp_path, engine, co
 
 
 @pytest.mark.services
-def test_no_hidden_value_comes_out_of_the_grammar_of_postgres(server):
+@pytest.mark.parametrize(
+    ("schema", "count", "write"), [(postgres_people, 5000, str), (behind_a_namesake, 2000, in_hr)], ids=["bare", "hr"]
+)
+def test_no_hidden_value_comes_out_of_the_grammar_of_postgres(server, schema, count, write):
     with psycopg.connect(server.admin, autocommit=True) as connection, ExitStack() as stack:
         pair = []
         for name, tables in (("twin1", TABLES), ("twin2", TWIN)):
-            connection.execute(f"CREATE DATABASE {name}".encode())
-            pair.append(stack.enter_context(postgres_schema(server, "people", tables, name))[1])
-        check_grammar(pair, 5000)
+            connection.execute(f"CREATE DATABASE {name}_{count}".encode())
+            pair.append(stack.enter_context(schema(server, tables, f"{name}_{count}"))[1])
+        check_grammar(pair, count, HIDDEN if write is str else QUALIFIED, write)
 
 
 @pytest.mark.services

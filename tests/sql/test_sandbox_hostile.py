@@ -185,10 +185,10 @@ def test_a_forbidden_name_is_found_by_the_engines_own_parser(engine):
 
     for outcome, sql in hostile(engine):
         if outcome in ("refused", "error") and not FIRST_FENCE_ALONE[engine].search(sql):
-            is_duckdb = engine == "duckdb"
-            refused = (
-                parse_trees.duckdb_refusal(sql, serialize) if is_duckdb else parse_trees.postgres_refusal(sql, None, {})
-            )
+            if engine == "duckdb":
+                refused = parse_trees.duckdb_refusal(sql, serialize)
+            else:
+                refused = parse_trees.postgres_refusal(sql, None, {}, (), {})
             assert refused is not None, sql
             assert refused.status in ("refused", "error"), sql
     connection.close()
@@ -196,5 +196,5 @@ def test_a_forbidden_name_is_found_by_the_engines_own_parser(engine):
 
 @pytest.mark.parametrize("sql", ["SELECT 10::regrole", "SELECT CAST(1 AS pg_catalog.regclass)", "SELECT regproc '1'"])
 def test_a_cast_does_not_look_names_up_in_the_catalog(sql):
-    refused = parse_trees.postgres_refusal(sql, None, {})
+    refused = parse_trees.postgres_refusal(sql, None, {}, (), {})
     assert refused.status == "refused"

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import sqlite3
+from pathlib import Path
 
 import duckdb
 import psycopg
@@ -12,6 +13,8 @@ import pytest
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, SchemaItems
+from pipelines.databases import named
+from pipelines.recipe.config import Execution
 from pipelines.sql import schema as catalogs
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
@@ -212,13 +215,61 @@ def test_postgresqls_comments(server):
     assert catalogs.comments(server.shop) == {("customer", ""): "what it holds", ("customer", "id"): "its key"}
 
 
+@pytest.mark.services
+def test_connect_reads_the_schemas_that_are_named(server, sqltrain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("PGPASSWORD", "secret"), ("COLUMNS", "500")):
+        monkeypatch.setenv(name, value)
+    address = f"postgresql://reader@127.0.0.1:{re.findall('port=([0-9]+)', server.admin)[0]}/postgres"
+    with psycopg.connect(server.admin, autocommit=True) as admin:
+        for name in ("sales", '"My HR"', "vault"):
+            admin.execute(f"CREATE SCHEMA {name}; GRANT USAGE ON SCHEMA {name} TO reader".encode())
+            admin.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {name} GRANT SELECT ON TABLES TO reader".encode())
+        admin.execute("CREATE TABLE sales.person (id INT PRIMARY KEY, name TEXT)")
+        admin.execute("CREATE TABLE vault.safe (id INT PRIMARY KEY)")
+        keys = "id INT REFERENCES sales.person, safe INT REFERENCES vault.safe"
+        admin.execute(f'CREATE TABLE "My HR".person ({keys}, ssn TEXT)'.encode())
+        admin.execute("INSERT INTO sales.person VALUES (1, 'Ada')")
+        admin.execute("INSERT INTO \"My HR\".person VALUES (1, NULL, 'SECRET')")
+        admin.execute("COMMENT ON COLUMN \"My HR\".person.safe IS 'their safe'")
+        code, _, err = sqltrain("connect", address, "--name", "staff", "--schema", "sales", "--schema", "My HR")
+        assert code == 0, err
+        code, _, err = sqltrain("connect", address, "--name", "x", "--schema", "sales", "--schema", "sale")
+        assert (code, err.count("\n")) == (2, 1), err
+        assert re.search("no schema sale.*My HR, .*, vault", err)
+        assert "not for SQLite" in sqltrain("connect", "--example", "--schema", "sales")[2]
+        path = Path("databases/staff.yaml")
+        path.write_text(path.read_text().replace("      ssn:\n", "      ssn:\n        hidden: true\n"))
+        assert sqltrain("connect", "staff")[0] == 0  # it keeps the schemas and what is hidden
+        staff = named.find("staff")
+        queries = [f"SELECT {read}" for read in ('id FROM "My HR".person', 'ssn FROM "My HR".person', "* FROM person")]
+        with staff.sql(Execution()) as sql:
+            shown = render(staff.schema(sql), "ddl")
+            found = sql.execute_many([(staff.database, query) for query in [*queries, "SELECT id FROM vault.safe"]])
+        for name in ("sales", '"My HR"', "vault"):
+            admin.execute(f"DROP SCHEMA {name} CASCADE".encode())
+    assert [result.error_class for result in found] == [None, "hidden", None, "not_authorized"]
+    assert shown.splitlines() == [
+        "CREATE TABLE person (",
+        "    id INTEGER PRIMARY KEY, -- e.g. 1",
+        "    name TEXT -- e.g. 'Ada'",
+        ");",
+        'CREATE TABLE "My HR".person (',
+        "    id INTEGER, -- e.g. 1",
+        "    safe INTEGER, -- their safe",
+        "    FOREIGN KEY (id) REFERENCES person(id)",
+        ");",
+    ]
+
+
 @pytest.mark.parametrize(
     "kind", ["sqlite", "duckdb", *(pytest.param(kind, marks=pytest.mark.services) for kind in ("postgres", "mysql"))]
 )
 def test_a_query_finds_every_name_as_a_schema_prints_it(kind, tmp_path, request, engine):
     made = sorted({*ODD_NAMES, *(word for name in DIALECTS for word in DIALECTS[name].reserved)})
     quote, location = DIALECTS[kind].quote, str(tmp_path / f"odd.{kind}")
-    begin = ["CREATE SCHEMA odd", "GRANT USAGE ON SCHEMA odd TO reader", "SET search_path = odd"]
+    begin = ["CREATE SCHEMA odd", "CREATE SCHEMA plain", "GRANT USAGE ON SCHEMA odd, plain TO reader"]
+    begin.append("SET search_path = odd")
     begin.append("ALTER DEFAULT PRIVILEGES IN SCHEMA odd GRANT SELECT ON TABLES TO reader")
     if kind == "sqlite":
         connection, begin = sqlite3.connect(location, isolation_level=None), ["PRAGMA synchronous = OFF"]
@@ -241,12 +292,19 @@ def test_a_query_finds_every_name_as_a_schema_prints_it(kind, tmp_path, request,
             quoted = quote + name.replace(quote, quote * 2) + quote
             cursor.execute(f"CREATE TABLE {quoted} ({quoted} varchar(9))")
             cursor.execute(f"INSERT INTO {quoted} VALUES ('marker')")
-    schema = introspect(Database("odd", kind, location))
+    check_printed_names(Database("odd", kind, location), made, engine)
+    if kind == "postgres":
+        second = Database("odd", kind, location.replace("=odd", "=plain,odd"))
+        check_printed_names(second, [f"odd.{name}" for name in made], engine)
+
+
+def check_printed_names(database, made, engine):
+    schema = introspect(database)
     assert sorted(table.name for table in schema.tables) == made
     lines = render(schema, "ddl").replace("CHARACTER VARYING", "VARCHAR").splitlines()
     tables = [line.removeprefix("CREATE TABLE ").removesuffix(" (") for line in lines[::3]]
     columns = [line.strip().rpartition(" ")[0] for line in lines[1::3]]
-    assert render(schema, "compact") == " ; ".join(f"{name} : {name}" for name in tables)
+    assert render(schema, "compact") == " ; ".join(map(" : ".join, zip(tables, columns, strict=True)))
     queries = [f"SELECT {column} FROM {table}" for column, table in zip(columns, tables, strict=True)]
-    results = engine.execute_many([(Database("odd", kind, location), query) for query in queries])
+    results = engine.execute_many([(database, query) for query in queries])
     assert [(query, one.error) for query, one in zip(queries, results, strict=True) if one.rows != (("marker",),)] == []

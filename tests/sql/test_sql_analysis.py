@@ -6,13 +6,14 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlglot import exp
 
 from pipelines.core.types import HARDNESS_LEVELS, Database, SchemaItems
 from pipelines.sql.analysis.hardness import hardness
-from pipelines.sql.analysis.name_resolution import schema_items
+from pipelines.sql.analysis.name_resolution import resolve, schema_items
 from pipelines.sql.analysis.session import read_items
 from pipelines.sql.lexical import bigrams, is_ordered
-from pipelines.sql.schema import introspect
+from pipelines.sql.schema import Column, Schema, Table, introspect
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,26 @@ def test_schema_items_mark_unknown_names_and_speak_other_dialects(shop, schema):
     found = schema_items("SELECT name::text FROM customer WHERE city ILIKE 'p%'", schema, "postgres")
     assert found == items("customer.name customer.city")
     assert schema_items("FROM customer SELECT name", schema, "duckdb") == items("customer.name")
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns"),
+    [
+        ("SELECT ssn FROM hr.person", {("hr.person", "ssn")}),
+        ("SELECT p.ssn, person.name FROM hr.person p, sales.person", {("hr.person", "ssn"), ("person", "name")}),
+        ("SELECT hr.person.id, person.name FROM person, hr.person", {("hr.person", "id"), ("person", "name")}),
+        ("SELECT person.id FROM HR.Person WHERE ssn > 'a'", {("hr.person", "id"), ("hr.person", "ssn")}),
+        ("SELECT b.* FROM (SELECT * FROM hr.person) b", {("hr.person", "id"), ("hr.person", "ssn")}),
+    ],
+)
+def test_columns_of_another_schema_are_those_of_its_table(sql, columns):
+    tables = {"person": ("id", "name"), "hr.person": ("id", "ssn")}
+    known = tuple(Table(name, tuple(Column(column, "") for column in own)) for name, own in tables.items())
+    schema = Schema(known, "postgres", ("hr",))
+    assert schema_items(sql, schema, "postgres").columns == columns
+    resolved = resolve(sql, schema, "postgres")
+    assert (resolved.tables, resolved.unknown) == ({table for table, _ in columns}, ())
+    assert {(c.table, c.name) for c in resolved.tree.find_all(exp.Column) if c.table != "b" and c.table} <= columns
 
 
 @pytest.mark.parametrize(

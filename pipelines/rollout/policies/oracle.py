@@ -20,7 +20,7 @@ from pipelines.protocols.one_action import SingleTurn
 from pipelines.protocols.phases import Phases
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.sql import analyst
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import Schema, introspect, written
 
 TABLES = ("list the tables", "see the tables")
 COLUMNS = ("columns of {table}", "look into {table}")
@@ -169,7 +169,8 @@ class OraclePolicy(ScriptedPolicy):
             looks.append(Action(look, DIALECTS[database.engine].tables_query, rng.choice(TABLES)))
         for table in () if sees_schema else tables:
             reasoning = rng.choice(COLUMNS).format(table=table)
-            looks.append(Action(look, analyst.first_row([(table, database.engine)])[0], reasoning))
+            shown = (schema or Schema(())).written(table, written(database.engine))
+            looks.append(Action(look, f"SELECT * FROM {shown} LIMIT 1", reasoning))
         looks += mistake
         probes = dict.fromkeys((lookup.probe, lookup.table, lookup.column) for lookup in looked_up)
         for probe, table, column in list(probes)[:MOST_PROBES]:

@@ -4,7 +4,7 @@ Unlike an optimiser's name resolution it goes on after a wrong name: wrong names
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
@@ -44,6 +44,13 @@ def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:
     return {table.name.lower(): tuple(column.name.lower() for column in table.columns) for table in schema.tables}
 
 
+def known_name(table: exp.Expr, known: Container[str]) -> str:
+    """The lower-cased name of a table, or of a column's table: with its schema if that is how it is known."""
+    own = (table.table if isinstance(table, exp.Column) else table.name).lower()
+    qualified = f"{table.text('db').lower()}.{own}"
+    return qualified if qualified in known else own
+
+
 def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
     """A query with its names resolved; None when it can't be parsed as one query.
 
@@ -58,7 +65,7 @@ def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
         sources = resolver.sources[id(select)] = resolver.from_sources(select)
         # `JOIN b USING (x)` becomes `JOIN b ON a.x = b.x`, which is the same to an error analysis.
         for join in select.args.get("joins") or ():
-            right = join.this.alias_or_name.lower()
+            right = resolver.alias(join.this)
             for name in join.args.get("using") or ():
                 holders = (alias for alias, source in sources.items() if source.has(name.name.lower()))
                 left = next((alias for alias in holders if alias != right), "")
@@ -73,6 +80,7 @@ def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
         elif not isinstance(column.this, exp.Star):
             column.set("this", exp.to_identifier(column.name.lower()))
             column.set("table", exp.to_identifier(table) if table else None)
+            column.set("db", None)
         elif table is not None:  # the star of a subquery keeps its alias
             column.set("table", exp.to_identifier(table) if table else None)
     bases = (source.table for sources in resolver.sources.values() for source in sources.values())
@@ -122,12 +130,17 @@ class _Resolver:
                     names = tuple(column.name.lower() for column in cte.args["alias"].columns)
                     source = _Source(None, names or self._outputs(cte.this))
                     self.open.pop()
-            elif name in self.schema:
-                source = _Source(name, self.schema[name])
+            elif (known := known_name(node, self.schema)) in self.schema:
+                source = _Source(known, self.schema[known])
             elif name not in _BUILT_IN_TABLES and node.db.lower() not in _BUILT_IN_TABLES:
                 self.unknown.append(Unknown(node.name, "table"))
-            sources[node.alias_or_name.lower() or f"?{len(sources)}"] = source
+            sources[self.alias(node) or f"?{len(sources)}"] = source
         return sources
+
+    def alias(self, node: exp.Expr) -> str:
+        """The key of a source: its alias, else its name, as the schema has it."""
+        is_named = isinstance(node, exp.Table) and not node.alias
+        return known_name(node, self.schema) if is_named else node.alias_or_name.lower()
 
     def _outputs(self, query: exp.Expr) -> tuple[str, ...] | None:
         """The column names of a subquery; None if they are not known."""
@@ -141,7 +154,7 @@ class _Resolver:
                 continue
             is_of_one = projection.name == "*" and isinstance(projection, exp.Column)
             for alias, source in self.from_sources(select).items():
-                if not is_of_one or projection.table.lower() == alias:
+                if not is_of_one or projection.table.lower() in (alias, alias.rpartition(".")[2]):
                     if source.columns is None:
                         return None
                     names.extend(source.columns)
@@ -150,6 +163,7 @@ class _Resolver:
     def find(self, column: exp.Column) -> _Source | None:
         """The source of a column: the nearest query around it that knows its name; records it when there is none."""
         name, qualifier = column.name.lower(), column.table.lower()
+        owner = known_name(column, self.schema)  # "b.t" of the column b.t.x
         node: exp.Expr | None = column.parent
         while node is not None:
             # An ORDER BY of a set operation belongs to its first query.
@@ -160,6 +174,10 @@ class _Resolver:
             if select is None:
                 continue
             sources = self.sources[id(select)]
+            if owner in sources:
+                qualifier = owner
+            elif qualifier and qualifier not in sources:  # hr.person without an alias is person, too
+                qualifier = next((alias for alias in sources if alias.endswith(f".{qualifier}")), qualifier)
             if isinstance(column.this, exp.Star):
                 return sources.get(qualifier)
             if qualifier and qualifier in sources:
@@ -210,7 +228,7 @@ def schema_items(sql: str, schema: Schema, engine: EngineName = "sqlite") -> Sch
     try:
         for scope in traverse_scope(tree):
             pairs = scope_sources(scope)
-            bases = [(alias.lower(), source.name.lower()) for alias, source in pairs if isinstance(source, exp.Table)]
+            bases = [(alias.lower(), known_name(one, known)) for alias, one in pairs if isinstance(one, exp.Table)]
             tables.update(table for _, table in bases)
             for column in scope_columns(scope):
                 item = _read_item(scope, column, known)
@@ -231,7 +249,7 @@ def schema_items(sql: str, schema: Schema, engine: EngineName = "sqlite") -> Sch
 
 def _read_item(scope: Scope, column: exp.Column, known: Mapping[str, frozenset[str]]) -> Item | None:
     """The base column that a column stands for, under the table "" if no table has it; None for another's output."""
-    name, qualifier = column.name.lower(), column.table.lower()
+    name, qualifier, owner = column.name.lower(), column.table.lower(), known_name(column, known)
     query = unwrap(scope.expression)
     # A whole term of the scope's own ORDER BY that names an output: the output goes before a column.
     order = column.parent.parent if isinstance(column.parent, exp.Ordered) else None
@@ -244,8 +262,11 @@ def _read_item(scope: Scope, column: exp.Column, known: Mapping[str, frozenset[s
             if qualifier and alias.lower() != qualifier:
                 continue
             if isinstance(source, exp.Table):
-                if qualifier or name in known.get(source.name.lower(), ()):
-                    return source.name.lower(), name
+                table = known_name(source, known)
+                if owner not in (qualifier, table):
+                    continue
+                if qualifier or name in known.get(table, ()):
+                    return table, name
             elif qualifier or name in _outputs(source, known):
                 return None  # the column of a subquery: its own scope has the columns that it reads
         level = level.parent
@@ -268,7 +289,7 @@ def _outputs(query: Scope, known: Mapping[str, frozenset[str]], within: tuple[Sc
     for alias, source in scope_sources(first):
         if stars & {"", alias.lower()}:
             if isinstance(source, exp.Table):
-                names |= known.get(source.name.lower(), frozenset())
+                names |= known.get(known_name(source, known), frozenset())
             else:
                 names |= _outputs(source, known, (*within, query))
     return names

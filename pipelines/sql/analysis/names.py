@@ -6,7 +6,7 @@ from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from pipelines.core.types import EngineName
-from pipelines.sql.analysis.name_resolution import output_names, scope_columns, scope_sources
+from pipelines.sql.analysis.name_resolution import known_name, output_names, scope_columns, scope_sources
 from pipelines.sql.analysis.parsing import parse, unwrap
 from pipelines.sql.schema import Schema
 
@@ -100,7 +100,7 @@ def _renamed(table: exp.Table) -> set[str]:
     return {column.name.lower() for column in alias.args.get("columns") or []} if alias is not None else set()
 
 
-# The lookups of a query: the texts that it compares with columns, its first table, the first row of a table.
+# The lookups of a query: the texts that it compares with columns, and its first table.
 
 Compared = tuple[str, str, str, str]  # table, column, text, and the query that shows the column's values
 
@@ -132,9 +132,10 @@ def lookups(sql: str, schema: Schema | None, engine: EngineName) -> list[Compare
         if column.table:
             tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
         elif owners:
-            tables = [table for table in tables if table.name.lower() in owners.get(column.name.lower(), ())]
+            having = owners.get(column.name.lower(), set())
+            tables = [table for table in tables if known_name(table, having) in having]
         if len(tables) == 1:
-            table = tables[0].name
+            table = ".".join(part.name for part in tables[0].parts)
             probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table)).sql(engine)
             for text in texts:
                 compared.setdefault((table, column.name, text), (table, column.name, text, probe))
@@ -146,8 +147,3 @@ def first_table(sql: str, engine: EngineName) -> str | None:
     tree = parse(sql, engine)
     table = tree.find(exp.Table) if tree else None
     return table.name if table else None
-
-
-def first_row(table: str, engine: EngineName) -> str:
-    """The query that shows the first row of a table."""
-    return exp.select("*").from_(exp.to_identifier(table)).limit(1).sql(engine)

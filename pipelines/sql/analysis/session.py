@@ -19,7 +19,7 @@ from pipelines.sql.analysis.diagnosis import diagnose
 from pipelines.sql.analysis.equivalence import proof_plan, tie_probes
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
-from pipelines.sql.analysis.names import first_row, first_table, lookups, naming
+from pipelines.sql.analysis.names import first_table, lookups, naming
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, guard, open_readonly
@@ -93,7 +93,7 @@ def functions(sql: str, engine: EngineName = "sqlite") -> list[str]:
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(schema_items, read_items, naming, without_comments, hardness, functions, diagnose),
-    *(tie_probes, proof_plan, lookups, first_table, first_row),
+    *(tie_probes, proof_plan, lookups, first_table),
 )
 REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in _FUNCTIONS}
 

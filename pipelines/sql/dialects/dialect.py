@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote, urlsplit
 
+from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 
 SAMPLED_ROWS = 10_000  # rows of a table that example values are taken from
@@ -82,7 +83,9 @@ class Dialect(abc.ABC):
     keys_query: ClassVar[str] = ""
     # table, column ("" for the table itself) and its comment; "" if the engine has no comments.
     comments_query: ClassVar[str] = ""
-    schema_query: ClassVar[str] = ""  # the schema that a connection reads; "" if the engine has none.
+    # each schema that the role may use, and its place among those that are read (null: it is not), in that order; "" if
+    # the engine reads one alone.
+    schema_query: ClassVar[str] = ""
     # the position in its files of these bytes; None if a server holds the databases.
     magic: ClassVar[tuple[int, bytes] | None] = None
     # the environment variable that the engine's own client reads a password from.
@@ -141,7 +144,7 @@ class Dialect(abc.ABC):
         return Role()
 
     @staticmethod
-    def reader_grants(address: str, schema: str) -> list[str]:
+    def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
         """Statements for an administrator that make a role that reads this database and does nothing else."""
         return []
 
@@ -149,6 +152,11 @@ class Dialect(abc.ABC):
     def database_address(address: str, name: str) -> str:
         """The location of one of a benchmark's databases on a server; ValueError for no address of such a server."""
         raise ValueError(f"{address} is not the address of a server that holds {name}")
+
+    @classmethod
+    def with_schemas(cls, address: str, schemas: Sequence[str]) -> str:
+        """The address that reads these schemas; the tables of all but the first have qualified names."""
+        raise DataError(f"--schema is not for {cls.title}", "Pass it with the address of a PostgreSQL database.")
 
 
 def engine_of_file(path: Path) -> str | None:

@@ -141,7 +141,7 @@ class Mysql(Dialect):
         return Role(more, bool(more))
 
     @staticmethod
-    def reader_grants(address: str, schema: str) -> list[str]:
+    def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
         name = urlsplit(address).path.strip("/")
         place = f"`{name.replace('`', '``')}`"
         return [

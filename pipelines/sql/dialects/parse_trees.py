@@ -95,9 +95,12 @@ def duckdb_names(sql: str, serialize: Callable[[str], str]) -> StatementNames | 
     return None if parsed["error"] else _duckdb_tree_names(parsed["statements"])
 
 
-def postgres_refusal(sql: str, hidden: Hidden | None, calls: Mapping[str, bool]) -> RawResult | None:
+def postgres_refusal(
+    sql: str, hidden: Hidden | None, calls: Mapping[str, bool], schemas: Sequence[str], visible: Mapping[str, str]
+) -> RawResult | None:
     """The refusal of a statement for PostgreSQL; None if it may run. `calls` has the server's functions that
-    (value).name calls, each with whether table.name calls it too, with a row.
+    (value).name calls, each with whether table.name calls it too, with a row; `schemas` those whose tables may be read;
+    `visible` the qualified names of relations by the bare ones that stand for them.
     """
     from pglast import Error
     from pglast.parser import parse_sql_json
@@ -110,16 +113,17 @@ def postgres_refusal(sql: str, hidden: Hidden | None, calls: Mapping[str, bool])
         return failure(ERROR, "empty", "there is no query to run")
     if "SelectStmt" not in statements[0]["stmt"]:
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    return _tree_refusal(statements, functools.partial(_postgres_node_refusal, calls), hidden, _postgres_tree_names)
+    refused = functools.partial(_postgres_node_refusal, calls, (None, "information_schema", *schemas))
+    return _tree_refusal(statements, refused, hidden, functools.partial(_postgres_tree_names, visible=visible))
 
 
-def postgres_names(sql: str) -> StatementNames | None:
+def postgres_names(sql: str, visible: Mapping[str, str]) -> StatementNames | None:
     """The names in a query; None for what PostgreSQL's parser cannot read."""
     from pglast import Error
     from pglast.parser import parse_sql_json
 
     try:
-        return _postgres_tree_names(json.loads(parse_sql_json(sql)).get("stmts", []))
+        return _postgres_tree_names(json.loads(parse_sql_json(sql)).get("stmts", []), visible)
     except Error:
         return None
 
@@ -169,7 +173,7 @@ def _duckdb_node_refusal(node: Node) -> str:
     return ""
 
 
-def _postgres_node_refusal(calls: Mapping[str, bool], node: Node) -> str:
+def _postgres_node_refusal(calls: Mapping[str, bool], schemas: Sequence[str | None], node: Node) -> str:
     """The reason to refuse an object of PostgreSQL's tree; "" if there is none.
 
     A node that may be of several kinds is an object with its kind as the only key; one that can be of one kind only
@@ -194,7 +198,9 @@ def _postgres_node_refusal(calls: Mapping[str, bool], node: Node) -> str:
     if "names" in node and (name := _string_values(node["names"])[-1].lower()) in _LOOKED_UP:
         return f"not authorized to use type: {name}"
     if "relname" in node:
-        return _relation_refusal([node[part] for part in ("catalogname", "schemaname", "relname") if part in node])
+        refusal = _relation_refusal([node[part] for part in ("catalogname", "schemaname", "relname") if part in node])
+        is_read = node.get("schemaname") in schemas
+        return refusal or ("" if is_read else f"not authorized to use schema {node['schemaname']}")
     if str(node.get("op", "")).startswith("SVFOP_") and not node["op"].startswith(_DATES):
         return "not authorized to ask who is connected"
     return ""
@@ -246,27 +252,34 @@ def _duckdb_tree_names(tree: Any) -> StatementNames:
     )
 
 
-def _postgres_tree_names(tree: Any) -> StatementNames:
-    """The names in a statement, by PostgreSQL's tree. A star, a natural join, renamed columns and a row of several
-    tables read without naming.
+def _postgres_tree_names(tree: Any, visible: Mapping[str, str]) -> StatementNames:
+    """The names in a statement, by PostgreSQL's tree, relations and types with their schemas. A star, a natural join,
+    renamed columns and a row of several tables read without naming.
     """
+
+    def qualified(*path: str) -> str:
+        return ".".join(path[-2:]) if path[1:] else visible.get(path[0], path[0])
+
     nodes = list(_nodes(tree))
     tables = [(node, str(node["relname"])) for node in nodes if "relname" in node]
+    named = [qualified(*filter(None, (node.get("schemaname"), name))) for node, name in tables]
     aliases = [node["alias"] for node in nodes if isinstance(node.get("alias"), dict)]
     uses: set[tuple[str, ...]] = set()
     for key, value in (item for node in nodes for item in node.items() if item[0] not in _POSTGRES_NAMELESS):
         if isinstance(value, list) and (texts := _string_values(value)):
             uses |= {tuple(texts)} if key == "fields" else {("", text)[key != "indirection" :] for text in texts}
     return StatementNames(
-        relations=frozenset(name for _, name in tables),
+        relations=frozenset(named),
         rows=frozenset(
-            (row, name) for node, name in tables for row in (name, node.get("alias", {}).get("aliasname", name))
+            (row, relation)
+            for (node, name), relation in zip(tables, named, strict=True)
+            for row in (name, node.get("alias", {}).get("aliasname", name))
         ),
         uses=frozenset(uses),
         unnamed=any("A_Star" in node or "isNatural" in node or {"jointype", "alias"} <= node.keys() for node in nodes)
         or any(alias.get("colnames") for alias in aliases),
         catalogue=any(_is_described([str(node.get("schemaname", "")), name]) for node, name in tables),
-        types=frozenset(_string_values(node["names"])[-1] for node in nodes if "names" in node),
+        types=frozenset(qualified(*_string_values(node["names"])) for node in nodes if "names" in node),
         functions=frozenset(_string_values(node["funcname"])[-1] for node in nodes if "funcname" in node),
     )
 

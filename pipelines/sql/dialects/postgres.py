@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import decimal
+import functools
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from pipelines.core.registry import dialect
 from pipelines.sql.dialects.base import (
@@ -27,6 +29,7 @@ from pipelines.sql.dialects.base import (
     fold,
     interrupted_at,
     plain_number,
+    quoted,
 )
 from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role
 from pipelines.sql.dialects.guard import body, check
@@ -82,13 +85,29 @@ WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND c.re
     AND (has_table_privilege(c.oid, 'DELETE, TRUNCATE') OR has_any_column_privilege(c.oid, 'INSERT, UPDATE'))
 ORDER BY 1 LIMIT 3
 """
+# The schemas that are read: those that the address itself has in its search path; of any other path the first.
+_READ = """(
+    SELECT CASE source WHEN 'client' THEN current_schemas(false) ELSE ARRAY[current_schema()] END
+    FROM pg_settings WHERE name = 'search_path'
+)::name[]"""
+# The name of a relation in cards and prompts: qualified if its schema is not the first; null if that is not read.
+_SHOWN = f"""(
+    SELECT CASE nspname WHEN current_schema() THEN '' ELSE nspname || '.' END || relname
+    FROM pg_class r JOIN pg_namespace s ON s.oid = relnamespace WHERE r.oid = {{}} AND nspname = ANY({_READ})
+)"""
+# The names by which `Hidden` is enforced have their schema, always.
+_QUALIFIED = (
+    "(SELECT nspname || '.' || relname FROM pg_class r JOIN pg_namespace s ON s.oid = relnamespace WHERE r.oid = {})"
+)
+_RELATIONS = f"SELECT relname::text, {_QUALIFIED.format('c.oid')}, pg_table_is_visible(oid) FROM pg_class c"
 _VIEWS = """
-SELECT viewname::text, definition FROM pg_views WHERE schemaname NOT IN ('pg_catalog', 'information_schema')
-UNION ALL SELECT matviewname::text, definition FROM pg_matviews
+SELECT schemaname || '.' || viewname, definition FROM pg_views
+WHERE schemaname NOT IN ('pg_catalog', 'information_schema')
+UNION ALL SELECT schemaname || '.' || matviewname, definition FROM pg_matviews
 """
 _ATTRIBUTES = (
-    "SELECT relname::text, array_agg(attname::text) FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
-    " WHERE has_any_column_privilege(c.oid, 'SELECT') GROUP BY c.oid, relname"
+    f"SELECT {_QUALIFIED.format('attrelid')}, array_agg(attname::text) FROM pg_attribute"
+    " WHERE has_any_column_privilege(attrelid, 'SELECT') GROUP BY attrelid"
 )
 # Functions that (value).name calls, and whether table.name calls them too, with a row; not the names of columns.
 _CALLS = """
@@ -98,14 +117,9 @@ WHERE pronargs - pronargdefaults < 2 AND NOT EXISTS (
         AND relnamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
 ) GROUP BY 1
 """
-_PARTS = (
-    "SELECT p.relname::text, c.relname::text FROM pg_inherits JOIN pg_class p ON p.oid = inhparent"
-    " JOIN pg_class c ON c.oid = inhrelid"
-)  # partitions, and what inherits otherwise
-_COMPUTED = (
-    "SELECT c.relname::text, attname::text FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
-    " WHERE attgenerated <> ''"
-)
+# Partitions, and what inherits otherwise.
+_PARTS = f"SELECT {_QUALIFIED.format('inhparent')}, {_QUALIFIED.format('inhrelid')} FROM pg_inherits"
+_COMPUTED = f"SELECT {_QUALIFIED.format('attrelid')}, attname::text FROM pg_attribute WHERE attgenerated <> ''"
 # Own functions; an extension's are known by their names, as the engine's are.
 _FUNCTIONS = """
 SELECT DISTINCT proname::text FROM pg_proc
@@ -116,7 +130,7 @@ WHERE pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema
 
 @dialect("postgres")
 class Postgres(Dialect):
-    """PostgreSQL: a schema on a server, named by the search path of an address."""
+    """PostgreSQL: one or more schemas on a server, named by the search path of an address."""
 
     title = "PostgreSQL"
     session = "pipelines.sql.dialects.postgres:PostgresSession"
@@ -124,39 +138,45 @@ class Postgres(Dialect):
     folds_names = True
     is_server = True
     schemes = ("postgresql://", "postgres://")
-    schema_query = "SELECT current_schema()"
+    schema_query = f"""
+SELECT nspname::text, array_position({_READ}, nspname) FROM pg_namespace
+WHERE has_schema_privilege(oid, 'USAGE') AND nspname !~ '^pg_' AND nspname <> 'information_schema' ORDER BY 2, 1
+"""
     password_variable = "PGPASSWORD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
     # information_schema leaves materialized views out.
-    columns_query = """
-SELECT table_name, column_name, data_type FROM (
-    SELECT table_name, column_name, data_type::text, ordinal_position::int AS place FROM information_schema.columns
-    WHERE table_schema = current_schema()
+    columns_query = f"""
+SELECT CASE spot WHEN current_schema() THEN '' ELSE spot || '.' END || table_name, column_name, data_type FROM (
+    SELECT table_schema::name AS spot, table_name, column_name, data_type::text, ordinal_position::int AS place
+    FROM information_schema.columns
     UNION ALL
-    SELECT c.relname, a.attname, format_type(a.atttypid, NULL), a.attnum
+    SELECT n.nspname, c.relname, a.attname, format_type(a.atttypid, NULL), a.attnum
     FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = current_schema() AND c.relkind = 'm' AND a.attnum > 0 AND NOT a.attisdropped
-        AND has_table_privilege(c.oid, 'SELECT')
-) columns ORDER BY table_name, place
+    WHERE c.relkind = 'm' AND a.attnum > 0 AND NOT a.attisdropped AND has_table_privilege(c.oid, 'SELECT')
+) columns WHERE spot = ANY({_READ}) ORDER BY array_position({_READ}, spot), table_name, place
+"""
+    views_query = f"""
+SELECT CASE table_schema WHEN current_schema() THEN '' ELSE table_schema || '.' END || table_name
+FROM information_schema.tables WHERE table_schema = ANY({_READ}) AND table_type <> 'BASE TABLE'
 """
     # information_schema shows constraints to their owner only; the catalog shows them to every reader.
-    keys_query = """
-SELECT (SELECT relname::text FROM pg_class WHERE oid = c.conrelid),
+    keys_query = f"""
+SELECT {_SHOWN.format("c.conrelid")},
     CASE c.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'FOREIGN KEY' END,
     ARRAY(SELECT a.attname::text FROM unnest(c.conkey) WITH ORDINALITY k(n, o)
         JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.n ORDER BY k.o),
-    (SELECT relname::text FROM pg_class WHERE oid = c.confrelid),
+    {_SHOWN.format("c.confrelid")},
     ARRAY(SELECT a.attname::text FROM unnest(c.confkey) WITH ORDINALITY k(n, o)
         JOIN pg_attribute a ON a.attrelid = c.confrelid AND a.attnum = k.n ORDER BY k.o)
 FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
-WHERE n.nspname = current_schema() AND c.contype IN ('p', 'f') ORDER BY c.conrelid, c.oid
+WHERE n.nspname = ANY({_READ}) AND c.contype IN ('p', 'f') ORDER BY c.conrelid, c.oid
 """
-    comments_query = """
-SELECT c.relname::text, coalesce(a.attname::text, ''), d.description
+    comments_query = f"""
+SELECT {_SHOWN.format("c.oid")}, coalesce(a.attname::text, ''), d.description
 FROM pg_description d JOIN pg_class c ON d.classoid = 'pg_class'::regclass AND c.oid = d.objoid
     JOIN pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.objsubid AND d.objsubid > 0
-WHERE n.nspname = current_schema()
+WHERE n.nspname = ANY({_READ})
 """
 
     @staticmethod
@@ -179,9 +199,9 @@ WHERE n.nspname = current_schema()
         return Role(tuple(f"write to {row[0]}" for row in query(_WRITABLE)))
 
     @staticmethod
-    def reader_grants(address: str, schema: str) -> list[str]:
+    def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
         name = urlsplit(address).path.strip("/")
-        role, spot = f'"{name}_reader"', '"' + (schema or "public").replace('"', '""') + '"'
+        role, spot = f'"{name}_reader"', ", ".join(map(quoted, schemas or ("public",)))
         return [
             f"CREATE ROLE {role} LOGIN PASSWORD 'a new password' NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT;",
             f'GRANT CONNECT ON DATABASE "{name}" TO {role};',
@@ -209,6 +229,14 @@ WHERE n.nspname = current_schema()
         schema = f'"{name.lower()}"'.replace(" ", "\\ ")
         return _conninfo(address, options=f"-csearch_path={schema}")
 
+    @classmethod
+    def with_schemas(cls, address: str, schemas: Sequence[str]) -> str:
+        parts = urlsplit(address)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        path = re.sub(r"([\\\s])", r"\\\1", ",".join(map(cls.identifier, schemas)))
+        options["options"] = f"{options.get('options', '')} -csearch_path={path}".strip()
+        return parts._replace(query=urlencode(options, quote_via=quote)).geturl()
+
 
 def _conninfo(address: str, **changes: str) -> str:
     from psycopg import ProgrammingError
@@ -228,6 +256,7 @@ class PostgresSession(DatabaseSession):
 
     renewed_s = CATALOGUE_S
     _connection: psycopg.Connection[Any]
+    _visible: Mapping[str, str] = {}  # where something is hidden: the qualified names of what a bare name reads
 
     def _connect(self) -> psycopg.Connection[Any]:
         import psycopg
@@ -253,6 +282,7 @@ class PostgresSession(DatabaseSession):
             )
             row = connection.execute(PRIVILEGES).fetchone()
             self._calls: dict[str, bool] = dict(connection.execute(_CALLS).fetchall())
+            ((self._schemas,),) = connection.execute("SELECT current_schemas(false)::text[]").fetchall()
         except psycopg.Error:
             raise OpenFailure("database_missing", "the database server cannot be reached, or turned us away") from None
         if row is None or row[0]:
@@ -276,7 +306,8 @@ class PostgresSession(DatabaseSession):
         return connection
 
     def answer(self, sql: str, max_rows: int) -> RawResult:
-        refused = check(sql, "postgres") or postgres_refusal(sql, self.hidden, self._calls)
+        refused = check(sql, "postgres")
+        refused = refused or postgres_refusal(sql, self.hidden, self._calls, self._schemas, self._visible)
         return refused or self._reconnecting(lambda: self._rows(sql, max_rows))
 
     def closure(self, hidden: Hidden) -> Hidden:
@@ -287,10 +318,19 @@ class PostgresSession(DatabaseSession):
         def read() -> Hidden:
             ask = self._connection.execute
             steps = [(fold(parent), fold(part)) for parent, part in ask(_PARTS).fetchall()]
+            relations = ask(_RELATIONS).fetchall()
+            self._visible = {name: qualified for name, qualified, is_visible in relations if is_visible}
             tables, columns = set(hidden.tables), dict(hidden.columns)
+            # A hidden name without a schema holds in every schema: cards of one database may begin with others.
+            for name, qualified in ((fold(name), fold(qualified)) for name, qualified, _ in relations):
+                if name in hidden.tables:
+                    tables.add(qualified)
+                if name in hidden.columns:
+                    columns[qualified] = columns.get(qualified, frozenset()) | hidden.columns[name]
             # Down from a table to its partitions, and up from a partition, each as far as that goes.
+            known_tables, known_columns = frozenset(tables), dict(columns)
             for way in (steps, [(part, parent) for parent, part in steps]):
-                reached, carried = set(hidden.tables), dict(hidden.columns)
+                reached, carried = set(known_tables), dict(known_columns)
                 for _ in way:  # as deep as they can nest
                     for start, end in way:
                         if start in reached:
@@ -306,7 +346,8 @@ class PostgresSession(DatabaseSession):
             found = Hidden(frozenset(tables), columns, attributes=attributes)
             functions = (str(row[0]) for row in ask(_FUNCTIONS).fetchall())
             found = found.extended(computed=ask(_COMPUTED).fetchall(), functions=functions)
-            return found.with_views([(str(name), str(sql)) for name, sql in ask(_VIEWS).fetchall()], postgres_names)
+            views = [(str(name), str(sql)) for name, sql in ask(_VIEWS).fetchall()]
+            return found.with_views(views, functools.partial(postgres_names, visible=self._visible))
 
         return self._reconnecting(read)
 
