@@ -235,6 +235,7 @@ def test_it_is_accessible_in_its_structure(tab):
 @pytest.mark.parametrize("width", [360, 768, 1280, 2000])
 def test_no_width_makes_the_page_scroll_sideways_and_what_is_cut_has_a_shadow(tab, page, width):
     visit(tab, page, width=width)
+    ask(tab, "void (document.querySelector('.top .brand').textContent = 'A long title '.repeat(9))")
     assert ask(tab, "document.documentElement.scrollWidth <= innerWidth")
     cut = "(e) => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX === 'auto'"
     bare = "(e) => !getComputedStyle(e).backgroundImage.includes('gradient')"
