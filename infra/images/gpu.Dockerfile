@@ -1,6 +1,6 @@
 # GPU worker: flows run from the ops environment, training in one of its own (vLLM and Prefect cannot share one).
 #   docker build -f infra/images/gpu.Dockerfile -t sqltrain-gpu .
-# There is no git in it: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SQLTRAIN=0.1.0 gives the version, else it is 0+unknown.
+# There is no git in it: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SQLTRAIN=0.1.0 gives the version, else it is 0.0+unknown.
 # A form for it sets hardware.python=/opt/gpu/bin/python, which SQLTRAIN_FORM_KEYS of all workers must allow (compose.yaml).
 # CUDA is the one that gpu.lock's torch was built for: DeepSpeed compiles against it. Not run here: tests/infra/ parses it,
 # and tests/services/test_locks.py resolves what both `pip install` lines ask for, on this image's Python (3.12).

@@ -1,6 +1,6 @@
 # Server, MLflow and cpu worker: everything but a GPU. Build from the repository's root:
 #   docker build -f infra/images/ops.Dockerfile -t sqltrain-ops .
-# There is no git in it: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SQLTRAIN=0.1.0 gives the version, else it is 0+unknown.
+# There is no git in it: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SQLTRAIN=0.1.0 gives the version, else it is 0.0+unknown.
 # Not run here: this project's machines have no container engine. tests/infra/ parses it.
 FROM python:3.11-slim
 

@@ -96,7 +96,7 @@ def test_its_version_is_the_tag_and_a_copy_without_git_has_none(wheel, python, t
     assert run(python, tmp_path, "--version") == "sqltrain 9.8.7\n"
     copied = shutil.ignore_patterns(".git", "build", "*.egg-info")
     shutil.copytree(wheel.parent / "source", tmp_path / "source", ignore=copied)
-    assert build(tmp_path).name.startswith("sqltrain-0+unknown-")
+    assert build(tmp_path).name.startswith("sqltrain-0.0+unknown-")
 
 
 def test_the_files_of_a_deployment_come_out_of_the_wheel(python, tmp_path):
