@@ -143,7 +143,7 @@ def log_questions(run: MlflowRun, recipe: Recipe, needs: Sequence[Step]) -> None
         rows = []
         for example in asked:
             evidence = {"evidence": example.evidence} if example.evidence else {}
-            inputs = {"question": example.question, "database": example.database.id, **evidence}
+            inputs = {"question": example.in_context(), "database": example.database.id, **evidence}
             rows.append({"inputs": inputs, "expectations": {"expected_response": example.gold_sql}})
         with warnings.catch_warnings(), tracking_at(run.uri):
             warnings.simplefilter("ignore")  # deprecations inside MLflow

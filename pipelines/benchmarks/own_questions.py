@@ -1,10 +1,11 @@
 """Reads a user's own questions: one JSON object a line, or a CSV file whose header has the same names.
 
-    {"question": "...", "database": "sales.sqlite", "sql": "SELECT ...", "evidence": "...", "id": "..."}
+    {"question": "...", "database": "sales.sqlite", "sql": "SELECT ...", "evidence": "...", "id": "...",
+     "history": [["question before", "its SQL"]]}
 
 `database` is a path relative to the file's folder, a `postgresql://` address without a password, or, with the option
-`databases`, the name of a database in that folder. `evidence` and `id` may be left out, and `database` where the option
-of that name has it. With the options `dev` and `test` one file is all that there is: `split` says which of
+`databases`, the name of a database in that folder. `evidence`, `id` and `history` may be left out, and `database` where
+the option of that name has it. With the options `dev` and `test` one file is all that there is: `split` says which of
 its three parts is read (`splitting.py`).
 """
 
@@ -29,7 +30,7 @@ from pipelines.benchmarks.base import (
 from pipelines.benchmarks.splitting import Shares, cut
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
-from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, gold_queries, text_field
+from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, gold_queries, history_field, text_field
 from pipelines.recipe.config import Section, Share, Source
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, file_suffixes
@@ -171,6 +172,7 @@ def _read_file(source: Source, root: Path) -> Loaded:
         is_number = isinstance(id, int) and not isinstance(id, bool)
         id = str(id) if is_number else text_field(row, "id", required=False) or f"{file.stem}_{number}"
         evidence = text_field(row, "evidence", required=False)
+        meta |= {"history": history_field(row)} if row.get("history") else {}
         check_address(name)
         engine = engine_of_address(name)
         if engine is not None:

@@ -255,7 +255,7 @@ def retrieve(
                     kept[database] = index
             for number in numbers:
                 example = enriched[number]
-                matches = index.find(f"{example.question} {example.evidence}", count)
+                matches = index.find(f"{example.in_context((' ', ' '))} {example.evidence}", count)
                 rows = [[*place, value] for value, places in matches for place in places[:PLACES]]
                 enriched[number] = dataclasses.replace(example, meta={**example.meta, "values": rows})
     return enriched

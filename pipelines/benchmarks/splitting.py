@@ -87,7 +87,7 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
     keys = []
     for example in examples:
         database, shape = example.database.id, sql_shape(example.gold_sql, names=True)
-        words = normalised(example.question) or (example.question.strip(),)
+        words = normalised(example.in_context()) or (example.question.strip(),)
         keys.append(("\0".join((database, "words", *words)), "\0".join((database, "sql", shape))))
     for by_words, by_sql in keys:
         first, other = root(by_words), root(by_sql)

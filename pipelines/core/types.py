@@ -8,7 +8,7 @@ import enum
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -26,6 +26,7 @@ Scalar = str | int | float | bytes | None
 
 Message = tuple[str, str]  # (role, text); roles are "system", "user" and "assistant"
 EngineName = Annotated[str, pydantic.AfterValidator(DIALECTS.check)]
+History = Sequence[Sequence[str]]  # questions asked before, each with its SQL, "" for SQL that is not known
 Hardness = Literal["easy", "medium", "hard", "extra"]
 HARDNESS_LEVELS: tuple[Hardness, ...] = ("easy", "medium", "hard", "extra")
 
@@ -50,8 +51,14 @@ class Example:
     evidence: str = ""  # external knowledge given with the question (BIRD); may be empty.
     hardness: Hardness | None = None  # Spider's level; None until computed.
     source: str = ""  # the benchmark or pool that it came from ("spider", "miniature", ...).
-    # further fields of the source (difficulty, family, needs_probe, ...); JSON values only.
+    # further fields of the source (difficulty, family, needs_probe, ...); JSON values only. Of a follow-up `history`.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def in_context(self, marks: tuple[str, str] = ("\nSQL: ", "\nFollow-up question: ")) -> str:
+        """The question behind its history, with `marks` before each SQL and each next question."""
+        before_sql, before_next = marks
+        earlier = (f"{asked}{before_sql}{sql or 'none'}{before_next}" for asked, sql in self.meta.get("history", ()))
+        return "".join(earlier) + self.question
 
 
 class ExecutionStatus(enum.StrEnum):
@@ -306,6 +313,17 @@ def gold_queries(row: Any, *names: str) -> tuple[str, dict[str, Any]]:
     first = text_field(row, *names, required=False) or texts[0]
     more = [text for text in dict.fromkeys(texts) if text != first]
     return first, {GOLD_SQLS: more} if more else {}
+
+
+def history_field(row: Mapping[str, Any]) -> History:
+    """The list `history` of a row, [question, SQL] pairs; [] if it has none."""
+    history = row.get("history")
+    pairs = history if isinstance(history, list) else []
+    for pair in pairs:
+        texts = pair if isinstance(pair, list) and len(pair) == 2 else [None]
+        if not all(isinstance(text, str) and is_valid_unicode(text) for text in texts):
+            raise BadRow("bad_history", "history is a list of [question, SQL] pairs")
+    return pairs
 
 
 def is_plain_name(id: str) -> bool:

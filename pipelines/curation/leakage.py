@@ -24,8 +24,8 @@ class Leak:
 
 
 TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest first
-    ("exact", lambda example: example.question.strip()),
-    ("normalised", lambda example: normalised(example.question) or example.question),
+    ("exact", lambda example: example.in_context().strip()),
+    ("normalised", lambda example: normalised(example.in_context()) or example.question),
     ("sql", lambda example: sql_shape(example.gold_sql, names=True)),
 )
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from pipelines.benchmarks.prompt_schema import describe
 from pipelines.core.errors import DatabaseError, DataError, ResourceError
 from pipelines.core.registry import DIALECTS
-from pipelines.core.types import Database, Example, ExecutionStatus
+from pipelines.core.types import Database, Example, ExecutionStatus, History
 from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
 from pipelines.recipe.config import Execution
@@ -135,10 +135,12 @@ class OpenableDatabase:
                 tables.append(table)
         return dataclasses.replace(shown, tables=tuple(tables))
 
-    def example(self, question: str, id: str = "ask") -> Example:
-        """The question with the card's notes and the definitions that it names."""
-        evidence = "" if self.card is None else self.card.evidence(question)
-        return Example(id, question, self.database, gold_sql="", evidence=evidence)
+    def example(self, question: str, id: str = "ask", history: History = ()) -> Example:
+        """The question with the card's notes and the definitions that it, or one before it, names."""
+        meta = {"history": [list(earlier) for earlier in history]} if history else {}
+        example = Example(id, question, self.database, gold_sql="", meta=meta)
+        evidence = "" if self.card is None else self.card.evidence(example.in_context())
+        return dataclasses.replace(example, evidence=evidence)
 
 
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> OpenableDatabase:

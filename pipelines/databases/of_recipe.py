@@ -62,9 +62,13 @@ def with_prompt_facts(
             episode's tokens, the schema filter chooses as much of it.
     """
     data, view, is_brief, asked = recipe.data, recipe.protocol.schema_view, recipe.protocol.is_brief, list(examples)
+    has_gold = any(example.gold_sql for example in asked)
+    options = [source.options for source in (data.sft, *data.rl)]
+    knows_history = any(each.get("follow_ups") or each.get("variant") in ("sparc", "cosql") for each in options)
+    if is_served and not has_gold and is_brief and not knows_history:  # it reads only what its training showed
+        asked = [dataclasses.replace(each, meta={**each.meta, "history": []}) for each in asked]
     if data.values:  # first, for the schema filter ranks by them
         asked = prompt_schema.retrieve(asked, data.values, schema, sql, indices)
-    has_gold = any(example.gold_sql for example in asked)
     if link is not None and data.linker:
         return link(asked, schema)
     if data.linker == prompt_schema.LOCAL:
@@ -89,7 +93,7 @@ def with_card_evidence(examples: Sequence[Example], root: Path) -> list[Example]
     for example in examples:
         location = example.database.location
         database_card = cards.get(identity(location if "://" in location else str(root / location)))
-        evidence = "" if database_card is None else database_card.evidence(example.question)
+        evidence = "" if database_card is None else database_card.evidence(example.in_context())
         if evidence and evidence not in example.evidence:  # a question that was invented with the card has it already
             both = "\n".join(filter(None, (example.evidence, evidence)))
             example = dataclasses.replace(example, evidence=both)

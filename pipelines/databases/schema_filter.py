@@ -143,6 +143,6 @@ def link_locally(
             linked.append(example if key == FITTED else link(example, None, schema))
             continue
         mentioned = [(str(table), str(column)) for table, column, _ in example.meta.get("values", ())]
-        items = ranked.choose(f"{example.question} {example.evidence}", tokens, mentioned)
+        items = ranked.choose(f"{example.in_context((' ', ' '))} {example.evidence}", tokens, mentioned)
         linked.append(link(example, items, schema, key))
     return linked

@@ -105,7 +105,7 @@ class Protocol(abc.ABC):
             "schema_note": SCHEMA_NOTES.get("filtered" if prompt_schema.FITTED in example.meta else view, ""),
             "thought": self.thought,
             "evidence": observations.defuse(example.evidence) or ("" if self.brief else "None"),
-            "question": observations.defuse(example.question),
+            "question": observations.defuse(example.in_context((" ; ", " ; ")) if self.brief else example.in_context()),
             "max_turns": str(max_turns),
             "rows": str(self.config.observation_rows),
             "tool": tools.signature(self.config.observation_rows),

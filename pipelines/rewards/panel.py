@@ -53,7 +53,7 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
     """
     (predicted,) = without_comments([(predicted, example.database.engine)])
     queries = [("Reference query", example.gold_sql), ("Predicted query", predicted)]
-    parts = [("Question", example.question), ("Hint", example.evidence or "none")]
+    parts = [("Question", example.in_context()), ("Hint", example.evidence or "none")]
     case = under_headings([*parts, *(reversed(queries) if predicted_first else queries)])
     return (("system", RUBRIC.format(scale=scale)), ("user", case))
 

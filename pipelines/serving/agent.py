@@ -29,6 +29,7 @@ from pipelines.core.types import (
     Example,
     ExecutionResult,
     ExecutionStatus,
+    History,
     Scalar,
     StopReason,
     Trajectory,
@@ -48,9 +49,10 @@ from pipelines.teachers.experts import linking
 
 Event = dict[str, Any]
 QUESTION_CHARS = 4_000
+HISTORY = 8  # questions before
 CELL_CHARS = 10_000
 SAFE_BITS = 53  # of an integer that JavaScript reads exactly
-TOO_LONG = "the question and the schema are longer than the model's context: hide tables in the database's card"
+TOO_LONG = "the prompt is longer than the model's context: begin a new conversation, or hide tables in the card"
 DATABASE_AWAY = "the database is away"
 FAILURES = {
     "ContextOverflow": TOO_LONG,
@@ -135,14 +137,18 @@ class Agent:
     _indices: dict[Database, ValueIndex] = field(default_factory=dict)
     _linker_lock: threading.Lock = field(default_factory=threading.Lock)  # its connections are of one event loop
 
-    async def answer(self, question: str, model: AnsweringModel | None = None) -> AsyncGenerator[Event]:
+    async def answer(
+        self, question: str, model: AnsweringModel | None = None, history: History = ()
+    ) -> AsyncGenerator[Event]:
         """The events of a question, the last one an answer or an error. Closing the generator ends its statement.
 
         Args:
             model: answers; by default the current one.
+            history: the last `HISTORY` of it are read.
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        work = asyncio.create_task(self._play(question, model or self.model(), events.put_nowait))
+        example = self.openable.example(question, f"chat-{next(self._numbers)}", history[-HISTORY:])
+        work = asyncio.create_task(self._play(example, model or self.model(), events.put_nowait))
         work.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -156,15 +162,15 @@ class Agent:
         """The event of a statement that a person wrote: an answer or an error."""
         return result_event(sql, await self.sql.execute(self.openable.database, sql, self.budget.rows))
 
-    async def _play(self, question: str, model: AnsweringModel, emit: Callable[[Event], None]) -> None:
-        recipe, name = model.recipe, f"chat-{next(self._numbers)}"
+    async def _play(self, example: Example, model: AnsweringModel, emit: Callable[[Event], None]) -> None:
+        recipe, name = model.recipe, example.id
         try:
             async with asyncio.timeout(self.budget.seconds):
                 # Greedy and with the turns of an evaluation, so that a served answer is the one that was measured.
                 sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
                 protocol, turns = build(recipe.protocol), recipe.protocol.max_turns_eval
                 engine = RolloutEngine(model.policy, protocol, self.sql, sampling, turns, lambda _: self.schema)
-                example = await asyncio.to_thread(self._with_facts, self.openable.example(question, name), recipe)
+                example = await asyncio.to_thread(self._with_facts, example, recipe)
                 async with contextlib.aclosing(engine.play(EpisodeRequest(example, 0, recipe.seed), name)) as steps:
                     async for step in steps:
                         if isinstance(step, TurnEvent):

@@ -100,12 +100,14 @@ class Feedback:
             verdict = (id, utc_time(self._clock()), good, sql)
             db.execute("INSERT INTO verdict (id, at, good, sql) VALUES (?, ?, ?, ?)", verdict)
             db.execute("DELETE FROM lesson WHERE id = ?", (id,))  # the last verdict counts
-            answers = [event["sql"] for event in json.loads(asked["events"]) if event["type"] == "answer"]
+            events = json.loads(asked["events"])
+            answers = [event["sql"] for event in events if event["type"] == "answer"]
             right = sql or (answers[-1] if good and answers else None)
             if right is not None:
                 row = {"id": id, "question": asked["question"], "database": asked["database"], "sql": right}
                 evidence = {"evidence": asked["evidence"]} if asked["evidence"] else {}
-                db.execute("INSERT INTO lesson VALUES (?, ?)", (id, json.dumps(row | evidence)))
+                history = {event["type"]: event["history"] for event in events if event["type"] == "history"}
+                db.execute("INSERT INTO lesson VALUES (?, ?)", (id, json.dumps(row | evidence | history)))
         return right is not None
 
     def export(self, user: str | None = None) -> Iterator[dict[str, Any]]:
@@ -179,7 +181,7 @@ class Feedback:
                     last = {}  # of several users' answers to one question the last one counts
                     for (line,) in self._db.execute("SELECT line FROM lesson ORDER BY rowid"):
                         row = json.loads(line)
-                        last[row["database"], row["question"], row.get("evidence", "")] = line
+                        last[row["database"], row["question"], row.get("evidence", ""), str(row.get("history"))] = line
                     path, text = self.folder / INBOX, "".join(line + "\n" for line in last.values())
                     if text != (path.read_text(encoding="utf-8") if path.is_file() else ""):
                         path.parent.mkdir(exist_ok=True)

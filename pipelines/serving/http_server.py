@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipelines.benchmarks.prompt_schema import NO_TEXT
-from pipelines.core.types import is_valid_unicode
+from pipelines.core.types import History, is_valid_unicode
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import QUESTION_CHARS, Agent, AnsweringModel, Event
@@ -38,6 +38,7 @@ PAGE = Path(__file__).with_name("page.html")
 NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")  # in a declared type
 SHOWN_TABLES = 50  # of which the chat page names the columns
 SHOWN_ROWS = 50  # of a Markdown table; `sqltrain` has all of them
+FENCE = re.compile(r"(`{3,})(\w*)")  # a line that opens a block of Markdown
 BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds of the histogram's buckets
 SYNC_S = 60.0  # between two looks at old feedback and new verdicts
 log = logging.getLogger(__name__)
@@ -101,6 +102,29 @@ def _fenced(text: str, language: str) -> str:
 def _escaped(text: str) -> str:
     """Text of a database or an engine in one line of Markdown, where it can be no link, picture or tag."""
     return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", re.sub(r"\s+", " ", text))
+
+
+def read_conversation(messages: Any) -> list[tuple[str, str]]:
+    """The user's questions, each with the last block of SQL in its answer, "" if that ends in an error."""
+    pairs: list[tuple[str, str]] = []
+    for message in messages if isinstance(messages, list) else ():
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else ("", "")
+        if isinstance(content, list):
+            content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        text = content.strip() if isinstance(content, str) and is_valid_unicode(content) else ""
+        if role == "user":
+            pairs = [pair for pair in pairs if pair[0]] + [(text, "")]
+        elif role == "assistant" and pairs and not text.rpartition("\n")[2].startswith("error: "):
+            sql, fence, lines = "", None, list[str]()
+            for line in map(str.rstrip, text.split("\n")):
+                if fence is None:
+                    fence, lines = FENCE.fullmatch(line), []
+                elif line != fence[1]:
+                    lines.append(line)
+                else:
+                    sql, fence = "\n".join(lines) if fence[2].lower() == "sql" else sql, None
+            pairs[-1] = (pairs[-1][0][:QUESTION_CHARS], sql[:QUESTION_CHARS])
+    return pairs
 
 
 def questions_to_try(schema: Schema) -> list[str]:
@@ -218,18 +242,12 @@ class Service:
 
     async def _chat(self, request: Request, user: str) -> ASGIApp:
         body = await body_of(request)
-        # The question is the last user message; earlier ones are not part of it.
-        messages = body.get("messages")
-        messages = messages if isinstance(messages, list) else []
-        of_user = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
-        content = of_user[-1].get("content") if of_user else None
-        if isinstance(content, list):
-            content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-        if not isinstance(content, str) or not content.strip() or not is_valid_unicode(content):
+        *history, (question, _) = read_conversation(body.get("messages")) or [("", "")]
+        if not question:
             raise Denied(400, "messages must end with a question of the user")
-        if len(content) > QUESTION_CHARS:
+        if len(question) > QUESTION_CHARS:
             raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters")
-        chat = Chat(self, user, content.strip(), self.agent.model())
+        chat = Chat(self, user, question, self.agent.model(), history)
         admitted = contextlib.ExitStack()
         admitted.enter_context(self.access.question(user))
         if not body.get("stream"):
@@ -286,6 +304,7 @@ class Chat:
     user: str
     question: str
     model: AnsweringModel
+    history: History = ()  # what was asked and answered before.
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     past: list[Event] = field(default_factory=list)
@@ -310,7 +329,7 @@ class Chat:
         metrics = service.metrics
         metrics.running += 1
         try:
-            async with contextlib.aclosing(service.agent.answer(self.question, self.model)) as events:
+            async with contextlib.aclosing(service.agent.answer(self.question, self.model, self.history)) as events:
                 async for event in events:
                     self.past.append(event)
                     yield event
@@ -330,8 +349,9 @@ class Chat:
             service.write_audit({**facts, **more, "outcome": outcome, "message": last.get("message")})
             if service.feedback is not None:
                 openable, model = service.agent.openable, self.model.name
-                evidence = openable.example(self.question).evidence
-                service.feedback.keep(self.id, self.user, self.question, evidence, model, openable.address, self.past)
+                evidence = openable.example(self.question, history=self.history).evidence
+                past = [{"type": "history", "history": self.history}, *self.past] if self.history else self.past
+                service.feedback.keep(self.id, self.user, self.question, evidence, model, openable.address, past)
 
 
 async def prune_and_sync_feedback(feedback: Feedback, store: Path) -> None:

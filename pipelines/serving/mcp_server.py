@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import Database, is_valid_unicode
+from pipelines.core.types import BadRow, Database, History, history_field, is_valid_unicode
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.protocols import observations, tools
@@ -38,6 +38,8 @@ DATABASE = "db_name"
 ASK = "ask"
 ASK_DESCRIPTION = "Answer a question about the database: a trained agent writes the SQL, runs it, and returns both."
 QUESTION = {"type": "string", "description": "The question, in words"}
+PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
+ASKED = {"type": "array", "items": PAIR, "description": "Of a follow-up: [question, SQL] of each question before it"}
 HOST = "127.0.0.1"  # no authentication: other machines need a proxy that authenticates clients
 SERVICE_ROWS = 10  # of an answer of `sqltrain serve`: it goes into another model's context
 USER = "sqltrain.user"  # of a request, in its scope
@@ -78,7 +80,8 @@ class SqlTool:
     async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         described = [tools.describe(self._rows)]
         if self._agents:
-            schema = {"type": "object", "properties": {"question": QUESTION}, "required": ["question"]}
+            fields = {"question": QUESTION, "history": ASKED}
+            schema = {"type": "object", "properties": fields, "required": ["question"]}
             described.append({"name": ASK, "description": ASK_DESCRIPTION, "inputSchema": schema})
         if len(self._databases) > 1:
             names = {"type": "string", "description": "The database to query", "enum": [*self._databases]}
@@ -101,8 +104,10 @@ class SqlTool:
         user = "" if service is None else request.scope[USER]
         try:
             with contextlib.nullcontext() if service is None else service.access.question(user):
-                work = self._answer(is_question, name, text, user)
+                work = self._answer(is_question, name, text, user, history_field(arguments))
                 answer = await (work if request is None else while_connected(request, work))
+        except BadRow as bad:
+            answer = {"error": bad.detail}
         except Denied as denied:
             answer = {"error": denied.message}
             if service is not None:
@@ -114,7 +119,7 @@ class SqlTool:
         content = [types.TextContent(text=observations.json_text(answer))]
         return types.CallToolResult(content=content, is_error="error" in answer)
 
-    async def _answer(self, is_question: bool, name: str, text: Any, user: str) -> dict[str, Any]:
+    async def _answer(self, is_question: bool, name: str, text: Any, user: str, history: History) -> dict[str, Any]:
         """The tool's JSON; it has an `error` if the call failed."""
         if name not in self._databases:
             return {"error": f"{DATABASE} must be one of: {', '.join(self._databases)}"}
@@ -125,8 +130,10 @@ class SqlTool:
             return observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
         # Through a service the question is a chat: it is counted, audited and kept as feedback there.
         agent, question, last = self._agents[name], text[:QUESTION_CHARS], dict[str, Any]()
-        chat = None if self._service is None else Chat(self._service, user, question, agent.model())
-        async with contextlib.aclosing(agent.answer(question) if chat is None else chat.events()) as events:
+        service, model = self._service, agent.model()
+        chat = None if service is None else Chat(service, user, question, model, history)
+        steps = agent.answer(question, model, history) if chat is None else chat.events()
+        async with contextlib.aclosing(steps) as events:
             async for event in events:
                 last = event
         if last.get("type") != "answer":

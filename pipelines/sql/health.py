@@ -80,7 +80,7 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
     earliest: dict[tuple[Database, str], Example] = {}
     pairs: list[tuple[int, Example, Example]] = []
     for place, example in enumerate(examples):
-        earlier = earliest.setdefault((example.database, " ".join(example.question.lower().split())), example)
+        earlier = earliest.setdefault((example.database, " ".join(example.in_context().lower().split())), example)
         if earlier.gold_sql != example.gold_sql:
             pairs.append((place, earlier, example))
     verdicts = sql.verdicts([Pair(old.database, old.gold_sql, new.gold_sql) for _, old, new in pairs], JUDGED)

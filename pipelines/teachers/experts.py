@@ -83,7 +83,7 @@ class PairCheck:
 def check(askers: Sequence[Asker], examples: Sequence[Example], schemas: Schemas) -> list[PairCheck]:
     """Ask each model about each pair, in order."""
     cases = [
-        conversation(CLEAN, schemas(example.database), example.question, example.evidence, SQL=example.gold_sql)
+        conversation(CLEAN, schemas(example.database), example.in_context(), example.evidence, SQL=example.gold_sql)
         for example in examples
     ]
     said_by = [asker.ask_all(cases) for asker in askers]
@@ -203,7 +203,7 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
     An answer that cannot be read keeps the whole schema: a linker's failure must not make a question unanswerable.
     """
     answers = asker.ask_all(
-        [conversation(LINK, schemas(example.database), example.question, example.evidence) for example in examples]
+        [conversation(LINK, schemas(example.database), example.in_context(), example.evidence) for example in examples]
     )
     linked = []
     for example, answer in zip(examples, answers, strict=True):
@@ -313,7 +313,7 @@ def _compare(
         sql, result = candidates[index]
         rows = table(result, ROWS, CELL, CHARS) if result.ok else failure(result, CELL)
         results[name] = f"{sql}\nIts result:\n{rows}"
-    return conversation(rules, schemas(example.database), example.question, example.evidence, **results)
+    return conversation(rules, schemas(example.database), example.in_context(), example.evidence, **results)
 
 
 # CSC-SQL's merge revision (Sheng and Xu, 2025, 2): a model writes new SQL from the two answers with most votes.

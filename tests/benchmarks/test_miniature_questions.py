@@ -171,3 +171,19 @@ def test_the_sql_means_the_same_in_another_engine(examples):
     for example in asked:
         theirs = connections[example.database.id].execute(example.gold_sql).fetchall()
         assert sorted(theirs) == sorted(rows(example, example.gold_sql)), example.gold_sql
+
+
+def test_a_follow_up_names_no_table_and_answers_otherwise_than_the_question_before(load, tmp_path):
+    more = {"databases": 20, "questions": 2, "follow_ups": 6}
+    loaded, alone = (load("test", tmp_path, **more, history=history).examples for history in (True, False))
+    followed = [one for one in base.resolve(loaded, tmp_path) if "history" in one.meta]
+    assert len(followed) == 120
+    for one in followed:
+        ((_, before),) = one.meta["history"]
+        assert not {word.rstrip("s") for word in one.question.split()} & set(world.KINDS)
+        assert rows(one, before) != rows(one, one.gold_sql) != []
+        assert all(f"'{each['stored']}'" not in before for each in one.meta["filters"])
+    assert [one.question for one in alone] == [one.question for one in loaded]
+    assert not any(one.meta.get("history") for one in alone)
+    others = load("test", tmp_path, **more | {"follow_ups": 0}).examples  # the draw of no other question moves
+    assert others == [one for one in loaded if "history" not in one.meta]

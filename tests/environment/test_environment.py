@@ -178,6 +178,7 @@ def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_do
 def test_a_question_has_the_same_prompt_everywhere(tmp_path, monkeypatch):
     words = ["data.values=6", "protocol.schema_values=3", "protocol.prompt=full", "data.dev.options.databases=2"]
     words += ["data.dev.options.questions=4", "protocol.max_turns=5", "protocol.max_turns_eval=5"]
+    words += ["data.dev.options.follow_ups=2"]
     words += ["evaluation.sampling.episode_tokens=8192"]  # a whole schema takes less than half of it
     recipe = recipes.load("miniature", [*words, *(f"data.{pool}.options.databases=1" for pool in ("sft", "rl.0"))])
     seen = []
@@ -191,22 +192,31 @@ def test_a_question_has_the_same_prompt_everywhere(tmp_path, monkeypatch):
     made = examples(tmp_path, "dev")
     with Environment(recipe) as environment:
         ours = [build(recipe.protocol).prompt(one, environment.schema(one.database), 5) for one in made]
-        rows = [{"question": one.question, "sql": one.gold_sql, "database": one.database.location} for one in made]
-        for question in (*environment.questions("dev"), *map(example_of, rows)):
+        alone = [one for one in made if "history" not in one.meta]  # a row or a command has no history
+        rows = [{"question": one.question, "sql": one.gold_sql, "database": one.database.location} for one in alone]
+        follow_ups = [example_of(row_of(one)) for one in made if "history" in one.meta]
+        for question in (*environment.questions("dev"), *map(example_of, rows), *follow_ups):
             seen.append(tuple((one["role"], one["content"]) for one in environment.reset(question).messages))
     for one in made:
-        use.ask_model(recipe, Store(tmp_path), one.question, one.database.location, policy, print)
+        history = one.meta.get("history", ())
+        if not history:
+            use.ask_model(recipe, Store(tmp_path), one.question, one.database.location, policy, print)
         where = find(one.database.location)
         with where.sql(recipe.execution) as sql:
             agent = Agent(
                 where, sql, where.schema(sql, 3), lambda: AnsweringModel("script", policy, recipe), QuestionBudget()
             )
-            asyncio.run(all_of(agent.answer(one.question)))
+            asyncio.run(all_of(agent.answer(one.question, history=history)))
     monkeypatch.setattr(factories, "local_policy", lambda *_: policy)
     served_model.ServedAgent(recipe, tmp_path).predict(SimpleNamespace(to_dict=lambda _: rows))
     assert any("e.g." in messages[-1][1] and one.meta["values"] for messages, one in zip(ours, made, strict=True))
-    asked = [messages for messages in ours for _ in ("ask", "serve and mcp")]
-    assert seen == [*ours, *ours, *asked, *ours]
+    singles = [messages for messages, one in zip(ours, made, strict=True) if one in alone]
+    others = [messages for messages, one in zip(ours, made, strict=True) if one not in alone]
+    asked = [messages for messages in ours for _ in range(1 if messages in others else 2)]  # ask, and serve with mcp
+    assert (len(singles), len(others)) == (8, 4)
+    assert sorted(seen) == sorted([*ours, *singles, *others, *asked, *singles])
+    for one, messages in zip(follow_ups, others, strict=True):
+        assert f"Question: {one.meta['history'][0][0]}\nSQL: SELECT" in messages[-1][1]
 
 
 async def all_of(events):

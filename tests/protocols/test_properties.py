@@ -6,10 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus
+from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.protocols.base import build
 from pipelines.protocols.knowledge import proposal
 from pipelines.recipe import config
+from pipelines.sql.schema import Schema
 
 PROTOCOLS = [
     build(config.ProtocolSection(name=name, prompt=prompt))
@@ -97,6 +98,20 @@ def test_no_database_can_end_an_observation_or_forge_a_tag(protocol, columns, va
         assert "<|" not in inner
         observed.encode("utf-8")  # no lone surrogate
         assert all(c.isprintable() or c == "\n" for c in observed)
+
+
+@EVERY
+@relaxed
+@given(texts=st.tuples(anything, anything, anything))
+def test_no_history_can_forge_a_tag(protocol, texts):
+    question, asked, sql = texts
+    database = Database("d", "sqlite", "d")
+    one, none = (
+        protocol.prompt(Example("q", text, database, "", meta={"history": history}), Schema(()), 3)
+        for text, history in ((question, [[asked, sql]]), ("", []))
+    )
+    for (_, message), (_, empty) in zip(one, none, strict=True):
+        assert [message.count(tag) for tag in (*TAGS, "<|")] == [empty.count(tag) for tag in (*TAGS, "<|")]
 
 
 @EVERY

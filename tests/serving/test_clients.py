@@ -130,9 +130,16 @@ def test_a_question_is_answered_live_and_judged(running, page):
     page.click("Right")
     page.wait_for("the next night learns from it")
     assert "How many people by city ?" in (running.folder / "feedback" / "inbox" / "serve.jsonl").read_text()
+    page.evaluate("find('question').value = 'And their ages ?'")
+    page.click("Ask")
+    page.wait_for("nothing")
+    follow_up = next(row for row in running.service.feedback.export() if row["question"] == "And their ages ?")
+    assert follow_up["events"][0] == {"type": "history", "history": [["How many people by city ?", COUNT]]}
+    page.click("New")
+    assert page.evaluate("[state.messages.length, document.querySelectorAll('article').length]") == [0, 0]
     page.evaluate("window.confirm = () => true")
     page.click("Delete mine")
-    page.wait_for("1 of your questions deleted")
+    page.wait_for("2 of your questions deleted")
     assert (running.folder / "feedback" / "inbox" / "serve.jsonl").read_text() == ""
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 

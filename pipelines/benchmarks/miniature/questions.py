@@ -42,6 +42,8 @@ PHRASES: dict[str, tuple[str, ...]] = {
     "by": ("for each {c}", "by {c}", "of each {c}", "per {c}"),
     "common": ("the most common {g}", "the {g} that is most common", "the most frequent {g}"),
     "linked": ("of {p}", "for {p}", "that belong to {p}"),
+    "join": ("and", "now", "then"),
+    "them": ("them", "these", "those"),
 }
 
 SENTENCES: dict[str, tuple[str, ...]] = {
@@ -87,6 +89,13 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "which {p1} has the highest number of {h}",
     ),
     "most_common_filtered": ("[one] [common] of {t} [filter]", "for {t} [filter] [one] [common]"),
+    # Follow-ups, which name neither table nor column of what they follow.
+    "counted": ("[join] how many of [them] are there", "[join] count [them]", "[join] the number of [them]"),
+    "named": ("[join] [open] the names of [them]", "[join] [open] their names"),
+    "narrowed": ("[join] only those [filter]", "[join] of [them] only those [filter]"),
+    "other_value": ("[join] those [filter]", "[join] for those [filter]", "what about those [filter]"),
+    "other_aggregate": ("[join] the {agg}", "[join] the {agg} of [them]", "what about the {agg}"),
+    "other_order": ("[join] the {top}", "[join] the one with the {top}", "what about the {top}"),
 }
 
 _SUBJECT = re.compile(r"{t(1?)}")
@@ -193,6 +202,20 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
+FOLLOW_UPS = tuple(  # families before and after, wording, the slot that was another before
+    (*f"{pair}>{pair}".split(">")[:2], wording, changed)
+    for wording, changed, pairs in (
+        ("counted", "", "names_filtered>count_filtered linked_names>linked_count"),
+        ("named", "", "count_filtered>names_filtered linked_count>linked_names"),
+        ("narrowed", "", "count_all>count_filtered aggregate_all>aggregate_filtered names_compared>filtered_compared"),
+        ("narrowed", "", "top_one>top_filtered above_average>filtered_above_average"),
+        ("other_value", "v", "names_filtered count_filtered linked_names"),
+        ("other_aggregate", "agg", "aggregate_filtered"),
+        ("other_order", "dir", "top_one top_filtered"),
+    )
+    for pair in pairs.split()
+)
+
 Slots = dict[str, str]
 CONDITIONS = re.compile(r"(?:{p} \. )?{[cd]} = '{[vw]}'|{n} {op} {k}")
 
@@ -216,11 +239,12 @@ class MiniatureQuestion:
     sql: str
     filters: tuple[StoredValueFilter, ...]
     reads: dict[str, list[str]]
+    history: list[list[str]] = dataclasses.field(default_factory=list)
 
     @property
     def meta(self) -> dict[str, Any]:
         """The content of `Example.meta`."""
-        return {
+        return ({"history": self.history} if self.history else {}) | {
             "family": self.family.name,
             "needs_probe": any(f.asked != f.stored for f in self.filters),
             "filters": [dataclasses.asdict(f) for f in self.filters],
@@ -247,6 +271,32 @@ def ask(
                 question = _make_question(family, slots, database, split, rng)
                 questions.setdefault((question.sql, question.question), question)
                 break
+    return list(questions.values())
+
+
+def follow(
+    database: MiniDatabase, connection: sqlite3.Connection, split: Split, count: int, rng: random.Random
+) -> list[MiniatureQuestion]:
+    """`count` different follow-ups, each with one question as history; a value in its SQL needs no look."""
+    families = {family.name: family for family in FAMILIES}
+    questions: dict[tuple[str, str, str], MiniatureQuestion] = {}
+    for _ in range(40 * count):
+        if len(questions) == count:
+            break
+        before, after, wording, changed = rng.choice(FOLLOW_UPS)
+        if (slots := _fill(families[after], database, rng)) is None:
+            continue
+        earlier = dict(slots)
+        if changed:
+            others = {"v": CATEGORIES[slots["c"]] if changed == "v" else {}, "agg": AGGREGATES, "dir": ORDERS}[changed]
+            earlier[changed] = rng.choice([other for other in others if other != slots[changed]])
+        pair = ((families[before], earlier), (families[after], slots))
+        if all(_decides(family, filled, database, connection) for family, filled in pair):
+            first = _make_question(families[before], earlier, database, split, rng)
+            then = _make_question(families[after], slots, database, split, rng, wording)
+            filters = tuple(one for one in then.filters if f"'{one.stored}'" not in first.sql)
+            then = dataclasses.replace(then, filters=filters, history=[[first.question, first.sql]])
+            questions.setdefault((then.sql, then.question, first.sql), then)
     return list(questions.values())
 
 
@@ -319,9 +369,9 @@ def _decides(family: Family, slots: Slots, database: MiniDatabase, connection: s
 
 
 def _make_question(
-    family: Family, slots: Slots, database: MiniDatabase, split: Split, rng: random.Random
+    family: Family, slots: Slots, database: MiniDatabase, split: Split, rng: random.Random, wording: str | None = None
 ) -> MiniatureQuestion:
-    template = rng.choice(templates(family.name, split))
+    template = rng.choice(templates(wording or family.name, split))
     words = dict(slots)
     for slot in "thp":
         if slot in slots:
@@ -348,7 +398,9 @@ class MiniatureOptions(Section):
     """The part of the world that a source takes."""
 
     databases: Positive = 40  # how many databases.
-    questions: Positive = 12  # how many questions a database.
+    questions: Count = 12  # how many questions a database.
+    follow_ups: Count = 0  # how many questions a database that follow another one, beside those.
+    history: bool = True  # whether a follow-up has the question and the SQL before it.
     first: Count = 0  # index of the first database, so that two sources of one split need not share any.
 
 
@@ -365,9 +417,11 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         rng = random.Random(f"{seed}/questions/{drawn.id}")
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
             questions = ask(drawn, connection, source.split, options.questions, rng)
+            rng = random.Random(f"{seed}/follow_ups/{drawn.id}")  # its own: other questions stay as they are
+            questions += follow(drawn, connection, source.split, options.follow_ups, rng)
         database = Database(drawn.id, "sqlite", str(FOLDER / path.name))
         for number, made in enumerate(questions):
-            meta = {"domain": drawn.domain, **made.meta}
+            meta = {"domain": drawn.domain, **made.meta, **({} if options.history else {"history": []})}
             hardness = made.family.hardness
             id = f"{drawn.id}_{number}"
             examples.append(Example(id, made.question, database, made.sql, "", hardness, "miniature", meta))
