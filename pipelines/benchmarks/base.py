@@ -327,6 +327,7 @@ class Layout:
     on_server: Callable[[str], Database] | None = None  # a server's database; None reads SQLite files.
     main_folder: str | None = None  # of several folders of databases the one whose files need no folder of their own.
     skip: Callable[[Any], bool] = lambda row: False  # rows that are no questions to learn from.
+    turns: Callable[[Any], Iterable[Any]] | None = None  # the rows of an entry that is a conversation.
     described_by: Callable[[str], Iterable[Path]] = lambda id: ()  # files that describe a database.
 
     def rows(self) -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -340,7 +341,12 @@ class Layout:
                 raise DataError(f"{path} is not JSON: {error}", self.hint) from None
             if not isinstance(rows, list):
                 raise DataError(f"{path} holds a {type(rows).__name__}, not a list of questions", self.hint)
-            yield from ((f"{shown}[{index}]", (f"{stem}_{index}", row)) for index, row in enumerate(rows))
+            for index, row in enumerate(rows):
+                if self.turns is None:
+                    yield f"{shown}[{index}]", (f"{stem}_{index}", row)
+                else:
+                    turns = enumerate(self.turns(row))
+                    yield from ((f"{shown}[{index}][{turn}]", (f"{stem}_{index}_{turn}", each)) for turn, each in turns)
 
     def paths(self) -> Iterator[Path]:
         """The question files, and the databases that they name with the files that describe them."""

@@ -68,6 +68,8 @@ BENCHMARKS: Mapping[str, BenchmarkDownload] = {
     "spider_realistic": BenchmarkDownload(
         508, None, _SHARED, f"https://zenodo.org/record/5205322: put spider-realistic.json {_BESIDE}"
     ),
+    "sparc_dev": BenchmarkDownload(1203, 20, _SHARED, "https://yale-lily.github.io/sparc: unpack sparc.zip"),
+    "cosql_dev": BenchmarkDownload(1007, 20, _SHARED, "https://yale-lily.github.io/cosql: unpack cosql_dataset.zip"),
     "bird_train": BenchmarkDownload(9428, 69, _SHARED, f"{_BIRD}: unpack train.zip and its train_databases.zip"),
     "bird_dev": BenchmarkDownload(1534, 11, _SHARED, f"{_BIRD}: unpack dev.zip and its dev_databases.zip"),
     "bird_mini_dev": BenchmarkDownload(500, 11, _SHARED, _MINI_DEV),

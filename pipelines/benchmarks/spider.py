@@ -1,4 +1,4 @@
-"""Reads Spider (Yu et al., 2018), its variants and KaggleDBQA (Lee et al., 2021) from their native layouts.
+"""Reads Spider (Yu et al., 2018), its variants, SParC, CoSQL and KaggleDBQA (Lee et al., 2021) from their layouts.
 
     <path>/train_spider.json + train_others.json, or train.json    question, query, db_id
     <path>/dev.json, <path>/test.json                              the same
@@ -10,6 +10,10 @@ brings three databases and asks of Spider's too, Spider-Syn and Spider-Realistic
 A schema comes from the database itself, so that the prompt shows what the SQL will meet; of `tables.json` only the
 natural names are read, if a recipe asks for descriptions (`prompt_schema.py`).
 
+SParC (Yu et al., 2019a: train.json, dev.json) and CoSQL (Yu et al., 2019b: sql_state_tracking/cosql_train.json,
+cosql_dev.json) have conversations: database_id, and a list `interaction` of utterance and query. A question's history
+is the utterances before it with their gold SQL, at evaluation too, so each is judged alone.
+
 KaggleDBQA, with the same rows:
 
     <path>/examples/<db_id>.json, <db_id>_fewshot.json, <db_id>_test.json    split "dev" (all), "train", "test"
@@ -20,12 +24,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, read_options, source_folder
 from pipelines.benchmarks.prompt_schema import tables_of
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
+from pipelines.core.types import Example, history_field
 from pipelines.recipe.config import Section, Source
 
 OTHERS = "train_others.json"
@@ -56,13 +61,20 @@ VARIANTS = {
     ),
     # Deng et al., 2021: column names left out of the questions
     "realistic": Variant(dict.fromkeys(("dev", "test"), ("spider-realistic.json",)), (".", "spider-realistic")),
+    # Yu et al., 2019a and 2019b: questions in conversations
+    "sparc": Variant({"train": ("train.json",), "dev": ("dev.json",)}, question="utterance"),
+    "cosql": Variant(
+        {"train": ("cosql_train.json",), "dev": ("cosql_dev.json",)}, ("sql_state_tracking", "."), "utterance"
+    ),
 }
+CONVERSATIONS = ("sparc", "cosql")
 
 
 class SpiderOptions(Section):
     """The variant, and the parts of it."""
 
-    variant: Literal["spider", "dk", "syn", "realistic"] = "spider"  # Spider itself, or one of its robustness variants.
+    # Spider itself, one of its robustness variants, or one of its conversations.
+    variant: Literal["spider", "dk", "syn", "realistic", "sparc", "cosql"] = "spider"
     databases: str | None = None  # the folder of databases, relative to the path; null finds it.
     # whether train has the 1,659 questions of older benchmarks too (train_others.json), beside Spider's own 7,000.
     others: bool = True
@@ -71,7 +83,24 @@ class SpiderOptions(Section):
 @reader("spider", options=SpiderOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split."""
-    return _layout(source).read(source, root)
+
+    def finish(example: Example, row: Any) -> Example:
+        meta = {"interaction": example.id.rpartition("_")[0], "history": history_field(row)}
+        return dataclasses.replace(example, meta=meta)
+
+    layout = _layout(source)
+    return layout.read(source, root) if layout.turns is None else layout.read(source, root, finish)
+
+
+def turns(entry: Any) -> Iterator[Any]:
+    """The rows of a conversation, each with those before it as history; an entry that is none stays as it is."""
+    rows = entry.get("interaction") if isinstance(entry, dict) else None
+    history: list[list[str]] = []
+    for row in rows if isinstance(rows, list) else ():
+        yield {**row, "db_id": entry.get("database_id"), "history": [*history]} if isinstance(row, dict) else row
+        history += [[str(row.get(name) or "") for name in ("utterance", "query")]] if isinstance(row, dict) else []
+    if not isinstance(rows, list):
+        yield entry
 
 
 class KaggleOptions(Section):
@@ -120,4 +149,5 @@ def _layout(source: Source) -> Layout:
         lambda id: [home / id / f"{id}.sqlite" for home in homes],
         question=variant.question,
         main_folder="database",
+        turns=turns if options.variant in CONVERSATIONS else None,
     )

@@ -268,8 +268,9 @@ def _record(
         needs_probe=example.meta.get("needs_probe"),
         lists_first=lists_first,
         unverified=None if knowledge.proposed(trajectory) is None else len(knowledge.unverified(trajectory)),
-        question_digest=text_digest(example.question),
+        question_digest=text_digest(example.in_context()),
         gold_digest=text_digest(example.gold_sql),
         asked=asked,
         undecided=verdict.undecided,
+        interaction=example.meta.get("interaction"),
     )

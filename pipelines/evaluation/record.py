@@ -138,6 +138,8 @@ class EpisodeRecord:
     asked: Annotated[Number | None, pydantic.Field(exclude_if=lambda asked: asked is None)] = None
     # equalities that gave no verdict: under them it counts like a broken one.
     undecided: Annotated[tuple[str, ...], pydantic.Field(exclude_if=lambda names: not names)] = ()
+    # the conversation that the question belongs to; None if it is of none.
+    interaction: Annotated[str | None, pydantic.Field(exclude_if=lambda interaction: interaction is None)] = None
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -50,6 +50,24 @@ def spider(tmp_path):
     return folder
 
 
+@pytest.mark.parametrize(
+    ("variant", "file", "stem"),
+    [("sparc", "dev.json", "dev"), ("cosql", "sql_state_tracking/cosql_dev.json", "cosql_dev")],
+)
+def test_a_question_of_a_conversation_has_those_before_it_as_history(spider, tmp_path, variant, file, stem):
+    first, second = ("How many ships?", "SELECT count(*) FROM ship"), ("Their names?", "SELECT name FROM ship")
+    turns = [{"utterance": text, "query": sql} for text, sql in (first, second)]
+    whole = {"database_id": "harbour", "interaction": [*turns, {"utterance": "Thanks"}, "x"], "final": {}}
+    write(spider / file, json.dumps([{"database_id": "harbour"}, whole]))
+    loaded = read("spider", spider, tmp_path / "stage", options={"variant": variant})
+    assert [(one.question, one.gold_sql) for one in loaded.examples] == [first, second]
+    assert [one.meta["history"] for one in loaded.examples] == [[], [list(first)]]
+    assert [one.id for one in loaded.examples] == [f"spider_{variant}_{stem}_1_{turn}" for turn in (0, 1)]
+    assert {one.meta["interaction"] for one in loaded.examples} == {f"spider_{variant}_{stem}_1"}
+    bad = [("[0][0]", "empty_db_id"), ("[1][2]", "empty_query"), ("[1][3]", "not_an_object")]
+    assert reasons(loaded) == [(f"{file.rpartition('/')[2]}{place}", reason) for place, reason in bad]
+
+
 def test_spider_dk_asks_of_its_own_databases_and_of_spiders(spider, tmp_path):
     write(spider / "Spider-DK" / "Spider-DK.json", json.dumps([spider_row(), spider_row("new_harbour")]))
     make_database(spider / "Spider-DK" / "database" / "new_harbour" / "new_harbour.sqlite")

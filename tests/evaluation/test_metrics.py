@@ -48,6 +48,18 @@ def test_accuracy_is_the_share_of_right_answers_and_leaves_broken_ones_out(recor
     assert (found.value, found.n) == (pytest.approx((3 / 4 + 0) / 2), 2)  # a question with many samples counts once
 
 
+def test_a_conversation_matches_if_each_of_its_questions_is_right(record):
+    rights = {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [1.0, 1.0], "d": [1.0]}
+    records = [
+        record(right, example_id=f"{name}_{turn}", interaction=name, broken=(name, turn) == ("c", 1))
+        for name, each in rights.items()
+        for turn, right in enumerate(each)
+    ]
+    found = of("interaction_match", records)  # a and d of a, b and d; c has a broken episode
+    assert (found.value, found.n) == (pytest.approx(2 / 3), 3)
+    assert of("interaction_match", [record(1.0)]) is None
+
+
 def test_no_records_give_no_figure(record):
     assert metrics.execution_accuracy([record(broken=True)], "strict") is None
     assert metrics.k_point([], "strict", 1) is None
