@@ -85,7 +85,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split."""
 
     def finish(example: Example, row: Any) -> Example:
-        meta = {"interaction": example.id.rpartition("_")[0], "history": history_field(row)}
+        meta = {**example.meta, "interaction": example.id.rpartition("_")[0], "history": history_field(row)}
         return dataclasses.replace(example, meta=meta)
 
     layout = _layout(source)

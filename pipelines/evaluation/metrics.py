@@ -197,15 +197,10 @@ def _declare(
     EPISODE_METRICS[name] = EpisodeMetric(value, fold, measure or name.replace("_", " "))
 
 
-@metric(
-    "interaction_match",
-    unit="percent",
-    title="interactions",
-    about="conversations whose every question is answered right",
-)
+@metric("interaction_match", unit="percent", title="interactions", about="conversations whose every answer is right")
 def interaction_match(records: Iterable[EpisodeRecord], equality: str, seed: int = 0) -> Estimate | None:
     """Interaction match (SParC); a conversation with a broken episode is left out."""
-    groups = group(records, lambda record: (record.interaction, record.sample)).items()
+    groups = group(judged(records, equality), lambda record: (record.interaction, record.sample)).items()
     whole = [members for (name, _), members in groups if name and not any(record.broken for record in members)]
     rights = [float(all(record.right(equality) for record in members)) for members in whole]
     return estimate(rights, [members[0].database for members in whole], seed)
