@@ -336,6 +336,7 @@ def test_rows_are_cut_into_parts_by_the_tokens_that_are_computed(batch):
     assert parts(most, True) == [[1, 2], [0]]
     assert parts(most - 1, True) == [[2], [1], [0]]
     assert parts(most, False) == [[2], [1], [0]]
+    assert parts(1, True) == [[2], [1], [0]]  # a row that is too long is a part of its own
     assert parts(1000, True) == [[0, 1, 2]]
     moves[:] = False
     assert parts(1, True) == [[]]
