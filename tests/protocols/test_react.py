@@ -68,6 +68,8 @@ def test_an_observation_shows_the_table_and_the_turns_left(protocol):
         "<observation>\nkind\nSTR\nINT\n(2 rows)\nYou have 9 turns left to complete the task.\n</observation>"
     )
     assert "You have 1 turn left" in react.observe(look, ROWS, 1)
+    assert "<observation>\nSTR\nINT\n(2" in protocol(options={"headers": False}).observe(look, ROWS, 9)
+    assert "\nki\u2026\nST\u2026\nIN\u2026\n" in protocol(cell_chars=2).observe(look, ROWS, 9)
     failed = ExecutionResult(ExecutionStatus.ERROR, error="no such column: s.Street")
     assert "Error executing SQL: no such column: s.Street\nYou have 9" in react.observe(look, failed, 9)
 
