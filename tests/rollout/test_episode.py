@@ -132,7 +132,7 @@ def test_a_budget_bounds_each_turn_and_unknown_logprobs_are_left_out(begin, code
     n_prompt = len(codec.prompt((("user", "how many singers"),)))
     assert begin(codec=codec, turn_tokens=20, episode_tokens=n_prompt + 50).next_request().max_tokens == 20
     assert begin(codec=codec, turn_tokens=90, episode_tokens=n_prompt + 50).next_request().max_tokens == 50
-    record = begin(codec=codec, episode_tokens=3).trajectory()
+    record = begin(codec=codec, episode_tokens=n_prompt).trajectory()
     assert (record.stop, record.turns, record.turn_ends) == (StopReason.TOKEN_LIMIT, (), ())
 
 
