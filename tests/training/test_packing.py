@@ -266,3 +266,12 @@ def test_memory_grows_with_tokens_and_not_with_tokens_by_vocabulary():
     copy = (1024 - 256) * 8000 * 4
     assert growth(whole) > 2 * copy
     assert growth(lambda *inputs: apply(*inputs)[0]) < copy / 50
+
+
+def test_rows_without_padding_get_their_own_values_back():
+    ids, mask = torch.tensor([[0, 5, 6, 7, 8], [1, 2, 3, 4, 0]]), torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]])
+
+    def compute(input_ids, attention_mask, logits_to_keep):  # a token's value is the token
+        return input_ids[:, -logits_to_keep:].float(), None, None
+
+    assert packing.dense(compute, ids, mask, 2)[0].tolist() == [[7, 8], [4, 0]]
