@@ -22,13 +22,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from curation import DATABASES, GOLD, WHOLE, databases, slope, watched
 
 from pipelines.core.files import write_lines
 from pipelines.recipe import recipes
 from pipelines.stages import data, difficulty
-from pipelines.stages import data as checking
 from pipelines.stages.context import Context, Silent, examples_at
 from pipelines.stages.graph import StageResult
 from pipelines.stages.shards import Run
@@ -75,7 +75,7 @@ def scripted(recipe: Any, checkpoint: str, rows_of: Path) -> Run:
     return run
 
 
-def unchecked(recipe: Any, folder: Path, parts: Sequence[checking.SourcePart], workers: int | None) -> Run:
+def unchecked(recipe: Any, folder: Path, parts: Sequence[data.SourcePart], workers: int | None) -> Run:
     """In place of the sandbox: every gold SQL runs, and is hard."""
     starts = [0, *itertools.accumulate(part.rows for part in parts)]
 
@@ -100,7 +100,7 @@ def measure(part: str, folder: Path, processes: int, dask: bool) -> dict[str, fl
     begun = time.perf_counter()
     if part in ("data", "gold"):
         if part == "data":
-            vars(checking).update(make_gold_check_run=unchecked)
+            mock.patch.object(data, "make_gold_check_run", unchecked).start()
         home.mkdir()
         data.build(Context("data", recipe, home, {}, Silent()))
     elif part == "contract":
@@ -108,7 +108,7 @@ def measure(part: str, folder: Path, processes: int, dask: bool) -> dict[str, fl
 
         contracts.check(StageResult("data", "", home, {}, False), recipe)
     else:
-        vars(difficulty).update(start=scripted, prepare=lambda *_: None)
+        mock.patch.object(difficulty, "make_scoring_run", scripted).start()
         for name in ("model", "difficulty"):
             (folder / name).mkdir()
         inputs = {"data": home, "model": folder / "model"}

@@ -102,8 +102,8 @@ def check(recipe: Recipe) -> None:
             "Set grpo.partial=carry, or grpo.staleness=1.",
         ),
         (
-            hardware.micro_tokens is not None and (hardware.deepspeed or grpo.loss == "bnpo"),
-            "hardware.micro_tokens cuts micro-batches that DeepSpeed counts, and that grpo.loss=bnpo averages over",
+            hardware.micro_tokens is not None and grpo.loss == "bnpo",
+            "hardware.micro_tokens cuts micro-batches that grpo.loss=bnpo averages over",
             "Lower grpo.micro_batch instead.",
         ),
         (

@@ -308,10 +308,12 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         *parts, last = self._parts(model, inputs)
         loss: Tensor
         before: float | Tensor = 0.0
+        # TRL's loss is divided by the micro-batches of a step already; DeepSpeed would do it once more.
+        unscaled = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
         for part in parts:
             with unsynchronised(self.accelerator, model):
                 loss = super().compute_loss(model, part, *args, **kwargs)
-                self.accelerator.backward(loss)
+                self.accelerator.backward(loss, **unscaled)
             before = before + loss.detach()
         loss = super().compute_loss(model, last, *args, **kwargs)
         return loss + before

@@ -149,8 +149,7 @@ class Setup:
     def backward(self) -> int:
         """Tokens whose layers' inputs are kept until one backward: of a micro-batch, or of a part of it."""
         whole = self.rows * self.tokens
-        is_cut = self.most is not None and self.way in ("full", "lora", "qlora")  # DeepSpeed counts micro-batches
-        return min(whole, max(self.most or 0, self.tokens)) if is_cut else whole
+        return whole if self.most is None else min(whole, max(self.most, self.tokens))
 
     @property
     def padded(self) -> int:
@@ -300,5 +299,5 @@ def to_lower(recipe: Recipe, kind: str) -> list[str]:
     """The settings that training takes less memory with when they are lower, as far as this recipe may have them."""
     if kind == "sft":
         return ["sft.micro_batch"]
-    parts = [] if recipe.hardware.deepspeed or recipe.grpo.loss == "bnpo" else ["hardware.micro_tokens"]
+    parts = [] if recipe.grpo.loss == "bnpo" else ["hardware.micro_tokens"]
     return [*parts, "grpo.micro_batch", *(["rollout.slots"] if recipe.rollout.policy == IN_PROCESS else [])]

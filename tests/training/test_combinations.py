@@ -28,7 +28,6 @@ from pipelines.training import combinations
         (["grpo.lambda_schema=0.25", "rewards=[{term: exec}, {term: format, weight: 0, track: schema}]"], "no reward"),
         (["rewards=[{term: trust_format}]"], r"react has not: explore, propose, generate\."),
         (["grpo.staleness=1", "hardware.deepspeed=zero2"], "a copy of the weights that DeepSpeed cuts up"),
-        (["hardware.micro_tokens=4096", "hardware.deepspeed=zero2"], "micro-batches that DeepSpeed counts"),
         (["hardware.micro_tokens=4096", "grpo.loss=bnpo"], "that grpo.loss=bnpo averages over"),
     ],
 )

@@ -91,15 +91,17 @@ def test_adapters_train_and_end_up_in_a_plain_model(plan, train, recipe, kind):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # the first run compiles an operation of DeepSpeed's
 @pytest.mark.parametrize("deepspeed", [None, "zero2", "zero3"])
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
-def test_two_processes_have_the_losses_of_one(plan, curves, kind, deepspeed):
-    """Over gloo; ZeRO shares out the optimiser's state and the gradients (2) and the weights too (3)."""
+@pytest.mark.parametrize(("kind", "micro_tokens"), [("sft", None), ("grpo", None), ("grpo", 100)])
+def test_two_processes_have_the_losses_of_one(plan, curves, kind, micro_tokens, deepspeed):
+    """Over gloo; ZeRO shares out the optimiser's state and the gradients (2) and the weights too (3), also of
+    micro-batches that are cut into parts.
+    """
     if deepspeed and not DEEPSPEED:
         pytest.skip("neither this Python nor SQLTRAIN_DEEPSPEED_PYTHON has DeepSpeed")
     torchrun = (DEEPSPEED if deepspeed else sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
     command = (*torchrun, "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
-    hardware = {"hardware": Hardware(threads=1, launch=command, deepspeed=deepspeed)}
-    settings = {"epochs": 6} if kind == "sft" else {"steps": 4, "questions_per_step": 4}
+    hardware = {"hardware": Hardware(threads=1, launch=command, deepspeed=deepspeed, micro_tokens=micro_tokens)}
+    settings = {"epochs": 6} if kind == "sft" else {"steps": 4, "questions_per_step": 4, "micro_batch": 4}
     settings["optimizer"] = Optimizer(lr=1e-3, schedule="constant", warmup_ratio=0.0)  # DeepSpeed has no use for Muon
     alone, shared = plan(kind, "one", **settings), plan(kind, "two", sections=hardware, **settings)
     for made in (alone, shared):
