@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,11 @@ if not all(map(find_spec, ("httpx", "mcp", "starlette", "uvicorn"))):  # of the 
 
 
 @pytest.fixture
-def sqltrain(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """A function that runs a command, or another `main`, in this process: exit code, standard output and error."""
+def sqltrain(monkeypatch, capsys) -> Any:
+    """A function that runs a command, or another `main`, in this process: exit code, standard output and error.
+
+    Its `ok` gives the output of a command that succeeds, its `refused` the error of one that a user has to mend.
+    """
     from flows import cli
 
     def run(*arguments: str, main: Callable[[], None] = cli.main) -> tuple[int, str, str]:
@@ -28,4 +32,15 @@ def sqltrain(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
             code = int(stop.code or 0)
         return code, *capsys.readouterr()
 
+    def ok(*arguments: str) -> str:
+        code, out, err = run(*arguments)
+        assert code == 0, err
+        return out
+
+    def refused(*arguments: str) -> str:
+        code, _, err = run(*arguments)
+        assert (code, "Traceback" in err) == (2, False), err
+        return err
+
+    run.ok, run.refused = ok, refused  # type: ignore[attr-defined]
     return run

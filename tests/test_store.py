@@ -182,13 +182,7 @@ ARM = "processor : 0\nFeatures : fp asimd sve\n"
 
 @pytest.mark.parametrize(
     ("told", "processor"),
-    [
-        (INTEL, "Intel(R) Xeon(R) Platinum 8488C, amx_bf16"),
-        (AMD, "AMD EPYC, avx2"),
-        (ARM, "sve"),
-        ("", ""),
-        (None, ""),
-    ],
+    [(INTEL, "Intel(R) Xeon(R) Platinum 8488C, amx_bf16"), (AMD, "AMD EPYC, avx2"), (ARM, "sve"), ("", ""), (None, "")],
 )
 def test_the_processor_is_told(told, processor, tmp_path, monkeypatch):
     if told is not None:

@@ -47,8 +47,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_descriptions_tests_and_metrics_of_a_dbt_project_become_the_card(folder, sqltrain):
-    code, said, _ = sqltrain("connect", "shop.sqlite", "--dbt", "target")
-    assert code == 0
+    said = sqltrain.ok("connect", "shop.sqlite", "--dbt", "target")
     assert "dbt: 2 descriptions, 3 tests, 1 references, 1 metrics, 1 models without a table here" in said
     known = card.read(folder / "databases" / "shop.yaml")
     orders, customers = known.tables["fct_orders"], known.tables["Customers"]
@@ -77,7 +76,6 @@ def test_what_a_person_wrote_stays(folder, sqltrain):
 def test_a_file_that_is_not_a_manifest_is_refused_in_one_line(folder, sqltrain, text):
     path = folder / "target" / "manifest.json"
     path.unlink() if text is None else path.write_text(text)
-    code, _, error = sqltrain("connect", "shop.sqlite", "--dbt", "target")
-    assert code == 2
+    error = sqltrain.refused("connect", "shop.sqlite", "--dbt", "target")
     assert "target/manifest.json is not a dbt manifest" in error
     assert "Run dbt parse" in error

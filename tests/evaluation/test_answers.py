@@ -33,16 +33,6 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.policies.factories import device
 from pipelines.stages import data, evaluate, report, shards
 from pipelines.stages.context import Context, Silent, examples, trajectories
-from pipelines.stages.evaluate import (
-    KeptAnswers,
-    Latency,
-    answer_costs,
-    latencies,
-    left_out,
-    note_time,
-    texts,
-    write_texts,
-)
 from pipelines.stages.shards import Shards
 from tests.fakes import build_database
 
@@ -56,7 +46,7 @@ def question_of(database):
 
 
 def test_whole_answers_are_kept_by_sample(harbour, tmp_path):
-    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
+    question, kept = question_of(harbour), evaluate.KeptAnswers(tmp_path / "answers")
     assert kept.of(question) == {}
     kept.keep(question, {0: episode(0, StopReason.BROKEN)})
     assert not (tmp_path / "answers").exists()
@@ -65,13 +55,13 @@ def test_whole_answers_are_kept_by_sample(harbour, tmp_path):
     kept.keep(question, {1: episode(1), 0: episode(0)})
     assert kept.of(question) == {0: episode(0), 1: episode(1)}
     assert kept.of(dataclasses.replace(question, id="q1")) == {}
-    nowhere = KeptAnswers(None)
+    nowhere = evaluate.KeptAnswers(None)
     nowhere.keep(question, {0: episode(0)})
     assert nowhere.of(question) == {}
 
 
 def test_a_damaged_file_holds_no_answers_and_is_written_anew(harbour, tmp_path):
-    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
+    question, kept = question_of(harbour), evaluate.KeptAnswers(tmp_path / "answers")
     kept.keep(question, {0: episode(0)})
     (path,) = (tmp_path / "answers").iterdir()
     whole = path.read_bytes()
@@ -83,7 +73,7 @@ def test_a_damaged_file_holds_no_answers_and_is_written_anew(harbour, tmp_path):
 
 
 def test_a_moved_database_is_the_same_and_a_changed_one_or_question_is_not(harbour, tmp_path):
-    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
+    question, kept = question_of(harbour), evaluate.KeptAnswers(tmp_path / "answers")
     kept.keep(question, {0: episode(0)})
     place = tmp_path / "elsewhere.sqlite"
     shutil.copyfile(harbour.location, place)
@@ -95,11 +85,11 @@ def test_a_moved_database_is_the_same_and_a_changed_one_or_question_is_not(harbo
 
 
 def test_latency_is_the_mean_over_episodes_by_pass(tmp_path):
-    assert latencies(tmp_path) == {}
-    note_time(tmp_path / "timing.jsonl", "greedy", 10, Timing(5.0, 20.0, 1.0, 12))
-    note_time(tmp_path / "timing.jsonl", "greedy", 30, Timing(9.0, 40.0, 3.0, 30))
-    note_time(tmp_path / "timing.jsonl", "sampled", 0, Timing())
-    (found,) = latencies(tmp_path).values()
+    assert evaluate.latencies(tmp_path) == {}
+    evaluate.note_time(tmp_path / "timing.jsonl", "greedy", 10, Timing(5.0, 20.0, 1.0, 12))
+    evaluate.note_time(tmp_path / "timing.jsonl", "greedy", 30, Timing(9.0, 40.0, 3.0, 30))
+    evaluate.note_time(tmp_path / "timing.jsonl", "sampled", 0, Timing())
+    (found,) = evaluate.latencies(tmp_path).values()
     assert (found.episodes, found.generate_s, found.sql_s, found.total_s) == (40, 1.5, 0.1, 1.6)
 
 
@@ -135,20 +125,20 @@ def folder(tmp_path):
 
 
 def test_questions_come_from_the_test_stage_that_the_manifest_names(folder):
-    found = texts(folder, ("greedy", "sampled"))
+    found = evaluate.texts(folder, ("greedy", "sampled"))
     assert [each.example_id for each in found.trajectories] == ["q0", "q1", "q0"]
     assert [each.id for each in found.examples] == ["q0", "q1"]  # the training question is another pool's
-    assert [each.example_id for each in texts(folder, ("selected",)).trajectories] == ["q1"]
+    assert [each.example_id for each in evaluate.texts(folder, ("selected",)).trajectories] == ["q1"]
     stage = {"stage": "evaluations", "key": "e1", "inputs": {"test": "d1"}}
     (folder / "manifest.json").write_text(json.dumps(stage))
-    assert len(texts(folder, ("greedy",)).examples) == 2
+    assert len(evaluate.texts(folder, ("greedy",)).examples) == 2
 
 
 def test_records_alone_have_no_texts_and_damage_is_reported(folder, tmp_path):
-    assert texts(tmp_path, ("greedy",)).trajectories == ()
+    assert evaluate.texts(tmp_path, ("greedy",)).trajectories == ()
     (folder / "manifest.json").write_text("{")
     with pytest.raises(DataError, match="damaged"):
-        texts(folder, ("greedy",))
+        evaluate.texts(folder, ("greedy",))
 
 
 def test_a_prediction_files_texts_lie_beside_its_records(tmp_path):
@@ -157,32 +147,32 @@ def test_a_prediction_files_texts_lie_beside_its_records(tmp_path):
         dataclasses.replace(each, database=dataclasses.replace(each.database, location="db.sqlite"))
         for each in (example(0), example(1))
     )
-    write_texts(tmp_path, asked, System("mine", (), made))
-    found = texts(tmp_path, ("greedy",))
+    evaluate.write_texts(tmp_path, asked, System("mine", (), made))
+    found = evaluate.texts(tmp_path, ("greedy",))
     assert found.trajectories == made
     assert [each.question for each in found.examples] == [each.question for each in asked]
     assert found.examples[0].database.location == str(Path("db.sqlite").resolve())
 
 
 def test_questions_left_out_are_counted_by_their_reason(tmp_path):
-    assert left_out(tmp_path) == {}
+    assert evaluate.left_out(tmp_path) == {}
     rows = [("test", "missing_database")] * 3 + [("test", "gold_error"), ("sft", "gold_error")]
     lines = [{"pool": pool, "reason": reason, "detail": "x\u2028y\u0085z"} for pool, reason in rows]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (tmp_path / "quarantine.jsonl").write_text(text, encoding="utf-8")
-    assert left_out(tmp_path) == {"missing database": 3, "gold error": 1}
+    assert evaluate.left_out(tmp_path) == {"missing database": 3, "gold error": 1}
 
 
 def test_the_cost_of_answers_by_name():
-    timing = {"greedy": Latency(4, 1.0, 0.5), "sampled": Latency(8, 2.0, 0.0, 100.0, 20.0)}
-    assert answer_costs(timing, 71.5) == {
+    timing = {"greedy": evaluate.Latency(4, 1.0, 0.5), "sampled": evaluate.Latency(8, 2.0, 0.0, 100.0, 20.0)}
+    assert evaluate.answer_costs(timing, 71.5) == {
         "seconds (greedy)": 1.5,
         "seconds (sampled)": 2.0,
         "tokens in (sampled)": 100.0,
         "tokens out (sampled)": 20.0,
         "R-VES": 71.5,
     }
-    assert answer_costs({}, None) == {}
+    assert evaluate.answer_costs({}, None) == {}
 
 
 QUESTIONS = 9

@@ -132,12 +132,7 @@ def spread(signs):
     """600 greedy answers on 20 databases, the first of which are right where the sign is "1"; all others are wrong."""
     return FinishedEvaluation(
         tuple(
-            dataclasses.replace(
-                RECORD,
-                example_id=f"q{at}",
-                database=f"d{at % 20}",
-                scores={"strict": float(sign)},
-            )
+            dataclasses.replace(RECORD, example_id=f"q{at}", database=f"d{at % 20}", scores={"strict": float(sign)})
             for at, sign in enumerate(signs.ljust(600, "0"))
         )
     )

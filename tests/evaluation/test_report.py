@@ -180,10 +180,7 @@ def test_no_text_of_a_table_is_read_as_a_command():
     table = formats.ReportTable(
         "t", "A title", columns, (("[3] ![x](http://x/x.png)", 1), ("* a\n\nb\u2028c", 2)), "note\n\nmore"
     )
-    assert formats.markdown(table).splitlines()[4:6] == [
-        r"| \[3\] \!\[x\](http://x/x.png) | 1 |",
-        "| * a b c | 2 |",
-    ]
+    assert formats.markdown(table).splitlines()[4:6] == [r"| \[3\] \!\[x\](http://x/x.png) | 1 |", "| * a b c | 2 |"]
     written = formats.latex(table)
     assert "\n{}[3] ![x](http://x/x.png) & 1 \\\\\n" in written
     assert "\n{}* a  b c & 2 \\\\\n" in written
@@ -270,11 +267,7 @@ def test_the_leader_table_has_answers_at_once_and_questions_left_out():
     base = report_data(questions=10, samples=0)
     first, second, third = base.systems
     missing = {"missing database": 60, "gold error": 2}
-    systems = (
-        first,
-        dataclasses.replace(second, single_turn=third.records, left_out=missing),
-        third,
-    )
+    systems = (first, dataclasses.replace(second, single_turn=third.records, left_out=missing), third)
     data_ = dataclasses.replace(base, systems=systems)
     leader = report_tables.leader(data_)
     assert [row[0] for row in leader.rows] == [NAMES[0], NAMES[1], f"{NAMES[1]}, at once", NAMES[2]]

@@ -345,12 +345,7 @@ def test_samples_are_measured_as_in_a_report():
     )
     run = FinishedEvaluation(drawn, k=3)
     found = {name: measure(name).scores(run)["q0"][1] for name in ("pass@1", "pass@3", "average@3", "majority")}
-    assert found == {
-        "pass@1": pytest.approx(2 / 3),
-        "pass@3": 1.0,
-        "average@3": pytest.approx(2 / 3),
-        "majority": 1.0,
-    }
+    assert found == {"pass@1": pytest.approx(2 / 3), "pass@3": 1.0, "average@3": pytest.approx(2 / 3), "majority": 1.0}
     assert measure("pass@4").scores(run) == {}
 
 

@@ -40,8 +40,7 @@ def runs(tmp_path):
 
 
 def test_flips_and_tests_by_hand(runs, sqltrain, tmp_path):
-    code, out, _ = sqltrain("compare", *runs, "--json")
-    assert code == 0
+    out = sqltrain.ok("compare", *runs, "--json")
     found = json.loads(out.splitlines()[-1])
     (one,) = found["comparisons"]
     assert found["equality"] == "strict"
@@ -65,8 +64,7 @@ def test_flips_and_tests_by_hand(runs, sqltrain, tmp_path):
 def test_another_equality_and_tables_for_a_paper(runs, tmp_path, sqltrain):
     out_folder = tmp_path / "tables"
     arguments = ("compare", *runs, "--equality", "bird", "--flips", "1", "--out", str(out_folder))
-    code, out, _ = sqltrain(*arguments)
-    assert code == 0
+    out = sqltrain.ok(*arguments)
     assert "bird, 8 questions): 50.0 → 75.0 %" in out
     assert "and 3 more that flipped" in out
     (paired,) = csv.DictReader((out_folder / "paired.csv").read_text().splitlines())
@@ -75,9 +73,7 @@ def test_another_equality_and_tables_for_a_paper(runs, tmp_path, sqltrain):
     page = (out_folder / "report.html").read_text()
     assert "Paired differences" in page
     assert 'id="trajectories"' not in page  # records alone have no questions to read
-    code, _, err = sqltrain("compare", *runs, "--flips", "-1")
-    assert code == 2
-    assert "Invalid value for '--flips'" in err
+    assert "Invalid value for '--flips'" in sqltrain.refused("compare", *runs, "--flips", "-1")
 
 
 def test_the_time_that_answers_took_is_read_from_its_side_file(runs, sqltrain):
@@ -106,8 +102,7 @@ def test_a_mistake_is_one_plain_line(change, message, runs, tmp_path, sqltrain):
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\n")
     write_jsonl(tmp_path / "other.jsonl", [dataclasses.replace(records("1")[0], example_id="elsewhere")])
-    code, _, err = sqltrain("compare", *change(runs, tmp_path))
-    assert code == 2
+    err = sqltrain.refused("compare", *change(runs, tmp_path))
     assert message in err
     assert len(err.splitlines()) == 1
 
@@ -172,8 +167,7 @@ def test_what_an_endpoint_selected_is_a_system_of_its_own_and_at_once_is_none(tm
         rows += [{"pass": "once", "record": to_dict(one)} for one in records("1000")]
         (tmp_path / name).mkdir()
         (tmp_path / name / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, _ = sqltrain("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
-    assert code == 0
+    out = sqltrain.ok("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
     found = json.loads(out.splitlines()[-1])
     pairs = [(one["before"], one["after"], one["gained"], one["lost"]) for one in found["comparisons"]]
     assert pairs == [

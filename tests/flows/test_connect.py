@@ -42,8 +42,7 @@ def shop(tmp_path, monkeypatch):
 
 
 def test_a_card_says_what_is_there_and_what_will_hurt(shop, sqltrain):
-    code, out, _ = sqltrain("connect", "shop.sqlite", "--json")
-    assert code == 0
+    out = sqltrain.ok("connect", "shop.sqlite", "--json")
     known = yaml.safe_load(Path("databases/shop.yaml").read_text(encoding="utf-8"))
     assert (known["engine"], known["location"]) == ("sqlite", str(shop))
     assert known["tables"]["customer"]["rows"] == 3
@@ -138,7 +137,7 @@ def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trail
     assert [recipe.name for recipe in asked] == ["sql_trail", "miniature"]
     with pytest.raises(DataError) as untrained:
         use.newest_model(asked[0], Store(Path("store")))
-    assert untrained.value.hint.startswith("Pass --model: a checkpoint folder, champion:RECIPE, endpoint:NAME")
+    assert untrained.value.hint.startswith("Pass --model: a checkpoint folder, champion:RECIPE, champion:RECIPE@")
 
 
 def test_a_card_with_a_mistake_is_named(shop):

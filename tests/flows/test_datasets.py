@@ -155,8 +155,7 @@ def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are
     for name, folder in (("spider_dev", spider), ("spider_dk", small)):
         data.add(name, folder, lambda line: None, local)
     words = ("evaluate", "miniature", "--model", "oracle", "--benchmarks", "omnisql", "data.max_bad_share=1")
-    code, out, err = sqltrain(*words, f"--store={tmp_path / 'store'}")
-    assert code == 0, err
+    out = sqltrain.ok(*words, f"--store={tmp_path / 'store'}")
     missing = [line.split()[3].rstrip(",") for line in out.splitlines() if line.startswith("no data of")]
     assert missing == [name for name in downloads.LISTS["omnisql"] if name not in ("spider_dev", "spider_dk")]
     assert len(missing) == 7

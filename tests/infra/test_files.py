@@ -167,8 +167,7 @@ def test_a_dockerfile_parses_and_copies_what_there_is(path):
 
 def test_what_init_writes_builds_images_of_the_wheel_and_nothing_is_written_over(tmp_path, sqltrain):
     home = tmp_path / "d"
-    code, out, _ = sqltrain("init", str(home))
-    assert code == 0
+    out = sqltrain.ok("init", str(home))
     assert out.splitlines()[-1].startswith(f"next: cd {home} && export SQLTRAIN_HOME=$PWD && prefect ")
     (home / "sqltrain-1-py3-none-any.whl").touch()
     for path in DOCKERFILES:

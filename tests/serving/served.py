@@ -34,7 +34,7 @@ LINES = {
     ],
     "What are their numbers ?": ["<reasoning>I try.</reasoning>\n<solution>SELECT ssn FROM person</solution>"],
     "What are the names ?": [
-        "<reasoning><b id=bold>bold</b></reasoning>\n<solution>SELECT name FROM person</solution>",
+        "<reasoning><b id=bold>bold</b></reasoning>\n<solution>SELECT name FROM person</solution>"
     ],
     "Wait": [f"<reasoning>It takes long.</reasoning>\n<sql>{ENDLESS}</sql>"],
     "*": ["<reasoning>I do not know.</reasoning>\n<solution>SELECT NULL AS nothing</solution>"],

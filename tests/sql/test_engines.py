@@ -113,11 +113,7 @@ ERRORS = {
         ("SELECT 1 / 0", "runtime"),
         ("SELECT '\ud800'", "syntax"),
     ],
-    "mysql": [
-        *COMMON,
-        ("SELECT FROM WHERE", "syntax"),
-        ("SELECT city FROM customer GROUP BY name", "misuse"),
-    ],
+    "mysql": [*COMMON, ("SELECT FROM WHERE", "syntax"), ("SELECT city FROM customer GROUP BY name", "misuse")],
 }
 VALUES = {  # SQL: the value that comes out
     "sqlite": [{"1": 1, "1.0": 1.0, "'a'": "a", "x'00ff'": b"\x00\xff", "NULL": None, "1e999": float("inf")}],

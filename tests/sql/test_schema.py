@@ -232,8 +232,7 @@ def test_connect_reads_the_schemas_that_are_named(server, sqltrain, tmp_path, mo
         admin.execute("INSERT INTO sales.person VALUES (1, 'Ada')")
         admin.execute("INSERT INTO \"My HR\".person VALUES (1, NULL, 'SECRET')")
         admin.execute("COMMENT ON COLUMN \"My HR\".person.safe IS 'their safe'")
-        code, _, err = sqltrain("connect", address, "--name", "staff", "--schema", "sales", "--schema", "My HR")
-        assert code == 0, err
+        sqltrain.ok("connect", address, "--name", "staff", "--schema", "sales", "--schema", "My HR")
         code, _, err = sqltrain("connect", address, "--name", "x", "--schema", "sales", "--schema", "sale")
         assert (code, err.count("\n")) == (2, 1), err
         assert re.search("no schema sale.*My HR, .*, vault", err)

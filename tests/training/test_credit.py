@@ -99,11 +99,7 @@ def test_each_token_has_the_advantage_of_its_turn():
     paid = grpo.payments(episodes)
     assert paid.nan_to_num(9.0).tolist() == [[0.5, 1.0], [2.0, 9.0], [9.0, 9.0]]
     values = torch.tensor([[1.0, -1.0], [0.25, 0.0], [0.0, 0.0]])
-    assert grpo.on_tokens(values, episodes, 5).tolist() == [
-        [1.0, 1.0, -1.0, -1.0, -1.0],
-        [0.25, 0, 0, 0, 0],
-        [0.0] * 5,
-    ]
+    assert grpo.on_tokens(values, episodes, 5).tolist() == [[1.0, 1.0, -1.0, -1.0, -1.0], [0.25, 0, 0, 0, 0], [0.0] * 5]
     episodes = [episode(3, (3,), (2.0,)), PaidEpisode(episode(7, (4, 7), ()).trajectory, None, None)]
     assert grpo.payments(episodes).nan_to_num(9.0).tolist() == [[2.0], [9.0]]
     values = torch.tensor([[0.5], [0.0]])
@@ -119,12 +115,7 @@ PAIR = math.sqrt(2) + EPS
     ("rewards", "group", "settings", "expected"),
     [
         # Group 1: mean 2, deviation sqrt((4 + 0 + 4) / 2) = 2. Group 2: mean 1, deviation 1.
-        (
-            [0.0, 2.0, 4.0, 0.0, 1.0, 2.0],
-            3,
-            {},
-            [-2 / 2.0001, 0.0, 2 / 2.0001, -1 / 1.0001, 0.0, 1 / 1.0001],
-        ),
+        ([0.0, 2.0, 4.0, 0.0, 1.0, 2.0], 3, {}, [-2 / 2.0001, 0.0, 2 / 2.0001, -1 / 1.0001, 0.0, 1 / 1.0001]),
         # Without the left-out one: mean 3, deviation sqrt(2 * 1) = sqrt(2).
         ([2.0, NAN, 4.0], 3, {}, [-1 / PAIR, 0.0, 1 / PAIR]),
         # Reasoning-SQL: r - mean, no deviation.

@@ -61,8 +61,7 @@ def test_a_fault_that_a_step_does_not_name_was_not_made_in_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
-    [([0.0, 7.0], "▁█"), ([1.0, 1.0, 1.0], "▁▁▁"), ([0.0, 1.0, 6.0, 7.0, 14.0, 14.0], "▁▄█")],
+    ("values", "expected"), [([0.0, 7.0], "▁█"), ([1.0, 1.0, 1.0], "▁▁▁"), ([0.0, 1.0, 6.0, 7.0, 14.0, 14.0], "▁▄█")]
 )
 def test_a_curve_in_one_line(values, expected):
     """The last one: three columns, means 0.5, 6.5 and 14; (6.5 - 0.5) / 13.5 * 7 = 3.1, the fourth bar."""
