@@ -30,16 +30,6 @@ def filled(root):
     return store
 
 
-def push_twice_and_pull(url, folder):
-    said = []
-    here, other = filled(folder / "here"), Store(folder / "other")
-    operate.push(here, url, [], said.append)
-    operate.push(here, url, [], said.append)
-    operate.pull(other, url, ["sft"], said.append)
-    assert contents(other.folder("sft", "s1")) == contents(here.folder("sft", "s1"))
-    return said, other
-
-
 def contents(folder):
     paths = [path for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
     values = {path: os.readlink(path) if path.is_symlink() else path.read_bytes() for path in paths}
@@ -50,12 +40,18 @@ SAID = ["pushed data/d1", "pushed sft/s1", "2 stages pushed", "0 stages pushed",
 SENT = {"model/weights.bin": bytes(range(256)) * 100, "timing.jsonl": b"{}\n", "parts/0": "../../d1"}
 
 
-def test_a_stage_pushed_to_a_folder_is_pulled_with_the_same_files_and_links(tmp_path):
-    said, pulled = push_twice_and_pull(f"file://{tmp_path}/there", tmp_path)
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.services)])
+def test_a_pushed_stage_is_pulled_with_the_same_files_and_links(request, tmp_path, place):
+    url = f"{request.getfixturevalue('bucket')}/store" if place == "s3" else f"file://{tmp_path}/there"
+    here, other, said = filled(tmp_path / "here"), Store(tmp_path / "other"), []
+    operate.push(here, url, [], said.append)
+    operate.push(here, url, [], said.append)
+    operate.pull(other, url, ["sft"], said.append)
+    assert contents(other.folder("sft", "s1")) == contents(here.folder("sft", "s1"))
     assert said == SAID
-    assert list(pulled.made()) == [("sft", "s1")]
-    assert contents(pulled.folder("sft", "s1")).items() > SENT.items()
-    assert pulled.damage("sft", "s1", whole=True) == []
+    assert list(other.made()) == [("sft", "s1")]
+    assert contents(other.folder("sft", "s1")).items() > SENT.items()
+    assert other.damage("sft", "s1", whole=True) == []
 
 
 def test_a_changed_contract_leaves_a_pulled_stage_sound(tmp_path, capsys):
@@ -130,13 +126,6 @@ def bucket(tmp_path, monkeypatch):
     finally:
         server.terminate()
         server.wait()
-
-
-@pytest.mark.services
-def test_a_stage_pushed_to_s3_is_pulled_with_the_same_files_and_links(bucket, tmp_path):
-    said, pulled = push_twice_and_pull(f"{bucket}/store", tmp_path)
-    assert said == SAID
-    assert contents(pulled.folder("sft", "s1")).items() > SENT.items()
 
 
 @pytest.mark.services

@@ -85,19 +85,16 @@ def test_there_are_more_than_a_thousand_statements_and_none_stands_twice():
     assert sum(counts.values()) >= 1000, counts
 
 
-def test_sqlite_withstands_every_hostile_statement(folder):
-    database = build_shop(folder / "shop.sqlite")
+@pytest.mark.parametrize(
+    ("engine", "session", "state"),
+    [("sqlite", SqliteSession, session_of_sqlite), ("duckdb", DuckdbSession, session_of_duckdb)],
+)
+def test_a_file_withstands_every_hostile_statement(folder, tmp_path, engine, session, state):
+    database = build_shop((folder if engine == "sqlite" else tmp_path) / "shop.sqlite")
+    database = database if engine == "sqlite" else to_duckdb(database, folder / "shop.duckdb")
     before = contents(folder)
-    assert attack("sqlite", database, folder) == []
-    assert is_left_as_it_was("sqlite", SqliteSession(database.location, BOUNDS, NoClock()), session_of_sqlite, folder)
-    assert contents(folder) == before
-
-
-def test_duckdb_withstands_every_hostile_statement(folder, tmp_path):
-    database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), folder / "shop.duckdb")
-    before = contents(folder)
-    assert attack("duckdb", database, folder) == []
-    assert is_left_as_it_was("duckdb", DuckdbSession(database.location, BOUNDS, NoClock()), session_of_duckdb, folder)
+    assert attack(engine, database, folder) == []
+    assert is_left_as_it_was(engine, session(database.location, BOUNDS, NoClock()), state, folder)
     assert contents(folder) == before
 
 
