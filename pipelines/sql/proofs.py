@@ -83,7 +83,7 @@ def prove(pair: Pair, sql: SqlEngine) -> tuple[float | None, str]:
             return None, ""
         for setup, right, answer in zip(setups, results[::2], results[1::2], strict=True):
             if differs(made, setup, right, answer):
-                return 0.0, setup.rstrip(TURN_SEPARATOR)
+                return 0.0, "" if sql.hides(database) else setup.rstrip(TURN_SEPARATOR)
     return None, ""
 
 

@@ -13,7 +13,7 @@ from pipelines.evaluation.paired_comparison import compare
 from pipelines.evaluation.summary import summarise
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import proofs, scoring
-from pipelines.sql.engine import Pair
+from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect
 
 GOLD = "SELECT name FROM customer WHERE id > 2"
@@ -39,6 +39,8 @@ def test_a_constant_with_the_right_rows_is_not_equivalent_and_its_counterexample
     made.executescript(verdict.counterexample)
     assert sorted(made.execute(GOLD).fetchall()) != sorted(made.execute(OTHER).fetchall())
     made.close()
+    with SqlEngine(Limits(), hidden={shop.location: (("purchase",), {})}) as sql:  # a script would name it
+        assert proofs.prove(Pair(shop, GOLD, OTHER), sql) == (0.0, "")
 
 
 @pytest.mark.parametrize(
