@@ -59,22 +59,15 @@ def test_a_wrong_setting_is_named_first(tmp_path, overrides, said):
         look(tmp_path, *overrides)
 
 
-def test_a_missing_gpu_is_reported_before_the_first_stage(tmp_path, monkeypatch):
+def test_what_training_needs_of_this_machine_is_looked_for_before_the_first_stage(tmp_path, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     look(tmp_path, "hardware.device=auto")
     look(tmp_path, "hardware.device=cuda", until="filter")
-    with pytest.raises(ResourceError, match="no CUDA device"):
-        look(tmp_path, "hardware.device=cuda")
-
-
-def test_what_training_needs_of_this_machine_is_looked_for(tmp_path, monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ResourceError, match="no CUDA device"):
-        look(tmp_path, "hardware.processes=gpu")
+    for setting in ("hardware.device=cuda", "hardware.processes=gpu"):
+        with pytest.raises(ResourceError, match="no CUDA device"):
+            look(tmp_path, setting)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ResourceError, match=r"needs bitsandbytes.*sqltrain\[qlora\]"):
         look(tmp_path, "model.lora={bits: 4}")

@@ -163,10 +163,11 @@ def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own, t
     assert len(answers(store)) == 12  # asked in another way
 
 
-def test_another_report_page_asks_nothing_again(own, tmp_path, monkeypatch):
+def test_another_page_asks_nothing_again_and_an_edited_prompt_for_one_turn_is_put_anew(own, tmp_path, monkeypatch):
     store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}")
+    mine += ("evaluation.forced_single_turn=true",)
     oracle(store, "sql_trail", *mine)
-    before = answers(store)
+    before, digest_of = answers(store), evaluating.prompt_digest
     monkeypatch.setitem(evaluating.VERSIONS, "report", 1000)
     oracle(store, "sql_trail", *mine)
     assert answers(store) == before
@@ -174,18 +175,9 @@ def test_another_report_page_asks_nothing_again(own, tmp_path, monkeypatch):
     monkeypatch.setitem(evaluating.VERSIONS, "evaluate_model", 1000)
     oracle(store, "sql_trail", *mine)
     assert len(answers(store)) == 2 * len(before)
-
-
-def test_an_edited_prompt_for_one_turn_is_put_anew(own, tmp_path, monkeypatch):
-    store, mine = (
-        tmp_path / "store",
-        ("include=data/own", f"data.test.0.path={own}", "evaluation.forced_single_turn=true"),
-    )
-    oracle(store, "sql_trail", *mine)
-    before, digest_of = answers(store), evaluating.prompt_digest
     monkeypatch.setattr(evaluating, "prompt_digest", lambda one: digest_of(one) + "edited" * (one.prompt == "single"))
     oracle(store, "sql_trail", *mine)
-    assert len(answers(store)) == 2 * len(before)
+    assert len(answers(store)) == 3 * len(before)
 
 
 def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(own, tmp_path, monkeypatch):
