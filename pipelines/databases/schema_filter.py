@@ -121,9 +121,7 @@ class SchemaFilter:
         return SchemaItems(frozenset(chosen), pairs)
 
 
-@functools.lru_cache(maxsize=8)
-def _filter_of(schema: Schema, is_brief: bool) -> SchemaFilter:
-    return SchemaFilter(schema, is_brief)
+_filter_of = functools.lru_cache(maxsize=8)(SchemaFilter)
 
 
 def link_locally(

@@ -5,6 +5,7 @@ Broken records are left out everywhere. Where a question has several samples, it
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
@@ -184,17 +185,20 @@ EPISODE_METRICS: dict[str, EpisodeMetric] = {}
 def _declare(
     name: str,
     fold: Callable[[Iterable[EpisodeRecord], Value, int], Measure | None],
-    value: Value,
     title: str,
     about: str,
+    value: Value | None = None,
     table: str = "behaviour",
     measure: str = "",
 ) -> None:
+    """Declare a metric; its value is by default the field of the record that bears its name."""
+    read: Value = value or operator.attrgetter(name)
+
     @metric(name, unit="mean" if fold is cost else "percent", title=title, about=about, table=table)
     def _(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Measure | None:
-        return fold(records, value, seed)
+        return fold(records, read, seed)
 
-    EPISODE_METRICS[name] = EpisodeMetric(value, fold, measure or name.replace("_", " "))
+    EPISODE_METRICS[name] = EpisodeMetric(read, fold, measure or name.replace("_", " "))
 
 
 @metric("interaction_match", unit="percent", title="interactions", about="conversations whose every answer is right")
@@ -206,7 +210,7 @@ def interaction_match(records: Iterable[EpisodeRecord], equality: str, seed: int
     return estimate(rights, [members[0].database for members in whole], seed)
 
 
-_declare("turns", cost, lambda record: record.turns, "turns", "mean agent turns a question")
+_declare("turns", cost, "turns", "mean agent turns a question")
 
 
 @metric("turns_deviation", unit="mean", title="± turns", about="their standard deviation over the questions")
@@ -216,60 +220,54 @@ def turns_deviation(records: Iterable[EpisodeRecord], equality: str = "", seed: 
     return None if turns is None else turns.std
 
 
-_declare("tool_calls", cost, lambda record: record.tool_calls, "tool calls", "mean executions before the answer")
-_declare("asked", cost, lambda record: record.asked, "asked", "mean questions to the user")  # BIRD-Interact
-_declare("tokens_in", cost, lambda record: record.tokens_in, "tokens in", "mean prompt and observation tokens")
-_declare("tokens_out", cost, lambda record: record.tokens_out, "tokens out", "mean generated tokens")
-_declare(  # of all thinking blocks (SQL-Trail, figure 5)
-    "reasoning_chars",
-    cost,
-    lambda record: record.reasoning_chars,
-    "reasoning",
-    "mean characters of thinking",
-    measure="reasoning",
-)
+_declare("tool_calls", cost, "tool calls", "mean executions before the answer")
+_declare("asked", cost, "asked", "mean questions to the user")  # BIRD-Interact
+_declare("tokens_in", cost, "tokens in", "mean prompt and observation tokens")
+_declare("tokens_out", cost, "tokens out", "mean generated tokens")
+# Of all thinking blocks (SQL-Trail, figure 5).
+_declare("reasoning_chars", cost, "reasoning", "mean characters of thinking", measure="reasoning")
 _declare(
     "format",
     mean_by_question,
-    lambda record: float(record.well_formed),
     "well-formed",
     "episodes whose every turn is well-formed",
+    lambda record: float(record.well_formed),
 )
 _declare(  # of the questions with an answer: SkyRL-SQL (6.1, observation 4) calls such an agent overconfident
     "single_statement",
     mean_by_question,
-    lambda record: None if record.final_sql is None else float(record.tool_calls == 0),
     "single",
     "answers by the first statement, none run before it",
+    lambda record: None if record.final_sql is None else float(record.tool_calls == 0),
 )
 _declare(  # a probe is a tool call before the answer
     "probes",
     mean_by_question,
-    lambda record: float(record.tool_calls > 0) if record.needs_probe else None,
     "probed",
     "of the questions that need a look at stored values",
+    lambda record: float(record.tool_calls > 0) if record.needs_probe else None,
 )
 _declare(  # the reward hack of TRUST-SQL, 5.4, of agents that have an explore phase
     "listing",
     mean_by_question,
-    lambda record: None if record.lists_first is None else float(record.lists_first),
     "lists all first",
     "first turns that list every table's columns",
+    lambda record: None if record.lists_first is None else float(record.lists_first),
     measure="lists first",
 )
 _declare(  # TRUST-SQL, 3.2
     "unverified",
     mean_by_question,
-    lambda record: None if record.unverified is None else float(bool(record.unverified)),
     "unverified",
     "proposed schemas with a name that nothing had shown",
+    lambda record: None if record.unverified is None else float(bool(record.unverified)),
 )
 _declare(  # SQL-Trail, equation 8 and table 6's "Syntax Acc"
     "syntax",
     mean_by_question,
-    lambda record: float(record.executable),
     "runs",
     "answers that the engine runs to the end",
+    lambda record: float(record.executable),
     "likeness",
 )
 for _name, _read, _title, _about in (
@@ -283,9 +281,9 @@ for _name, _read, _title, _about in (
     _declare(
         f"linking_{_name}",
         mean_by_episode,
-        lambda record, read=_read: None if record.linking is None else read(record.linking),  # type: ignore[misc]
         _title,
         _about,
+        lambda record, read=_read: None if record.linking is None else read(record.linking),  # type: ignore[misc]
         "likeness",
         "schema" if _name == "jaccard" else "",
     )
@@ -297,14 +295,8 @@ def linking_n(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 
     return float(sum(record.linking is not None for record in unbroken(records))) or None
 
 
-_declare(  # SQL-Trail, equation 9
-    "bigrams",
-    mean_by_episode,
-    lambda record: record.bigrams,
-    "bigrams",
-    "Jaccard similarity of token bigrams with the gold SQL",
-    "likeness",
-)
+_about = "Jaccard similarity of token bigrams with the gold SQL"  # SQL-Trail, equation 9
+_declare("bigrams", mean_by_episode, "bigrams", _about, table="likeness")
 
 
 def data_efficiency(before: float, after: float, examples: int) -> float:
