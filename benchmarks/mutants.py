@@ -227,7 +227,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
             "(self.config.observation_rows, self.config.cell_chars, self.config.observation_chars)",
             "(self.config.observation_rows, self.config.observation_chars, self.config.cell_chars)",
         ),
-        ("observations.defuse(example.question),", "example.question,"),
+        ('"question": observations.defuse(', '"question": str('),
         ("if demanded and not thoughts[0]:", "if demanded and not thoughts:"),
         ("if strict and thoughts and scan.blocks[0].tag != tag:", "if thoughts and scan.blocks[0].tag != tag:"),
     ],
