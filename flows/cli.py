@@ -122,7 +122,6 @@ app = typer.Typer(
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and exit, if wanted."""
     if wanted:
         from importlib.metadata import version
 

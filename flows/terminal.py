@@ -135,13 +135,11 @@ class Bars:
         self._progress.stop()
 
     def begin(self, stage: str, total: int, unit: str) -> None:
-        """A new bar."""
         self._task = self._progress.add_task(stage, total=total, unit=unit, note="")
         self._label, self._unit, self._note, self._done, self._total = stage, unit, "", 0, total
         self._last = time.monotonic()
 
     def advance(self, count: int, note: str = "") -> None:
-        """Move the newest bar."""
         if self._task is None:
             return
         self._done += count

@@ -111,7 +111,6 @@ def leak_rows(folder: Path) -> pl.DataFrame:
 
 
 def trajectory_rows(folder: Path) -> pl.DataFrame:
-    """The teacher's trajectories, one row each."""
     # A row group at a time: whole trajectories of millions of questions fit no memory, these columns of them do.
     return pl.concat(
         frame.select(

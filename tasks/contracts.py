@@ -166,7 +166,6 @@ def contract_html(verdict: Mapping[str, Any]) -> str:
 
 
 def contract_markdown(verdict: Mapping[str, Any]) -> str:
-    """A contract's verdict as a markdown table."""
     how, cell = "held" if verdict["passed"] else "**BROKEN**", markdown_cell
     head = f"Contract of **{cell(verdict['stage'])}**: {how}, {verdict['rows']} rows\n"
     lines = [

@@ -194,7 +194,6 @@ def send_feedback(feedback: Feedback, store: Path) -> None:
 
 
 def _question_trace(client: MlflowClient, place: str, row: dict[str, Any]) -> str:
-    """Send a question and its events as a trace."""
     inputs = {"question": row["question"], "database": row["database"]}
     root = client.start_trace(row["id"], span_type="AGENT", inputs=inputs, experiment_id=place)
     span, last = None, row["events"][-1] if row["events"] else {}

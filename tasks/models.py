@@ -45,7 +45,6 @@ PARAMS, LONGEST = 100, 250  # of a logged model: settings, and characters of one
 
 
 def model_name(recipe: str) -> str:
-    """The registered model of a recipe."""
     return f"sqltrain-{recipe}"
 
 

@@ -84,12 +84,10 @@ class TaskProgress:
             self._thread.join(timeout=30)
 
     def begin(self, stage: str, total: int, unit: str) -> None:
-        """A stage, or a part of it, starts."""
         self._label, self._unit, self._note, self._done, self._total = stage, unit, "", 0, total
         self.log.info("%s: %d %s", stage, total, unit)
 
     def advance(self, count: int, note: str = "") -> None:
-        """`count` more units are done."""
         self._done += count
         self._note = note or self._note
 

@@ -200,7 +200,6 @@ class Tracker:
         self.recorder.note(f"the numbers of {result.name}{f' ({role})' if role else ''}", write)
 
     def note_decision(self, line: Mapping[str, Any]) -> None:
-        """Note a night's decision, a line of the ledger."""
         if not self._begun:
             return
 

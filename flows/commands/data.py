@@ -14,7 +14,7 @@ import typer
 from flows.terminal import AsJson, Bars, Overrides, console, emit, open_recipe, say, with_store
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError, UserError
-from pipelines.core.files import write_atomic
+from pipelines.core.files import write_atomic, writing_to
 from pipelines.core.types import Example
 from pipelines.databases import card, named
 from pipelines.databases.of_recipe import sql_engine
@@ -76,10 +76,8 @@ def invent(
     count = count or len(queries) or 100
     # A file that cannot be written is said before anything is bought.
     hint = "Pass --out FILE.jsonl."
-    try:
+    with writing_to(out, hint):
         out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{out} cannot be written: {error.strerror}", hint) from None
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no permission'}", hint)
     asker = Asker.named(model.removeprefix(ENDPOINT), store.root / RESPONSES)
@@ -263,11 +261,9 @@ def add(
         tell("the questions differ from those added before: the stages that read them will run again")
     head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {published.licence}.\n"
     marks = f"{MARK}{health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
-    try:
+    with writing_to(place):
         local.mkdir(parents=True, exist_ok=True)
         write_atomic(place, head + marks + yaml_text(tree))
-    except OSError as error:
-        raise DataError(f"{place} cannot be written: {error.strerror}") from None
     tell(f"written to {place}; use it with: include=local/{slot}")
     return {"name": name, "include": f"local/{slot}", "licence": published.licence, **dataclasses.asdict(health)}
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from flows import terminal
 from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, console, emit, open_recipe, say, with_store
 from pipelines.core.errors import DataError, RecipeError, UserError
-from pipelines.core.files import read_json, write_atomic
+from pipelines.core.files import read_json, write_atomic, writing_to
 from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.store import Store
 from pipelines.core.types import Database, escape_surrogates, from_dict, to_dict
@@ -173,7 +173,6 @@ class Answerer:
     entry: Endpoint | None = None  # of an endpoint, with its price
 
     def price(self, latency: asking.Latency) -> float:
-        """The price of a question."""
         assert self.entry is not None
         return (latency.bought_in * self.entry.price_in + latency.bought_out * self.entry.price_out) / 1e6
 
@@ -397,12 +396,10 @@ def compare(
                 console.print(line, soft_wrap=True, markup=False)
     if out is not None:
         page = evaluations.with_texts(data, loaded, names)
-        try:
+        with writing_to(out, "Name a folder with --out."):
             out.mkdir(parents=True, exist_ok=True)
             writer.write_tables(page, out)
             writer.write(page, out / writer.PAGE)
-        except OSError as error:
-            raise UserError(f"{out} cannot be written: {error.strerror}", "Name a folder with --out.") from None
     if as_json:
         of_runs = {
             run.name: {
@@ -456,11 +453,8 @@ def report(
 
 
 def copy_page(page: Path, out: Path) -> None:
-    """Copy a report."""
-    try:
+    with writing_to(out, "Name a file with --out."):
         out.write_bytes(page.read_bytes())
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}", "Name a file with --out.") from None
 
 
 @app.command()
@@ -530,11 +524,9 @@ def score(
     folders = [path.parent for path in files if path.is_file() or not path.exists()]
     folders += [] if report is None else [report / writer.TABLES]
     for folder in dict.fromkeys(folders):
-        try:
+        with writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # a disk may be full, or read-only whoever asks
-        except OSError as error:
-            raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     cores = workers or len(os.sched_getaffinity(0))
     with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables, hidden=card.hidden_names()) as sql:
         scored: list[ScoredItem] = []
@@ -580,11 +572,9 @@ def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
 
 def _write(path: Path, text: str) -> None:
     """Beside, then into place: a reader never sees half a file."""
-    try:
+    with writing_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _report_score(

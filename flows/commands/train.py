@@ -21,7 +21,7 @@ from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit,
 from pipelines.adaptation import estimate, outcome, recipe_file
 from pipelines.adaptation.questions import counts_of, gather
 from pipelines.core.errors import DataError, RecipeError, UserError
-from pipelines.core.files import read_json
+from pipelines.core.files import read_json, writing_to
 from pipelines.core.registry import DIALECTS, REWARDS
 from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn
@@ -221,10 +221,8 @@ def adapt(
     old_side, new_side = ((result.folder, f"{who.stage} {who.key}") for who, result in sides)
     verdict = f"{line['decision']}: {line['reason']}"
     data = outcome.page(loaded, results["test"].folder, old_side, new_side, verdict)
-    try:
+    with writing_to(page):
         writer.write(data, page)
-    except OSError as error:
-        raise DataError(f"{page} cannot be written: {error.strerror}") from None
     terminal.print_results(loaded, store, list(results.values()), as_json=False)
     for table in data.tables:
         if table.slug != outcome.FAILED:
@@ -573,7 +571,7 @@ def sweep(
     if plan:
         return
     folder = out or store.root / "sweeps" / recipes.digest([what, miniature, words, dict(empty.baseline)])
-    with sweep_plan.writing_to(folder):  # said before the first cell is made
+    with writing_to(folder, sweep_plan.OUT_HINT):  # said before the first cell is made
         folder.mkdir(parents=True, exist_ok=True)
 
     with contextlib.ExitStack() as stack:

@@ -100,7 +100,6 @@ def read_json(path: Path) -> Any:
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Write JSON lines."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
@@ -191,6 +190,15 @@ def writing(place: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
             raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
         raise
+
+
+@contextlib.contextmanager
+def writing_to(path: Path, hint: str = "") -> Iterator[None]:
+    """Report in one line that a file or folder that a user named cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror}", hint) from None
 
 
 def disk_full(error: BaseException, place: Path) -> ResourceError | None:

@@ -73,7 +73,6 @@ def on_sigterm(act: Callable[[], None], once: bool = False) -> Iterator[None]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -39,7 +39,6 @@ class Remote:
             raise ResourceError(f"no file system for {url}: {error}", "For s3://: pip install 'sqltrain[s3]'") from None
 
     def names(self) -> list[tuple[str, str]]:
-        """The finished stages there, as (stage, key)."""
         paths = self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}"))
         names = ((parts[-3], parts[-2]) for parts in (str(path).split("/") for path in paths))
         return sorted(name for name in names if all(map(PLAIN_NAME.fullmatch, name)))

@@ -203,7 +203,6 @@ class Outcome:
 
     @property
     def executable(self) -> bool:
-        """Whether the final SQL ran."""
         return self.status is ExecutionStatus.OK
 
 
@@ -230,7 +229,6 @@ def from_dict(kind: type[Record], value: Mapping[str, Any]) -> Record:
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> None:
-    """Write one record a line."""
     with path.open("w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(to_dict(record), ensure_ascii=False, separators=(",", ":")) + "\n")

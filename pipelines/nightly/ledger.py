@@ -119,7 +119,6 @@ class Ledger:
         return [path for path in sorted(self.batches.glob("[0-9]*")) if decided.get(path.name) != "worse"]
 
     def undecided(self) -> list[Path]:
-        """Batches about which no night has decided."""
         decided = decisions(self.lines())
         return [path for path in sorted(self.batches.glob("[0-9]*")) if path.name not in decided]
 

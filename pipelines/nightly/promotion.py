@@ -34,8 +34,6 @@ class HeldOutRecords:
 
 @dataclasses.dataclass(frozen=True)
 class PromotionDecision:
-    """A decision with its numbers."""
-
     decision: Decision
     reason: str  # in one line, for a person
     # EX of both, their difference with interval and p-values, and the difference on each hardness level ("level/hard")

@@ -35,7 +35,6 @@ class Scan:
     error: str | None = None  # the first structural error; None when there is none.
 
     def bodies(self, tag: str) -> list[str]:
-        """The texts of the blocks of one tag, in order."""
         return [block.body for block in self.blocks if block.tag == tag]
 
 

@@ -41,7 +41,6 @@ def folder_of(named: Path) -> Path:
 
 
 def write_card(folder: Path, recipe: config.Recipe, stage: str, inputs: dict[str, str]) -> None:
-    """Put the card beside the weights in a checkpoint's folder."""
     card = CheckpointCard(
         recipe=recipe.name,
         stage=stage,

@@ -202,5 +202,4 @@ def jaccard(ours: Set[Any], other: Set[Any]) -> float:
 
 
 def items(schema: SchemaItems) -> frozenset[str | tuple[str, str]]:
-    """Tables and columns as one set."""
     return frozenset(schema.tables) | frozenset(schema.columns)

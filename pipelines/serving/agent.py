@@ -76,7 +76,6 @@ def result_event(sql: str, result: ExecutionResult) -> Event:
 
 
 def error_event(message: str) -> Event:
-    """An `error` event."""
     return {"type": "error", "message": " ".join(plain(message).split())}
 
 

@@ -72,7 +72,6 @@ class Feedback:
             self._db.executescript(TABLES)
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     def keep(
@@ -153,7 +152,6 @@ class Feedback:
                 db.execute("INSERT OR IGNORE INTO gone VALUES (?)", (trace,))  # its user deleted it meanwhile
 
     def deleted_traces(self) -> list[str]:
-        """Traces whose questions were deleted."""
         return [str(row["trace"]) for row in self._read("SELECT trace FROM gone")]
 
     def forget_trace(self, trace: str) -> None:

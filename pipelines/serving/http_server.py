@@ -186,7 +186,6 @@ class Service:
     mcp_sessions: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext  # open while requests come.
 
     def app(self) -> Starlette:
-        """The application."""
         handlers: list[tuple[str, Handler, list[str]]] = [
             ("/metrics", self._metrics, ["GET"]),
             ("/v1/models", self._models, ["GET"]),
@@ -217,7 +216,6 @@ class Service:
             self.feedback.close()
 
     def write_audit(self, facts: dict[str, Any]) -> None:
-        """Append a line to the audit log."""
         append(self.audit, [{"at": utc_time(), **facts}])
 
     async def _health(self, _: Request) -> Response:

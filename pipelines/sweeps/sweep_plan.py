@@ -4,7 +4,6 @@ A cell is a recipe with one value of each axis. Cells are made one after the oth
 cell that fails leaves its error in the table, and after a kill the same command goes on from the finished stages.
 """
 
-import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
-from pipelines.core.files import read_lines, write_atomic
+from pipelines.core.files import read_lines, write_atomic, writing_to
 from pipelines.core.store import Store
 from pipelines.evaluation.measures import FinishedEvaluation
 from pipelines.evaluation.voting import Rule
@@ -34,6 +33,7 @@ NO_OVERRIDES = (RECIPE, AFTER, ASKED)
 CHECKPOINTS = ("model", "sft", "grpo")
 EVALUATION_STAGES = "[data, gold_schema, evaluate]"  # the stages that ask a checkpoint which is there
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
+OUT_HINT = "Name another folder with --out."
 PAGE = "sweep.html"
 Say = Callable[[str], None]
 
@@ -239,20 +239,11 @@ def write(sweep: Sweep, folder: Path) -> None:
     decided = f"\n{formats.markdown(verdicts(sweep))}" if sweep.claim is not None else ""
     texts = {"sweep.md": formats.markdown(source) + decided, "sweep.tex": formats.latex(source)}
     texts |= {"sweep.csv": formats.to_csv(source), PAGE: page(sweep)}
-    with writing_to(folder):
+    with writing_to(folder, OUT_HINT):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             # A lone surrogate of an error's text has no UTF-8; it is written as its escape.
             write_atomic(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
-
-
-@contextlib.contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
-    """Say in one line that a folder cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}", "Name another folder with --out.") from None
 
 
 def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[SweepCell], Sweep]:
