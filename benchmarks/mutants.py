@@ -101,7 +101,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("scored = index.roll(1, 1).gather(", "scored = index.gather("),
         ("labels[places[there]] = input_ids", "labels[places[there] - 1] = input_ids"),
         ("labels[None], places[order.argsort()]", "labels[None], places[order]"),
-        ("(key_at <= at.unsqueeze(2))", "(key_at < at.unsqueeze(2))"),
+        ("(key_at <= query_at.unsqueeze(2))", "(key_at < query_at.unsqueeze(2))"),
         ("masks.append(None if len(steps) == len(key_at) else", "masks.append(None if len(steps) >= 0 else"),
         ("& inside[1:] & inside[:-1]", "& inside[1:]"),
         ('whole = set(kinds) == {"full_attention"}', 'whole = "full_attention" in set(kinds)'),

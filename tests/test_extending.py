@@ -28,7 +28,7 @@ from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect
 from pipelines.stages import graph
-from pipelines.training import grpo
+from pipelines.training import combinations
 from tests.evaluation.evaluation_world import report_data
 from tests.fakes import build_database
 
@@ -87,7 +87,7 @@ def test_each_example_is_short_and_grpo_refuses_its_policy(folder):
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
     recipe = recipes.load(str(folder / "mine.yaml"))
     with pytest.raises(RecipeError, match=r"rollout.policy=program cannot be sent the weights that GRPO trains"):
-        grpo._check(recipe)
+        combinations.check(recipe)
 
 
 def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(folder):

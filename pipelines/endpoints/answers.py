@@ -35,12 +35,8 @@ def from_record(record: Mapping[str, Any]) -> Answer:
     names = {field.name for field in dataclasses.fields(Answer)}
     fields: dict[str, Any] = {name: value for name, value in record.items() if name in names}
     fields |= {name: valid_text(value) for name, value in fields.items() if isinstance(value, str)}
-    return Answer(
-        **{
-            **fields,
-            "calls": tuple((valid_text(name), valid_text(text)) for name, text in record["calls"]),
-        }
-    )
+    fields["calls"] = tuple((valid_text(name), valid_text(text)) for name, text in record["calls"])
+    return Answer(**fields)
 
 
 def valid_text(text: str) -> str:
@@ -149,8 +145,7 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
 async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()) -> dict[str, Any]:
     """Send a request with `stream: true` and return the chat completion that its chunks add up to.
 
-    Args:
-        omit: "stream_options" for a server that refuses it; it then counts no tokens.
+    A server that refuses "stream_options" (`omit`) counts no tokens.
     """
     parts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
     calls: dict[int, dict[str, str]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import BoundaryError, EndpointError, RecipeError, SqltrainError
+from pipelines.core.errors import BoundaryError, EndpointError, RecipeError, ResourceError, SqltrainError
 from pipelines.core.types import Message
 from pipelines.endpoints import answers
 from pipelines.endpoints.answers import Answer
@@ -22,14 +22,49 @@ from pipelines.endpoints.client import (
     UnreadableAnswer,
     endpoint,
 )
-from pipelines.endpoints.limits import Budget
 from pipelines.endpoints.log import ResponseLog, Spent
 from pipelines.recipe.config import Sampling
 
 MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
 CHARS_PER_TOKEN = 3  # a careful guess of a prompt's tokens, until the server has counted them
 UNUSABLE = ("refused", "truncated", "empty", "malformed")  # kinds of answers that are counted: they were paid for too
+POLL_S = 0.05  # between two looks at a cap
 GREEDY = Sampling(temperature=0.0, turn_tokens=2048)
+
+
+@dataclasses.dataclass
+class Budget:
+    """A cap on tokens and on money that is never passed: a request on its way counts at its most."""
+
+    name: str  # the endpoint's, for errors.
+    endpoint: Endpoint  # its caps and prices.
+    spent: Spent  # by the endpoint's log so far, which keeps it up to date.
+    # The most tokens (prompt, completion) of each request on its way; who reserved them removes them.
+    in_flight: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+    def cost(self, prompt: int, completion: int) -> float:
+        """The price of so many tokens."""
+        return prompt * (self.endpoint.price_in / 1e6) + completion * (self.endpoint.price_out / 1e6)
+
+    async def reserve(self, most: tuple[int, int]) -> None:
+        """Set aside the most tokens (prompt, completion) of a request; near a cap, wait until others took less."""
+        cap_tokens, cap_cost = self.endpoint.cap_tokens, self.endpoint.cap_cost
+        while True:
+            prompt = most[0] + sum(reserved[0] for reserved in self.in_flight)
+            completion = most[1] + sum(reserved[1] for reserved in self.in_flight)
+            cost = self.cost(self.spent.prompt_tokens, self.spent.completion_tokens)
+            if cap_tokens is not None and self.spent.tokens + prompt + completion > cap_tokens:
+                problem = f"has used {self.spent.tokens} tokens; its cap is {cap_tokens}"
+            elif cap_cost is not None and cost + self.cost(prompt, completion) > cap_cost:
+                money = f"{cost:.2f} of {cap_cost:.2f} {self.endpoint.currency}".rstrip()
+                problem = f"has spent {money}; the next request may not fit"
+            else:
+                break
+            if not self.in_flight:
+                hint = f"Raise it in the entry {self.name!r} and run again: what was answered is kept."
+                raise ResourceError(f"endpoint {self.name!r} {problem}", hint)
+            await asyncio.sleep(POLL_S)
+        self.in_flight.append(most)
 
 
 class Asker:
@@ -46,15 +81,7 @@ class Asker:
         self.used: dict[str, tuple[int, int, str]] = {}
         self.connection = Connection(endpoint, name)
         self.log = ResponseLog(responses, name) if responses is not None else None
-        self.budget = Budget(
-            name,
-            self.log.spent if self.log is not None else self.bought,
-            endpoint.cap_tokens,
-            endpoint.cap_cost,
-            endpoint.price_in,
-            endpoint.price_out,
-            endpoint.currency,
-        )
+        self.budget = Budget(name, endpoint, self.log.spent if self.log is not None else self.bought)
         self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The limits of an endpoint: a cap on its costs, its pace, and the retries of a request that failed."""
+"""The limits of an endpoint: its pace, and the retries of a request that failed."""
 
 import asyncio
 import email.utils
@@ -8,50 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pipelines.core.errors import ResourceError
-from pipelines.endpoints.log import Spent
-
-POLL_S = 0.05
-
-
-@dataclass
-class Budget:
-    """A cap on tokens and on money that is never passed: a request on its way counts at its most."""
-
-    name: str  # the endpoint's, for errors.
-    spent: Spent  # by the endpoint's log so far, which keeps it up to date.
-    # cap_tokens, cap_cost: None for no cap.
-    cap_tokens: int | None = None
-    cap_cost: float | None = None
-    # price_in, price_out: of a million tokens.
-    price_in: float = 0.0
-    price_out: float = 0.0
-    currency: str = ""
-    # The most tokens (prompt, completion) of each request on its way; who reserved them removes them.
-    in_flight: list[tuple[int, int]] = field(default_factory=list)
-
-    def cost(self, prompt: int, completion: int) -> float:
-        """The price of so many tokens."""
-        return prompt * (self.price_in / 1e6) + completion * (self.price_out / 1e6)
-
-    async def reserve(self, most: tuple[int, int]) -> None:
-        """Set aside the most tokens (prompt, completion) of a request; near a cap, wait until others took less."""
-        while True:
-            prompt = most[0] + sum(reserved[0] for reserved in self.in_flight)
-            completion = most[1] + sum(reserved[1] for reserved in self.in_flight)
-            cost = self.cost(self.spent.prompt_tokens, self.spent.completion_tokens)
-            if self.cap_tokens is not None and self.spent.tokens + prompt + completion > self.cap_tokens:
-                problem = f"has used {self.spent.tokens} tokens; its cap is {self.cap_tokens}"
-            elif self.cap_cost is not None and cost + self.cost(prompt, completion) > self.cap_cost:
-                money = f"{cost:.2f} of {self.cap_cost:.2f} {self.currency}".rstrip()
-                problem = f"has spent {money}; the next request may not fit"
-            else:
-                break
-            if not self.in_flight:
-                hint = f"Raise it in the entry {self.name!r} and run again: what was answered is kept."
-                raise ResourceError(f"endpoint {self.name!r} {problem}", hint)
-            await asyncio.sleep(POLL_S)
-        self.in_flight.append(most)
-
 
 # The pace at which an endpoint is asked: requests and tokens per minute, and the pauses that a server asks for.
 

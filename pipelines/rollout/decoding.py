@@ -180,7 +180,6 @@ def slot_attention(model: Any) -> Iterator[None]:
 
 # Drawing tokens so that an episode's draws depend on its own seed and positions, never on what decodes beside it.
 
-_MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -199,8 +198,8 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -
 
 
 def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    state = (state ^ (state >> np.uint64(30))) * _MIX_1 & _MASK
-    state = (state ^ (state >> np.uint64(27))) * _MIX_2 & _MASK
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
     return state ^ (state >> np.uint64(31))
 
 

@@ -5,7 +5,6 @@ it; the teacher puts it as a question in one of several styles; another teacher,
 answers it. Pairs on which both queries agree are kept, as many of each hardness level as can be had.
 """
 
-import collections
 import dataclasses
 import random
 import re
@@ -69,7 +68,7 @@ class Invented:
     # whose checker's query gives another result: for a person to look at.
     doubted: list[Example] = dataclasses.field(default_factory=list)
     # how many drafts ended how.
-    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 @dataclasses.dataclass
@@ -142,7 +141,7 @@ class Inventor:
             (examples if agrees else invented.doubted).append(example)
         return examples
 
-    def _propose(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Draft]:
+    def _propose(self, numbers: Sequence[int], counts: Counter[str]) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
         names, part = [table.name for table in self.schema.tables], written(self.database.engine)
         quoted = {name: self.schema.written(name, part) for name in sorted(names)}

@@ -18,24 +18,16 @@ Schemas = Callable[[Database], Schema]  # as prompts show them
 
 
 class OpenAIPolicy(Policy):
-    """Asks a chat endpoint for each turn. It speaks text: trajectories carry no token ids.
-
-    Args:
-        name: of the endpoint, in errors and in each trajectory.
-        concurrency: episodes, and so requests, in flight at once.
-        responses: the folder of the logs of answers (`endpoints/log.py`); None keeps none.
-        protocol: its tags take a thinking model's reasoning and a server's parsed tool calls.
-        first_sample: the number of its sample 0: answers are kept by the number of their sample.
-    """
+    """Asks a chat endpoint for each turn. It speaks text: trajectories carry no token ids."""
 
     def __init__(
         self,
         endpoint: Endpoint,
-        name: str,
-        concurrency: int = 16,
-        responses: Path | None = None,
-        protocol: Protocol | None = None,
-        first_sample: int = 0,
+        name: str,  # of the endpoint, in errors and in each trajectory
+        concurrency: int = 16,  # episodes, and so requests, in flight at once
+        responses: Path | None = None,  # the folder of the logs of answers (`endpoints/log.py`); None keeps none
+        protocol: Protocol | None = None,  # its tags take a thinking model's reasoning and parsed tool calls
+        first_sample: int = 0,  # the number of its sample 0: answers are kept by the number of their sample
     ) -> None:
         self.name, self.live, self._first = name, concurrency, first_sample
         self.asker, self._is_reached = Asker(endpoint, name, responses, concurrency), False

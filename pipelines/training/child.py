@@ -4,6 +4,7 @@ It imports neither prefect nor mlflow, and its Python may be another one than it
 events only; prints of libraries go to standard error.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -43,18 +44,10 @@ def main(arguments: list[str]) -> int:
     try:
         emit({"event": "start"})
         # Records are read first: a missing file should not wait for torch and TRL to be imported.
-        if plan.kind == "sft":
-            trajectories = samples.records(plan.data, Trajectory)
-            _prepare(plan, emit)
-            from pipelines.training import sft
-
-            sft.train(plan, trajectories, emit)
-        else:
-            examples = samples.records(plan.data, Example)
-            _prepare(plan, emit)
-            from pipelines.training import grpo
-
-            grpo.train(plan, examples, emit)
+        kind: type[Any] = Trajectory if plan.kind == "sft" else Example
+        data = samples.records(plan.data, kind)
+        _prepare(plan, emit)
+        importlib.import_module(f"pipelines.training.{plan.kind}").train(plan, data, emit)
     except Exception as error:
         known = error if isinstance(error, SqltrainError) else _named(error, plan)
         if known is None:

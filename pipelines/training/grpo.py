@@ -6,7 +6,7 @@ TRL's code is called, never copied.
 import functools
 import time
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +25,6 @@ from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.registry import POLICIES
 from pipelines.core.types import Example
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.recipe.config import Recipe
 from pipelines.training import combinations, losses, model, packing, record, samples, trainer
 from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.model import WeightSync, whole_weights
@@ -96,9 +95,10 @@ class ForwardPass:
 class StepState:
     """State of a step beside its tensors, which lives longer than a call and shorter than a run."""
 
-    seconds: dict[str, float] = field(default_factory=dict)  # of the current step, by what they were spent on.
+    # of the current step, by what they were spent on.
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     # tokens, and seconds of another process meanwhile: no part of them.
-    beside: dict[str, float] = field(default_factory=dict)
+    beside: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     # numbers that are logged with each step that trains on the current generation.
     watched: dict[str, float] = field(default_factory=dict)
     old: Tensor | None = None  # rows that the pass for the old log-probabilities needs; None for all.
@@ -108,30 +108,17 @@ class StepState:
     sums: Tensor | None = None
     farthest: Tensor | None = None  # () the largest such distance; None as well.
 
-    def spend(self, on: str, seconds: float) -> None:
-        """Add to the seconds of this step that went into one thing."""
-        self.seconds[on] = self.seconds.get(on, 0.0) + seconds
-
-    def count(self, name: str, tokens: float) -> None:
-        """Add to one of the token counts of this step."""
-        self.beside[name] = self.beside.get(name, 0.0) + tokens
-
     def take_seconds(self) -> dict[str, float]:
         """The seconds of this step so far, and of others beside it; the next one begins at none."""
-        taken, self.seconds, self.beside = self.seconds | self.beside, {}, {}
+        taken = dict(self.seconds | self.beside)
+        self.seconds.clear()
+        self.beside.clear()
         return taken
 
 
 class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer with dual tracks, and a forward on the rows that have weight, without padding and what they begin
     with alike computed once, in parts that fit a memory.
-
-    Args:
-        plan: the recipe's `grpo` section says what the loss is.
-        rollouts: makes and pays the episodes.
-        step_state: read by the run's recorder too.
-        sync: brings the weights to the servers that sample; None when the network itself does.
-        held_out: questions on which the policy is measured every `grpo.held_out_steps` steps.
     """
 
     beta: float
@@ -142,9 +129,9 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         *,
         plan: Plan,
         rollouts: Rollouts,
-        step_state: StepState,
-        sync: WeightSync | None = None,
-        held_out: Sequence[Example] = (),
+        step_state: StepState,  # read by the run's recorder too
+        sync: WeightSync | None = None,  # brings weights to the servers that sample; None when the network itself does
+        held_out: Sequence[Example] = (),  # on which the policy is measured every `grpo.held_out_steps` steps
         **kwargs: Any,
     ) -> None:
         self.plan, self.grpo, self.rollouts, self.step_state = plan, plan.recipe.grpo, rollouts, step_state
@@ -162,7 +149,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         before = sum(spent.seconds.values())
         loss: Tensor = super().training_step(*args, **kwargs)
         rollout_seconds = sum(spent.seconds.values()) - before
-        spent.spend("train_seconds", time.perf_counter() - started - rollout_seconds)
+        spent.seconds["train_seconds"] += time.perf_counter() - started - rollout_seconds
         return loss
 
     # Rollouts, and the advantages of their episodes.
@@ -172,7 +159,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         first = self.accelerator.process_index * len(prompts)
         generation = self.ahead.take(prompts) if self.ahead is not None else None
         if self.sync is not None:  # what was sampled by the weights before is here, or is carried over
-            self.step_state.spend("sync_seconds", self.sync.push(self))
+            self.step_state.seconds["sync_seconds"] += self.sync.push(self)
             self.rollouts.policy.follow_weights(self.sync.places)
         self.measure()
         if generation is None:
@@ -211,7 +198,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         if verdicts:
             shares = {HELD_OUT: right / verdicts, HELD_OUT_TURNS: turns / verdicts, HELD_OUT_COUNT: verdicts}
             self.step_state.watched |= shares
-        self.step_state.spend("held_out_seconds", time.perf_counter() - started)
+        self.step_state.seconds["held_out_seconds"] += time.perf_counter() - started
 
     def observe(self, generation: Generation) -> list[list[int]]:
         """Take note of a generation; the mask of each episode's full track.
@@ -220,9 +207,9 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         """
         self.generation = generation
         for name, seconds in generation.seconds.items():
-            self.step_state.spend(name, seconds)
+            self.step_state.seconds[name] += seconds
         self.step_state.beside |= generation.beside
-        self.step_state.count(record.SAMPLED, sum(sum(paid.trajectory.agent_mask) for paid in generation.drawn))
+        self.step_state.beside[record.SAMPLED] += sum(sum(paid.trajectory.agent_mask) for paid in generation.drawn)
         useful = self._useful(FULL)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
         self.step_state.old = None if self.beta or self.grpo.lambda_schema else useful
@@ -380,7 +367,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
                 continue
             packed = packing.pack(ids, mask, logits_to_keep)
             if is_loss:
-                self.step_state.count(record.COMPUTED, packed.input_ids.numel())
+                self.step_state.beside[record.COMPUTED] += packed.input_ids.numel()
             with self.accelerator.autocast():
                 parts.append(packing.forward(model, packed, mask[:, -logits_to_keep:]))
         result = packing.scatter(parts[: len(parts) - repeats], rows, len(input_ids))
@@ -396,7 +383,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         """
         grpo, rows = self.grpo, moving(inputs, self.beta)
         lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
-        self.step_state.count(record.TRAINED, (lengths * rows).sum().item())
+        self.step_state.beside[record.TRAINED] += (lengths * rows).sum().item()
         self.step_state.current = ForwardPass(rows)  # one forward over `rows`, which TRL's loss then finds done
         try:
             width, aux = inputs["completion_ids"].size(1), self.aux_loss_enabled
@@ -453,16 +440,9 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         ratio = losses.ratios(logps, inputs.get("old_per_token_logps", logps.detach()), mask, grpo.level)
         weights = weights.view(len(weights), -1)  # (B, 1), or (B, C) when tokens differ
         of_tokens = losses.per_token(grpo.loss, ratio, logps, weights, grpo.clip_low, grpo.clip_high)
-        parts = self.current_gradient_accumulation_steps
-        return losses.averaged(
-            grpo.loss,
-            of_tokens,
-            mask,
-            items=inputs["schema_items"],
-            longest=self.max_completion_length,
-            parts=parts,
-            share=self.accelerator.num_processes * self.args.steps_per_generation / parts,
-        )
+        parts, longest = self.current_gradient_accumulation_steps, self.max_completion_length
+        share, items = self.accelerator.num_processes * self.args.steps_per_generation / parts, inputs["schema_items"]
+        return losses.averaged(grpo.loss, of_tokens, mask, items=items, longest=longest, parts=parts, share=share)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log TRL's numbers beside those of the generation that they belong to, and of all the step's losses."""
@@ -470,10 +450,8 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         logs.update({f"own/{name}": value for name, value in state.watched.items()})
         for name in (HELD_OUT, HELD_OUT_TURNS, HELD_OUT_COUNT):  # once: not again with each step on the generation
             state.watched.pop(name, None)
-        mine, far = (
-            (none if state.sums is None else state.sums),
-            (none[0] if state.farthest is None else state.farthest),
-        )
+        mine = none if state.sums is None else state.sums
+        far = none[0] if state.farthest is None else state.farthest
         state.sums = state.farthest = None
         entropy, tokens, drift, compared = self.accelerator.reduce(mine, reduction="sum").tolist()
         farthest = self.accelerator.gather(far).max().item()
@@ -532,7 +510,13 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
     if not examples:
         raise DataError("there are no questions to train on", "Loosen difficulty.*, or name a pool under data.rl.")
     recipe, maker = plan.recipe, POLICIES[plan.recipe.rollout.policy]
-    _check(recipe)
+    combinations.check(recipe)
+    grpo = recipe.grpo
+    if grpo.resample and grpo.questions_per_step * grpo.group // trainer.world_size() % grpo.group:
+        raise RecipeError(
+            f"grpo.resample needs whole groups on each of {trainer.world_size()} processes",
+            "Make grpo.questions_per_step a multiple of the processes.",
+        )
     network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     step_state = StepState()
     with sql_engine(recipe) as sql:
@@ -560,7 +544,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             callbacks=[recorder],
             args=arguments(plan, len(examples)),
         )
-        if recipe.grpo.staleness:
+        if grpo.staleness:
             made.ahead = Ahead(plan, examples, None if sync else whole_weights(made)[1])
         try:
             trainer.run(made, plan)
@@ -570,18 +554,6 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
         if sync is not None:
             sync.push(made)  # the last step's, which no rollout has asked for
     return made
-
-
-def _check(recipe: Recipe) -> None:
-    """Refuse settings that would only fail, or silently do nothing, after the model is loaded."""
-    combinations.check(recipe)
-    grpo = recipe.grpo
-    rows = grpo.questions_per_step * grpo.group // trainer.world_size()
-    if grpo.resample and rows % grpo.group:
-        raise RecipeError(
-            f"grpo.resample needs whole groups on each of {trainer.world_size()} processes",
-            "Make grpo.questions_per_step a multiple of the processes.",
-        )
 
 
 def arguments(plan: Plan, questions: int) -> GRPOConfig:

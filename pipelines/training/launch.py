@@ -37,21 +37,15 @@ OnMetrics = Callable[[dict[str, Any]], None]
 
 def train(
     plan: Plan,
-    folder: Path,
-    on_metrics: OnMetrics,
-    devices: Sequence[str] | None = None,
-    silence_s: float = SILENCE_S,
+    folder: Path,  # the plan's `out`
+    on_metrics: OnMetrics,  # gets every event of the child: `start`, `begin`, `note`, `step` (with its numbers), `done`
+    devices: Sequence[str] | None = None,  # the GPUs that it may use, as CUDA names them; None for all
+    silence_s: float = SILENCE_S,  # how long the child may say nothing before it is stopped
 ) -> None:
     """Train in a child process; `folder` then holds `model/`, `curves.jsonl` and `timing.jsonl`.
 
     A killed run goes on from its last whole checkpoint; checkpoints are removed at the end. Sent SIGTERM, it ends its
     step first and writes a checkpoint.
-
-    Args:
-        plan: its `out` is `folder`.
-        on_metrics: gets every event of the child: `start`, `begin`, `note`, `step` (with its numbers), `done`.
-        devices: the GPUs that it may use, as CUDA names them; None for all.
-        silence_s: how long the child may say nothing, in seconds, before it is stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PLAN

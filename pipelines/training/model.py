@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pipelines.recipe.config import Lora, Model, TinyModel
+from pipelines.recipe.config import Lora, Model
 from pipelines.rollout.model_loading import hide_bars, load
 from pipelines.training.plan import SERVED
 
@@ -40,10 +40,40 @@ def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Pat
         tags: protocol tags; each becomes a single token.
         seed: of the weights.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     hide_bars()
-    tiny, tokenizer = model.tiny, _train_tokenizer(model.tiny, corpus, tags)
+    tiny, special = model.tiny, [PAD, END, *ROLES]
+    # A byte-level BPE: any text encodes and decodes back exactly.
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(tiny.vocabulary - len(tags), 256 + len(special)),
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # Tags are tokens already, and must not spend merges.
+    untagged = (functools.reduce(lambda text, tag: text.replace(tag, ""), tags, text) for text in corpus)
+    bpe.train_from_iterator(untagged, trainer=trainer)
+    bpe.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=list(ROLES),
+        chat_template=TEMPLATE,
+        model_max_length=tiny.context,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
     tokenizer.response_template = ANSWER
     shape = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -86,42 +116,6 @@ def adapters(lora: Lora | None) -> Any:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules="all-linear",
-    )
-
-
-def _train_tokenizer(tiny: TinyModel, corpus: Iterable[str], tags: Sequence[str]) -> Any:
-    """A byte-level BPE: any text encodes and decodes back exactly."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    special = [PAD, END, *ROLES]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=max(tiny.vocabulary - len(tags), 256 + len(special)),
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    # Tags are tokens already, and must not spend merges.
-    untagged = (functools.reduce(lambda text, tag: text.replace(tag, ""), tags, text) for text in corpus)
-    tokenizer.train_from_iterator(untagged, trainer=trainer)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=list(ROLES),
-        chat_template=TEMPLATE,
-        model_max_length=tiny.context,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
     )
 
 
@@ -187,21 +181,14 @@ def merged(weights: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
 
 
 class WeightSync:
-    """Writes the policy's weights to a folder that the servers which sample can read, and gives them to these.
-
-    Args:
-        give: called with the folder of the weights and their step; returns the servers that took them.
-        out: the run's folder; the weights go to `out/served/`.
-        adapters: low-rank adapters alone are sent, to servers that have the base.
-        dtype: of the servers' weights: rounded here, half as many bytes are written and read.
-    """
+    """Writes the policy's weights to a folder that the servers which sample can read, and gives them to these."""
 
     def __init__(
         self,
-        give: Callable[[Path, int], Sequence[str] | None],
-        out: Path,
-        adapters: bool = False,
-        dtype: torch.dtype = torch.float32,
+        give: Callable[[Path, int], Sequence[str] | None],  # from the weights' folder and step to the servers with them
+        out: Path,  # the run's folder; the weights go to `out/served/`
+        adapters: bool = False,  # low-rank adapters alone are sent, to servers that have the base
+        dtype: torch.dtype = torch.float32,  # the servers' own: rounded here, half as many bytes are written and read
     ) -> None:
         self._give, self._adapters, self._dtype = give, adapters, dtype
         self.folder = out / SERVED

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipelines.core.errors import RecipeError
 from pipelines.core.registry import optimizer
 from pipelines.recipe.config import Optimizer
 
@@ -18,6 +19,10 @@ def muon(network: Any, settings: Optimizer, lr_rest: float | None = None) -> Any
     Args:
         lr_rest: the rate of what Muon leaves to AdamW; None takes the settings' one rate.
     """
-    from pipelines.training.trainer import build
+    from pipelines.training.trainer import MuonAdamW, split
 
-    return build(network, settings, lr_rest)
+    matrices, rest = split(network)
+    if not matrices or not rest:
+        missing = "matrices in blocks named .layers." if not matrices else "weights to train outside those matrices"
+        raise RecipeError(f"muon finds no {missing}", "Set optimizer.kind=adamw.")
+    return MuonAdamW(matrices, rest, settings, lr_rest)

@@ -178,14 +178,7 @@ class Attention:
     order: Tensor  # (N,) where each token is in the groups' joined output.
 
     def __call__(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
-        """Attention in which each token sees what comes before it in its rows.
-
-        Args:
-            query: (1, H, N, D); key, value: (1, H_kv, N, D).
-
-        Returns:
-            (1, N, H, D)
-        """
+        """Each token sees what comes before it in its rows: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D)."""
         v = value[0].transpose(0, 1)  # (N, H_kv, D)
         q, k = (part[0].transpose(0, 1).to(v.dtype) for part in (query, key))  # float32 after a norm under autocast
         own = torch.split(q.index_select(0, self.queries), [size[0] * size[1] for size in self.sizes])
@@ -231,10 +224,8 @@ def prepare(network: Any) -> None:
 
 
 def forward(model: Any, packed: Packed, mask: Tensor) -> Forward:
-    """(B, C) log-probabilities and entropies of completions, by a model with TRL's fused head.
-
-    Args:
-        mask: (B, C) which tokens of the completions are there.
+    """(B, C) log-probabilities and entropies of the completion tokens that are there (`mask`, (B, C)), by a model with
+    TRL's fused head.
     """
     out = model(
         input_ids=packed.input_ids,
@@ -274,7 +265,42 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion: int) -> Packed:
     there = attention_mask[:, -completion:].bool()
     labels = torch.full_like(ids[own], UNSCORED)
     labels[places[there]] = input_ids[:, -completion:][there]
-    flat, positions, attention = ids[own], at.expand_as(own)[own], _attention(index, seen, first, end)
+
+    # The attention of rows that bring their tokens from `first` to `end`, (B,) each, in groups that are mostly not
+    # padding: each group's rows, by their numbers of (queries, keys).
+    row_sizes = list(zip((end - first).tolist(), end.tolist(), strict=True))
+    groups: list[list[int]] = []
+    n_queries = n_keys = area = 0  # of the last group
+    for row in sorted((row for row, size in enumerate(row_sizes) if size[0]), key=row_sizes.__getitem__, reverse=True):
+        own_queries, own_keys = row_sizes[row]
+        n_keys, area = max(n_keys, own_keys), area + own_queries * own_keys
+        is_long = n_queries * n_keys >= LONG
+        if groups and not is_long and (len(groups[-1]) + 1) * n_queries * n_keys <= SPARE * area:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            n_queries, n_keys, area = own_queries, own_keys, own_queries * own_keys
+    queries, keys, sizes, outputs, base = [], [], [], [], 0
+    masks: list[Tensor | None] = []
+    for members in groups:
+        rows = torch.tensor(members, device=index.device)
+        start, stop = first[rows].unsqueeze(1), end[rows].unsqueeze(1)  # (R, 1)
+        steps = torch.arange(int((stop - start).max()), device=index.device)
+        query_at = torch.minimum(start + steps, stop - 1)  # (R, Q): padding repeats the last token, and nobody takes it
+        key_at = torch.arange(int(stop.max()), device=index.device)
+        queries.append(index[rows].gather(1, query_at).flatten())
+        keys.append(seen[rows, : len(key_at)].flatten())
+        sizes.append((len(members), len(steps), len(key_at)))
+        if len(steps) * len(key_at) < LONG:
+            masks.append((key_at <= query_at.unsqueeze(2)).unsqueeze(1))
+        else:
+            masks.append(None if len(steps) == len(key_at) else causal_lower_right(len(steps), len(key_at)))
+        outputs.append((base + torch.arange(query_at.numel(), device=index.device))[(steps < stop - start).flatten()])
+        base += query_at.numel()
+    padded, real = torch.cat(queries), torch.cat(outputs)
+    joined_at = torch.empty_like(real).scatter(0, padded[real], real)
+    attention = Attention(padded, torch.cat(keys), tuple(sizes), tuple(masks), joined_at)
+    flat, positions = ids[own], at.expand_as(own)[own]
     return Packed(flat[None], positions[None], labels[None], places[order.argsort()], attention)
 
 
@@ -284,50 +310,6 @@ def _last_row(holds: Tensor) -> Tensor:
     return (rows * holds).cummax(0).values
 
 
-def _attention(index: Tensor, seen: Tensor, first: Tensor, end: Tensor) -> Attention:
-    """The attention of rows that bring their tokens from `first` to `end`, (B,) each.
-
-    Args:
-        index, seen: (B, T) where in the flat row a row's own token is; where the token is that its rows see.
-    """
-    queries, keys, sizes, places, base = [], [], [], [], 0
-    masks: list[Tensor | None] = []
-    for members in _alike(list(zip((end - first).tolist(), end.tolist(), strict=True))):
-        rows = torch.tensor(members, device=index.device)
-        start, stop = first[rows].unsqueeze(1), end[rows].unsqueeze(1)  # (R, 1)
-        steps = torch.arange(int((stop - start).max()), device=index.device)
-        at = torch.minimum(start + steps, stop - 1)  # (R, Q): padding repeats the last token, and nobody takes it
-        key_at = torch.arange(int(stop.max()), device=index.device)
-        queries.append(index[rows].gather(1, at).flatten())
-        keys.append(seen[rows, : len(key_at)].flatten())
-        sizes.append((len(members), len(steps), len(key_at)))
-        if len(steps) * len(key_at) < LONG:
-            masks.append((key_at <= at.unsqueeze(2)).unsqueeze(1))
-        else:
-            masks.append(None if len(steps) == len(key_at) else causal_lower_right(len(steps), len(key_at)))
-        places.append((base + torch.arange(at.numel(), device=index.device))[(steps < stop - start).flatten()])
-        base += at.numel()
-    padded, real = torch.cat(queries), torch.cat(places)
-    order = torch.empty_like(real).scatter(0, padded[real], real)
-    return Attention(padded, torch.cat(keys), tuple(sizes), tuple(masks), order)
-
-
-def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Rows, given by their numbers of (queries, keys), in groups whose attention is mostly not padding."""
-    groups: list[list[int]] = []
-    n_queries = n_keys = area = 0  # of the last group
-    for row in sorted((row for row, size in enumerate(sizes) if size[0]), key=sizes.__getitem__, reverse=True):
-        own_queries, own_keys = sizes[row]
-        n_keys, area = max(n_keys, own_keys), area + own_queries * own_keys
-        is_long = n_queries * n_keys >= LONG
-        if groups and not is_long and (len(groups[-1]) + 1) * n_queries * n_keys <= SPARE * area:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-            n_queries, n_keys, area = own_queries, own_keys, own_queries * own_keys
-    return groups
-
-
 def _attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -335,15 +317,12 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     packed: Attention | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
+    **settings: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layers call: attention over a flat row, or transformers' own where there is none."""
     if packed is None:
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)  # type: ignore[no-any-return]
+    scaling, dropout = settings.get("scaling"), settings.get("dropout", 0.0)
     return packed(module, query, key, value, scaling=scaling, dropout=dropout), None
 
 

@@ -32,15 +32,11 @@ PEAKS = {
 
 
 class Meter:
-    """Turns a step's seconds and tokens into rates.
-
-    Args:
-        network: what is trained; adapters alone cost 4 operations a parameter and token, all weights 6 (Kaplan et al.,
-            2020), attention and what is computed again left out.
-        device: the device's name, where it has one.
-    """
+    """Turns a step's seconds and tokens into rates."""
 
     def __init__(self, network: Any, device: str | None = None) -> None:
+        # Adapters alone cost 4 operations a parameter and token, all weights 6 (Kaplan et al., 2020), attention and
+        # what is computed again left out.
         counts = list(sizes(network))
         whole, trained = sum(count for count, _ in counts), sum(count for count, moves in counts if moves)
         self.operations = 4 * whole + 2 * trained
@@ -51,10 +47,8 @@ class Meter:
         self.peak = PEAKS.get(next(known, ""))
 
     def rates(self, spent: Mapping[str, float]) -> dict[str, float]:
-        """`trained_per_s`, `sampled_per_s`, `mfu` (the share of the device's peak in training) and `idle`.
-
-        Args:
-            spent: the seconds of a step by what they were spent on, and its tokens.
+        """`trained_per_s`, `sampled_per_s`, `mfu` (the share of the device's peak in training) and `idle` of a step,
+        from its seconds by what they were spent on and its tokens.
         """
         trained, sampled = spent.get(TRAINED, 0.0), spent.get(SAMPLED, 0.0)
         training_s, waited_s = spent.get("train_seconds", spent["seconds"]), spent.get("generate_seconds", 0.0)
@@ -87,14 +81,6 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
     """Writes each step's numbers: deterministic ones to `curves.jsonl`, wall-clock ones to `timing.jsonl`.
 
     A resumed run first drops the lines after its checkpoint, so that its files equal those of a run never killed.
-
-    Args:
-        out: the run's folder.
-        kind: of the run, "sft" or "grpo".
-        emit: says one event to the parent.
-        names: TRL's name of each number that is kept, and ours.
-        take_spent: gives the wall-clock seconds of a step by what they were spent on, and its tokens, once.
-        example: an episode of the current step in words, to be shown with an alarm; None where nothing is watched.
     """
 
     state_bytes: int  # the size of one checkpoint, for the disk check before each.
@@ -102,12 +88,12 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        out: Path,
-        kind: str,
-        emit: Emit,
-        names: Mapping[str, str],
-        take_spent: Callable[[], dict[str, float]] = dict,
-        example: Callable[[], str] | None = None,
+        out: Path,  # the run's folder
+        kind: str,  # of the run, "sft" or "grpo"
+        emit: Emit,  # says one event to the parent
+        names: Mapping[str, str],  # TRL's name of each number that is kept, and ours
+        take_spent: Callable[[], dict[str, float]] = dict,  # a step's wall-clock seconds by their use, and its tokens
+        example: Callable[[], str] | None = None,  # an episode of the step for an alarm; None where nothing is watched
     ) -> None:
         self.out, self.kind, self.emit, self.names = out, kind, emit, names
         self.take_spent = take_spent

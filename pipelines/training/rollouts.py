@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -109,22 +108,17 @@ class Generation:
 
 
 class Rollouts:
-    """Makes generations: runs the episodes of the questions it is given and pays them by the rubric.
-
-    Args:
-        examples: the pool, by id.
-        gold_schemas: consensus gold schemas by example id; None takes the gold SQL's own.
-    """
+    """Makes generations: runs the episodes of the questions it is given and pays them by the rubric."""
 
     def __init__(
         self,
         plan: Plan,
-        examples: Mapping[str, Example],
+        examples: Mapping[str, Example],  # the pool, by id
         policy: Policy,
         protocol: Protocol,
         sql: SqlEngine,
         schemas: Schemas,
-        gold_schemas: Mapping[str, SchemaItems] | None = None,
+        gold_schemas: Mapping[str, SchemaItems] | None = None,  # by example id; None takes the gold SQL's own
     ) -> None:
         self.recipe, self.examples, self.protocol = plan.recipe, examples, protocol
         self.policy, self.sql, self.schemas, self.gold_schemas = policy, sql, schemas, gold_schemas
@@ -145,73 +139,54 @@ class Rollouts:
             generation: 0-based; with the row it fixes the episode's seed, so a resumed run repeats nothing.
             first: the row of the first id among all processes' rows.
         """
-        episodes_run = self._run(ids, f"{generation}", first)
-        first_drawn = list(episodes_run.episodes)
+        made = self._run(ids, f"{generation}", first)
         for attempt in range(1, self.grpo.resample + 1):
-            alike = losses.zero_variance(episodes_run.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
+            alike = losses.zero_variance(made.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
             if not alike:
                 break
             # Questions that this process has not asked in this generation, as far as there are any: each draws for
             # itself.
-            taken = {paid.trajectory.example_id for paid in episodes_run.episodes}
+            taken = {paid.trajectory.example_id for paid in made.episodes}
             rng = np.random.default_rng((self.recipe.seed, generation, attempt, first))
             names = [name for name in self.examples if name not in taken] or list(self.examples)
             chosen = [names[index] for index in rng.permutation(len(names))[: len(alike)]]
             asked = [name for name in chosen for _ in range(self.grpo.group)]
             again = self._run(asked, f"{generation}\0{attempt}", first)
-            episodes_run.replace(again, alike, self.grpo.group)
-        self.last = first_drawn
-        return Generation(episodes_run.episodes, first_drawn, episodes_run.seconds, episodes_run.judge)
+            made.replace(again, alike, self.grpo.group)
+        self.last = made.drawn
+        return made
 
     def measure(self, examples: Sequence[Example]) -> tuple[int, int, int]:
         """The number of right greedy answers to these questions, of verdicts, and of turns in them."""
         by_id = {example.id: example for example in examples}
         trajectories = self.greedy.run([EpisodeRequest(example, 0, seed=0) for example in examples])
         turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
-        decided = [
-            outcome
-            for outcome in make_outcomes(trajectories, by_id, self.sql, None, equality, turns, reads=())
-            if not outcome.broken
-        ]
-        return (
-            sum(outcome.correct for outcome in decided),
-            len(decided),
-            sum(len(outcome.trajectory.turns) for outcome in decided),
-        )
+        outcomes = make_outcomes(trajectories, by_id, self.sql, None, equality, turns, reads=())
+        decided = [outcome for outcome in outcomes if not outcome.broken]
+        right = sum(outcome.correct for outcome in decided)
+        return right, len(decided), sum(len(outcome.trajectory.turns) for outcome in decided)
 
     def worst(self) -> str:
         """The worst paid episode of the last generation, in words: what an alarm shows."""
-        paid = min(
-            self.last,
-            key=lambda episode: (episode.rewards is None, episode.rewards.total if episode.rewards else 0.0),
-        )
-        trajectory = paid.trajectory
+        worst = min(self.last, key=lambda paid: (paid.rewards is None, paid.rewards.total if paid.rewards else 0.0))
+        trajectory = worst.trajectory
         texts = [text for turn in trajectory.turns for text in (turn.text, turn.observation or "")]
         return "\n".join([self.examples[trajectory.example_id].question, *texts])
 
     def _run(self, ids: Sequence[str], draw: str, first: int) -> Generation:
+        group, seed = self.grpo.group, self.recipe.seed
         requests = [
-            EpisodeRequest(
-                self.examples[name],
-                (first + row) % self.grpo.group,
-                episode_seed(self.recipe.seed, f"{name}\0{draw}", first + row),
-            )
-            for row, name in enumerate(ids)
+            EpisodeRequest(self.examples[name], row % group, episode_seed(seed, f"{name}\0{draw}", row))
+            for row, name in enumerate(ids, first)
         ]
         # An in-process policy that has nothing to decode waits for SQL: all its episodes do.
         waiting = self.policy if isinstance(self.policy, TransformersPolicy) else None
-        before, started = waiting.waiting_s if waiting else 0.0, time.perf_counter()
+        before, started = waiting.waiting_s if waiting else 0.0, perf_counter()
         trajectories = self.engine.run(requests)
-        rolled, waited = time.perf_counter(), waiting.waiting_s - before if waiting else 0.0
+        rolled, waited = perf_counter(), waiting.waiting_s - before if waiting else 0.0
+        turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
         outcomes = make_outcomes(
-            trajectories,
-            self.examples,
-            self.sql,
-            self.schemas,
-            self.recipe.execution.equality,
-            self.recipe.protocol.max_turns,
-            self.gold_schemas,
-            self.rubric.reads,
+            trajectories, self.examples, self.sql, self.schemas, equality, turns, self.gold_schemas, self.rubric.reads
         )
         versions = self.policy.take_versions()
         episodes = []
@@ -234,7 +209,7 @@ class Rollouts:
         seconds = {
             "generate_seconds": rolled - started - waited,
             "sql_wait_seconds": waited,
-            "reward_seconds": time.perf_counter() - rolled,
+            "reward_seconds": perf_counter() - rolled,
         }
         return Generation(episodes, episodes, seconds, self.grade.take_used())
 
@@ -259,15 +234,8 @@ class Rollouts:
 
 def build(plan: Plan, examples: Sequence[Example], policy: Policy, sql: SqlEngine) -> Rollouts:
     """The rollouts of a plan over one policy."""
-    return Rollouts(
-        plan,
-        {example.id: example for example in examples},
-        policy,
-        build_protocol(plan.recipe.protocol),
-        sql,
-        schemas(plan.recipe),
-        gold_schemas(plan.gold_schemas),
-    )
+    by_id, protocol = {example.id: example for example in examples}, build_protocol(plan.recipe.protocol)
+    return Rollouts(plan, by_id, policy, protocol, sql, schemas(plan.recipe), gold_schemas(plan.gold_schemas))
 
 
 def in_process(recipe: Recipe, network: Any, tokenizer: Any) -> TransformersPolicy:
@@ -303,36 +271,28 @@ def cut(trajectory: Trajectory, pad_id: int) -> tuple[list[int], list[int]]:
 
 def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]]:
     """Watched numbers by name, one an episode: NaN if an episode has none."""
-    episodes = generation.drawn
-    trajectories = [paid.trajectory for paid in episodes]
-    nan = float("nan")
-    return {
-        "reward": [paid.reward(FULL) for paid in episodes],
-        "ex": [nan if paid.outcome is None else float(paid.outcome.correct) for paid in episodes],
-        "turns": [float(len(trajectory.turns)) for trajectory in trajectories],
-        "tokens": [float(sum(trajectory.agent_mask)) for trajectory in trajectories],
-        "reasoning_chars": [
-            float(sum(len(turn.action.reasoning) for turn in trajectory.turns)) for trajectory in trajectories
-        ],
-        "format_errors": [
-            float(any(turn.action.format_error is not None for turn in trajectory.turns)) for trajectory in trajectories
-        ],
-        "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
-        "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],
-        # Whether the answer was the first statement of all.
-        "single_statement": [
-            nan if trajectory.final_sql is None else float(all(turn.status is None for turn in trajectory.turns))
-            for trajectory in trajectories
-        ],
-        "forced": [float(trajectory.forced) for trajectory in trajectories],
-        "replaced": [float(paid is not now) for paid, now in zip(episodes, generation.episodes, strict=True)],
-        "broken": [float(paid.outcome is None) for paid in episodes],
-        "dropped": [float(paid.outcome is not None and paid.rewards is None) for paid in episodes],
-        **{
-            f"term_{name}": [nan if paid.rewards is None else paid.rewards.by_term[name] for paid in episodes]
-            for name in terms
-        },
-    }
+    nan, rows = float("nan"), []
+    for paid, now in zip(generation.drawn, generation.episodes, strict=True):
+        trajectory, turns = paid.trajectory, paid.trajectory.turns
+        row: dict[str, float] = {
+            "reward": paid.reward(FULL),
+            "ex": nan if paid.outcome is None else paid.outcome.correct,
+            "turns": len(turns),
+            "tokens": sum(trajectory.agent_mask),
+            "reasoning_chars": sum(len(turn.action.reasoning) for turn in turns),
+            "format_errors": any(turn.action.format_error is not None for turn in turns),
+            "no_answer": trajectory.final_sql is None,
+            "sql_errors": any(turn.error_class for turn in turns),
+            # Whether the answer was the first statement of all.
+            "single_statement": nan if trajectory.final_sql is None else all(turn.status is None for turn in turns),
+            "forced": trajectory.forced,
+            "replaced": paid is not now,
+            "broken": paid.outcome is None,
+            "dropped": paid.outcome is not None and paid.rewards is None,
+        }
+        row |= {f"term_{name}": nan if paid.rewards is None else paid.rewards.by_term[name] for name in terms}
+        rows.append(row)
+    return {name: [float(row[name]) for row in rows] for name in rows[0]}
 
 
 def format_errors(generation: Generation) -> Counter[str]:
@@ -347,16 +307,11 @@ def format_errors(generation: Generation) -> Counter[str]:
 
 # Rollouts ahead of training: a process of its own samples the next generations while the trainer learns from one.
 
-Pending = tuple[int, list[str], int]  # a generation, its ids, and the step whose weights sample it
-
 
 class Ahead:
-    """The process that samples ahead, and the weights that it shares with the trainer.
+    """The process that samples ahead, and the weights that it shares with the trainer."""
 
-    Args:
-        weights: the policy's, by the base network's names; their shapes are what counts. None where servers sample.
-    """
-
+    # `weights`: the policy's, by the base network's names; their shapes are what counts. None where servers sample.
     def __init__(self, plan: Plan, examples: Sequence[Example], weights: Mapping[str, Tensor] | None) -> None:
         context = torch.multiprocessing.get_context("spawn")
         copies = 0 if weights is None else plan.recipe.grpo.staleness  # one for each generation on its way
@@ -370,7 +325,7 @@ class Ahead:
         self._process = context.Process(target=DiesWithParent(_serve), args=arguments)
         self._process.start()
         theirs.close()
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[tuple[int, list[str], int]] = deque()  # generation, ids, step whose weights sample it
 
     @property
     def last(self) -> int:
@@ -383,15 +338,10 @@ class Ahead:
         generation: int,
         first: int,
         step: int,
-        weights: Mapping[str, Tensor] | None = None,
-        places: Sequence[str] | None = None,
+        weights: Mapping[str, Tensor] | None = None,  # copied; None where servers have them
+        places: Sequence[str] | None = None,  # the servers that have them
     ) -> None:
-        """Have a generation sampled, after those begun before, with the weights of `step`.
-
-        Args:
-            weights: copied; None where servers have them.
-            places: the servers that have them.
-        """
+        """Have a generation sampled, after those begun before, with the weights of `step`."""
         for name, value in (weights or {}).items():
             self._shared[generation % len(self._shared)][name].copy_(value)
         self._pending.append((generation, list(ids), step))

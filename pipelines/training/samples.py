@@ -117,9 +117,7 @@ def schedule(pool: int, questions: int, generations: int, seed: int, order: str 
     """Indices of the questions of each generation, one after the other: (generations * questions,).
 
     A question comes again only when all have come; none comes twice in one generation unless the pool is too small.
-
-    Args:
-        order: "shuffled"; by any other the pool comes in it already.
+    By any `order` but "shuffled" the pool comes in it already.
     """
     if order != "shuffled":
         return [place % pool for place in range(generations * questions)]
@@ -129,10 +127,7 @@ def schedule(pool: int, questions: int, generations: int, seed: int, order: str 
     while len(chosen) < generations * questions:
         while len(waiting) < questions:
             fresh = np.random.default_rng((seed, epoch)).permutation(pool).tolist()
-            waiting_set = set(waiting)
-            waiting += [index for index in fresh if index not in waiting_set] + [
-                index for index in fresh if index in waiting_set
-            ]
+            waiting += sorted(fresh, key=set(waiting).__contains__)  # those that still wait come last
             epoch += 1
         chosen += waiting[:questions]
         waiting = waiting[questions:]

@@ -1,10 +1,9 @@
 """Supervised fine-tuning: TRL's SFTTrainer on token-exact samples, with everything but the agent's tokens masked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import datasets
-from torch.utils.data import Sampler
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -25,19 +24,6 @@ NAMES = {
 }
 
 
-class FixedOrder(Sampler[int]):
-    """The order that `samples.order` chose for the whole run: resuming needs only the number of steps done."""
-
-    def __init__(self, indices: Sequence[int]) -> None:
-        self.indices = indices
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-
 class SftTrainer(trainer.TrainerMixin, SFTTrainer):  # type: ignore[misc]
     """TRL's trainer with batches of like length."""
 
@@ -45,8 +31,8 @@ class SftTrainer(trainer.TrainerMixin, SFTTrainer):  # type: ignore[misc]
         self.plan, self.indices = plan, indices
         super().__init__(**kwargs)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> FixedOrder:
-        return FixedOrder(self.indices)
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sequence[int]:
+        return self.indices  # of the whole run: resuming needs only the number of steps done
 
 
 def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:

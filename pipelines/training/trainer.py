@@ -134,31 +134,15 @@ def split(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     return matrices, rest
 
 
-def build(network: nn.Module, optimizer: Optimizer, lr_rest: float | None = None) -> MuonAdamW:
-    """The optimiser for a decoder: every 2-D weight inside its blocks goes to Muon.
-
-    Args:
-        lr_rest: the rate of AdamW's weights; None takes the one rate.
-    """
-    matrices, rest = split(network)
-    if not matrices or not rest:
-        missing = "matrices in blocks named .layers." if not matrices else "weights to train outside those matrices"
-        raise RecipeError(f"muon finds no {missing}", "Set optimizer.kind=adamw.")
-    return MuonAdamW(matrices, rest, optimizer, lr_rest)
-
-
 class Preemption(TrainerCallback):  # type: ignore[misc]
     """Stops at the end of a step once any process was sent SIGTERM, or the run's folder has a file `stop`.
 
     A machine that is taken away so ends its step, writes a checkpoint and leaves. All processes stop after the same
     step, whichever of them was asked.
-
-    Args:
-        out: the run's folder.
-        every: steps on one generation: a checkpoint between two of them would lose its rollouts.
     """
 
     def __init__(self, out: Path, every: int) -> None:
+        # `every`: steps on one generation: a checkpoint between two of them would lose its rollouts.
         self._file, self._every = out / STOP, every
         self._is_asked = False
         self.step: int | None = None  # after which the run was stopped before its end

@@ -13,35 +13,17 @@ from pipelines.training.plan import ALARMED, CURVES, HELD_OUT, TIMING
 
 WINDOW = 10  # steps that a mean is taken over: one step of a few dozen episodes says little
 Line = Mapping[str, float]
+Check = Callable[[Sequence[Line]], str | None]  # the words of an alarm, if there is cause
 
 
-def _mean_of(lines: Sequence[Line], name: str) -> float:
-    values = [line[name] for line in lines if name in line]
-    return sum(values) / len(values) if values else 0.0
+def threshold(name: str, is_alarm: Callable[[float, float], bool], words: str) -> Check:
+    """A check of one curve's means over its first and its last window."""
 
+    def check(lines: Sequence[Line]) -> str | None:
+        first, now = _mean(values(lines[:WINDOW], name)), _mean(values(lines[-WINDOW:], name))
+        return words.format(first=first, now=now) if is_alarm(first, now) else None
 
-def entropy(lines: Sequence[Line]) -> str | None:
-    """The policy has become nearly certain: it no longer tries anything, and groups no longer differ."""
-    first, now = _mean_of(lines[:WINDOW], "entropy"), _mean_of(lines[-WINDOW:], "entropy")
-    if now < 0.2 * first:
-        return f"entropy fell from {first:.3f} to {now:.3f}: the policy has stopped exploring"
-    return None
-
-
-def length(lines: Sequence[Line]) -> str | None:
-    """Episodes grow: too large a schema weight does this (TRUST-SQL, figure 4b)."""
-    first, now = _mean_of(lines[:WINDOW], "tokens"), _mean_of(lines[-WINDOW:], "tokens")
-    if now > 2.0 * first:
-        return f"episodes grew from {first:.0f} to {now:.0f} agent tokens"
-    return None
-
-
-def format_errors(lines: Sequence[Line]) -> str | None:
-    """The protocol is being forgotten."""
-    first, now = _mean_of(lines[:WINDOW], "format_errors"), _mean_of(lines[-WINDOW:], "format_errors")
-    if now > first + 0.2:
-        return f"malformed episodes rose from {first:.0%} to {now:.0%}"
-    return None
+    return check
 
 
 def hacking(lines: Sequence[Line]) -> str | None:
@@ -55,44 +37,48 @@ def hacking(lines: Sequence[Line]) -> str | None:
         if not pairs:
             return None
         (was, then), (now, here) = max(pairs, key=lambda pair: pair[0]), pairs[-1]
-        before, after = (_mean_of(lines[max(0, index + 1 - WINDOW) : index + 1], "reward") for index in (then, here))
+        before, after = (
+            _mean(values(lines[max(0, index + 1 - WINDOW) : index + 1], "reward")) for index in (then, here)
+        )
         if now < was - 0.1 and after >= before:
             return f"held-out execution accuracy fell from {was:.1%} to {now:.1%} while the reward did not"
         return None
     windows = [lines[at : at + WINDOW] for at in range(0, len(lines) - WINDOW + 1)]
-    best = max(windows, key=lambda window: _mean_of(window, "ex"))
-    was, now = _mean_of(best, "ex"), _mean_of(windows[-1], "ex")
-    if now < was - 0.1 and _mean_of(windows[-1], "reward") >= _mean_of(best, "reward"):
+    best = max(windows, key=lambda window: _mean(values(window, "ex")))
+    was, now = _mean(values(best, "ex")), _mean(values(windows[-1], "ex"))
+    if now < was - 0.1 and _mean(values(windows[-1], "reward")) >= _mean(values(best, "reward")):
         return f"execution accuracy fell from {was:.1%} to {now:.1%} while the reward did not"
     return None
 
 
-def no_signal(lines: Sequence[Line]) -> str | None:
-    """Nearly every group is all alike: its questions are too easy or too hard by now."""
-    now = _mean_of(lines[-WINDOW:], "zero_variance")
-    return f"{now:.0%} of the groups teach nothing: their rewards are all equal" if now > 0.9 else None
-
-
-def drift(lines: Sequence[Line]) -> str | None:
-    """The sampler and the trainer disagree on what was sampled: other weights, another tokenizer, another precision."""
-    now = _mean_of(lines[-WINDOW:], "drift_mean")
-    return f"sampler and trainer differ by {now:.3f} in a token's log-probability" if now > 0.05 else None
-
-
-def broken(lines: Sequence[Line]) -> str | None:
-    """Episodes end without a verdict, and nothing is learned from them: a boundary fails, and not only now and then."""
-    now = _mean_of(lines[-WINDOW:], "broken")
-    return f"{now:.0%} of the episodes broke: a database, a server or a judge fails" if now > 0.2 else None
-
-
-ALARMS: dict[str, Callable[[Sequence[Line]], str | None]] = {
-    "entropy": entropy,
-    "length": length,
-    "format": format_errors,
+ALARMS: dict[str, Check] = {
+    # The policy has become nearly certain: it no longer tries anything, and groups no longer differ.
+    "entropy": threshold(
+        "entropy",
+        lambda first, now: now < 0.2 * first,
+        "entropy fell from {first:.3f} to {now:.3f}: the policy has stopped exploring",
+    ),
+    # Episodes grow: too large a schema weight does this (TRUST-SQL, figure 4b).
+    "length": threshold(
+        "tokens", lambda first, now: now > 2.0 * first, "episodes grew from {first:.0f} to {now:.0f} agent tokens"
+    ),
+    # The protocol is being forgotten.
+    "format": threshold(
+        "format_errors", lambda first, now: now > first + 0.2, "malformed episodes rose from {first:.0%} to {now:.0%}"
+    ),
     "hacking": hacking,
-    "no_signal": no_signal,
-    "drift": drift,
-    "broken": broken,
+    # Nearly every group is all alike: its questions are too easy or too hard by now.
+    "no_signal": threshold(
+        "zero_variance", lambda _, now: now > 0.9, "{now:.0%} of the groups teach nothing: their rewards are all equal"
+    ),
+    # The sampler and the trainer disagree on what was sampled: other weights, another tokenizer, another precision.
+    "drift": threshold(
+        "drift_mean", lambda _, now: now > 0.05, "sampler and trainer differ by {now:.3f} in a token's log-probability"
+    ),
+    # Episodes end without a verdict, and nothing is learned from them: a boundary fails, and not only now and then.
+    "broken": threshold(
+        "broken", lambda _, now: now > 0.2, "{now:.0%} of the episodes broke: a database, a server or a judge fails"
+    ),
 }
 
 
@@ -118,35 +104,12 @@ BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 32  # columns of a curve
 FAULT = "fault_"
 # What is looked at first; a name's own parts (`term_exec`, `fault_no_action`) follow it, anything else comes last.
-ORDER = (
-    *(
-        "loss",
-        "accuracy",
-        "reward",
-        "term_",
-        "ex",
-        "pass_at_group",
-        HELD_OUT,
-        "entropy",
-        "zero_variance",
-        "replaced",
-        "kl",
-        "clip_low",
-    ),
-    *(
-        "clip_high",
-        "drift_mean",
-        "drift_max",
-        "turns",
-        "single_statement",
-        "tokens",
-        "forced",
-        "format_errors",
-        FAULT,
-        "sql_errors",
-    ),
-    *("no_answer", "broken", "dropped", "judge_answers", "judge_cost", "judge_failed", "grad_norm", "learning_rate"),
-)
+_ORDER = f"""
+    loss accuracy reward term_ ex pass_at_group {HELD_OUT} entropy zero_variance replaced kl clip_low clip_high
+    drift_mean drift_max turns single_statement tokens forced format_errors {FAULT} sql_errors no_answer broken dropped
+    judge_answers judge_cost judge_failed grad_norm learning_rate
+"""
+ORDER = _ORDER.split()
 RATES = {
     "trained_per_s": "{:,.0f} tokens/s trained on each device",
     "sampled_per_s": "{:,.0f} sampled",
@@ -160,8 +123,8 @@ SPENT = ("generate", "sql_wait", "reward", "train", "sync")
 class Curves:
     """What a training stage has written so far: a line a step, the step's seconds, and its alarms."""
 
-    lines: Sequence[Mapping[str, float]]
-    timing: Sequence[Mapping[str, float]]
+    lines: Sequence[Line]
+    timing: Sequence[Line]
     alarms: Sequence[Mapping[str, Any]]
 
 
@@ -179,10 +142,8 @@ def read(folder: Path) -> Curves:
 
 
 def view(curves: Curves, steps: int | None = None) -> list[str]:
-    """The lines to show: progress, each curve's first and last steps, how the time is spent, alarms.
-
-    Args:
-        steps: of the whole run; None if that is not known.
+    """The lines to show: progress, if `steps` of the whole run are known what is left, each curve's first and last
+    steps, how the time is spent, alarms.
     """
     if not curves.lines:
         return ["no step is done yet"]

@@ -16,9 +16,9 @@ from teacher_world import kept
 
 from pipelines.core.errors import BoundaryError, RecipeError, ResourceError
 from pipelines.endpoints import limits
-from pipelines.endpoints.asker import Asker
+from pipelines.endpoints.asker import Asker, Budget
 from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
-from pipelines.endpoints.limits import Budget, Pace, Rate
+from pipelines.endpoints.limits import Pace, Rate
 from pipelines.endpoints.log import ResponseLog, Spent
 
 
@@ -225,7 +225,7 @@ def test_a_rate_is_never_exceeded_in_any_minute():
 
 def test_a_budget_counts_what_is_on_its_way_at_its_most():
     spent = Spent()
-    budget = Budget("t", spent, cap_tokens=100)
+    budget = Budget("t", Endpoint(base_url="http://localhost:1/v1", model="m", cap_tokens=100), spent)
 
     async def scene():
         await budget.reserve((10, 50))
@@ -283,9 +283,11 @@ def test_a_conversation_that_is_too_long_is_not_sent_again(status):
 
 
 def test_the_spend_cap_in_a_currency():
-    budget = Budget("t", Spent(1, 2_000_000, 500_000), price_in=3.0, price_out=10.0)
+    priced = Endpoint(base_url="http://localhost:1/v1", model="m", price_in=3.0, price_out=10.0)
+    budget = Budget("t", priced, Spent(1, 2_000_000, 500_000))
     assert budget.cost(2_000_000, 500_000) == pytest.approx(11.0)
-    capped = Budget("t", Spent(1, 2_000_000, 500_000), cap_cost=11.5, price_in=3.0, price_out=10.0, currency="EUR")
+    in_euros = priced.model_copy(update={"cap_cost": 11.5, "currency": "EUR"})
+    capped = Budget("t", in_euros, Spent(1, 2_000_000, 500_000))
     asyncio.run(capped.reserve((100_000, 20_000)))  # 0.3 + 0.2: just fits
     capped.in_flight.remove((100_000, 20_000))
     with pytest.raises(ResourceError, match=r"11\.00 of 11\.50 EUR"):

@@ -11,7 +11,8 @@ from torch import nn
 from pipelines.core.errors import RecipeError
 from pipelines.recipe.config import Optimizer
 from pipelines.rollout.model_loading import load
-from pipelines.training.trainer import MuonAdamW, RoundedProducts, build, shares, split
+from pipelines.training.optimizers import muon
+from pipelines.training.trainer import MuonAdamW, RoundedProducts, shares, split
 
 SETTINGS = Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}, betas=(0.9, 0.95), weight_decay=0.01)
 
@@ -134,17 +135,17 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else(checkpoint, reci
     assert len(matrices) == 2 * 7  # q, k, v, o, gate, up, down of two layers
     names = {id(value): name for name, value in network.named_parameters()}
     assert {names[id(value)] for value in rest if value.ndim == 2} == {"model.embed_tokens.weight"}
-    assert len(build(network, SETTINGS).param_groups) == 2
+    assert len(muon(network, SETTINGS).param_groups) == 2
     # Blocks of another name, blocks that are frozen, and blocks alone, as low-rank adapters are.
     other, frozen, alone = Network("h"), Network("layers"), Network("layers")
     frozen.model.requires_grad_(False)
     alone.head.requires_grad_(False)
     for network in (other, frozen):
         with pytest.raises(RecipeError, match=r"no matrices in blocks named \.layers\.\. Set optimizer\.kind=adamw"):
-            build(network, SETTINGS)
+            muon(network, SETTINGS)
     with pytest.raises(RecipeError, match="no weights to train outside those matrices"):
-        build(alone, SETTINGS)
-    assert [len(group["params"]) for group in build(Network("layers"), SETTINGS).param_groups] == [1, 1]
+        muon(alone, SETTINGS)
+    assert [len(group["params"]) for group in muon(Network("layers"), SETTINGS).param_groups] == [1, 1]
 
 
 def orthogonal(matrix):

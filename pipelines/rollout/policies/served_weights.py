@@ -111,10 +111,8 @@ def send_weights(servers: Sequence[str], checkpoint: str, step: int | None = Non
                 reload(url, checkpoint, step if carry else None)
                 return None
             # Adapters get the name of their step; the last ones stay for what is on its way.
-            new, held = (
-                f"step-{step}",
-                sorted((name for name in served_names(url) if adapter_step(name) >= 0), key=adapter_step),
-            )
+            new, names = f"step-{step}", served_names(url)
+            held = sorted((name for name in names if adapter_step(name) >= 0), key=adapter_step)
             for name in {*held[:-1], *({new} & set(held))}:
                 _call(f"{url}/unload_lora_adapter", {"lora_name": name})
             _call(f"{url}/load_lora_adapter", {"lora_name": new, "lora_path": checkpoint})

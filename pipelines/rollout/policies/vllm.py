@@ -61,10 +61,7 @@ class VllmPolicy(Policy):
         commit = None if Path(checkpoint).is_dir() else revision
         self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint), revision=commit))
         self.live = LIVE_PER_SERVER * len(servers)
-        others = len(servers) > 1
-        patience: dict[str, Any] = (
-            {"retries": 2, "patience_s": FAILOVER_S} if others else {"retries": 12, "patience_s": RESTART_S}
-        )
+        retries, patience_s = (2, FAILOVER_S) if len(servers) > 1 else (12, RESTART_S)
         self._connections: dict[str, Connection] = {}
         contexts = []
         for url in servers:
@@ -76,7 +73,8 @@ class VllmPolicy(Policy):
                 raise EndpointError(f"no vLLM server answers at {url} ({type(error).__name__})", hint) from None
             if not listed:
                 raise ResourceError(f"the server at {url} serves no model")
-            self._connections[url] = Connection(Endpoint(base_url=url, model=listed[0].id, **patience), url)
+            entry = Endpoint(base_url=url, model=listed[0].id, retries=retries, patience_s=patience_s)
+            self._connections[url] = Connection(entry, url)
             contexts.append(getattr(listed[0], "max_model_len", None))
         self.context = min(filter(None, contexts), default=None)
         self._models = {url: connection.endpoint.model for url, connection in self._connections.items()}
