@@ -25,12 +25,7 @@ from pipelines.sql.engine import Limits, Pair, SqlEngine
 
 Work = list[tuple[Database, str, str]]  # database, gold SQL, predicted SQL
 Clock = Callable[[], float]
-APART = (
-    "timed",
-    "by_file",
-    "by_outcome",
-    "proof",
-)  # traits of equalities that do not compare the results of two queries
+APART = ("timed", "by_file", "by_outcome")  # traits of equalities that do not compare the results of two queries
 COMPARED = [name for name in EQUALITIES if not any(getattr(EQUALITIES[name], trait) for trait in APART)]
 
 

@@ -557,7 +557,6 @@ def score(
                 "errors": dict(summary.errors),
                 "unavailable_share": round(summary.unavailable_share, 6),
                 "with_unavailable": _rounded(summary.with_unavailable),
-                "undecided": {name: list(numbers) for name, numbers in summary.undecided.items()},
                 "reliability": {name: _rounded(of) for name, of in summary.reliability.items()},
                 "rewritten_there": rewritten,
             }
@@ -648,10 +647,6 @@ def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, re
         if left_out:
             reasons = numbers([f"{idx} {error}" for idx, error in left_out])
             console.print(f"{title}, not counted: {len(left_out)} items ({reasons})", soft_wrap=True)
-    for name, undecided in summary.undecided.items():
-        console.print(
-            f"not decided by {name}, not counted: {len(undecided)} items ({numbers(undecided)})", soft_wrap=True
-        )
     if summary.with_unavailable:
         listed = ", ".join(f"{name} {value:.1f}" for name, value in summary.with_unavailable.items())
         share = f"{100 * summary.unavailable_share:.1f} % of the items are not available"

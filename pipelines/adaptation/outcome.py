@@ -84,11 +84,7 @@ def paired(
 def failed(questions: Mapping[str, Example], after: Records, equality: str) -> ReportTable:
     """The questions that the adapted model answers wrong, with its SQL and the gold SQL."""
     columns = tuple(map(TableColumn, ("question", "hardness", "why", "its SQL", "gold SQL")))
-    wrong = [
-        record
-        for record in after
-        if record.example_id in questions and not (record.right(equality) or equality in record.undecided)
-    ]
+    wrong = [record for record in after if not record.right(equality) and record.example_id in questions]
     rows = tuple(
         (
             _short(questions[record.example_id].question),

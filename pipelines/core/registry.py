@@ -74,9 +74,6 @@ class Equality(NamedTuple):
     # whether it compares the outcome of whole scripts, which needs an engine that gives each episode a copy to change
     # (`Dialect.keeps_state`).
     by_outcome: bool = False
-    # "module:function" of the process that owns the engine: (pair, engine) -> (1.0, 0.0, or None for no verdict; a
-    # script that makes a database on which the two differ, or ""). It decides on a pair whose queries both ran.
-    proof: str = ""
     form: Literal["set", "bag"] = "bag"  # of the rows that two answers must share to be one vote.
 
 

@@ -255,7 +255,7 @@ class Environment(contextlib.ExitStack):
             (verdict,) = result_files.verdicts([pair], [example.meta[result_files.META]], self.sql)
         else:
             (verdict,) = self.sql.verdicts([pair], equalities)
-        return None if verdict.broken or verdict.undecided else dict(verdict.scores)
+        return None if verdict.broken else dict(verdict.scores)
 
 
 @functools.cache

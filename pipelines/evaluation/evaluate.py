@@ -101,8 +101,7 @@ class JudgedAnswer:
     @property
     def wrong(self) -> bool:
         """Whether it counts and is not right by every equality."""
-        scores = {**self.verdict.scores, **dict.fromkeys(self.verdict.undecided, 1.0)}
-        return not self.broken and any(score != 1.0 for score in scores.values())
+        return not self.broken and any(score != 1.0 for score in self.verdict.scores.values())
 
 
 def of_prediction(example_id: str, sql: str | None, policy: str) -> Trajectory:
@@ -271,6 +270,5 @@ def _record(
         question_digest=text_digest(example.in_context()),
         gold_digest=text_digest(example.gold_sql),
         asked=asked,
-        undecided=verdict.undecided,
         interaction=example.meta.get("interaction"),
     )

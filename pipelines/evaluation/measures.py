@@ -112,8 +112,9 @@ def measure(name: str) -> Measure:
     def by_question(run: FinishedEvaluation, mode: str) -> dict[str, list[EpisodeRecord]]:
         """Each question's unbroken episodes of a pass, within the level."""
         episodes = run.single_turn if mode == "at once" else [record for record in run.records if record.mode == mode]
-        chosen = (record for record in episodes if level is None or level in (record.difficulty, record.hardness))
-        return metrics.by_question(metrics.judged(chosen, run.equality))
+        return metrics.by_question(
+            record for record in episodes if level is None or level in (record.difficulty, record.hardness)
+        )
 
     def of_samples(run: FinishedEvaluation) -> Scores:
         """pass@k, average@k or majority@k of each question that has k samples (see `metrics.k_point`)."""

@@ -46,16 +46,6 @@ def unbroken(records: Iterable[EpisodeRecord]) -> list[EpisodeRecord]:
     return [record for record in records if not record.broken]
 
 
-def judged(records: Iterable[EpisodeRecord], equality: str) -> list[EpisodeRecord]:
-    """The records, in which those without a verdict under an equality are broken."""
-    return [
-        dataclasses.replace(record, broken=True, failure=record.failure or f"not decided by {equality}")
-        if equality in record.undecided
-        else record
-        for record in records
-    ]
-
-
 def group(records: Iterable[EpisodeRecord], key: Callable[[EpisodeRecord], Key]) -> dict[Key, list[EpisodeRecord]]:
     """Records by a key, in the order of first appearance."""
     groups: dict[Key, list[EpisodeRecord]] = {}
@@ -84,7 +74,7 @@ def mean_by_question(records: Iterable[EpisodeRecord], value: Value, seed: int =
 
 def execution_accuracy(records: Iterable[EpisodeRecord], equality: str, seed: int = 0) -> Estimate | None:
     """EX: the share of questions whose answer's result equals gold's, under a named equality."""
-    return mean_by_question(judged(records, equality), lambda record: record.score(equality), seed)
+    return mean_by_question(records, lambda record: record.score(equality), seed)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -204,7 +194,7 @@ def _declare(
 @metric("interaction_match", unit="percent", title="interactions", about="conversations whose every answer is right")
 def interaction_match(records: Iterable[EpisodeRecord], equality: str, seed: int = 0) -> Estimate | None:
     """Interaction match (SParC); a conversation with a broken episode is left out."""
-    groups = group(judged(records, equality), lambda record: (record.interaction, record.sample)).items()
+    groups = group(records, lambda record: (record.interaction, record.sample)).items()
     whole = [members for (name, _), members in groups if name and not any(record.broken for record in members)]
     rights = [float(all(record.right(equality) for record in members)) for members in whole]
     return estimate(rights, [members[0].database for members in whole], seed)

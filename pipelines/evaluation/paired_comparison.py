@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipelines.core.types import Hardness
-from pipelines.evaluation.metrics import by_question, judged
+from pipelines.evaluation.metrics import by_question
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.stats import Paired, detectable, mcnemar, paired, pairs_needed
 
@@ -140,8 +140,8 @@ def compare(
     Questions are shared by what was asked (`matched`) and go by the ids that `before` has.
     """
     names_after = matched(questions(before), questions(after))
-    first = by_question(record for record in judged(before, equality) if record.mode == mode)
-    records_after = by_question(record for record in judged(after, equality) if record.mode == mode)
+    first = by_question(record for record in before if record.mode == mode)
+    records_after = by_question(record for record in after if record.mode == mode)
     second = {names_after[example]: records for example, records in records_after.items() if example in names_after}
     shared = [example for example in first if example in second]
     old, new = (

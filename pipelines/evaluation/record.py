@@ -136,8 +136,6 @@ class EpisodeRecord:
     gold_digest: str = ""
     # questions to the user; None where the agent has nobody to ask.
     asked: Annotated[Number | None, pydantic.Field(exclude_if=lambda asked: asked is None)] = None
-    # equalities that gave no verdict: under them it counts like a broken one.
-    undecided: Annotated[tuple[str, ...], pydantic.Field(exclude_if=lambda names: not names)] = ()
     # the conversation that the question belongs to; None if it is of none.
     interaction: Annotated[str | None, pydantic.Field(exclude_if=lambda interaction: interaction is None)] = None
 
@@ -157,8 +155,8 @@ class EpisodeRecord:
         return self.scores[equality] == 1.0
 
     def wrong(self, equality: str) -> Diagnosis | None:
-        """Why the answer is wrong under an equality; None when it is right, broken or not decided."""
-        return None if self.broken or equality in self.undecided or self.right(equality) else self.diagnosis
+        """Why the answer is wrong under an equality; None when it is right or broken."""
+        return None if self.broken or self.right(equality) else self.diagnosis
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -125,17 +125,13 @@ def summarise(
     """
     if not records:
         raise ValueError("there is nothing to summarise")
-    decided = [record for record in metrics.unbroken(records) if record.mode == "greedy"]
-    records = metrics.judged(records, equality)
     good = metrics.unbroken(records)
     greedy = [record for record in good if record.mode == "greedy"]
     sampled = [record for record in good if record.mode == "sampled"]
     chief = greedy or sampled
     wrong = [diagnosis for record in chief if (diagnosis := record.wrong(equality)) is not None]
     of_class = Counter(diagnosis.error for diagnosis in wrong)
-    accuracies = {
-        name: metrics.execution_accuracy(decided, name, seed) for name in (decided[0].scores if decided else ())
-    }
+    accuracies = {name: metrics.execution_accuracy(greedy, name, seed) for name in (greedy[0].scores if greedy else ())}
     points = (metrics.k_point(sampled, equality, k, rule, seed) for k in sorted(set(ks)))
 
     def counts(words: Iterable[str]) -> dict[str, int]:

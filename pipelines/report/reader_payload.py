@@ -42,9 +42,7 @@ def payload(data: ReportData) -> Payload:
     rows, details = [], []
     for number, record, trajectory in kept:
         wrong, equality = record.wrong(data.equality), data.equality
-        verdict = (
-            BROKEN if record.broken or equality in record.undecided else RIGHT if record.right(equality) else WRONG
-        )
+        verdict = BROKEN if record.broken else RIGHT if record.right(equality) else WRONG
         earlier, flip = greedy.get((number - 1, record.example_id)), 0
         if record.mode == "greedy" and earlier is not None and not record.broken and not earlier.broken:
             flip = int(record.right(equality)) - int(earlier.right(equality))  # 1 gained, -1 lost since the one before

@@ -44,7 +44,7 @@ def make_outcomes(
     pairs = [Pair.of(example, trajectory.final_sql) for example, trajectory in both]
     verdicts = sql.verdicts(pairs, [equality])
     broke = [
-        verdict.broken or equality in verdict.undecided or trajectory.stop is StopReason.BROKEN
+        verdict.broken or trajectory.stop is StopReason.BROKEN
         for verdict, trajectory in zip(verdicts, trajectories, strict=True)
     ]
     analysis = Analysis(schemas, gold_schemas)

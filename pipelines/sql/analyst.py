@@ -10,14 +10,14 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import UnionType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipelines.core.types import Database, EngineName, Hardness, SchemaItems
 from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, TableRules
+from pipelines.sql.schema import Schema
 
 # The bounds on length and on the parser's moves end a text long before this clock (see `analysis/parsing.py`).
 LIMITS = Limits(timeout_s=10.0, max_rows=1, memory_mb=1024)
@@ -40,16 +40,6 @@ class TieProbe(NamedTuple):
     sql: str
     kept: int  # rows that the query reads before its cut.
     keys: int  # sort keys behind the columns.
-
-
-class ProofPlan(NamedTuple):
-    """What the texts of two queries say of their equivalence: see `analysis/equivalence.py`."""
-
-    is_same: bool  # whether their normal forms are equal.
-    tables: tuple[str, ...]  # that they name.
-    values: tuple[tuple[str, str | float], ...]  # that columns are compared with; "" for no column.
-    chances: tuple[str, ...] | None  # queries that return a row where gold's result is chance; None if not known.
-    ties: tuple[TieProbe, ...] | None  # of gold's own ORDER BY.
 
 
 class Compared(NamedTuple):
@@ -94,9 +84,6 @@ functions: SqlAnalysis[tuple[str, EngineName], tuple[str, ...]] = SqlAnalysis("f
 # The probes of each query's SELECTs that have a LIMIT under an ORDER BY.
 tie_probes: SqlAnalysis[tuple[str, EngineName], tuple[TieProbe, ...]]
 tie_probes = SqlAnalysis("tie_probes", tuple[TieProbe, ...], ())
-# A gold query and another one: are they equivalent, whatever the data?
-proof_plan: SqlAnalysis[tuple[str, str, Mapping[str, TableRules], EngineName], ProofPlan | None]
-proof_plan = SqlAnalysis("proof_plan", ProofPlan | None, None)
 # The texts that each query compares with columns of known tables, in reading order.
 lookups: SqlAnalysis[tuple[str, Schema | None, EngineName], tuple[Compared, ...]]
 lookups = SqlAnalysis("lookups", tuple[Compared, ...], ())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import math
 import os
 import selectors
@@ -77,8 +76,6 @@ class Verdict:
     # n_rows, gold_rows: rows returned.
     n_rows: int
     gold_rows: int
-    undecided: tuple[str, ...] = ()  # equalities that gave no verdict, whose scores are 0.0 and count nowhere.
-    counterexample: str = ""  # a script that makes a database on which the two queries differ.
 
     @property
     def broken(self) -> bool:
@@ -204,7 +201,6 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             if self._is_starved(pair, verdicts[index]):  # all others are done: it is asked again alone
                 (reply,) = self._run([jobs[index]])
                 verdicts[index] = self._settled(pair, _verdict(reply, equalities))
-            verdicts[index] = self._proved(pair, verdicts[index])
         return [verdicts[unique[pair]] for pair in pairs]
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
@@ -215,19 +211,9 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         reply = await self._ask(pair.database.engine, job)[1]
         self._log([(pair.database, job, reply)])
         verdict = _verdict(reply, equalities)
-        if self._is_starved(pair, verdict):
-            verdict = self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
-        return await asyncio.to_thread(self._proved, pair, verdict) if _provers(equalities) else verdict
-
-    def _proved(self, pair: Pair, verdict: Verdict) -> Verdict:
-        """The verdict with the scores of equalities that prove, where both queries ran."""
-        for name in _provers(verdict.scores) if verdict.predicted is ExecutionStatus.OK else ():
-            module, _, function = EQUALITIES[name].proof.partition(":")
-            score, script = getattr(importlib.import_module(module), function)(pair, self)
-            undecided = verdict.undecided if score is not None else (*verdict.undecided, name)
-            scores = {**verdict.scores, name: score or 0.0}
-            verdict = replace(verdict, scores=scores, undecided=undecided, counterexample=script)
-        return verdict
+        if not self._is_starved(pair, verdict):
+            return verdict
+        return self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
 
     def _is_starved(self, pair: Pair, verdict: Verdict) -> bool:
         """Whether another statement may have brought a gold query to its limit: the query has run before, or a server,
@@ -407,12 +393,7 @@ def _best(verdicts: Sequence[Verdict]) -> Verdict:
     sound = [verdict for verdict in verdicts if not verdict.broken] or verdicts
     chief = next((verdict for verdict in sound if 1.0 in verdict.scores.values()), sound[0])
     scores = {name: max(verdict.scores[name] for verdict in sound) for name in chief.scores}
-    undecided = {name for verdict in sound for name in verdict.undecided if not scores[name]}
-    return replace(chief, scores=scores, undecided=tuple(sorted(undecided)))
-
-
-def _provers(equalities: Iterable[str]) -> list[str]:
-    return [name for name in equalities if EQUALITIES[name].proof]
+    return replace(chief, scores=scores)
 
 
 @functools.lru_cache(4096)

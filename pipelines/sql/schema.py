@@ -1,9 +1,9 @@
 """Schemas: read from a database of any engine, and rendered for a prompt."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
@@ -59,14 +59,6 @@ class Schema:
         spot = next((f"{name}." for name in self.other_schemas if table.startswith(f"{name}.")), "")
         own = part(table.removeprefix(spot))
         return f"{part(spot[:-1])}.{own}" if spot else own
-
-
-class TableRules(NamedTuple):
-    """What every row of a table keeps to."""
-
-    columns: Mapping[str, str]  # the kind of each column: SQLite's affinity; elsewhere "INTEGER" or "".
-    filled: frozenset[str] = frozenset()  # columns that are never NULL.
-    keys: tuple[frozenset[str], ...] = ()  # columns that no two rows share, and that are never NULL.
 
 
 def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str:

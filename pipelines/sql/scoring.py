@@ -190,7 +190,7 @@ class ScoredItem:
     @property
     def counted(self) -> bool:
         """Whether it counts: there is a verdict on both queries, and there is an answer."""
-        return self.verdict is not None and not self.verdict.broken
+        return self.verdict is not None and None not in self.scores.values()
 
     def line(self) -> dict[str, Any]:
         """The item as `sqltrain score --out` writes it: yes or no for a plain equality, a number for a graded one."""
@@ -203,8 +203,7 @@ class ScoredItem:
             name: None if value is None else round(value, 6) if EQUALITIES[name].graded else value == 1.0
             for name, value in self.scores.items()
         }
-        found = {"counterexample": self.verdict.counterexample} if self.verdict and self.verdict.counterexample else {}
-        return {**fields, **verdicts, **found, "error": self.error}
+        return {**fields, **verdicts, "error": self.error}
 
 
 def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
@@ -259,8 +258,7 @@ def score_all(
                 error = verdict.error_class
                 if verdict.gold not in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
                     error = f"gold_{error}"
-                missing = verdict.scores if verdict.broken else verdict.undecided
-                scores = {**verdict.scores, **dict.fromkeys(missing)}
+                scores = dict.fromkeys(verdict.scores) if verdict.broken else dict(verdict.scores)
             answered = sent.strip().lower() != official.ABSTAINED
             scored.append(ScoredItem(idx, question.db_id, level, question.difficulty, scores, error, verdict, answered))
         yield scored
@@ -280,7 +278,6 @@ class ScoreSummary:
     errors: Mapping[str, int]  # classes of predictions that did not run, and how many, the most frequent first.
     # the figures of all items when those of `unavailable` count as wrong; {} if there are none.
     with_unavailable: Mapping[str, float]
-    undecided: Mapping[str, Sequence[int]]  # items without a verdict under an equality, which count nowhere under it.
     # by equality, EHRSQL's six figures over all questions; {} if each has an answer.
     reliability: Mapping[str, Mapping[str, float]]
 
@@ -304,7 +301,7 @@ def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary
     wrong = [dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)) for item in broken]
     disagreements: dict[tuple[str, str], list[int]] = {}
     for yes, no in itertools.permutations([name for name in names if not EQUALITIES[name].graded], 2):
-        numbers = [item.idx for item in scored if item.scores[yes] and item.scores[no] == 0]
+        numbers = [item.idx for item in scored if item.scores[yes] and not item.scores[no]]
         if numbers:
             disagreements[yes, no] = numbers
     # EHRSQL's figures are of the questions that count, and of those without an answer.
@@ -316,21 +313,13 @@ def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary
         for name in (names if any(item.verdict is None for item in items) else ())
     }
     return ScoreSummary(
-        {
-            name: {
-                level: _figure(name, of)
-                for level, of in levels.items()
-                if any(item.scores[name] is not None for item in of)
-            }
-            for name in names
-        },
+        {name: {level: _figure(name, of) for level, of in levels.items() if of} for name in names},
         {level: len(of) for level, of in levels.items()},
         disagreements,
         gold_errors,
         [(item.idx, item.error or "") for item in broken],
         dict(Counter(item.error for item in scored if item.error is not None).most_common()),
         {name: _figure(name, [*scored, *wrong]) for name in names} if broken else {},
-        {name: none for name in names if (none := [item.idx for item in scored if item.scores[name] is None])},
         reliability,
     )
 
@@ -348,5 +337,5 @@ def rewritten_by_official_script(items: Sequence[ScoredItem], predictions: Mappi
 
 
 def _figure(name: str, items: Sequence[ScoredItem]) -> float:
-    values = [score for item in items if (score := item.scores[name]) is not None]
+    values = [item.scores[name] or 0.0 for item in items]
     return r_ves(values) if name == "r_ves" else 100 * sum(values) / len(values)

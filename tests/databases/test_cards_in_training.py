@@ -179,7 +179,6 @@ WITHOUT_CARDS = {
     "pipelines/databases/catalogue.py": "it writes the card",
     "pipelines/report/writer.py": "it passes what the cards hide",
     "pipelines/rollout/policies/oracle.py": "outside of a recipe; stages pass the schemas of theirs",
-    "pipelines/sql/proofs.py": "what two queries return decides; no script is kept where a card hides a name",
     "pipelines/sql/analyst.py": "it reads SQL text and opens no database",
     "pipelines/sql/dialects/sqlite.py": "example values of a view, for whoever reads the schema",
     "pipelines/sql/equalities/spider_grammar.py": "names by which an equality aligns columns; none is kept or shown",

@@ -91,7 +91,7 @@ def test_an_endpoint_is_evaluated_asked_and_served_and_its_cost_told(tmp_path, s
     name_endpoint(server, price_in=1000.0, price_out=0.0)
     ask_teacher(recipe, store, False, True)
     planned, turns = capsys.readouterr().out, recipe.protocol.max_turns_eval
-    assert f"8 questions of miniature_test: 8 greedy, 24 sampled; at most {32 * turns:,} calls" in planned
+    assert f"miniature_test: 8 questions (8 greedy, 24 sampled), at most {32 * turns:,} calls" in planned
     tokens = 32 * recipe.evaluation.sampling.episode_tokens
     assert f"at most {tokens * turns:,} tokens in and {tokens:,} out: {tokens * turns / 1000:,.2f} USD" in planned
     assert not server.delivered

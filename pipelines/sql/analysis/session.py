@@ -16,7 +16,6 @@ from sqlglot.dialects.dialect import Dialect
 
 from pipelines.core.types import Database, EngineName, SchemaItems
 from pipelines.sql.analysis.diagnosis import diagnose
-from pipelines.sql.analysis.equivalence import proof_plan, tie_probes
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.analysis.names import first_table, lookups, naming
@@ -91,9 +90,46 @@ def functions(sql: str, engine: EngineName = "sqlite") -> list[str]:
     return sorted({(node.name if isinstance(node, exp.Anonymous) else node.sql_name()).lower() for node in called})
 
 
+# Queries that show whether the LIMIT of another query cuts through a tie of its ORDER BY.
+
+Probe = tuple[str, int, int]  # its SQL; rows that the query reads before its cut; sort keys behind the columns
+
+
+def tie_probes(sql: str, engine: EngineName) -> list[Probe]:
+    """A probe for each SELECT that has a LIMIT under an ORDER BY: sort keys behind its columns, and one row more."""
+    tree = parse(sql, engine)
+    probes = []
+    for select in tree.find_all(exp.Select) if tree else ():
+        clauses = (select.args.get(name) for name in ("limit", "offset"))
+        values = (clause.args.get("expression") if clause is not None else None for clause in clauses)
+        limit, offset = (
+            int(value.this) if isinstance(value, exp.Literal) and str(value.this).isdigit() else 0 for value in values
+        )
+        if not limit or not select.args.get("order") or select.args.get("distinct"):
+            continue
+        items = select.expressions
+        aliases = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
+        keys = []
+        for ordered in select.args["order"].expressions:
+            key = ordered.this  # a position or an alias stands for an item of the SELECT list
+            if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
+                key = items[int(key.this) - 1].unalias()
+            elif isinstance(key, exp.Column) and not key.table:
+                key = aliases.get(key.name.lower(), key)
+            keys.append(key)
+        probe = select.copy()
+        tie_columns = [exp.alias_(key.copy(), f"tie_{n}") for n, key in enumerate(keys)]
+        probe.set("expressions", [*probe.expressions, *tie_columns])
+        n_kept = limit + offset
+        probe.set("limit", exp.Limit(expression=exp.Literal.number(n_kept + 1)))
+        probe.set("offset", None)
+        probes.append((probe.sql(dialect=engine), n_kept, len(keys)))
+    return probes
+
+
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(schema_items, read_items, naming, without_comments, hardness, functions, diagnose),
-    *(tie_probes, proof_plan, lookups, first_table),
+    *(tie_probes, lookups, first_table),
 )
 REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in _FUNCTIONS}
 
