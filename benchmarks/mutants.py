@@ -84,7 +84,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
     "step": [
         ("if keep and paid.rewards is not None else 0", "if paid.rewards is not None else 0"),
         ("loss = loss + grpo.lambda_schema * self", "loss = loss + self"),
-        ('items=inputs["schema_items"]', "items=mask.sum()"),
+        ('/ parts, inputs["schema_items"]', "/ parts, mask.sum()"),
         ("self.step_state.old = None if self.beta or self.grpo.lambda_schema else", "self.step_state.old ="),
         ('inputs.get("old_per_token_logps", logps.detach())', 'inputs.get("old_per_token_logps", logps)'),
         ("if last is None else last + 1\n        return tracks", "if last is None else last\n        return tracks"),
