@@ -324,15 +324,13 @@ def evaluate_questions(
     whole = [from_dict(Trajectory, row["trajectory"]) for row in own_rows]
     frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in own_rows]))
     write_lines(ctx.folder / RECORDS, ({"pass": row["pass"], "record": row["record"]} for row in rows))
-    evaluated = records(ctx.folder, "greedy", "sampled")
-    settings = recipe.evaluation
-    figures = summary.summarise(
-        evaluated, recipe.headline, settings.ks, Rule.of(settings), recipe.seed, settings.metrics
-    )
+    made = [(row["pass"], from_dict(EpisodeRecord, row["record"])) for row in rows]
+    evaluated, how = [record for name, record in made if name in ("greedy", "sampled")], recipe.evaluation
+    figures = summary.summarise(evaluated, recipe.headline, how.ks, Rule.of(how), recipe.seed, how.metrics)
     figures = dataclasses.replace(figures, left_out=left_out(ctx.inputs["test"]))
     write_json(ctx.folder / "summary.json", to_dict(figures))
-    chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
-    single = records(ctx.folder, SINGLE_TURN)
+    chosen |= _accuracy("ex_selected", [record for name, record in made if name == SELECTED], recipe)
+    single = [record for name, record in made if name == SINGLE_TURN]
     single_figures = _accuracy("ex_at_once", single, recipe)
     single_figures |= _accuracy("ex_at_once_probe", [record for record in single if record.needs_probe], recipe)
     ctx.metrics({**headline(figures), **figures.flat(), **single_figures, **chosen})
