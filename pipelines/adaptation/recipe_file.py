@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.adaptation.questions import AdaptationQuestions
 from pipelines.core.errors import DataError
-from pipelines.core.files import write_atomic
+from pipelines.core.files import write_atomic, writing_to
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
 from pipelines.recipe.config import Recipe
@@ -176,7 +176,7 @@ def write(name: str, values: Mapping[str, Any], start: TrainingStart, questions:
     head = HEAD.format(name=name, about=start.about, place=where, questions=counts, made_from=", ".join(start.includes))
     values = json.loads(json.dumps(values))  # no part is the same as another one, or YAML would refer to it
     text = head + yaml_text(values)
-    try:
+    with writing_to(where, "Run it in a folder of your own."):
         where.parent.mkdir(parents=True, exist_ok=True)
         before = where.read_text(encoding="utf-8") if where.is_file() else text
         old = None
@@ -185,8 +185,6 @@ def write(name: str, values: Mapping[str, Any], start: TrainingStart, questions:
             old = where.with_suffix(f".yaml.old-{number}")
             write_atomic(old, before)
         write_atomic(where, text)
-    except OSError as error:
-        raise DataError(f"{where} cannot be written: {error.strerror}", "Run it in a folder of your own.") from None
     return old
 
 

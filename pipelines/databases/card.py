@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from pipelines.core.errors import DataError, RecipeError
-from pipelines.core.files import write_atomic
+from pipelines.core.files import write_atomic, writing_to
 from pipelines.core.types import EngineName
 from pipelines.recipe.config import Section
 from pipelines.recipe.yaml_files import read_yaml, yaml_text
@@ -197,11 +197,9 @@ def write(path: Path, card: DatabaseCard) -> None:
     order = ("engine", "location", "password_env", "other_schemas", "notes", "metrics", "tables")
     ordered = {key: value[key] for key in order if key in value}
     text = yaml_text(ordered)
-    try:
+    with writing_to(path, "Run it in a folder of your own."):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, HEAD.format(name=path.stem) + text)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror}", "Run it in a folder of your own.") from None
 
 
 def merge(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:

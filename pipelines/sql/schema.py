@@ -1,5 +1,6 @@
 """Schemas: read from a database of any engine, and rendered for a prompt."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +71,7 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
         keep: leave out tables and columns that are not among these; keys stay with the columns that they join.
     """
     name, tables = written(schema.engine), list(schema.tables)
-    table_name: Callable[[str], str] = lambda table: schema.written(table, name)  # noqa: E731
+    table_name = functools.partial(schema.written, part=name)
     if keep is not None:
         # Schema linking: primary keys stay, and foreign keys between tables that stay.
         tables = []
