@@ -23,16 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.benchmarks.base import (
-    Loaded,
-    check_file,
-    collect,
-    distinct_texts,
-    link,
-    read_objects,
-    read_options,
-    source_folder,
-)
+from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, is_plain_name, text_field
@@ -86,12 +77,13 @@ class LiveSqlBenchOptions(Section):
 @reader("livesqlbench", options=LiveSqlBenchOptions)
 @reader("mini_interact", options=LiveSqlBenchOptions)
 @reader("bird_critic", options=LiveSqlBenchOptions)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def read(source: Source, seed: int, root: Path) -> base.Loaded:
     """The questions in the file's order; `meta` has the ambiguities that a simulated user knows of."""
-    options = read_options(LiveSqlBenchOptions, source)
-    folder, layout = source_folder(source), LAYOUTS[source.kind]
+    options = base.read_options(LiveSqlBenchOptions, source)
+    folder, layout = base.source_folder(source), LAYOUTS[source.kind]
     home = folder / layout.folder
-    gold = {str(row.get("instance_id")): row for path in _gold(folder, options) for row in read_objects(path, HINT)}
+    gold_rows = (row for path in _gold(folder, options) for row in base.read_objects(path, HINT))
+    gold = {str(row.get("instance_id")): row for row in gold_rows}
     evidence_of = functools.cache(_evidence)
 
     def make(row: Any) -> Example:
@@ -101,8 +93,8 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
             raise BadRow("bad_database_id", f"{name!r} or {id!r} is not a plain name")
         setup = _script(row, "preprocess_sql")
         path = _database(home, name)
-        check_file(path)
-        place = link(path, root, source)
+        base.check_file(path)
+        place = base.link(path, root, source)
         if setup:  # a question whose script must prepare the database has a link of its own
             own = Path(place).parent / id / path.name
             (root / own).parent.mkdir(exist_ok=True)
@@ -148,17 +140,19 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         return Example(f"{source.kind}_{id}", question, database, sql, evidence, source=source.kind, meta=meta)
 
     file = folder / layout.file
-    return collect(((f"{file.name}[{index}]", row) for index, row in enumerate(read_objects(file, HINT))), make)
+    rows = enumerate(base.read_objects(file, HINT))
+    return base.collect(((f"{file.name}[{index}]", row) for index, row in rows), make)
 
 
 def files(source: Source) -> Iterator[Path]:
     """The questions, their gold SQL, and the databases that they name with their knowledge and meanings."""
-    options, folder = read_options(LiveSqlBenchOptions, source), source_folder(source)
+    options, folder = base.read_options(LiveSqlBenchOptions, source), base.source_folder(source)
     layout = LAYOUTS[source.kind]
     home = folder / layout.folder
     yield folder / layout.file
     yield from _gold(folder, options)
-    for name in filter(is_plain_name, distinct_texts(read_objects(folder / layout.file, HINT), layout.database)):
+    rows = base.read_objects(folder / layout.file, HINT)
+    for name in filter(is_plain_name, base.distinct_texts(rows, layout.database)):
         yield _database(home, name)
         yield from (home / name / f"{name}{end}" for end in (KNOWLEDGE, MEANINGS))
 
@@ -197,7 +191,7 @@ def _evidence(stem: Path, hidden: frozenset[int], knowledge: bool, meanings: boo
     """The database's knowledge but for the hidden part, and the meanings of its columns."""
     lines = []
     about = stem.with_name(stem.name + KNOWLEDGE)
-    for row in read_objects(about, HINT) if knowledge and about.is_file() else ():
+    for row in base.read_objects(about, HINT) if knowledge and about.is_file() else ():
         if row.get("id") not in hidden:
             lines.append(f"{row.get('knowledge')} ({row.get('description')}): {row.get('definition')}")
     columns = stem.with_name(stem.name + MEANINGS)

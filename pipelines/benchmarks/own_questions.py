@@ -16,17 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.base import (
-    Loaded,
-    Rejected,
-    check_address,
-    check_file,
-    collect,
-    distinct_texts,
-    link,
-    read_options,
-    source_folder,
-)
+from pipelines.benchmarks import base
 from pipelines.benchmarks.splitting import Shares, cut
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
@@ -106,24 +96,24 @@ class OwnOptions(Section):
 
 @reader("csv", options=OwnOptions)
 @reader("jsonl", options=OwnOptions)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def read(source: Source, seed: int, root: Path) -> base.Loaded:
     """The questions of a file, in order; of a part, those of the part."""
-    options = read_options(OwnOptions, source)
+    options = base.read_options(OwnOptions, source)
     own = _read_file(source, root)
     if not (options.dev or options.test):
         return own
-    invented = next((_read_file(second, root) for second, _ in _sources(source)[1:]), Loaded([], []))
+    invented = next((_read_file(second, root) for second, _ in _sources(source)[1:]), base.Loaded([], []))
     parts, repeats = cut(list(own.examples), list(invented.examples), Shares(options.dev, options.test))
     bad = [*own.quarantine, *invented.quarantine] if source.split == "train" else []  # of the file, told once
     reason = "it asks what a held-out question asks"
-    aside = [Rejected(example.id, "repeats_held_out", reason, chosen=False) for example in repeats]
-    return Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
+    aside = [base.Rejected(example.id, "repeats_held_out", reason, chosen=False) for example in repeats]
+    return base.Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
 
 
 def files(source: Source) -> Iterator[Path]:
     """The files, and those of the databases that they name; a server's databases have no file to look at."""
     for file_source, options in _sources(source):
-        file = source_folder(file_source)
+        file = base.source_folder(file_source)
         yield file
         for name in _names(file_source, options):
             with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
@@ -139,7 +129,7 @@ def addresses(source: Source) -> Iterator[str]:
 
 def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:
     """The file of a person's own questions, and that of the invented ones if there is one."""
-    options = read_options(OwnOptions, source)
+    options = base.read_options(OwnOptions, source)
     invented = source.model_copy(update={"kind": "jsonl", "path": options.invented})
     return [(source, options), *([(invented, options)] if options.invented else [])]
 
@@ -147,11 +137,11 @@ def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:
 def _names(source: Source, options: OwnOptions) -> list[str]:
     """The databases that the rows, or the options, name."""
     values = [row for _, (_, row) in _rows(source, options) if not isinstance(row, BadRow)]
-    return distinct_texts([*values, {"database": options.database}], *DATABASE)
+    return base.distinct_texts([*values, {"database": options.database}], *DATABASE)
 
 
-def _read_file(source: Source, root: Path) -> Loaded:
-    options, file = read_options(OwnOptions, source), source_folder(source)
+def _read_file(source: Source, root: Path) -> base.Loaded:
+    options, file = base.read_options(OwnOptions, source), base.source_folder(source)
 
     def make(numbered: Row) -> Example:
         number, row = numbered
@@ -173,7 +163,7 @@ def _read_file(source: Source, root: Path) -> Loaded:
         id = str(id) if is_number else text_field(row, "id", required=False) or f"{file.stem}_{number}"
         evidence = text_field(row, "evidence", required=False)
         meta |= {"history": history_field(row)} if row.get("history") else {}
-        check_address(name)
+        base.check_address(name)
         engine = engine_of_address(name)
         if engine is not None:
             database = Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
@@ -190,16 +180,16 @@ def _read_file(source: Source, root: Path) -> Loaded:
             raise BadRow("missing_database", f"no such file: {path}")
         engine = engine_of_file(path) or "sqlite"
         if engine == "sqlite":
-            check_file(path)
-        database = Database(database_id, engine, link(path, root, source, apart))
+            base.check_file(path)
+        database = Database(database_id, engine, base.link(path, root, source, apart))
         return Example(id, question, database, sql, evidence, source="jsonl", meta=meta)
 
-    return collect(_rows(source, options), make)
+    return base.collect(_rows(source, options), make)
 
 
 def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
     """Each row of a file behind the place where it stands."""
-    file = source_folder(source)
+    file = base.source_folder(source)
     if file.is_dir():
         raise DataError(f"{file} is a folder", f"A {source.kind} source's path is the file with the questions")
     if source.kind == "csv":

@@ -12,15 +12,7 @@ database under its own name.
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.benchmarks.base import (
-    Layout,
-    Loaded,
-    QuestionFile,
-    check_address,
-    read_options,
-    source_folder,
-    split_files,
-)
+from pipelines.benchmarks import base
 from pipelines.core.registry import reader
 from pipelines.core.types import SQL, Database
 from pipelines.recipe.config import Section, Source
@@ -37,7 +29,7 @@ class ScienceOptions(Section):
 
 
 @reader("sciencebenchmark", options=ScienceOptions)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def read(source: Source, seed: int, root: Path) -> base.Loaded:
     """The questions of a split, by database in the order of their names."""
     return _layout(source).read(source, root)
 
@@ -47,22 +39,22 @@ def files(source: Source) -> Iterator[Path]:
     return _layout(source).paths()
 
 
-def _layout(source: Source) -> Layout:
-    address, folder = read_options(ScienceOptions, source).address, source_folder(source)
+def _layout(source: Source) -> base.Layout:
+    address, folder = base.read_options(ScienceOptions, source).address, base.source_folder(source)
     files = [
-        QuestionFile(
+        base.QuestionFile(
             path,
             str(path.relative_to(folder)),
             path.stem if path.parent == folder else f"{path.parent.name}_{path.stem}",
         )
-        for path in split_files(folder, FILES[source.split], HINT)
+        for path in base.split_files(folder, FILES[source.split], HINT)
     ]
 
     def on_server(id: str) -> Database:
-        check_address(str(address))
+        base.check_address(str(address))
         return Database(id, "postgres", f"{str(address).rstrip('/')}/{id}")
 
-    return Layout(
+    return base.Layout(
         "sciencebenchmark",
         HINT,
         files,

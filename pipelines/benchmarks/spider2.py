@@ -18,16 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.base import (
-    Loaded,
-    check_file,
-    collect,
-    distinct_texts,
-    link,
-    read_objects,
-    read_options,
-    source_folder,
-)
+from pipelines.benchmarks import base
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Section, Source
@@ -49,18 +40,18 @@ class Spider2Options(Section):
 
 
 @reader("spider2", options=Spider2Options)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def read(source: Source, seed: int, root: Path) -> base.Loaded:
     """The instances that run on SQLite, in the file's order."""
-    options = read_options(Spider2Options, source)
+    options = base.read_options(Spider2Options, source)
     folder, local = _local(source)
-    standards = {str(row.get("instance_id")): row for row in read_objects(folder / STANDARDS, HINT)}
+    standards = {str(row.get("instance_id")): row for row in base.read_objects(folder / STANDARDS, HINT)}
 
     def make(row: Any) -> Example:
         id, name = text_field(row, "instance_id"), text_field(row, "db")
         if not re.fullmatch(r"\w+", id):
             raise BadRow("bad_instance_id", f"{id!r} is not a plain name")
         database_path = folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite"
-        check_file(database_path)
+        base.check_file(database_path)
         question, evidence = text_field(row, "question"), ""
         document = text_field(row, "external_knowledge", required=False) if options.documents else ""
         if document:
@@ -92,19 +83,21 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
             if not result or any(not 0 <= index < len(result[0]) for index in counted):
                 raise BadRow("bad_gold", f"a result of {id} lacks the columns {counted} that count")
         gold_results = {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}
-        database, meta = Database(name, "sqlite", link(database_path, root, source)), {"gold_results": gold_results}
+        database = Database(name, "sqlite", base.link(database_path, root, source))
+        meta = {"gold_results": gold_results}
         return Example(f"spider2_{id}", question, database, sql, evidence, None if sql else "extra", "spider2", meta)
 
-    return collect(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
+    return base.collect(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
 
 
 def files(source: Source) -> Iterator[Path]:
     """The questions, the gold results and their standards, and the databases and documents that the questions name."""
     folder, rows = _local(source)
     yield from (folder / QUESTIONS, folder / STANDARDS)
-    yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in distinct_texts(rows, "db"))
-    yield from (folder / DOCUMENTS / Path(name).name for name in distinct_texts(rows, "external_knowledge") if name)
-    for id in distinct_texts(rows, "instance_id"):
+    yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in base.distinct_texts(rows, "db"))
+    documents = base.distinct_texts(rows, "external_knowledge")
+    yield from (folder / DOCUMENTS / Path(name).name for name in documents if name)
+    for id in base.distinct_texts(rows, "instance_id"):
         if re.fullmatch(r"\w+", id):
             yield folder / GOLD / "sql" / f"{id}.sql"
             yield from (folder / GOLD / "exec_result").glob(f"{id}*.csv")
@@ -112,7 +105,7 @@ def files(source: Source) -> Iterator[Path]:
 
 def _local(source: Source) -> tuple[Path, list[dict[str, Any]]]:
     """The folder, and the rows of the instances that run on SQLite."""
-    folder = source_folder(source)
+    folder = base.source_folder(source)
     folder = folder / "spider2-lite" if (folder / "spider2-lite").is_dir() else folder
-    rows = read_objects(folder / QUESTIONS, HINT)
+    rows = base.read_objects(folder / QUESTIONS, HINT)
     return folder, [row for row in rows if str(row.get("instance_id", "")).startswith(LOCAL)]

@@ -13,7 +13,6 @@ from pipelines.core import frames
 from pipelines.core.errors import DataError
 from pipelines.core.files import write_lines
 from pipelines.core.frames import DATA
-from pipelines.core.types import Outcome
 from pipelines.curation import difficulty
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.protocols.base import build as build_protocol
@@ -58,14 +57,8 @@ def build(ctx: Context) -> None:
         )
     frames.write(ctx.folder / DATA, scored)
     frames.write(ctx.folder / "selected.parquet", pl.DataFrame(names, ["example_id", "set"], orient="row"))
-    ctx.metrics(
-        {
-            "balanced": len(chosen.balanced),
-            "explore": len(chosen.explore),
-            "unscored": unscored,
-            **difficulty.summary(scored, settings.group),
-        }
-    )
+    counts = {"balanced": len(chosen.balanced), "explore": len(chosen.explore), "unscored": unscored}
+    ctx.metrics({**counts, **difficulty.summary(scored, settings.group)})
 
 
 def _candidates(ctx: Context) -> list[pl.DataFrame]:
@@ -97,14 +90,8 @@ def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
     """
     single_thread()
     settings, sql, schema = recipe.difficulty, sql_engine(recipe, workers=1), schemas(recipe)
-    engine = RolloutEngine(
-        policy(checkpoint, recipe),
-        build_protocol(recipe.protocol),
-        sql,
-        settings.sampling,
-        recipe.protocol.max_turns,
-        schema,
-    )
+    protocol, turns = build_protocol(recipe.protocol), recipe.protocol.max_turns
+    engine = RolloutEngine(policy(checkpoint, recipe), protocol, sql, settings.sampling, turns, schema)
 
     def run(rows: Sequence[Any], path: Path) -> str:
         questions = examples_at(data, rows)
@@ -114,10 +101,8 @@ def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
             for sample in range(settings.group)
         ]
         by_id = {question.id: question for question in questions}
-        outcomes: list[Outcome] = make_outcomes(
-            engine.run(requests), by_id, sql, None, recipe.execution.equality, recipe.protocol.max_turns, reads=()
-        )
-        scored = difficulty.score(outcomes)
+        done, equality = engine.run(requests), recipe.execution.equality
+        scored = difficulty.score(make_outcomes(done, by_id, sql, None, equality, turns, reads=()))
         write_lines(path, map(dataclasses.asdict, scored))
         return f"{sum(s.right for s in scored)}/{sum(s.samples for s in scored)} right"
 
