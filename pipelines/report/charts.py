@@ -129,16 +129,8 @@ def around(values: Sequence[float]) -> tuple[float, float]:
 
 def canvas(width: float, height: float, label: str, *children: Child, class_: str = "") -> Html:
     """A chart; `label` is its text for a screen reader."""
-    return tag(
-        "svg",
-        *children,
-        viewbox=f"0 0 {width:g} {height:g}",
-        width=width,
-        height=height,
-        role="img",
-        aria_label=label,
-        class_=f"chart {class_}".strip(),
-    )
+    box, classes = f"0 0 {width:g} {height:g}", f"chart {class_}".strip()
+    return tag("svg", *children, viewbox=box, width=width, height=height, role="img", aria_label=label, class_=classes)
 
 
 def text(x: float, y: float, words: str, class_: str = "", anchor: str = "start") -> Html:
@@ -148,16 +140,14 @@ def text(x: float, y: float, words: str, class_: str = "", anchor: str = "start"
 
 def grid_y(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str]) -> Html:
     """Horizontal grid lines with their values at the left."""
-    return tag(
-        "g",
-        [
-            (
-                tag("line", x1=frame.left, x2=frame.right, y1=scale(mark), y2=scale(mark), class_="grid"),
-                text(frame.left - 6, scale(mark) + 3.5, show(mark), "tick", "end"),
-            )
-            for mark in marks
-        ],
+    lines = (
+        (
+            tag("line", x1=frame.left, x2=frame.right, y1=scale(mark), y2=scale(mark), class_="grid"),
+            text(frame.left - 6, scale(mark) + 3.5, show(mark), "tick", "end"),
+        )
+        for mark in marks
     )
+    return tag("g", lines)
 
 
 def axis_x(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str], label: str) -> Html:
@@ -296,10 +286,9 @@ def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) 
         parts.append(band(upper, lower, _styled("band", line.style)))
         parts.append(polyline(at, _styled("line", line.style)))
         for point, (x, y) in zip(line.points, at, strict=True):
-            bounds = f" [{formats.percent(point.low)}, {formats.percent(point.high)}]"
-            parts.append(
-                marker(x, y, line.style, f"{line.name}, k = {point.x:g}: {formats.percent(point.y)} %{bounds}", 3.6)
-            )
+            bounds = f"[{formats.percent(point.low)}, {formats.percent(point.high)}]"
+            tip = f"{line.name}, k = {point.x:g}: {formats.percent(point.y)} % {bounds}"
+            parts.append(marker(x, y, line.style, tip, 3.6))
     parts.append(axis_x(across, frame, ks, lambda k: f"{k:g}", "samples k"))
     return canvas(width, height, title, parts)
 
@@ -354,18 +343,8 @@ def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
         parts += [text(0, middle, name, "row-label"), text(0, middle + 15, note, "row-note")]
         for bar in members:
             tip = f"{bar.name}: {bar.count} ({formats.percent(bar.share)} % of its wrong answers)"
-            parts.append(
-                tag(
-                    "rect",
-                    x=left,
-                    y=y + 2,
-                    width=max(scale(bar.count) - left, 0.5),
-                    height=pitch - 5,
-                    rx=2,
-                    class_=_styled("bar", bar.style),
-                    data_tip=tip,
-                )
-            )
+            box = {"x": left, "y": y + 2, "width": max(scale(bar.count) - left, 0.5), "height": pitch - 5}
+            parts.append(tag("rect", **box, rx=2, class_=_styled("bar", bar.style), data_tip=tip))
             words = f"{formats.count(bar.count)}  ·  {formats.percent(bar.share)} %"
             parts.append(text(scale(bar.count) + 8, y + pitch / 2 + 3.5, words, "bounds"))
             y += pitch
@@ -390,9 +369,8 @@ def turns(groups: Sequence[tuple[str, Sequence[tuple[int, str, float, float]]]],
         for style, system, mean, p95 in members:
             middle = y + pitch / 2
             tip = f"{system}: {mean:.2f} turns on average, 95 % take at most {p95:g}"
-            parts.append(
-                tag("line", x1=scale(mean), x2=scale(p95), y1=middle, y2=middle, class_=_styled("tail", style))
-            )
+            tail = _styled("tail", style)
+            parts.append(tag("line", x1=scale(mean), x2=scale(p95), y1=middle, y2=middle, class_=tail))
             parts.append(marker(scale(mean), middle, style, tip))
             parts.append(text(WIDE - 122, middle + 4, f"{mean:.2f}", "value", "end"))
             parts.append(text(WIDE, middle + 4, f"95 % ≤ {p95:g}", "bounds", "end"))

@@ -21,20 +21,8 @@ WATCHED = {"ex": ("EX in training", SMOOTH), "ex_held_out": ("EX held out", 1)} 
 def all_tables(data: ReportData) -> Iterator[ReportTable]:
     """Every table that has something to show, in the page's order."""
     makers: tuple[Callable[[ReportData], ReportTable | None], ...] = (
-        leader,
-        equalities,
-        behaviour,
-        costs,
-        likeness,
-        paired,
-        samples,
-        hardness,
-        difficulty,
-        errors,
-        clues,
-        links,
-        databases,
-        thresholds,
+        *(leader, equalities, behaviour, costs, likeness, paired, samples),
+        *(hardness, difficulty, errors, clues, links, databases, thresholds),
     )
     yield from (table for maker in makers if (table := maker(data)) is not None and table.rows)
     yield from data.tables

@@ -18,17 +18,7 @@ from pipelines.evaluation import paired_comparison
 from pipelines.evaluation.record import EpisodeRecord, Number
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System
-from pipelines.stages.evaluate import (
-    EFFICIENCY,
-    RECORDS,
-    SELECTED,
-    SINGLE_TURN,
-    TIMING,
-    Latency,
-    answer_costs,
-    latencies,
-    texts,
-)
+from pipelines.stages import evaluate
 
 HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
 OWN = ("greedy", "sampled")
@@ -46,7 +36,7 @@ class EvaluationRun:
     equality: str | None  # of its headline, if a summary names one.
     folder: Path  # of the side files.
     left_out: Mapping[str, int]
-    timing: Mapping[str, Latency]
+    timing: Mapping[str, evaluate.Latency]
     r_ves: float | None
 
 
@@ -70,7 +60,7 @@ def comparison(
             tuple(dataclasses.replace(record, example_id=name[record.example_id]) for record in records)
             for records in (run.records, run.single_turn)
         )
-        costs = answer_costs(run.timing, run.r_ves)
+        costs = evaluate.answer_costs(run.timing, run.r_ves)
         systems.append(System(run.name, own, single_turn=once, left_out=run.left_out, costs=costs))
     data = ReportData("comparison", choose(loaded, equality), tuple(systems), examples={})
     if not data.comparisons:
@@ -80,7 +70,7 @@ def comparison(
 
 def with_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[Mapping[str, str]]) -> ReportData:
     """The same with questions, trajectories, schemas and results, of the runs whose folders lead to them."""
-    texts_read = [texts(run.folder, run.passes) for run in runs]
+    texts_read = [evaluate.texts(run.folder, run.passes) for run in runs]
     systems: list[System] = []
     examples: dict[str, Example] = {}
     for system, run, name in zip(data.systems, texts_read, names, strict=True):
@@ -97,7 +87,7 @@ def load(run: str) -> list[EvaluationRun]:
     """A run by its path, named by the word before "=", else by its folder; and its selected answers, if any."""
     name, equals, rest = run.partition("=")
     path = Path(rest if equals else run).expanduser()
-    file = path / RECORDS if path.is_dir() else path
+    file = path / evaluate.RECORDS if path.is_dir() else path
     if not file.is_file():
         raise DataError(f"no records at {file}", HINT)
     # Each record with the pass that it is of; all have verdicts under the same equalities.
@@ -125,19 +115,22 @@ def load(run: str) -> list[EvaluationRun]:
     if not own:
         raise DataError(f"{file} holds no records", HINT)
     try:
-        summary, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
+        summary, efficiency = (read_json(folder / name) for name in ("summary.json", evaluate.EFFICIENCY))
         fields = {name: summary[name] for name in ("equality", "left_out") if name in summary}
         facts = from_dict(FolderFacts, {**fields, "r_ves": efficiency.get("r_ves")})
-        timing = latencies(folder)
+        timing = evaluate.latencies(folder)
     except (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE) as error:
         raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
     if not all(0 <= figure < math.inf for latency in timing.values() for figure in dataclasses.astuple(latency)):
-        raise DataError(f"a file beside the records in {folder} is damaged: {TIMING} has no such figures", HINT)
-    equality, left_out, single = facts.equality, facts.left_out, tuple(by_pass.get(SINGLE_TURN, ()))
+        fault = f"{evaluate.TIMING} has no such figures"
+        raise DataError(f"a file beside the records in {folder} is damaged: {fault}", HINT)
+    equality, left_out, single = facts.equality, facts.left_out, tuple(by_pass.get(evaluate.SINGLE_TURN, ()))
     runs = [EvaluationRun(title, own, single, OWN, equality, folder, left_out, timing, facts.r_ves)]
-    if SELECTED in by_pass:
-        chosen = tuple(by_pass[SELECTED])
-        runs.append(EvaluationRun(f"{title}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))
+    if evaluate.SELECTED in by_pass:
+        chosen = tuple(by_pass[evaluate.SELECTED])
+        runs.append(
+            EvaluationRun(f"{title}, selected", chosen, (), (evaluate.SELECTED,), equality, folder, left_out, {}, None)
+        )
     return runs
 
 

@@ -124,9 +124,8 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
         if own_records:
             trajectories = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
             own = title == name
-            yield System(
-                title, own_records, tuple(trajectories), trained, note if own else "", single if own else (), missing
-            )
+            words, once = (note, single) if own else ("", ())
+            yield System(title, own_records, tuple(trajectories), trained, words, once, missing)
 
 
 def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:

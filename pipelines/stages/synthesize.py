@@ -91,13 +91,9 @@ class TeacherEngines:
         self.recipe = recipe
         self.sql = sql_engine(recipe, workers=1)
         self.schemas = schemas(recipe)
-        protocol = build_protocol(recipe.protocol)
+        protocol, teachers = build_protocol(recipe.protocol), recipe.synthesis.teachers
         self.policies = teacher_policies(
-            recipe.synthesis.teachers,
-            protocol,
-            responses,
-            self.schemas,
-            lambda: factories.policy(factories.teaching(recipe), recipe),
+            teachers, protocol, responses, self.schemas, lambda: factories.policy(factories.teaching(recipe), recipe)
         )
 
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:

@@ -151,14 +151,9 @@ def decide_contrasts(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[Co
         singles = [stats.difference([old], [new]) for old, new in zip(before, after, strict=True)]
         low, high = (difference.low, difference.high) if not contrast.less else (-difference.high, -difference.low)
         margin = None if contrast.margin is None else contrast.margin * contrast.unit
-        results.append(
-            ContrastResult(
-                contrast,
-                difference,
-                tuple(part.difference for part in singles if part is not None),
-                sum(part.n for part in singles if part is not None),
-                decide(low, high, margin, contrast.matters * contrast.unit),
-                detectable(difference, len(shared)),
-            )
-        )
+        by_seed = tuple(part.difference for part in singles if part is not None)
+        pairs = sum(part.n for part in singles if part is not None)
+        verdict = decide(low, high, margin, contrast.matters * contrast.unit)
+        shown = detectable(difference, len(shared))
+        results.append(ContrastResult(contrast, difference, by_seed, pairs, verdict, shown))
     return results
