@@ -1,13 +1,14 @@
 """What GRPO earns where demonstrations are scarce, beside its rivals at equal compute. Several seeds, paired.
 
     python benchmarks/learning.py --seeds 4 5 6 --store store/learning
+    python benchmarks/learning.py --seeds 4 5 6 --doses
 
 Each seed draws its own world, model and episodes. All arms begin with the same SFT on few demonstrations, and each
 spends about the same processor time beyond it: the miniature's difficulty scoring and GRPO; more passes over the same
 demonstrations; rejection sampling, which trains on the policy's own right episodes on GRPO's questions; and, as a
 ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, over databases and seeds as in the
 laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. The tables go between the
-markers of docs/learning.md.
+markers of docs/learning.md. `--doses` runs SFT and GRPO where the teacher guesses more or less often, in place of that.
 """
 
 import argparse
@@ -32,7 +33,8 @@ from pipelines.stages.evaluate import records
 from pipelines.training import watch
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "learning.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+CONTROLS = Path(__file__).resolve().parent / "controls"
+DOSES = (0.5, 0.85, 0.95, 1.0)  # how often the teacher guesses in its four columns; 0.85 in the miniature
 Scored = dict[int, Scores]  # by seed
 
 
@@ -45,28 +47,49 @@ class Arm:
         stage: whose evaluation counts.
         spends: the stages whose processor time is counted beyond that of the first SFT.
         resumes: whether it begins with the weights of the miniature's SFT.
+        words: overrides of the miniature.
     """
 
     variant: str
     stage: str
     spends: tuple[str, ...] = ()
     resumes: bool = False
+    words: tuple[str, ...] = ()
+
+
+def _control(name: str, beside: bool = True) -> tuple[str, ...]:
+    """Overrides that pay the reward term of a file of benchmarks/controls, beside the miniature's terms or alone."""
+    paid = [f"{{term: {one.term}, weight: {one.weight}}}, " for one in recipes.load("miniature").rewards if beside]
+    return (f"plugins=[{CONTROLS / name}.py]", f"rewards=[{''.join(paid)}{{term: {name}}}]")
 
 
 ARMS = {
     "SFT": Arm("", "evaluate_sft", ("sft",)),
     "GRPO": Arm("", "evaluate_grpo", ("difficulty", "grpo")),
+    "GRPO, execution reward alone": Arm("exec_only", "evaluate_grpo", ("difficulty", "grpo")),
+    "GRPO, positive advantages alone": Arm("", "evaluate_grpo", ("difficulty", "grpo"), words=_control("positive")),
+    "GRPO, rewards shuffled": Arm("", "evaluate_grpo", ("difficulty", "grpo"), words=_control("shuffled")),
+    "GRPO, reward for looking alone": Arm(
+        "", "evaluate_grpo", ("difficulty", "grpo"), words=_control("looks", beside=False)
+    ),
     "more SFT": Arm("more_sft", "evaluate_sft", ("sft",)),
     "rejection sampling": Arm("rejection", "evaluate_sft", ("synthesize", "sft"), resumes=True),
     "teacher on the RL pool": Arm("ceiling", "evaluate_sft", ("sft",), resumes=True),
 }
-RIVALS = tuple(name for name in ARMS if name not in ("SFT", "GRPO"))
+GUESSED = recipes.load("miniature").synthesis.teacher.guesses
+for dose in DOSES:
+    teacher = f"synthesis.teacher.guesses={{{', '.join(f'{column}: {dose}' for column in GUESSED)}}}"
+    for name in ("SFT", "GRPO"):
+        of = ARMS[name]
+        ARMS[f"{name}, {dose:g} guessed"] = Arm("", of.stage, of.spends, words=(teacher,))
+BY_DOSE = tuple(name for name in ARMS if "guessed" in name)
+RIVALS = tuple(name for name in ARMS if name not in ("SFT", "GRPO", *BY_DOSE))
 
 
 def run(seed: int, arm: Arm, store: Path) -> dict[str, Path]:
     """Run one arm of one seed, or take it from the store; the folder of each stage."""
     # One process trains, for what is compared is processor time: two would wait for each other.
-    words = [f"seed={seed}", "hardware.processes=1"] + [f"variant={arm.variant}"] * bool(arm.variant)
+    words = [f"seed={seed}", "hardware.processes=1", *[f"variant={arm.variant}"] * bool(arm.variant), *arm.words]
     if arm.resumes:
         words.append(f"model.source={run(seed, ARMS['SFT'], store)['sft'] / 'model'}")
     steps = graph.plan(recipes.load("miniature", words), Store(store))
@@ -140,6 +163,7 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "| difference, in points | EX greedy | EX sampled |", "|---|---|---|"]
     pairs = [("SFT", name) for name in arms if name != "SFT"] + [(name, "GRPO") for name in RIVALS]
+    pairs += zip(BY_DOSE[::2], BY_DOSE[1::2], strict=True)
     for before, after in (pair for pair in pairs if set(pair) <= arms.keys()):
         changes = [points(part[before], part[after]) for part in (greedy, sampled)]
         lines.append(f"| {after} over {before} | {changes[0]} | {changes[1]} |")
@@ -153,12 +177,11 @@ def _by_seed(scored: Scored) -> str:
 
 def _probing(runs: dict[str, dict[int, FinishedEvaluation]], tests: dict[int, Path]) -> list[str]:
     """What looking is worth: the questions that need it, by whether the teacher shows a look at their columns."""
-    guessed = set(recipes.load("miniature").synthesis.teacher.guesses)
     lines = [
         "| model | columns that the teacher looks up: probed | EX | columns that it guesses: probed | EX |",
         "|---|---|---|---|---|",
     ]
-    sides = [_needing(tests, guessed, hasty) for hasty in (False, True)]
+    sides = [_needing(tests, hasty) for hasty in (False, True)]
     for name, own in runs.items():
         probes = {
             seed: {question: (database, float(calls > 0)) for question, (database, calls) in called.items()}
@@ -170,14 +193,14 @@ def _probing(runs: dict[str, dict[int, FinishedEvaluation]], tests: dict[int, Pa
     return lines
 
 
-def _needing(tests: dict[int, Path], guessed: set[str], hasty: bool) -> dict[int, set[str]]:
+def _needing(tests: dict[int, Path], hasty: bool) -> dict[int, set[str]]:
     """The questions that need a probe of a column that the teacher guesses, or of none such; by seed."""
     return {
         seed: {
             example.id
             for example in examples(folder, "test")
             if example.meta["needs_probe"]
-            and hasty == bool(guessed & {step["column"] for step in example.meta["filters"]})
+            and hasty == bool(GUESSED.keys() & {step["column"] for step in example.meta["filters"]})
         }
         for seed, folder in tests.items()
     }
@@ -200,21 +223,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[4, 5, 6])
     parser.add_argument("--store", type=Path, default=Path("store/learning"))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="some arms alone")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, help="some arms alone")
+    parser.add_argument("--doses", action="store_true", help="the table of how often the teacher guesses")
     options = parser.parse_args()
-    ran = {(name, seed): run(seed, ARMS[name], options.store) for name in options.arms for seed in options.seeds}
-    tests = {seed: ran[options.arms[0], seed]["test"] for seed in options.seeds}
-    evaluated = {name: {seed: ran[name, seed][ARMS[name].stage] for seed in options.seeds} for name in options.arms}
+    arms = options.arms or (BY_DOSE if options.doses else [name for name in ARMS if name not in BY_DOSE])
+    ran = {(name, seed): run(seed, ARMS[name], options.store) for name in arms for seed in options.seeds}
+    tests = {seed: ran[arms[0], seed]["test"] for seed in options.seeds}
+    evaluated = {name: {seed: ran[name, seed][ARMS[name].stage] for seed in options.seeds} for name in arms}
     lines = table(evaluated, tests)
     lines += ["", "| arm | its stages | processor seconds per seed |", "|---|---|---|"]
-    for name in options.arms:
+    for name in arms:
         took = ", ".join(f"{spent(name, ran[name, seed], options.store):.0f}" for seed in options.seeds)
         lines.append(f"| {name} | {', '.join(ARMS[name].spends)} | {took} |")
     text = "\n".join(lines)
     print(text)
     page = PAGE.read_text(encoding="utf-8")
-    head, _, rest = page.partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    begin, end = (f"<!-- {'doses' if options.doses else 'measured'}: {at} -->" for at in ("begin", "end"))
+    head, _, rest = page.partition(begin)
+    PAGE.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
