@@ -29,7 +29,7 @@ from flows.terminal import (
 from pipelines.core.errors import BoundaryError, DataError, UserError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
-from pipelines.core.types import ExecutionStatus, StopReason, text_of
+from pipelines.core.types import ExecutionStatus, StopReason, is_abstention, text_of
 from pipelines.databases import card, catalogue, dbt, named
 from pipelines.databases.catalogue import DatabaseFinding
 from pipelines.databases.of_recipe import with_prompt_facts
@@ -48,7 +48,7 @@ from pipelines.rollout.episode import EpisodeEvent, EpisodeRequest, ResultEvent
 from pipelines.rollout.policies.base import Policy
 from pipelines.serving import models
 from pipelines.serving.access import Access, read_keys
-from pipelines.serving.agent import Agent, QuestionBudget, why_unanswered
+from pipelines.serving.agent import CANNOT_ANSWER, Agent, QuestionBudget, why_unanswered
 from pipelines.serving.feedback import Feedback
 from pipelines.serving.models import CHAMPION, KINDS, CurrentModel, champion_of
 from pipelines.sql.dialects.dialect import engine_of_address
@@ -251,7 +251,9 @@ def ask_model(
             raise DataError(why_unanswered(trajectory), "Try other words, or a better model.")
         result = sql.execute_many([(openable.database, trajectory.final_sql)], max_rows=50)[0]
     show(f"\nSQL: {plain(trajectory.final_sql, lines=True)}")
-    if result.ok:
+    if result.ok and is_abstention(trajectory.final_sql):
+        show(CANNOT_ANSWER)
+    elif result.ok:
         show(" | ".join(map(plain, result.columns)))
         for row in result.rows:
             show(" | ".join("NULL" if value is None else plain(text_of(value)) for value in row))

@@ -4,8 +4,8 @@
     <path>/dataset/ehrsql/<db_id>/<db_id>.sqlite             made from MIMIC-III or eICU by preprocess_db.py; bundles
                                                              have databases/<db_id>/<db_id>.sqlite instead
 
-Some questions cannot be answered from the database (`is_impossible`, or the query "null"): they have no gold SQL to
-learn from or to compare with, and are passed over here. `sqltrain score` counts on them whether a system abstained.
+Some questions cannot be answered from the database (`is_impossible`, or the query "null"): they are passed over, or
+their gold SQL is `ABSTENTION` (`unanswerable`). `sqltrain score` counts on them whether a system abstained.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, source_folder, split_files
+from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, read_options, source_folder, split_files
 from pipelines.core.registry import reader
-from pipelines.core.types import Example
+from pipelines.core.types import ABSTENTION, Example
 from pipelines.recipe.config import Section, Source
 from pipelines.sql.equalities.official import ehrsql_query, is_unanswerable
 
@@ -25,16 +25,17 @@ FILES = {"train": "train.json", "dev": "valid.json", "test": "test.json"}
 
 
 class EhrsqlOptions(Section):
-    """It has none."""
+    unanswerable: bool = False  # keep the questions that the database cannot answer; needs `protocol.abstains`.
 
 
 @reader("ehrsql", options=EhrsqlOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The answerable questions of a split, over both databases if both are there."""
+    """The questions of a split, over both databases if both are there."""
 
     def finish(example: Example, row: Any) -> Example:
         own = {key: row[key] for key in ("template", "q_tag", "t_tag") if isinstance(row.get(key), str | list)}
-        return dataclasses.replace(example, gold_sql=ehrsql_query(example.gold_sql), meta={**own, **example.meta})
+        gold_sql = ABSTENTION if is_unanswerable(row) else ehrsql_query(example.gold_sql)
+        return dataclasses.replace(example, gold_sql=gold_sql, meta={**own, **example.meta})
 
     return _layout(source).read(source, root, finish)
 
@@ -57,4 +58,5 @@ def _layout(source: Source) -> Layout:
         beside = home / id / f"{id}.sqlite"
         return [beside if beside.is_file() else home / "databases" / id / f"{id}.sqlite"]
 
-    return Layout("ehrsql", HINT, files, database, id="id", skip=is_unanswerable)
+    keeps_all = read_options(EhrsqlOptions, source).unanswerable
+    return Layout("ehrsql", HINT, files, database, id="id", skip=lambda row: not keeps_all and is_unanswerable(row))

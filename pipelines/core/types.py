@@ -29,6 +29,12 @@ EngineName = Annotated[str, pydantic.AfterValidator(DIALECTS.check)]
 History = Sequence[Sequence[str]]  # questions asked before, each with its SQL, "" for SQL that is not known
 Hardness = Literal["easy", "medium", "hard", "extra"]
 HARDNESS_LEVELS: tuple[Hardness, ...] = ("easy", "medium", "hard", "extra")
+ABSTENTION = "SELECT 'unanswerable'"  # gold SQL, and answer, where the database has none for a question
+
+
+def is_abstention(sql: str | None) -> bool:
+    """Whether an answer is `ABSTENTION`, in whatever spaces and under whatever column name."""
+    return bool(re.fullmatch(r"\s*(?i:select)\s+'unanswerable'(\s+(?i:as)\s+\S+)?\s*;?\s*", sql or ""))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

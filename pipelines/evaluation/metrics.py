@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from pipelines.core.registry import METRICS, metric
-from pipelines.core.types import StopReason
-from pipelines.evaluation.record import EpisodeRecord
+from pipelines.core.types import ABSTENTION, StopReason, is_abstention
+from pipelines.evaluation.record import EpisodeRecord, text_digest
 from pipelines.evaluation.stats import Estimate, estimate
 from pipelines.evaluation.voting import PLAIN, Candidate, Rule, majority_at_k
 
@@ -198,6 +198,27 @@ def interaction_match(records: Iterable[EpisodeRecord], equality: str, seed: int
     whole = [members for (name, _), members in groups if name and not any(record.broken for record in members)]
     rights = [float(all(record.right(equality) for record in members)) for members in whole]
     return estimate(rights, [members[0].database for members in whole], seed)
+
+
+for _name, _title, _about, _fate in (  # shares that add up to 1, and those of what is right to EX
+    ("answered_rightly", "answered", "of all questions: answered, and rightly", (False, True)),
+    ("abstained_rightly", "abstained", "abstained where the database has no answer", (True, True)),
+    ("abstained_wrongly", "abstained wrongly", "abstained where it has one", (True, False)),
+    ("answered_wrongly", "wrong", "any other answer, or none", (False, False)),
+):
+
+    @metric(_name, unit="percent", title=_title, about=_about, table="behaviour")
+    def _(
+        records: Iterable[EpisodeRecord], equality: str, seed: int = 0, fate: tuple[bool, bool] = _fate
+    ) -> Estimate | None:
+        """None where no question is without an answer, and none is said to be."""
+        good = unbroken(records)
+        abstained = {record.key for record in good if is_abstention(record.final_sql)}
+        if not abstained and text_digest(ABSTENTION) not in {record.gold_digest for record in good}:
+            return None
+        return mean_by_question(
+            good, lambda record: float((record.key in abstained, record.right(equality)) == fate), seed
+        )
 
 
 _declare("turns", cost, "turns", "mean agent turns a question")

@@ -11,7 +11,7 @@ from typing import ClassVar
 from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.registry import DIALECTS, PROTOCOLS
-from pipelines.core.types import Action, ActionKind, Example, ExecutionResult, SchemaItems, Trajectory
+from pipelines.core.types import ABSTENTION, Action, ActionKind, Example, ExecutionResult, SchemaItems, Trajectory
 from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.blocks import THINK
 from pipelines.recipe import config
@@ -26,6 +26,7 @@ SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
     "hidden": "The schema is not given. Find out tables and columns yourself.",
     "filtered": "Only the tables and columns that the question may need are given.",
 }
+ABSTAINS = f"If the database cannot answer the question, your final query is: {ABSTENTION}"
 Messages = tuple[tuple[str, str], ...]
 
 
@@ -112,7 +113,11 @@ class Protocol(abc.ABC):
             **extra,
         }
         sections = read_prompt(self.prompt_file)
-        return tuple((role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections)
+        messages = [(role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections]
+        if self.config.abstains:
+            role, text = messages[0]
+            messages[0] = role, f"{text}\n{ABSTAINS}"
+        return tuple(messages)
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:

@@ -342,6 +342,8 @@ class ProtocolSection(Section):
     # outside them, another order, and an answer without its fence.
     format: Literal["strict", "tags"] = "strict"
     forced_final: bool = True  # whether the turn cap forces one last answer (SQL-Trail, algorithm 1, line 29).
+    # whether the prompt says how to answer a question that the database cannot answer: SELECT 'unanswerable'.
+    abstains: Annotated[bool, pydantic.Field(exclude_if=lambda abstains: not abstains)] = False
     # options of that protocol alone (phases, tag names).
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(PROTOCOLS.check_options, "name"))] = {}
 

@@ -33,6 +33,7 @@ from pipelines.core.types import (
     Scalar,
     StopReason,
     Trajectory,
+    is_abstention,
     text_of,
 )
 from pipelines.databases.named import OpenableDatabase
@@ -53,6 +54,7 @@ HISTORY = 8  # questions before
 CELL_CHARS = 10_000
 SAFE_BITS = 53  # of an integer that JavaScript reads exactly
 TOO_LONG = "the prompt is longer than the model's context: begin a new conversation, or hide tables in the card"
+CANNOT_ANSWER = "The database cannot answer this question."
 DATABASE_AWAY = "the database is away"
 FAILURES = {
     "ContextOverflow": TOO_LONG,
@@ -71,6 +73,8 @@ def result_event(sql: str, result: ExecutionResult) -> Event:
         return error_event(f"no answer: {FAILURES.get(str(result.error_class), DATABASE_AWAY)}") | {"sql": sql}
     if not result.ok:
         return error_event(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
+    if is_abstention(sql):
+        return {"type": "answer", "sql": sql, "columns": ["answer"], "rows": [[CANNOT_ANSWER]], "more": False}
     columns, rows = map(json_cell, result.columns), (list(map(json_cell, row)) for row in result.rows)
     return {"type": "answer", "sql": sql, "columns": [*columns], "rows": [*rows], "more": bool(result.truncated)}
 

@@ -38,6 +38,8 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     for place, benchmark in enumerate(data.test):
         if (f"test.{benchmark.name}" if place else "test") in to_do:
             pools[f"data.test.{place}"] = benchmark
+    if not recipe.protocol.abstains and any(source.options.get("unanswerable") for source in pools.values()):
+        raise RecipeError("options.unanswerable needs an agent that may abstain", "Set protocol.abstains=true.")
     bare = [name for name, source in pools.items() if source.kind != "miniature" and not source.path]
     if bare:
         paths = " ".join(f"{name}.path=..." for name in bare)

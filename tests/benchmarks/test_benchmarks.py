@@ -6,12 +6,23 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.benchmarks import base, synsql
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.registry import EQUALITIES
-from pipelines.core.types import ExecutionResult, ExecutionStatus
-from pipelines.recipe.config import Source
+from pipelines.core.store import Store
+from pipelines.core.types import ABSTENTION, Action, ActionKind, ExecutionResult, ExecutionStatus
+from pipelines.evaluation.evaluate import evaluate
+from pipelines.evaluation.summary import summarise
+from pipelines.protocols.base import build
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Sampling, Source
+from pipelines.rewards.outcome import make_outcomes
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.episode import EpisodeRequest
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.equalities import official
+from pipelines.sql.schema import introspect
+from pipelines.stages import graph, preflight
 from tests.fakes import build_database
 
 
@@ -305,6 +316,47 @@ def test_ehrsql_reads_what_can_be_answered_as_the_official_script_repairs_it(rec
     }
     with pytest.raises(DataError, match=r"no test\.json under"):
         read("ehrsql", records, tmp_path / "stage", "test")
+
+
+ANSWERS = {  # right, abstained rightly and wrongly, and two that are wrong
+    "ehrsql_q1": "SELECT count(*) FROM ship WHERE name < '2105'",  # 0 ships, as gold
+    "ehrsql_q2": "select 'unanswerable' AS answer;",
+    "ehrsql_q3": ABSTENTION,
+    "ehrsql_q5": "SELECT 'Aurora'",
+    "ehrsql_q6": "SELECT name FROM ship",
+}
+
+
+def test_an_agent_may_abstain_and_is_right_where_the_database_has_no_answer(records, tmp_path):
+    loaded = read("ehrsql", records, tmp_path / "stage", options={"unanswerable": True})
+    asked = {example.id: example for example in base.resolve(loaded.examples, tmp_path / "stage")}
+    assert [id for id, example in asked.items() if example.gold_sql == ABSTENTION] == ["ehrsql_q2", "ehrsql_q5"]
+    recipe = recipes.load("sql_trail", ["protocol.abstains=true"])
+    prompts, protocol = [], build(recipe.protocol)
+
+    def say(request):
+        prompts.append(request.messages[0][1])
+        return protocol.write(Action(ActionKind.SOLUTION, ANSWERS[request.example.id], "x"))
+
+    requests = [EpisodeRequest(example, 0, 0) for example in asked.values()]
+    with SqlEngine(Limits(timeout_s=5), workers=1) as sql:
+        engine = RolloutEngine(ScriptedPolicy(say, "script"), protocol, sql, Sampling(), 4, introspect)
+        played = engine.run(requests)
+        records = evaluate(played, asked, sql, introspect, ["ehrsql"], "greedy")
+        outcomes = make_outcomes(played, asked, sql, introspect, "ehrsql", 4)
+    assert {prompt.count(ABSTENTION) for prompt in prompts} == {1}
+    assert [outcome.correct for outcome in outcomes] == [True, True, False, False, False]
+    figures = summarise(records, "ehrsql").flat()
+    fates = ("answered_rightly", "abstained_rightly", "abstained_wrongly", "answered_wrongly")
+    assert [figures[fate] for fate in fates] == pytest.approx([1 / 5, 1 / 5, 1 / 5, 2 / 5])
+    answered = summarise([record for record in records if record.example_id in ("ehrsql_q1", "ehrsql_q6")], "ehrsql")
+    assert not set(fates) & answered.flat().keys()
+    resolved = [one.slice("protocol")["protocol"] for one in (recipe, recipes.load("sql_trail"))]
+    assert resolved[0].keys() - resolved[1].keys() == {"abstains"}  # so no stage key of other recipes changes
+    options = f"kind: ehrsql, path: {tmp_path / 'EHRSQL'}, split: dev, options: {{unanswerable: true}}"
+    untold = recipes.load("sql_trail", [f"data.test=[{{{options}}}]"])
+    with pytest.raises(RecipeError, match="may abstain"):
+        preflight.check(untold, graph.plan(untold, Store(tmp_path)))
 
 
 def test_the_six_official_figures_by_hand():

@@ -17,7 +17,7 @@ from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asker import Asker
 from pipelines.environment.core import Environment, asked_question, example_of, row_of
-from pipelines.protocols.base import build
+from pipelines.protocols.base import ABSTAINS, build
 from pipelines.recipe import recipes
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
@@ -178,7 +178,7 @@ def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_do
 def test_a_question_has_the_same_prompt_everywhere(tmp_path, monkeypatch):
     words = ["data.values=6", "protocol.schema_values=3", "protocol.prompt=full", "data.dev.options.databases=2"]
     words += ["data.dev.options.questions=4", "protocol.max_turns=5", "protocol.max_turns_eval=5"]
-    words += ["data.dev.options.follow_ups=2"]
+    words += ["data.dev.options.follow_ups=2", "protocol.abstains=true"]
     words += ["evaluation.sampling.episode_tokens=8192"]  # a whole schema takes less than half of it
     recipe = recipes.load("miniature", [*words, *(f"data.{pool}.options.databases=1" for pool in ("sft", "rl.0"))])
     seen = []
@@ -209,6 +209,7 @@ def test_a_question_has_the_same_prompt_everywhere(tmp_path, monkeypatch):
             asyncio.run(all_of(agent.answer(one.question, history=history)))
     monkeypatch.setattr(factories, "local_policy", lambda *_: policy)
     served_model.ServedAgent(recipe, tmp_path).predict(SimpleNamespace(to_dict=lambda _: rows))
+    assert {messages[0][1].count(ABSTAINS) for messages in ours} == {1}
     assert any("e.g." in messages[-1][1] and one.meta["values"] for messages, one in zip(ours, made, strict=True))
     singles = [messages for messages, one in zip(ours, made, strict=True) if one in alone]
     others = [messages for messages, one in zip(ours, made, strict=True) if one not in alone]

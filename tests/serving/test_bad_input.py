@@ -1,6 +1,7 @@
 """From `connect` to the first answer on each engine, also of databases that are not as one would like."""
 
 import asyncio
+import json
 import os
 import sqlite3
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 import yaml
 from served import asked, says
 
+from pipelines.core.types import ABSTENTION
 from pipelines.databases import named
 from pipelines.recipe.config import Execution
-from pipelines.serving.agent import Agent, QuestionBudget
+from pipelines.serving.agent import CANNOT_ANSWER, Agent, QuestionBudget
 from tests.fakes import build_database
 from tests.sql.servers import Cluster, binaries, make_reader, mariadb, mariadb_programs
 
@@ -72,6 +74,7 @@ CASES = {
         "SELECT 名前 FROM 顧客",
         [["花子"]],
     ),
+    "a question without an answer": (lines_of("CREATE TABLE a (b)"), "Who will win?", ABSTENTION, [[CANNOT_ANSWER]]),
     "a question in Arabic": (lines_of("CREATE TABLE a (b)"), "كم عدد العملاء؟", "SELECT 'عميل'", [["عميل"]]),
 }
 
@@ -97,6 +100,14 @@ def test_a_database_that_is_not_as_one_would_like(case, tmp_path, monkeypatch, s
     else:
         assert (last["type"], last.get("rows")) == ("answer", expected), last
     assert len(str(events)) < 100_000  # nothing of a large cell is told, nor in what the model saw
+
+
+def test_ask_says_that_the_database_cannot_answer(tmp_path, sqltrain):
+    build_database(tmp_path / "own.sqlite", "CREATE TABLE a (b)")
+    turn = f"<reasoning>x</reasoning><solution>{ABSTENTION}</solution>"
+    (tmp_path / "lines.jsonl").write_text(json.dumps({"question": "*", "turns": [turn]}))
+    words = ("--database", str(tmp_path / "own.sqlite"), "--model", f"script:{tmp_path / 'lines.jsonl'}")
+    assert sqltrain.ok("ask", "Who will win ?", *words).endswith(f"SQL: {ABSTENTION}\n{CANNOT_ANSWER}\n")
 
 
 def test_an_empty_database_is_one_plain_line(tmp_path, monkeypatch, sqltrain):
