@@ -50,7 +50,7 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
             if grown:
                 remote.put(ledger.folder / LINES, name)
             if grown or changed:
-                say(f"pushed {len(ledger.lines())} nights of {recipe}")
+                say(f"pushed {_nights(ledger)} of {recipe}")
 
 
 def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
@@ -112,7 +112,12 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                 if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):  # rolled back meanwhile
                     continue
                 write_atomic(own, lines.decode("utf-8"))
-        say(f"pulled {len(ledger.lines())} nights of {recipe}")
+        say(f"pulled {_nights(ledger)} of {recipe}")
+
+
+def _nights(ledger: Ledger) -> str:
+    count = len(ledger.lines())
+    return f"{count} night{'' if count == 1 else 's'}"
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
