@@ -98,9 +98,9 @@ class Site:
     def block(self, name):
         return readme_blocks()[name].replace("4200", str(self.port))
 
-    def start(self, name):
+    def start(self, name, mlflow_port=5000):
         with (self.folder / f"{name}.log").open("ab") as log:
-            command = ["bash", "-c", f"exec {self.block(name)}"]
+            command = ["bash", "-c", f"exec {self.block(name).replace('5000', str(mlflow_port))}"]
             return subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
@@ -189,7 +189,8 @@ def new_site(folder):
     shown = subprocess.run(["bash", "-c", f"{block}\nenv -0"], cwd=ROOT, env=base, capture_output=True, check=True)
     pairs = (item.partition("=") for item in shown.stdout.decode().split("\0") if item)
     environment = {key: value for key, _, value in pairs}
-    return Site(folder, port, {**environment, "SQLTRAIN_STORE": str(folder / "store")})
+    often = {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # a worker looks for runs: by default every ten seconds
+    return Site(folder, port, {**environment, **often, "SQLTRAIN_STORE": str(folder / "store")})
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from tests.fakes import build_database, http_server, succeeded
 from tests.services.conftest import wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+CRON = "prefect deployment schedule create retrain/nightly --cron '{}' --replace --accept-yes"
 MADE = "prefect.asset.materialization.succeeded"
 
 
@@ -24,7 +25,14 @@ def materialized(site, flow):
     return {event["resource"]["prefect.resource.id"]: event for event in answer["events"]}
 
 
-def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site, tmp_path):
+def started_by_schedule(site):
+    """The flow runs that the scheduler made and the worker has started, oldest first."""
+    started = {"state": {"type": {"any_": ["RUNNING", "COMPLETED", "FAILED", "CRASHED"]}}}
+    runs = site.api("flow_runs/filter", {"flow_runs": started, "sort": "EXPECTED_START_TIME_ASC"})
+    return [run for run in runs if run["auto_scheduled"]]
+
+
+def test_cron_starts_two_runs_by_itself_a_failed_one_notifies_and_a_promotion_reaches_what_serves(site, tmp_path):
     code = (
         "import sys; from pathlib import Path; from prefect import flow; from pipelines.core.store import Store\n"
         "from tasks import events\n"
@@ -36,13 +44,21 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site, tmp_pat
         for _ in range(2):  # the second time changes the first ones
             succeeded(site.run(f"python infra/automations.py {urls}"))
         assert len(site.api("automations/filter", {})) == 3
-        wrong = [f"data.sft={{kind: jsonl, path: {tmp_path}/nowhere.jsonl}}"]
-        assert site.deployment_run("synthesize/cpu", wrong, store=str(tmp_path / "failed")).returncode == 0
-        succeeded(site.run(f'python -c "{code}" {tmp_path}/store'))
-        told = wait_for(lambda: heard(listener, "/reload", "farms"), 60, "the promotion was told")
-        assert (told["stage"], told["key"], told["model"]) == ("sft", "k1", f"{tmp_path}/store/sft/k1/model")
-        text = wait_for(lambda: heard(listener, "/notify", "nowhere.jsonl"), 120, "the failed run was told")["text"]
-        assert text.startswith("synthesize miniature ended as Failed: ")
+        succeeded(site.run(CRON.format("* * * * *")))
+        try:
+            succeeded(site.run(f'python -c "{code}" {tmp_path}/store'))
+            told = wait_for(lambda: heard(listener, "/reload", "farms"), 60, "the promotion was told")
+            wait_for(lambda: len(started_by_schedule(site)) >= 2, 300, "two scheduled runs have started")
+            # There is no inbox here: a night says so and fails, and the worker was free to start the next one.
+            text = wait_for(lambda: heard(listener, "/notify", "no inbox at"), 120, "the failed run was told")["text"]
+        finally:
+            succeeded(site.run(CRON.format("0 2 * * *")))  # as it was deployed: other tests share the server
+    first, second = started_by_schedule(site)[:2]
+    assert first["expected_start_time"] < second["expected_start_time"]
+    assert first["parameters"]["recipe"] == "miniature"
+    assert "inbox" in first["state"]["message"]
+    assert f"{first['name']} ended as Failed: " in text
+    assert (told["stage"], told["key"], told["model"]) == ("sft", "k1", f"{tmp_path}/store/sft/k1/model")
     champion = wait_for(lambda: materialized(site, "night"), 30, "the champion is an asset")
     event = champion["sqltrain://farms/champion"]
     assert event["payload"] == {"stage": "sft", "key": "k1", "difference": 0.25}

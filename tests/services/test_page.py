@@ -6,7 +6,6 @@ assets, traces, two nights, rollback, and an evaluation with feedback in MLflow.
 
 import json
 import shlex
-import subprocess
 
 import pytest
 
@@ -16,8 +15,7 @@ from tests.nightly import farms
 from tests.services.browser import CHROMIUM, browser
 from tests.services.collector import attributes, collecting
 from tests.services.conftest import ROOT, SMALL, end, new_site, readme_blocks, running, wait_for
-from tests.services.test_events import heard, materialized
-from tests.services.test_schedule import EVERY_MINUTE, started_by_schedule
+from tests.services.test_events import CRON, heard, materialized, started_by_schedule
 from tests.services.test_ui import RENEW, answers, fill, log_in
 
 pytestmark = [
@@ -42,9 +40,9 @@ class Reader:
         self.followed.add(name)
         return done.stdout
 
-    def begin(self, name):
+    def begin(self, name, *port):
         self.followed.add(name)
-        return self.site.start(name)
+        return self.site.start(name, *port)
 
 
 def test_the_page_is_followed_to_the_letter(tmp_path):
@@ -79,7 +77,7 @@ def test_the_page_is_followed_to_the_letter(tmp_path):
 
 
 def a_schedule_starts_runs(site):
-    succeeded(site.run(EVERY_MINUTE))
+    succeeded(site.run(CRON.format("* * * * *")))
     wait_for(lambda: started_by_schedule(site), 180, "a scheduled run has started")
     succeeded(site.run("prefect deployment schedule clear retrain/nightly --accept-yes"))
 
@@ -137,12 +135,7 @@ def two_nights(reader, listener, folder):
 
 def an_evaluation_has_feedback(reader, page, pictures):
     port = free_port()
-    command = ["bash", "-c", f"exec {reader.site.block('mlflow').replace('5000', str(port))}"]
-    reader.followed.add("mlflow")
-    with (reader.site.folder / "mlflow.log").open("wb") as log:
-        server = subprocess.Popen(
-            command, cwd=ROOT, env=reader.site.environment, stdout=log, stderr=log, start_new_session=True
-        )
+    server = reader.begin("mlflow", port)
     try:
         wait_for(lambda: answers(port), 120, "MLflow's server is up")
         page.open(f"http://127.0.0.1:{port}/#/experiments/1/traces")

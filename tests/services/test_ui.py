@@ -3,7 +3,6 @@
 import json
 import os
 import sqlite3
-import subprocess
 import urllib.parse
 import urllib.request
 from contextlib import closing
@@ -84,11 +83,7 @@ def test_mlflow_compares_runs(site, page, pictures):
         quoted = " ".join(f"'{one}'" for one in [*SMALL_DATA, f"seed={seed}"])
         assert site.run(f"sqltrain run miniature --until filter {quoted}").returncode == 0
     port = free_port()
-    command = ["bash", "-c", f"exec {site.block('mlflow').replace('5000', str(port))}"]
-    with (site.folder / "mlflow.log").open("wb") as log:
-        server = subprocess.Popen(
-            command, cwd=ROOT, env=site.environment, stdout=log, stderr=log, start_new_session=True
-        )
+    server = site.start("mlflow", port)
     try:
         wait_for(lambda: answers(port), 120, "MLflow's server is up")
         page.open(f"http://127.0.0.1:{port}/#/experiments/1/runs")
