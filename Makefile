@@ -52,13 +52,14 @@ services: $(VENV)/.services
 services-setup: $(VENV)/.services
 
 # The same in two parts, which CI runs beside each other, in two processes each, for most of them wait: those that use a
-# Prefect server, one for each process; and all others.
+# Prefect server, one for each process; and all others. Files with the longest tests come first (tests/conftest.py).
+SERVICES = $(BIN)/python -m pytest -m 'services and not slow' -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect security ui)
 services-server: $(VENV)/.services
-	$(BIN)/python -m pytest -m 'services and not slow' -n 2 --dist loadfile --durations=15 $(SHARING)
+	$(SERVICES) $(SHARING)
 
 services-rest: $(VENV)/.services
-	$(BIN)/python -m pytest -m 'services and not slow' -n 2 --dist loadfile --durations=15 $(SHARING:%=--ignore=%)
+	$(SERVICES) $(SHARING:%=--ignore=%)
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

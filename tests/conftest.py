@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +14,14 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not all(map(find_spec, ("httpx", "mcp", "starlette", "uvicorn"))):  # of the extras serve and mcp
     collect_ignore_glob = ["serving/*", "review/*", "flows/test_mcp.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order files by the longest time that one of their tests may take: a long one at the end runs beside nothing."""
+    limits: Counter[Any] = Counter()
+    for item in items:
+        limits[item.path] = max([limits[item.path], *(mark.args[0] for mark in item.iter_markers("timeout"))])
+    items.sort(key=lambda item: -limits[item.path])
 
 
 @pytest.fixture
