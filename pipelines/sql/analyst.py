@@ -10,18 +10,27 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from pipelines.core.registry import EQUALITIES
 from pipelines.core.types import Database, EngineName, Hardness, SchemaItems
 from pipelines.sql.diagnoses import Diagnosis, Failure
-from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema
+from pipelines.sql.dialects.base import TURN_SEPARATOR
+from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.equalities.compare import Gold
+from pipelines.sql.lexical import is_ordered
+from pipelines.sql.schema import Schema, introspect
 
 # The bounds on length and on the parser's moves end a text long before this clock (see `analysis/parsing.py`).
 LIMITS = Limits(timeout_s=10.0, max_rows=1, memory_mb=1024)
 WORKERS = 2
+# Tables, each with the statements that make it and its indices; of virtual ones and other collations nothing is proved.
+_TABLES = """
+SELECT name, (SELECT group_concat(sql, ';') FROM sqlite_master WHERE tbl_name = t.name AND type <> 'trigger')
+FROM sqlite_master AS t WHERE type = 'table' AND sql NOT LIKE '%COLLATE%' AND sql NOT LIKE 'CREATE VIRTUAL%'
+"""
 UNREAD = "the analysis could not read it within its limits"
 Item = tuple[str, str]  # (table, column)
 
@@ -32,14 +41,6 @@ class Naming(NamedTuple):
     names: frozenset[str]  # tables and columns that it reads of the database.
     own: frozenset[str]  # words that it writes itself: aliases, and texts that it selects.
     is_made_up: bool  # whether its result may hold a text of its own, or one that was put together.
-
-
-class TieProbe(NamedTuple):
-    """A query that shows whether a cut goes through a tie."""
-
-    sql: str
-    kept: int  # rows that the query reads before its cut.
-    keys: int  # sort keys behind the columns.
 
 
 class Compared(NamedTuple):
@@ -81,9 +82,14 @@ prepared_items = SqlAnalysis("read_items", SchemaItems | None, None)
 hardness: SqlAnalysis[tuple[str, EngineName], Hardness] = SqlAnalysis("hardness", Hardness, "extra")
 # The functions that each query calls, in lower case.
 functions: SqlAnalysis[tuple[str, EngineName], tuple[str, ...]] = SqlAnalysis("functions", tuple[str, ...], ())
-# The probes of each query's SELECTs that have a LIMIT under an ORDER BY.
-tie_probes: SqlAnalysis[tuple[str, EngineName], tuple[TieProbe, ...]]
-tie_probes = SqlAnalysis("tie_probes", tuple[TieProbe, ...], ())
+# For each SELECT of a query that has a LIMIT under an ORDER BY: a query that shows whether the cut goes through a tie,
+# the rows that the SELECT reads before its cut, and the number of sort keys behind the columns.
+tie_probes: SqlAnalysis[tuple[str, EngineName], tuple[tuple[str, int, int], ...]]
+tie_probes = SqlAnalysis("tie_probes", tuple[tuple[str, int, int], ...], ())
+# Of two queries, a schema and the statements that make its tables: whether the normal forms are equal, gold with either
+# end of what chance may choose, and scripts of databases on which the two may differ.
+proof_plan: SqlAnalysis[tuple[str, str, Schema, Mapping[str, str]], tuple[bool, tuple[str, ...], tuple[str, ...]]]
+proof_plan = SqlAnalysis("proof_plan", tuple[bool, tuple[str, ...], tuple[str, ...]], (False, (), ()))
 # The texts that each query compares with columns of known tables, in reading order.
 lookups: SqlAnalysis[tuple[str, Schema | None, EngineName], tuple[Compared, ...]]
 lookups = SqlAnalysis("lookups", tuple[Compared, ...], ())
@@ -129,3 +135,21 @@ def _engine() -> SqlEngine:
         if not _started or _started[0][0] != os.getpid():
             _started[:] = [(os.getpid(), SqlEngine(LIMITS, WORKERS))]
         return _started[0][1]
+
+
+def prove(pair: Pair, sql: SqlEngine) -> tuple[float | None, str]:
+    """Whether two SQLite queries are equivalent on every database of the schema: 1.0 if their normal forms are equal;
+    0.0 with the script of a database on which they differ and chance has no part in gold; None if neither is so.
+    """
+    database, texts = pair.database, (pair.gold_sql, pair.predicted_sql or "")
+    (ddl,) = sql.execute_many([(database, _TABLES)])
+    request = (*texts, introspect(database), {str(name): str(text) for name, text in ddl.rows})
+    is_same, ends, scripts = proof_plan([request])[0] if ddl.ok else (False, (), ())
+    made, facts = Database(database.id, "sqlite_stateful", os.devnull), Gold(ordered=is_ordered(pair.gold_sql))
+    strict = EQUALITIES["strict"].compare
+    for script in scripts:
+        jobs = [(made, script + TURN_SEPARATOR + text) for text in (*texts, *ends)]
+        right, *others = sql.execute_many(jobs)
+        if right.ok and [strict(right, other, facts) if other.ok else None for other in others] == [0.0, 1.0, 1.0]:
+            return 0.0, script
+    return (1.0 if is_same else None), ""

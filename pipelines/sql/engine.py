@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import math
 import os
 import selectors
@@ -76,6 +77,7 @@ class Verdict:
     # n_rows, gold_rows: rows returned.
     n_rows: int
     gold_rows: int
+    counterexample: str = ""  # a script that makes a database on which the two queries differ.
 
     @property
     def broken(self) -> bool:
@@ -201,6 +203,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             if self._is_starved(pair, verdicts[index]):  # all others are done: it is asked again alone
                 (reply,) = self._run([jobs[index]])
                 verdicts[index] = self._settled(pair, _verdict(reply, equalities))
+            verdicts[index] = self._proved(pair, verdicts[index])
         return [verdicts[unique[pair]] for pair in pairs]
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
@@ -211,9 +214,17 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         reply = await self._ask(pair.database.engine, job)[1]
         self._log([(pair.database, job, reply)])
         verdict = _verdict(reply, equalities)
-        if not self._is_starved(pair, verdict):
+        if self._is_starved(pair, verdict):
+            verdict = self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
+        return await asyncio.to_thread(self._proved, pair, verdict) if "proved" in equalities else verdict
+
+    def _proved(self, pair: Pair, verdict: Verdict) -> Verdict:
+        """The verdict in which `proved` has its own score, where one of its two proofs succeeds."""
+        if "proved" not in verdict.scores or pair.database.engine != "sqlite" or verdict.error_class:
             return verdict
-        return self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
+        score, script = importlib.import_module("pipelines.sql.analyst").prove(pair, self)
+        scores = verdict.scores if score is None else {**verdict.scores, "proved": score}
+        return replace(verdict, scores=scores, counterexample=script)
 
     def _is_starved(self, pair: Pair, verdict: Verdict) -> bool:
         """Whether another statement may have brought a gold query to its limit: the query has run before, or a server,

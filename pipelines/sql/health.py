@@ -48,7 +48,7 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
     first, second = sql.execute_many(unique), sql.execute_many(unique)
     probes_of = analyst.tie_probes([(text, database.engine) for database, text in unique])
     probes = [(key, probe) for key, tie_probes in zip(unique, probes_of, strict=True) for probe in tie_probes]
-    ties = sql.execute_many([(key[0], probe.sql) for key, probe in probes])
+    ties = sql.execute_many([(key[0], probe) for key, (probe, *_) in probes])
     findings: dict[tuple[Database, str], list[tuple[str, str]]] = {}
     for key, one, two in zip(unique, first, second, strict=True):
         found = findings[key] = []
@@ -66,15 +66,15 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
             found.append(("nondeterministic", "two runs gave two results"))
         elif word is not None:
             found.append(("nondeterministic", f"it asks for {word[0].lower()}"))
-    for (key, probe), result in zip(probes, ties, strict=True):
-        at, width = probe.kept, len(result.columns) - probe.keys
+    for (key, (_, at, keys)), result in zip(probes, ties, strict=True):
+        width = len(result.columns) - keys
         if not result.ok or len(result.rows) <= at:
             continue  # a subquery that needs its outer query does not run alone
         # The last row that is kept and the first that is not have the same sort keys and look different.
         last_kept, first_left = result.rows[at - 1], result.rows[at]
         if last_kept[width:] == first_left[width:] and last_kept[:width] != first_left[:width]:
-            keys = ", ".join(map(literal, last_kept[width:]))
-            findings[key].append(("order_ambiguous", f"rows {at} and {at + 1} tie on {keys}"))
+            tied = ", ".join(map(literal, last_kept[width:]))
+            findings[key].append(("order_ambiguous", f"rows {at} and {at + 1} tie on {tied}"))
     # The same question is asked of the same database before, with a gold SQL whose result differs under some
     # equalities: a prediction can be right for one of them only.
     earliest: dict[tuple[Database, str], Example] = {}

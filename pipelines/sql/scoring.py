@@ -203,7 +203,8 @@ class ScoredItem:
             name: None if value is None else round(value, 6) if EQUALITIES[name].graded else value == 1.0
             for name, value in self.scores.items()
         }
-        return {**fields, **verdicts, "error": self.error}
+        found = {"counterexample": self.verdict.counterexample} if self.verdict and self.verdict.counterexample else {}
+        return {**fields, **verdicts, **found, "error": self.error}
 
 
 def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:

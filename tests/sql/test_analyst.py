@@ -41,7 +41,7 @@ def test_a_worker_reads_gold_of_a_benchmark_and_an_answer_of_many_joins(shop, en
     (outcome,) = make_outcomes([answer], {"e1": example}, engine, introspect, "strict", 10)
     assert (outcome.correct, outcome.broken, outcome.predicted_schema) == (True, False, None)
     (ordered,) = analyst.tie_probes([("SELECT name FROM customer ORDER BY credit LIMIT 1", "sqlite")])
-    assert [probe.kept for probe in ordered] == [1]
+    assert [kept for _, kept, _ in ordered] == [1]
     assert analyst.tie_probes([("SELECT 1 FROM customer ORDER BY 1.5 LIMIT 1", "sqlite")]) == [()]
     assert examine([Example("e1", "?", shop, "SELECT name FROM customer ORDER BY 1.5 LIMIT 1")], engine) is not None
     # The sandbox refuses them, so nothing may be paid for what the first of them reads

@@ -16,14 +16,13 @@ from sqlglot.dialects.dialect import Dialect
 
 from pipelines.core.types import Database, EngineName, SchemaItems
 from pipelines.sql.analysis.diagnosis import diagnose
+from pipelines.sql.analysis.equivalence import proof_plan
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.analysis.names import first_table, lookups, naming
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, guard, open_readonly
-
-# The reads of a query by SQLite itself: its authorizer is asked about every table and column of a prepared statement.
 
 
 def read_items(database: Database, sql: str) -> SchemaItems | None:
@@ -56,9 +55,6 @@ def read_items(database: Database, sql: str) -> SchemaItems | None:
     return SchemaItems(frozenset(tables), frozenset(columns))
 
 
-# What an engine skips in a query: its comments, as that engine's own rules find them.
-
-
 def without_comments(sql: str, engine: EngineName) -> str:
     """A query without its comments: nested ones, `#` of MySQL and optimiser hints too; quoted text is left as it is.
 
@@ -78,9 +74,6 @@ def without_comments(sql: str, engine: EngineName) -> str:
     return "".join(parts).strip()
 
 
-# The functions that a query calls.
-
-
 def functions(sql: str, engine: EngineName = "sqlite") -> list[str]:
     """The names of the functions that a query calls, in lower case, sorted, each once; [] if it does not parse."""
     tree = parse(sql, engine)
@@ -89,8 +82,6 @@ def functions(sql: str, engine: EngineName = "sqlite") -> list[str]:
     called = (node for node in tree.find_all(exp.Func) if not isinstance(node, exp.Connector))
     return sorted({(node.name if isinstance(node, exp.Anonymous) else node.sql_name()).lower() for node in called})
 
-
-# Queries that show whether the LIMIT of another query cuts through a tie of its ORDER BY.
 
 Probe = tuple[str, int, int]  # its SQL; rows that the query reads before its cut; sort keys behind the columns
 
@@ -129,7 +120,7 @@ def tie_probes(sql: str, engine: EngineName) -> list[Probe]:
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(schema_items, read_items, naming, without_comments, hardness, functions, diagnose),
-    *(tie_probes, lookups, first_table),
+    *(tie_probes, proof_plan, lookups, first_table),
 )
 REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in _FUNCTIONS}
 

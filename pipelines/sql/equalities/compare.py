@@ -318,6 +318,12 @@ def strict_nonempty(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> f
     return strict(gold, predicted, facts) if gold.rows else 0.0
 
 
+@equality("proved")
+def proved(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
+    """Equivalence on every database of the schema (`analyst.prove`); where neither is proved, `strict`."""
+    return strict(gold, predicted, facts)
+
+
 @equality("ehrsql", rewrite=official.ehrsql_query)
 def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """EHRSQL's execution match: the bag of texts in the first column (Lee et al. 2022, `process_answer`)."""
