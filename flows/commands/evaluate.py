@@ -172,9 +172,12 @@ class Answerer:
     note: str = ""  # the same in a few words, for the report
     entry: Endpoint | None = None  # of an endpoint, with its price
 
-    def price(self, latency: asking.Latency) -> float:
+    def price(self, latency: asking.Latency) -> str:
+        """Of one answer; "" if the endpoint's entry has no price."""
         assert self.entry is not None
-        return (latency.bought_in * self.entry.price_in + latency.bought_out * self.entry.price_out) / 1e6
+        price_in, price_out = self.entry.price_in, self.entry.price_out
+        price = (latency.bought_in * price_in + latency.bought_out * price_out) / 1e6
+        return f"{price:.5f}" if price_in or price_out else ""
 
 
 def named_answerer(policy: str) -> Answerer:
@@ -235,7 +238,8 @@ def evaluate_policy(
         for name, latency in latencies(folder).items():
             lines.append(f"latency ({name})  {latency.total_s:.2f} s a question, {latency.sql_s:.2f} s of it in SQL")
             if answerer.entry is not None:
-                cost = f"{answerer.price(latency):.5f} {answerer.entry.currency} a question"
+                price = answerer.price(latency)
+                cost = f"{price} {answerer.entry.currency} a question" if price else "its entry has no price"
                 lines.append(
                     f"cost ({name})  {cost}: {latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
                 )
@@ -316,7 +320,7 @@ def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan
                             one.episodes,
                             *(f"{value:,.2f}" for value in (one.total_s, one.sql_s)),
                             *(f"{value:,.0f}" for value in (one.bought_in, one.bought_out)),
-                            f"{answerer.price(one):.5f}",
+                            answerer.price(one),
                         )
                         for name, one in times.items()
                     ),

@@ -171,7 +171,7 @@ def adapt(
         if gathered.bad:
             say(f"{gathered.bad:,} rows cannot be used; the run says why")
         if gathered.repeats:
-            say(f"{gathered.repeats:,} invented questions are left out: a held-out question asks the same")
+            say(f"{gathered.repeats:,} invented questions are left out: a question of your own asks the same")
         if old is not None:
             say(f"the recipe that was there is kept as {old}")
         say(f"recipe  {place}: {start.about}")

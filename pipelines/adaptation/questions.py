@@ -26,7 +26,7 @@ class AdaptationQuestions:
     source: Mapping[str, Any]  # a source of a recipe without its `split`: kind, path and options
     counts: Mapping[Part, int]
     bad: int  # rows that cannot be used; the run gives the reason of each
-    repeats: int  # invented questions that are left out, for a held-out question asks the same
+    repeats: int  # invented questions that are left out, for one of one's own asks the same
 
 
 def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQuestions:

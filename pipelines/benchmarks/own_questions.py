@@ -105,8 +105,8 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
     invented = next((_read_file(second, root) for second, _ in _sources(source)[1:]), base.Loaded([], []))
     parts, repeats = cut(list(own.examples), list(invented.examples), Shares(options.dev, options.test))
     bad = [*own.quarantine, *invented.quarantine] if source.split == "train" else []  # of the file, told once
-    reason = "it asks what a held-out question asks"
-    aside = [base.Rejected(example.id, "repeats_held_out", reason, chosen=False) for example in repeats]
+    reason = "it asks what a question of your own asks"
+    aside = [base.Rejected(example.id, "repeats_own", reason, chosen=False) for example in repeats]
     return base.Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
 
 

@@ -6,6 +6,7 @@ group is never parted.
 """
 
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -29,7 +30,7 @@ class Cut(NamedTuple):
     """The parts of a cut, each in the order of its questions."""
 
     parts: dict[Part, list[Example]]
-    repeats: list[Example]  # invented questions that are like a held-out one: they are in no part.
+    repeats: list[Example]  # invented questions like a held-out one, or in the words of one's own: they are in no part.
 
 
 def cut(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> Cut:
@@ -70,8 +71,16 @@ def cut(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> 
     parts: dict[Part, list[Example]] = {"train": [], "dev": [], "test": []}
     for example in measured_pool:
         parts[part_of[id(example)]].append(example)
-    parts["train"] += [example for example in others if part_of[id(example)] == "train"]
-    return Cut(parts, [example for example in others if part_of[id(example)] != "train"])
+    asked = set(map(_words, measured_pool))
+    are_new = [part_of[id(example)] == "train" and _words(example) not in asked for example in others]
+    parts["train"] += itertools.compress(others, are_new)
+    return Cut(parts, [example for example, is_new in zip(others, are_new, strict=True) if not is_new])
+
+
+def _words(example: Example) -> str:
+    """A question's words but for case, accents, fillers and order."""
+    words = normalised(example.in_context()) or (example.question.strip(),)
+    return "\0".join((example.database.id, "words", *words))
 
 
 def _groups(examples: Sequence[Example]) -> list[list[Example]]:
@@ -86,9 +95,8 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
     # The two keys that a question shares with those that are alike: its words, and its SQL but for values.
     keys = []
     for example in examples:
-        database, shape = example.database.id, sql_shape(example.gold_sql, names=True)
-        words = normalised(example.in_context()) or (example.question.strip(),)
-        keys.append(("\0".join((database, "words", *words)), "\0".join((database, "sql", shape))))
+        shape = sql_shape(example.gold_sql, names=True)
+        keys.append((_words(example), "\0".join((example.database.id, "sql", shape))))
     for by_words, by_sql in keys:
         first, other = root(by_words), root(by_sql)
         above[other] = first

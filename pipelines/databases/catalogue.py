@@ -115,7 +115,9 @@ def role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None]]:
             schemas = opened.query(dialect.schema_query) if dialect.schema_query else ()
             return dialect.role(opened.query), dict(schemas)
     except Exception as error:  # each driver has an error tree of its own
-        raise DataError(f"{named.database.id} cannot be opened: {addresses.why_unreachable(error)}") from None
+        why = addresses.why_unreachable(error)
+        hint = f"A password comes from the variable {dialect.password_variable}." if "password" in why else ""
+        raise DataError(f"{named.database.id} cannot be opened: {why}", hint) from None
 
 
 def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCard, list[DatabaseFinding]]:

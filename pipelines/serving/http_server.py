@@ -133,7 +133,8 @@ def questions_to_try(schema: Schema) -> list[str]:
     if table is None:
         return []
     questions = [f"How many rows are in {table.name} ?"]
-    others = [column for column in table.columns if not column.primary_key]
+    keys = {key.column for key in table.foreign_keys}
+    others = [column for column in table.columns if not column.primary_key and column.name not in keys]
     texts = [column.name for column in others if not any(word in column.type.upper() for word in NO_TEXT)]
     numbers = [column.name for column in others if any(word in column.type.upper() for word in NUMBERS)]
     questions += [f"Which {name} are there in {table.name} ?" for name in texts[:1]]

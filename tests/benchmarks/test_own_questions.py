@@ -156,10 +156,10 @@ def test_more_questions_are_measured_than_watched_where_groups_are_larger_than_t
 def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder):
     lines = [json.dumps({"question": one.question, "sql": one.gold_sql}) + "\n" for one in own()]
     (folder / "own.jsonl").write_text("".join(lines) + "{}\n")
-    (folder / "more.jsonl").write_text(lines[0] + '{"question": "new", "sql": "SELECT max(stock) FROM shelf"}\n')
+    (folder / "more.jsonl").write_text("".join(lines) + '{"question": "new", "sql": "SELECT max(stock) FROM shelf"}\n')
     options = {"database": "shop.sqlite", "dev": 0.1, "test": 0.3, "invented": str(folder / "more.jsonl")}
     parts = {split: read(folder / "own.jsonl", split, **options) for split in ("train", "dev", "test")}
-    assert [len(each.examples) for each in parts.values()] in ([37, 6, 18], [38, 6, 18])
+    assert [len(each.examples) for each in parts.values()] == [37, 6, 18]
     told = [[row.reason for row in each.quarantine if row.chosen] for each in parts.values()]
     assert told == [["empty_question"], [], []]
     source = Source(kind="jsonl", path=str(folder / "own.jsonl"), options=options)

@@ -92,7 +92,7 @@ def test_a_server_gets_its_password_from_the_environment(monkeypatch, tmp_path):
         shop = Database("shop", "postgres", f"postgresql://reader@127.0.0.1:{port}/postgres")
         monkeypatch.delenv("PGPASSWORD", raising=False)
         assert not one(shop).ok
-        with pytest.raises(DataError, match="cannot be opened"):
+        with pytest.raises(DataError, match=r"cannot be opened: .* or password\. A password comes from .* PGPASSWORD"):
             catalogue.role(named.find(shop.location))
         Path("pass").write_text(f"127.0.0.1:{port}:*:reader:secret\n")
         Path("pass").chmod(0o600)

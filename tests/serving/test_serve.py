@@ -25,9 +25,10 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.serving import http_server, models
 from pipelines.serving.access import Access, Denied, read_keys
 from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget, why_unanswered
-from pipelines.serving.http_server import Metrics
+from pipelines.serving.http_server import Metrics, questions_to_try
 from pipelines.serving.models import CurrentModel, open_model, script
 from pipelines.serving.web import require_bindable, require_keys
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 
 QUESTION = "How many people by city ?"
 KEYS = {"ada": "a-key-of-ada-1234567", "bo": "a-key-of-bo-12345678"}
@@ -102,6 +103,12 @@ def test_nothing_hidden_is_told_and_the_audit_log_has_every_question(running):
     rows = [json.loads(line) for line in (running.folder / "questions.jsonl").read_text().splitlines()]
     assert [(row["user"], row["outcome"]) for row in rows] == [("local", "error"), ("local", "error")]
     assert "SECRET" not in httpx.get(f"{running.url}/v1/feedback").text
+
+
+def test_no_question_to_try_is_for_the_largest_key():
+    columns = (Column("id", "INT", True), Column("guest", "INT"), Column("nights", "INT"))
+    booking = Table("booking", columns, (ForeignKey("guest", "guest", "id"),))
+    assert questions_to_try(Schema((booking,)))[1:] == ["What is the largest nights in booking ?"]
 
 
 def test_health_figures_and_a_database_that_goes_away(running):

@@ -155,6 +155,7 @@ def test_a_model_that_speaks_another_protocol_is_told_so(tmp_path, servers, name
     assert (
         "warning: every answer was malformed: does endpoint:teacher speak the protocol react (prompt brief) ?" in told
     )
+    assert "cost (greedy) its entry has no price: " in told
 
 
 @pytest.mark.services  # it waits for time-outs
