@@ -369,8 +369,9 @@ async def prune_and_sync_feedback(feedback: Feedback, store: Path) -> None:
                 try:
                     _, output = await process.communicate()
                 finally:
-                    if process.returncode is None:
+                    if process.returncode is None:  # the event loop closes next, and must not find its pipes open
                         process.kill()
+                        await process.communicate()
                 if process.returncode:
                     lines = output.decode(errors="replace").splitlines() or ["no reason"]
                     log.warning("verdicts were not sent to MLflow, and will be: %s", plain(lines[-1]))

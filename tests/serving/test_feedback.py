@@ -1,6 +1,8 @@
 """What users asked and said: kept for its days, exported, deleted, handed to the night, and told to MLflow."""
 
+import asyncio
 import json
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from pipelines.core.errors import BoundaryError, DataError, ResourceError
 from pipelines.nightly import inbox
 from pipelines.recipe.config import Nightly, Source
 from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback
+from pipelines.serving.http_server import prune_and_sync_feedback
 from tasks.episodes import send_feedback
 from tests.fakes import build_database
 
@@ -196,3 +199,24 @@ def test_a_tracking_server_that_is_away_is_told_later(tmp_path, monkeypatch):
     with pytest.raises(BoundaryError, match="does not answer"):
         send_feedback(feedback, tmp_path)
     assert list(feedback.unsynced())
+
+
+def test_a_server_that_stops_waits_for_the_process_that_it_ends(tmp_path, monkeypatch):
+    made, create = [], asyncio.create_subprocess_exec
+
+    async def endless(*_, **pipes):
+        made.append(await create("sleep", "60", **pipes))
+        return made[0]
+
+    async def stopped():
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", endless)
+        feedback = SimpleNamespace(prune=lambda: None, unsynced=lambda: iter("x"), folder=tmp_path)
+        task = asyncio.create_task(prune_and_sync_feedback(feedback, tmp_path))
+        while not made:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        return made[0].returncode
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert asyncio.run(stopped()) == -signal.SIGKILL
