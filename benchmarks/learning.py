@@ -1,14 +1,15 @@
 """What GRPO earns where demonstrations are scarce, beside its rivals at equal compute. Several seeds, paired.
 
     python benchmarks/learning.py --seeds 4 5 6 --store store/learning
-    python benchmarks/learning.py --seeds 4 5 6 --doses
+    python benchmarks/learning.py --seeds 4 5 6 --table controls
+    python benchmarks/learning.py --seeds 4 5 6 --table doses
 
 Each seed draws its own world, model and episodes. All arms begin with the same SFT on few demonstrations, and each
 spends about the same processor time beyond it: the miniature's difficulty scoring and GRPO; more passes over the same
 demonstrations; rejection sampling, which trains on the policy's own right episodes on GRPO's questions; and, as a
 ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, over databases and seeds as in the
 laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. The tables go between the
-markers of docs/learning.md. `--doses` runs SFT and GRPO where the teacher guesses more or less often, in place of that.
+markers of docs/learning.md. The table `controls` changes one thing of GRPO, and `doses` how often the teacher guesses.
 """
 
 import argparse
@@ -82,8 +83,13 @@ for dose in DOSES:
     for name in ("SFT", "GRPO"):
         of = ARMS[name]
         ARMS[f"{name}, {dose:g} guessed"] = Arm("", of.stage, of.spends, words=(teacher,))
+RIVALS = ("more SFT", "rejection sampling", "teacher on the RL pool")
 BY_DOSE = tuple(name for name in ARMS if "guessed" in name)
-RIVALS = tuple(name for name in ARMS if name not in ("SFT", "GRPO", *BY_DOSE))
+TABLES = {
+    "rivals": ("SFT", "GRPO", *RIVALS),
+    "controls": ("SFT", "GRPO", *(name for name in ARMS if name.startswith("GRPO, ") and name not in BY_DOSE)),
+    "doses": BY_DOSE,
+}
 
 
 def run(seed: int, arm: Arm, store: Path) -> dict[str, Path]:
@@ -162,7 +168,8 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
         cells = [shown(greedy[name]), shown(sampled[name]), _by_seed(greedy[name]), _by_seed(sampled[name])]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "| difference, in points | EX greedy | EX sampled |", "|---|---|---|"]
-    pairs = [("SFT", name) for name in arms if name != "SFT"] + [(name, "GRPO") for name in RIVALS]
+    pairs = [("SFT", name) for name in arms if name != "SFT"]
+    pairs += [(name, "GRPO") for name in arms if name not in ("SFT", "GRPO")]
     pairs += zip(BY_DOSE[::2], BY_DOSE[1::2], strict=True)
     for before, after in (pair for pair in pairs if set(pair) <= arms.keys()):
         changes = [points(part[before], part[after]) for part in (greedy, sampled)]
@@ -223,10 +230,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[4, 5, 6])
     parser.add_argument("--store", type=Path, default=Path("store/learning"))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, help="some arms alone")
-    parser.add_argument("--doses", action="store_true", help="the table of how often the teacher guesses")
+    parser.add_argument("--table", choices=TABLES, default="rivals")
     options = parser.parse_args()
-    arms = options.arms or (BY_DOSE if options.doses else [name for name in ARMS if name not in BY_DOSE])
+    arms = TABLES[options.table]
     ran = {(name, seed): run(seed, ARMS[name], options.store) for name in arms for seed in options.seeds}
     tests = {seed: ran[arms[0], seed]["test"] for seed in options.seeds}
     evaluated = {name: {seed: ran[name, seed][ARMS[name].stage] for seed in options.seeds} for name in arms}
@@ -238,7 +244,7 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     page = PAGE.read_text(encoding="utf-8")
-    begin, end = (f"<!-- {'doses' if options.doses else 'measured'}: {at} -->" for at in ("begin", "end"))
+    begin, end = (f"<!-- {options.table}: {at} -->" for at in ("begin", "end"))
     head, _, rest = page.partition(begin)
     PAGE.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
