@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -123,21 +122,6 @@ def test_cancel_in_mid_grpo_leaves_no_process_and_frees_the_slot(site):
     quoted = " ".join(f"'{one}'" for one in long)
     shown = json.loads(site.run(f"sqltrain stages miniature --json {quoted}").stdout.splitlines()[-1])
     assert {one["name"]: one["why"] for one in shown["stages"]}["grpo"] == "was interrupted: resumes"
-
-
-@pytest.mark.slow  # CI kills the flow with all others: test_killed.py
-def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site):
-    long = [*SMALL, "grpo.steps=6", "grpo.save_steps=1", "seed=1"]
-    child = ("pipelines.training.child", str(site.store), "/grpo/")
-    assert site.deployment_run("retrain/miniature", long).returncode == 0
-    await_grpo(site, lambda: processes(*child), "GRPO runs")
-    flow = [pid for pid in processes("prefect", "engine") if parent_of(processes(*child)[0]) == pid]
-    os.kill(flow[0], signal.SIGKILL)
-    wait_for(lambda: not processes(*child), 20, "the training child died with its flow")
-    succeeded(site.deployment_run("retrain/miniature", long, "--watch"))
-    stages = {row["stage"]: row for row in json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])}
-    assert stages["sft"]["state"] == "cached"
-    assert stages["grpo"]["why"] == "was interrupted: resumes"
 
 
 def parent_of(pid):
