@@ -4,17 +4,16 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
-from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
+from accelerate.utils import broadcast_object_list, reduce  # type: ignore[import-untyped]
 from torch import distributed, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PrinterCallback, TrainerCallback
 
 from pipelines.core.errors import RecipeError, StoppedError, TrainingError
@@ -33,9 +32,10 @@ COARSE_MASTERS = "bf16_master_weights_and_grads"  # DeepSpeed's name for a run w
 class MuonAdamW(torch.optim.Optimizer):
     """`torch.optim.Muon` (Jordan et al., 2024) for hidden matrices, `torch.optim.AdamW` for embeddings and norms.
 
-    Parameter groups and state belong to this optimiser and are lent to the two for each step, so that schedulers,
-    `state_dict` and `load_state_dict` see one optimiser. Processes that train together have the same gradients, and
-    Muon's products take long: each steps its own share of the matrices and sends the others the result, bit for bit.
+    Parameter groups and state belong to this optimiser, so that schedulers, `state_dict` and `load_state_dict` see one.
+    Processes that train together have the same gradients, and Muon's products take long: each steps its own share of
+    the matrices, those of one shape together, and sends the others the result, bit for bit. The others have the
+    momentum of its share after `gather` only.
     """
 
     def __init__(
@@ -45,45 +45,88 @@ class MuonAdamW(torch.optim.Optimizer):
         optimizer: Optimizer,
         lr_rest: float | None = None,
     ) -> None:
-        self._muon = torch.optim.Muon(list(matrices), lr=optimizer.lr, weight_decay=optimizer.weight_decay)
+        muon = torch.optim.Muon(list(matrices), lr=optimizer.lr, weight_decay=optimizer.weight_decay)
         self._adamw = torch.optim.AdamW(
             list(rest),
             lr=optimizer.lr if lr_rest is None else lr_rest,
             betas=optimizer.betas,
             weight_decay=optimizer.weight_decay,
         )
-        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+        super().__init__([*muon.param_groups, *self._adamw.param_groups], {})
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of both."""
         loss = None if closure is None else closure()
-        matrices, *rest = self.param_groups
-        moved = [parameter for parameter in matrices["params"] if parameter.grad is not None]
-        is_shared = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        muon, *rest = self.param_groups
+        self._adamw.param_groups, self._adamw.state = rest, self.state
+        self._adamw.step()
+        is_shared = distributed.is_available() and distributed.is_initialized()
         rank, ranks = (distributed.get_rank(), distributed.get_world_size()) if is_shared else (0, 1)
-        of_ranks = shares(moved, ranks)
-        on_cpu = any(parameter.device.type == "cpu" for parameter in of_ranks[rank])
-        for part, groups in ((self._muon, [{**matrices, "params": of_ranks[rank]}]), (self._adamw, rest)):
-            part.param_groups, part.state = groups, self.state
-            with rounded_products() if on_cpu and part is self._muon else nullcontext():
-                part.step()  # type: ignore[no-untyped-call]
-        # Every process gets the matrices of each other one, and their momentum, as their owner has them.
-        for owner, parameters in enumerate(of_ranks if ranks > 1 else ()):
-            tensors: list[torch.Tensor] = []
+        self._of_ranks = shares(muon["params"], ranks)
+        alike = defaultdict(list)
+        for parameter in self._of_ranks[rank]:
+            if parameter.grad is not None:
+                alike[parameter.shape, parameter.dtype].append(parameter)
+        for (shape, _), parameters in alike.items():
+            updates = []
             for parameter in parameters:
-                if "momentum_buffer" not in self.state[parameter]:
-                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.data)
-                tensors += [parameter.data, self.state[parameter]["momentum_buffer"]]
-            if not tensors:
-                continue
-            whole = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
-            distributed.broadcast(whole, owner)
-            begin = 0
-            for tensor in tensors if owner != rank else ():
-                part_of_whole = whole[begin : begin + tensor.nbytes]
-                tensor.copy_(part_of_whole.clone().view(tensor.dtype).reshape(tensor.shape))  # a copy is aligned
-                begin += tensor.nbytes
+                assert parameter.grad is not None
+                buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
+                buffer.lerp_(parameter.grad, 1 - muon["momentum"])
+                updates.append(parameter.grad.lerp(buffer, muon["momentum"]))
+            rounds, coefficients = slow_bfloat16(updates[0].device), muon["ns_coefficients"]
+            products = orthogonal(torch.stack(updates), coefficients, muon["ns_steps"], muon["eps"], rounds)
+            for parameter, product in zip(parameters, products, strict=True):
+                parameter.mul_(1 - muon["lr"] * muon["weight_decay"])
+                parameter.add_(product, alpha=-muon["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5)
+        for owner, parameters in enumerate(self._of_ranks if ranks > 1 else ()):
+            send([parameter.data for parameter in parameters], owner)
         return loss
+
+    def gather(self) -> None:
+        """Give every process the momentum of all matrices, as a checkpoint has it."""
+        for owner, parameters in enumerate(self._of_ranks if len(self._of_ranks) > 1 else ()):
+            zeros = {parameter: torch.zeros_like(parameter.data) for parameter in parameters}
+            send([self.state[one].setdefault("momentum_buffer", zero) for one, zero in zeros.items()], owner)
+
+
+def send(tensors: Sequence[torch.Tensor], owner: int) -> None:
+    """Give every process the tensors as their owner has them."""
+    if not tensors:
+        return
+    whole = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    distributed.broadcast(whole, owner)
+    parts = torch.split(whole, [tensor.nbytes for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True) if owner != distributed.get_rank() else ():
+        tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))  # a copy is aligned
+
+
+def slow_bfloat16(device: torch.device) -> bool:
+    """Whether this is a CPU without instructions for bfloat16: PyTorch 2.13 then multiplies number by number."""
+    has_mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return device.type == "cpu" and not (has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def orthogonal(
+    updates: torch.Tensor, coefficients: Sequence[float], steps: int, eps: float, rounds: bool
+) -> torch.Tensor:
+    """Newton-Schulz iterations of `torch.optim.Muon` on matrices (M, R, C) at once: the same bits in less time.
+
+    With `rounds`, products are taken in float32 and rounded to bfloat16, as a CPU with instructions for it does.
+    """
+
+    def cut(product: torch.Tensor) -> torch.Tensor:
+        return product.bfloat16().float() if rounds else product.bfloat16()
+
+    tall, (a, b, c) = updates.size(1) > updates.size(2), coefficients
+    x = updates.bfloat16()
+    x = cut(x / torch.stack([matrix.norm().clamp(min=eps) for matrix in x])[:, None, None])
+    x = x.mT if tall else x
+    for _ in range(steps):
+        gram = cut(x @ x.mT)
+        x = cut(torch.baddbmm(x, cut(torch.baddbmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a))
+    return x.mT if tall else x
 
 
 def shares(matrices: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
@@ -99,29 +142,6 @@ def shares(matrices: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Paramet
         load[rank] += cost[at]
         of_ranks[rank].append(matrices[at])
     return of_ranks
-
-
-class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Multiplies bfloat16 matrices of the CPU in float32 and rounds the product.
-
-    A CPU with instructions for bfloat16 does the same. Without them PyTorch 2.13 multiplies number by number, which
-    takes many times as long (`python benchmarks/muon.py`).
-    """
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        if func in products and args[0].dtype == torch.bfloat16 and args[0].device.type == "cpu":
-            return func(*(matrix.float() for matrix in args), **(kwargs or {})).bfloat16()
-        return func(*args, **(kwargs or {}))
-
-
-def rounded_products() -> AbstractContextManager[Any]:
-    """`RoundedProducts` if this CPU has no instructions for bfloat16."""
-    has_mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    fast = has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return nullcontext() if fast else RoundedProducts()  # type: ignore[no-untyped-call]
 
 
 def split(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -156,7 +176,7 @@ class Preemption(TrainerCallback):  # type: ignore[misc]
         if state.global_step % self._every or state.global_step >= state.max_steps:
             return
         is_asked = self._is_asked or (state.is_world_process_zero and self._file.exists())
-        if any(gather_object([is_asked])) if PartialState().num_processes > 1 else is_asked:
+        if reduce(torch.tensor(float(is_asked), device=PartialState().device)):
             self.step = state.global_step
             control.should_save = control.should_training_stop = True
 
@@ -175,6 +195,12 @@ class TrainerMixin:
             network = self.model if model is None else model
             self.optimizer = OPTIMIZERS[settings.kind].make(network, settings, **settings.options)
         return super().create_optimizer(model)  # type: ignore[misc]
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """TRL's, with the whole state of an optimiser that the processes share."""
+        if isinstance(own := getattr(self.optimizer, "optimizer", None), MuonAdamW):
+            own.gather()
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Write none: a stage's manifest says how a model was made."""
@@ -282,6 +308,7 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
         "save_strategy": "steps",
         "save_steps": save_steps,
         "save_total_limit": 2,
+        "ddp_broadcast_buffers": False,  # they are the same from the start
         "ddp_timeout": plan.recipe.hardware.timeout_s,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
