@@ -256,6 +256,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ),
         ("max_tokens=min(self._rules.sampling.turn_tokens, self._room)", "max_tokens=self._rules.sampling.turn_tokens"),
         ("self._mask += [0] * len(ids)", "self._mask += [1] * len(ids)"),
+        ("if self._ends and self._codec else len(self._ids)", "if self._ends and self._codec else 0"),
     ],
     "outcome terms rubric": [
         ("by_track[term.track] += term.weight * by_term", "by_track[term.track] += by_term"),
@@ -333,6 +334,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("max_rows + 1 - len(rows)))", "max_rows - len(rows)))"),
     ],
     "sandbox_sqlite sandbox_failures sandbox_hostile sandbox_state engines": [
+        ("    size, step = 0, FIRST_FETCH\n", "    size, step = 1, FIRST_FETCH\n"),
+        ("DENY if first in HIDDEN_TABLES else ALLOW", "ALLOW"),
         ("second.lower() in FUNCTIONS else DENY", "second.lower() in FUNCTIONS else ALLOW"),
     ],
     "nightly/ledger nightly/promotion": [

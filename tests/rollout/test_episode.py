@@ -134,6 +134,7 @@ def test_a_budget_bounds_each_turn_and_unknown_logprobs_are_left_out(begin, code
     assert begin(codec=codec, turn_tokens=90, episode_tokens=n_prompt + 50).next_request().max_tokens == 50
     record = begin(codec=codec, episode_tokens=n_prompt).trajectory()
     assert (record.stop, record.turns, record.turn_ends) == (StopReason.TOKEN_LIMIT, (), ())
+    assert len(record.token_ids) >= n_prompt  # nothing of an episode without a turn is cut off
 
 
 def test_an_observation_that_leaves_no_room_is_not_seen(begin, codec):

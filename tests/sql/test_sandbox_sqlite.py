@@ -9,6 +9,8 @@ from clocks import timed
 from shops import build_shop, contents, run
 
 from pipelines.core.types import ExecutionStatus
+from pipelines.sql.dialects.base import fetch
+from pipelines.sql.dialects.sqlite import DENY, READ, guard
 from pipelines.sql.engine import Limits
 from tests.fakes import build_database
 
@@ -72,3 +74,14 @@ def test_hostile_values_come_through_as_values(engine, tmp_path):
         connection.execute("INSERT INTO t VALUES (8, CAST(x'ff41fe' AS TEXT))")
     result = run(engine, database, "SELECT v FROM t ORDER BY id")
     assert [row[0] for row in result.rows] == [*values, "\ufffdA\ufffd"]
+
+
+def test_bytes_of_a_result_are_counted_from_nothing():
+    rows = [(1,), (2,), (3,)]  # 5 bytes, and 10 for each
+    cursors = [sqlite3.connect(":memory:").execute("VALUES (1), (2), (3)") for _ in range(2)]
+    cut = [fetch(cursor.fetchmany, 9, most, True) for cursor, most in zip(cursors, (35, 25), strict=True)]
+    assert cut == [(rows, False), (rows[:2], True)]
+
+
+def test_the_guard_denies_pages_and_statements_even_where_their_tables_are_made_already():
+    assert {guard(READ, table, "sql") for table in ("dbstat", "sqlite_dbpage", "sqlite_stmt", "bytecode")} == {DENY}
