@@ -1,6 +1,6 @@
 """Throughput of the SQL engine beside raw `sqlite3` in one process, on the same queries.
 
-    python benchmarks/scoring.py [--spider DIR] [--skip bike_1] [--passes 7] [--markdown]
+    python benchmarks/scoring.py [--spider DIR] [--skip bike_1] [--files dev.json] [--times 8] [--passes 7] [--markdown]
 
 Every statement is one that was never run before (a comment numbers it), so that each is prepared anew on both sides,
 also where a benchmark asks for the same query twice; raw and ours take turns. The figures for one core are work per
@@ -31,9 +31,9 @@ COMPARED = [
 ]
 
 
-def spider_work(folder: Path, skipped: Sequence[str]) -> Work:
+def spider_work(folder: Path, skipped: Sequence[str], files: Sequence[str]) -> Work:
     """Every question of a Spider folder; predicted is its gold query, or for each third another of its database."""
-    questions = [row for name in ("train.json", "dev.json") for row in json.loads((folder / name).read_text())]
+    questions = [row for name in files for row in json.loads((folder / name).read_text())]
     questions = [row for row in questions if row["db_id"] not in skipped]
     by_database: dict[str, list[str]] = {}
     for row in questions:
@@ -163,6 +163,21 @@ def one_core(bench: Bench, page: Page) -> None:
         page.line("verdicts, gold warm: strict", warm, f"{warm / base:.0%} of raw")
 
 
+def floor(bench: Bench, page: Page) -> None:
+    """The fixed cost of a statement: that of one that raw SQLite has done at once."""
+    raw = Raw()
+
+    def raw_statements(work: Work) -> None:
+        raw.run_all([(db, sql) for db, sql, _ in work])
+
+    with SqlEngine(Limits()) as engine:
+        base, fetched = bench.rates(
+            raw_statements, lambda work: engine.verdicts([Pair(db, sql, None) for db, sql, _ in work], ["strict"])
+        )
+    note = f"{1e6 / fetched - 1e6 / base:.0f} microseconds more than raw sqlite3, {1e6 / base:.0f}"
+    page.line("sandbox: SELECT 1", fetched, note)
+
+
 def two_cores(bench: Bench, page: Page, cores: Sequence[int]) -> None:
     """What a second core gives: this process and one worker share one; then this process and two workers share two."""
 
@@ -184,17 +199,20 @@ def main() -> None:
     shared = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     parser.add_argument("--spider", type=Path, default=shared / "spider")
     parser.add_argument("--skip", nargs="*", default=[], help="databases left out")
+    parser.add_argument("--files", nargs="*", default=["train.json", "dev.json"], help="files of questions")
+    parser.add_argument("--times", type=int, default=1, help="each question so often, for a file of few")
     parser.add_argument("--passes", type=int, default=7)
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/scoring.md")
     options = parser.parse_args()
     if not options.spider.is_dir():
         parser.error(f"{options.spider} is not a folder: pass --spider, with train.json, dev.json and database/")
-    work, page = spider_work(options.spider, options.skip), Page(options.markdown)
+    work, page = spider_work(options.spider, options.skip, options.files) * options.times, Page(options.markdown)
     cores = sorted(os.sched_getaffinity(0))
     print(f"{len(work)} questions of {options.spider.name}, {options.passes} passes, SQLite {sqlite3.sqlite_version}\n")
     page.head()
     os.sched_setaffinity(0, cores[:1])
     one_core(Bench(work, options.passes, processor_seconds), page)
+    floor(Bench([(db, "SELECT 1", "SELECT 1") for db, *_ in work], options.passes, processor_seconds), page)
     if len(cores) > 1:
         two_cores(Bench(work, options.passes, time.perf_counter), page, cores)
 

@@ -283,12 +283,11 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             )
         location = engine.locate(pair.database.location)
         locations: tuple[str, ...] = (location,)
-        folder = os.path.dirname(location)
         # The databases of a test suite (Zhong et al. 2020) are all `.sqlite` files beside the database, which comes
         # first; only in the official layout, in which the directory bears the database's name: elsewhere neighbours are
         # strangers.
-        is_suite = pair.database.engine == "sqlite" and os.path.basename(folder) == pair.database.id
-        if is_suite and any(part.suite for part in parts):
+        folder = os.path.dirname(location) if any(part.suite for part in parts) else ""
+        if pair.database.engine == "sqlite" and folder and os.path.basename(folder) == pair.database.id:
             with contextlib.suppress(OSError):
                 files = _suite_files(folder, os.stat(folder).st_mtime_ns)
                 locations = (location, *(path for path in files if path != location))

@@ -96,6 +96,12 @@ def without_comments(script: str) -> str:
     return _PIECE.sub(lambda match: " " if match["comment"] is not None else match[0], script)
 
 
+def differ_in_case_alone(sql: str, other: str) -> bool:
+    """Whether the second text is the first with its bare words in lower case, which engines take for the same query."""
+    quoted = (match[0] for match in _PIECE.finditer(sql) if match[0][0] in "'\"`[")
+    return sql.isascii() and sql.lower() == other and all(text == text.lower() for text in quoted)
+
+
 def writes(script: str) -> bool:
     """Whether a script may change data or schema, by a word outside quotes and comments; rather too often."""
     pieces = (match[0] for match in _PIECE.finditer(script) if match["comment"] is None)

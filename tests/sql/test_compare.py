@@ -8,6 +8,7 @@ import pytest
 from pipelines.core.registry import EQUALITIES
 from pipelines.core.types import ExecutionResult, ExecutionStatus
 from pipelines.sql.equalities.compare import UNKNOWN, Gold, drop_distinct, repair
+from pipelines.sql.lexical import differ_in_case_alone
 
 ORDERED = Gold(ordered=True, mentions_order=True)
 
@@ -148,3 +149,9 @@ def test_the_official_rewrites():
     assert drop_distinct("SELECT DISTINCT a, count(distinct b) FROM t") == "SELECT  a, count( b) FROM t"
     kept = "SELECT 'distinct', \"distinct\", distinctive FROM t -- distinct"
     assert drop_distinct(kept) == kept
+
+
+def test_a_rewriting_of_bare_words_alone_is_the_same_query():
+    assert differ_in_case_alone("SELECT A FROM T WHERE b = 'x' -- It's", "select a from t where b = 'x' -- it's")
+    for sql in ("SELECT 'X'", 'SELECT "X"', "SELECT [X]", "SELECT É", "SELECT  A"):
+        assert not differ_in_case_alone(sql, sql.lower().replace("  ", " "))

@@ -288,7 +288,7 @@ class Worker:
         self.page.close()
 
 
-BATCH = 32
+BATCH = 128
 STUCK_SECONDS = 0.1  # a statement that runs this long no longer holds up the jobs behind it
 STUCK_WORK = 1_500  # nor one that has done so much work: some 30 ms, told from a batch of short ones
 SPARE = 3  # workers beyond the pool's own, for when all of these are stuck

@@ -52,6 +52,7 @@ from pipelines.sql.dialects.base import (
 from pipelines.sql.equalities import official
 from pipelines.sql.equalities.compare import Gold
 from pipelines.sql.equalities.spider_grammar import value_units
+from pipelines.sql.lexical import differ_in_case_alone
 from pipelines.sql.sandbox.wire import HEADER, RETIRED, StatusPage
 
 OPEN_DATABASES = 128
@@ -272,7 +273,8 @@ class JobServer:
             equality = EQUALITIES[name]
             gold_text, predicted_text = gold_sql, predicted_sql
             if equality.rewrite is not None:
-                gold_text, predicted_text = equality.rewrite(gold_sql), equality.rewrite(predicted_sql)
+                texts = ((sql, equality.rewrite(sql)) for sql in (gold_sql, predicted_sql))
+                gold_text, predicted_text = (sql if differ_in_case_alone(sql, text) else text for sql, text in texts)
             scores[name] = 1.0
             for location in locations if equality.suite else locations[:1]:
                 self._page.begin(number, 0)
