@@ -58,7 +58,8 @@ def champion_of(store: Store, text: str) -> Champion:
         return champion
     if tier == STAGING:
         raise DataError(f"recipe {recipe} has no champion of staging in {store.root}", f"Serve {CHAMPION}{recipe}.")
-    why, hint = f"recipe {recipe} has no champion in {store.root}", f"Run: sqltrain nightly {recipe}, or of a database: sqltrain adapt {recipe}"
+    why = f"recipe {recipe} has no champion in {store.root}"
+    hint = f"Run: sqltrain nightly {recipe}, or of a database: sqltrain adapt {recipe}"
     tried = [row for row in ledger.lines() if row["event"] == "night" and "challenger" in row]
     if tried:
         last = tried[-1]["challenger"]
