@@ -50,7 +50,7 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
             if grown:
                 remote.put(ledger.folder / LINES, name)
             if grown or changed:
-                say(f"pushed {_nights(ledger)} of {recipe}")
+                say(f"nights of {recipe}: {len(ledger.lines())} pushed")
 
 
 def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
@@ -112,12 +112,7 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                 if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):  # rolled back meanwhile
                     continue
                 write_atomic(own, lines.decode("utf-8"))
-        say(f"pulled {_nights(ledger)} of {recipe}")
-
-
-def _nights(ledger: Ledger) -> str:
-    count = len(ledger.lines())
-    return f"{count} night{'' if count == 1 else 's'}"
+        say(f"nights of {recipe}: {len(ledger.lines())} pulled")
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:

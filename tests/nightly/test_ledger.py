@@ -170,7 +170,7 @@ def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path, here, r
     ledger_remote.push(remote, here, said.append)
     there = Store(tmp_path / "there")
     ledger_remote.pull(remote, there, said.append)
-    assert said == ["pushed 2 nights of farms", "pulled 2 nights of farms"]
+    assert said == ["nights of farms: 2 pushed", "nights of farms: 2 pulled"]
     champion = Ledger(there, "farms").champion()
     assert (champion.stage, champion.key) == ("sft", "k1")
     batches = Ledger(there, "farms").batches
