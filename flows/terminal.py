@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50 or variant=NAME."),
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50 or variant=NAME.")
 ]
 StoreOption = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
 FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # the hint where a run is missing

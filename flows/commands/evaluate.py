@@ -70,8 +70,7 @@ def evaluate(
         str | None, typer.Option(help="Instead of the recipe's own: a checkpoint folder, endpoint:NAME or oracle.")
     ] = None,
     benchmarks: Annotated[
-        str | None,
-        typer.Option(help="To evaluate on, with commas between; omnisql: those added of its nine."),
+        str | None, typer.Option(help="To evaluate on, with commas between; omnisql: those added of its nine.")
     ] = None,
     questions: Annotated[
         Path | None, typer.Option(help="Your own questions with their SQL: JSON lines, or CSV with a header.")

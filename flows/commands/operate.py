@@ -98,9 +98,7 @@ def nightly(
             raise unknown
         try:
             state = run_elsewhere(
-                deployment,
-                parameters | {"recipe": recipe, "overrides": words},
-                lambda line: typer.echo(line, err=True),
+                deployment, parameters | {"recipe": recipe, "overrides": words}, lambda line: typer.echo(line, err=True)
             )
         except ObjectNotFound:
             raise unknown from None

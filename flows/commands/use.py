@@ -271,8 +271,7 @@ def ask(
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
     overrides: Overrides = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Whose model answers, or whose protocol an endpoint or a script speaks."),
+        str | None, typer.Option(help="Whose model answers, or whose protocol an endpoint or a script speaks.")
     ] = None,
     model: Annotated[
         str | None,
@@ -497,8 +496,7 @@ def serve_environment(
 
 @feedback_app.command("export")
 def feedback_export(
-    folder: FeedbackFolder,
-    user: Annotated[str | None, typer.Option(help="Of this user alone.")] = None,
+    folder: FeedbackFolder, user: Annotated[str | None, typer.Option(help="Of this user alone.")] = None
 ) -> None:
     """Print every question with its events and verdicts, a JSON object a line.
 

@@ -305,12 +305,7 @@ EQUALITIES: Registry[Equality] = Registry(
     part=Equality,
 )
 METRICS: Registry[Metric] = Registry(
-    "metric",
-    "sqltrain.metrics",
-    "pipelines.evaluation.metrics",
-    ("evaluation.metrics.*",),
-    leading=3,
-    part=Metric,
+    "metric", "sqltrain.metrics", "pipelines.evaluation.metrics", ("evaluation.metrics.*",), leading=3, part=Metric
 )
 FILTER_RULES: Registry[Callable[[Any], bool]] = Registry(
     "filter rule", "sqltrain.filter_rules", "pipelines.curation.filtering", ("filter.drop.*", "grpo.drop.*")

@@ -316,8 +316,7 @@ def asked_question(
         return examples[index]
     if databases is None:
         raise DataError(
-            "this server takes no rows of its clients",
-            "Ask by pool and index, or start it with --database FOLDER.",
+            "this server takes no rows of its clients", "Ask by pool and index, or start it with --database FOLDER."
         )
     if not isinstance(name := asked.get("database"), str) or "record" in asked:
         raise DataError("the row's field 'database' is missing or is no text")

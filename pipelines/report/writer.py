@@ -8,16 +8,7 @@ from pipelines.report import formats, report_tables
 from pipelines.report.data import ReportData, System, schemas_by_card, with_texts
 from pipelines.report.page import document
 
-__all__ = [
-    "Preview",
-    "ReportData",
-    "System",
-    "markdown",
-    "with_results",
-    "write",
-    "write_all",
-    "write_tables",
-]
+__all__ = ["Preview", "ReportData", "System", "markdown", "with_results", "write", "write_all", "write_tables"]
 
 PAGE, TABLES = "report.html", "tables"
 PREVIEW_S = 5.0  # seconds for the first rows of one result; a slower one is left out
