@@ -201,7 +201,7 @@ def newest_model(recipe: Recipe, store: Store) -> Path:
             return steps[name].folder / "model"
     raise DataError(
         f"recipe {recipe.name} has no trained model in {store.root}",
-        f"Train it by sqltrain run or adapt, with the same overrides; or name a model: {KINDS}.",
+        f"Pass --model: {KINDS}. Or train it by sqltrain run or adapt, with the same overrides.",
     )
 
 

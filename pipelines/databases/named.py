@@ -112,28 +112,29 @@ class OpenableDatabase:
             schema = introspect(self.database, values)
             return describe(schema, self.database) if described else schema
         shown, select = self.card.shown(), "SELECT {} FROM {} LIMIT 0"
-        if self.card.hidden is None:
-            return shown
-        # Views and columns that the sandbox refuses, since they hold a hidden column, are left out.
-        names = [[quoted(column.name) for column in table.columns] for table in shown.tables]
-        pairs = zip(shown.tables, names, strict=True)
+        # Views and columns that the sandbox refuses, since they hold a hidden column, are left out. Where nothing is
+        # hidden, the first table alone is probed: whether the database can be reached.
+        probed = shown.tables[: 1 if self.card.hidden is None else None]
+        names = [[quoted(column.name) for column in table.columns] for table in probed]
+        pairs = zip(probed, names, strict=True)
         probes = [select.format(", ".join(own), shown.written(table.name)) for table, own in pairs]
         results = sql.execute_many([(self.database, probe) for probe in probes])
         tables = []
-        for table, own, result in zip(shown.tables, names, results, strict=True):
+        for table, own, result in zip(probed, names, results, strict=True):
             if result.status is ExecutionStatus.UNAVAILABLE:
-                raise DatabaseError(f"the database {self.database.id} is away: {result.error}")
+                hint = "Check that it can be opened; a server's password comes from PGPASSWORD or MYSQL_PWD."
+                raise DatabaseError(f"the database {self.database.id} is away: {result.error}", hint)
             if result.error_class == "hidden":
                 probes = [select.format(name, shown.written(table.name)) for name in own]
                 each = sql.execute_many([(self.database, probe) for probe in probes])
-                probed = zip(table.columns, each, strict=True)
-                columns = tuple(column for column, answer in probed if answer.error_class != "hidden")
+                answers = zip(table.columns, each, strict=True)
+                columns = tuple(column for column, answer in answers if answer.error_class != "hidden")
                 readable = {column.name for column in columns}
                 keys = tuple(key for key in table.foreign_keys if key.column in readable)
                 table = dataclasses.replace(table, columns=columns, foreign_keys=keys)
             if table.columns:
                 tables.append(table)
-        return dataclasses.replace(shown, tables=tuple(tables))
+        return dataclasses.replace(shown, tables=(*tables, *shown.tables[len(probed) :]))
 
     def example(self, question: str, id: str = "ask", history: History = ()) -> Example:
         """The question with the card's notes and the definitions that it, or one before it, names."""

@@ -8,10 +8,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "sql"))
 from servers import binaries, make_reader, postgres
 
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DatabaseError, DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database
-from pipelines.databases import catalogue, named
+from pipelines.databases import card, catalogue, named
 from pipelines.recipe.config import Execution
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.mysql import encryption_of
@@ -94,6 +94,9 @@ def test_a_server_gets_its_password_from_the_environment(monkeypatch, tmp_path):
         assert not one(shop).ok
         with pytest.raises(DataError, match=r"cannot be opened: .* or password\. A password comes from .* PGPASSWORD"):
             catalogue.role(named.find(shop.location))
+        known = card.DatabaseCard(engine="postgres", location=shop.location, tables={"t": {"columns": {"a": {}}}})
+        with SqlEngine(Limits()) as sql, pytest.raises(DatabaseError, match=r"is away: .* comes from PGPASSWORD"):
+            named.OpenableDatabase(shop, shop.location, known).schema(sql)  # before a model is paid
         Path("pass").write_text(f"127.0.0.1:{port}:*:reader:secret\n")
         Path("pass").chmod(0o600)
         monkeypatch.setenv("PGPASSFILE", "pass")  # as seen from this folder; a worker has another one

@@ -277,7 +277,7 @@ def test_every_protocol_has_words_for_its_card(name, tmp_path):
         ("grpo/grpo1", "onnx", UserError, "there is no export 'onnx'. There are: hub-folder, hub-adapter, gguf"),
         ("grpo/grpo1", "gguf", DataError, "its tokenizer splits a text in a way that llama.cpp lacks"),
         ("nothing", "ollama", DataError, "there is no model 'nothing'"),
-        ("miniature", "ollama", DataError, r"has no trained model in .*; or name a model: a checkpoint folder"),
+        ("miniature", "ollama", DataError, r"has no trained model in .*Pass --model: a checkpoint folder"),
         ("champion:miniature", "ollama", DataError, "champion"),
     ],
 )
