@@ -137,7 +137,7 @@ def questions_to_try(schema: Schema) -> list[str]:
     others = [column for column in table.columns if not column.primary_key and column.name not in keys]
     texts = [column.name for column in others if not any(word in column.type.upper() for word in NO_TEXT)]
     numbers = [column.name for column in others if any(word in column.type.upper() for word in NUMBERS)]
-    questions += [f"Which {name} are there in {table.name} ?" for name in texts[:1]]
+    questions += [f"What are the values of {name} in {table.name} ?" for name in texts[:1]]
     return questions + [f"What is the largest {name} in {table.name} ?" for name in numbers[:1]]
 
 
