@@ -237,7 +237,8 @@ def _whole(share: float) -> str:
 
 def forest(groups: Sequence[Group], label: str) -> Html:
     """Shares with their intervals, group by group: dot and whisker, and the figures beside them."""
-    left, right, pitch, gap = 170.0, 850.0, 21.0, 14.0
+    left = max(170.0, min(400.0, 16 + 7.6 * max((len(group.label) for group in groups), default=0)))
+    right, pitch, gap = 850.0, 21.0, 14.0
     height = sum(len(group.rows) * pitch + gap for group in groups) + 24
     frame = Frame(left, 4, right, height - 24)
     scale = Scale(0, 1, left, right)
