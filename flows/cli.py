@@ -26,13 +26,6 @@ FILE_ERRORS = frozenset(
 
 # The commands by their module below `flows.commands` and their panel of the help, with their line there.
 PANELS = {
-    ("operate", None): {
-        "nightly": "Run one night: take new questions, train a challenger, promote it only if it is better.",
-        "init": "Write the files of a deployment into a folder: Prefect, automations, compose, Kubernetes, images.",
-        "status": "Show what runs, what the last night decided, and held-out accuracy over the nights.",
-        "champion": "The checkpoint that nightly retraining promoted.",
-        "store": "What a store holds, and what of it may go.",
-    },
     ("train", "Train"): {
         "run": "Run a recipe: every stage that the store lacks, then a table of the figures.",
         "stages": "List a recipe's stages: key, whether the store has it, and its figures, or why not.",
@@ -71,6 +64,13 @@ PANELS = {
         "invent": "Make questions with gold SQL for a database that has none.",
         "review": "Look through questions in a browser, one by one: accept, mend or reject each, by keyboard.",
         "data": "Benchmarks on this machine.",
+    },
+    ("operate", "Operate"): {
+        "nightly": "Run one night: take new questions, train a challenger, promote it only if it is better.",
+        "init": "Write the files of a deployment into a folder: Prefect, automations, compose, Kubernetes, images.",
+        "status": "Show what runs, what the last night decided, and held-out accuracy over the nights.",
+        "champion": "The checkpoint that nightly retraining promoted.",
+        "store": "What a store holds, and what of it may go.",
     },
 }
 COMMANDS = {name: module for (module, _), lines in PANELS.items() for name in lines}

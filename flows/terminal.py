@@ -151,7 +151,7 @@ class Bars:
 
     def say(self, text: str) -> None:
         """One line above the bars."""
-        self.console.print(Text(plain(text)), soft_wrap=True)
+        self.console.print(Text(plain(text)), soft_wrap=not self.console.is_terminal)
 
     def warn(self, text: str) -> None:
         """One line above the bars that stands out."""

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import shlex
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -100,10 +101,12 @@ def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = Fa
     loaded, store = open_recipe(recipe, overrides)
     steps = graph.plan(loaded, store)
     table = Table("stage", "key", "state", "figures, or why", box=None, pad_edge=False)
+    left = max(len(step.name) for step in steps) + 28  # before the figures, which rich would break at any space
     for step in steps:
         state = "[green]cached[/]" if step.cached else "[yellow]to do[/]"
         metrics = read_json(step.folder / "metrics.json") if step.cached else {}
         told = report_terminal.stage_figures(step.name, metrics) if step.cached else report_terminal.plain(step.why)
+        told = textwrap.fill(told, max(20, terminal.console.width - left), break_on_hyphens=False)
         table.add_row(step.name, step.key, state, Text(told))
     terminal.console.print(table)
     if as_json:

@@ -1,5 +1,7 @@
 """Evaluation tables for a terminal: the figures at a run's end, where to look, and a comparison of two systems."""
 
+import sys
+import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 
@@ -79,11 +81,6 @@ def plain(words: str, lines: bool = False) -> str:
     return "".join(shown)
 
 
-def _line(words: str) -> Text:
-    """One line without markup."""
-    return Text(plain(words))
-
-
 def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> ReportTable:
     """The few figures of a run's end, one system a row, by the systems' names.
 
@@ -143,21 +140,16 @@ def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]]
         console.print(render(across(by_benchmark), console.width))
     width = max(map(len, look), default=0)
     for label, place in look.items():
-        console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)
+        console.print(Text(plain(f"{label:<{width}}  {place}")), soft_wrap=True)
 
 
 def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN_FLIPS) -> None:
     """Print one comparison: the difference and its tests, then the first `shown` questions that flipped."""
     paired = comparison.paired
-    bounds = f"[{formats.points(paired.low)}, {formats.points(paired.high)}]"
-    console.print(
-        _line(
-            f"{comparison.before} → {comparison.after} "
-            f"({comparison.mode}, {comparison.equality}, {paired.n} questions): "
-            f"{formats.percent(comparison.accuracy_before)} → {formats.percent(comparison.accuracy_after)} %, "
-            f"{formats.points(paired.difference)} points {bounds}"
-        ),
-        soft_wrap=True,
+    difference = (
+        f"{comparison.before} → {comparison.after} ({comparison.mode}, {comparison.equality}, {paired.n} questions): "
+        f"{formats.percent(comparison.accuracy_before)} → {formats.percent(comparison.accuracy_after)} %, "
+        f"{formats.points(paired.difference)} points [{formats.points(paired.low)},\xa0{formats.points(paired.high)}]"
     )
     tests = f"sign-flip by {paired.flipped} p {formats.p_value(paired.p_permutation)}"
     if comparison.p_mcnemar is not None:
@@ -167,12 +159,15 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
         tests += f"; {formats.count(comparison.needed)} questions would show a difference of this size"
     if comparison.detectable is not None:
         tests += f", and {formats.count(paired.n)} show one of {formats.percent(comparison.detectable)} points"
-    console.print(_line(tests), soft_wrap=True)
+    width = console.width if console.is_terminal else sys.maxsize
+    for words in (difference, tests):
+        folded = textwrap.fill(words, width, break_on_hyphens=False)
+        console.print(Text(plain(folded, lines=True)), soft_wrap=True)
     for flip in comparison.flips[:shown]:
         sign = "+" if flip.gained else "−"
-        console.print(_line(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}"), soft_wrap=True)
+        console.print(Text(plain(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}")), soft_wrap=True)
     if len(comparison.flips) > shown:
-        console.print(_line(f"  and {len(comparison.flips) - shown} more that flipped"))
+        console.print(Text(plain(f"  and {len(comparison.flips) - shown} more that flipped")))
 
 
 def stage_figures(stage: str, metrics: Mapping[str, float]) -> str:
