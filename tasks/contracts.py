@@ -185,4 +185,4 @@ def contract_markdown(verdict: Mapping[str, Any]) -> str:
 
 def markdown_cell(text: str) -> str:
     """Text that cannot end its table cell or start markup: no image is loaded, and no link or tag is made."""
-    return escape(" ".join(text.split())).translate(_MARKDOWN)
+    return escape(" ".join(text.split()), quote=False).translate(_MARKDOWN)
