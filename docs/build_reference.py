@@ -175,7 +175,8 @@ def _commands(commands: Mapping[str, Any], path: str) -> Iterator[str]:
             yield from _commands(command.commands, whole)
             continue
         yield f"## `{whole}`\n"
-        yield f"{inspect.cleandoc(command.help or '')}\n"
+        text = re.sub(r"^Example: (?=sqltrain )", "Example:\n\n  ", inspect.cleandoc(command.help or ""), flags=re.M)
+        yield re.sub(r"^  (sqltrain (?:.*\\\n)*.*)$", r"```\n\1\n```", text, flags=re.M) + "\n"
         yield "| argument or option | default | use |"
         yield "|---|---|---|"
         for parameter in command.params:
