@@ -14,7 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipelines.core.types import Database
+from pipelines.sql.engine import Limits, SqlEngine
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,17 @@ def build_database(place: Path | str, *statements: str) -> Database:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(";".join(statements))
     return Database(path.stem, "sqlite", str(path))
+
+
+def engine_fixture(scope: Any = "function", workers: int = 1, **limits: Any) -> Any:
+    """A fixture that is an engine of its own for each test, file or session."""
+
+    @pytest.fixture(scope=scope)
+    def engine() -> Iterator[SqlEngine]:
+        with SqlEngine(Limits(**limits), workers) as made:
+            yield made
+
+    return engine
 
 
 def load_script(path: Path) -> Any:

@@ -12,10 +12,10 @@ from pipelines.core.types import Database, Example
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect, render
-from tests.fakes import build_database
+from tests.fakes import build_database, engine_fixture
 
+sql = engine_fixture("module", timeout_s=0.3)
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", "../shared/data"))
 
 
@@ -91,8 +91,7 @@ def test_duckdbs_comments(tmp_path):
 @pytest.mark.parametrize(("name", "wanted"), [("skyrl_sql", True), ("mtir_sql", True), ("sql_trail", False)])
 def test_a_recipe_shows_column_descriptions_where_its_paper_does(name, wanted, tmp_path):
     database = tables_of_spider(tmp_path, "frpm", ["cds", "record type", "city"])
-    text = render(schemas(recipes.load(name))(database), "ddl")
-    assert ("record type" in text) == wanted
+    assert ("record type" in render(schemas(recipes.load(name))(database), "ddl")) == wanted
 
 
 @pytest.mark.skipif(not (SHARED / "spider").is_dir(), reason="no shared data")
@@ -124,12 +123,6 @@ def schema(database):
     return introspect(database)
 
 
-@pytest.fixture(scope="module")
-def sql():
-    with SqlEngine(Limits(timeout_s=0.3), workers=1) as engine:
-        yield engine
-
-
 def test_closeness_is_the_share_that_stands_in_the_question():
     assert closeness("France", "cities of FRANCE?") == 1.0
     assert closeness("Western Europe", "countries in Europe") == 8 / 14  # "n europe"
@@ -142,10 +135,8 @@ def test_the_likeliest_come_first_with_their_columns(database, schema, sql):
     """Prose, a number and an empty text are no values."""
     with ValueIndex(database, schema, sql) as index:
         assert len(index) == 5 + 1 + 2  # names, the region, cities; France is in two columns
-        assert index.find("Which cities of france does San Marino trade with?", 5) == [
-            ("San Marino", [("country", "name")]),
-            ("France", [("country", "name"), ("city", "country")]),
-        ]
+        found = index.find("Which cities of france does San Marino trade with?", 5)
+        assert found == [("San Marino", [("country", "name")]), ("France", [("country", "name"), ("city", "country")])]
         assert index.find("Which cities of france does San Marino trade with?", 1)[0][0] == "San Marino"
         assert index.find("countries of western europe", 3) == [("Western Europe", [("country", "region")])]
         assert index.find('what is a "b" c, st. john\'s?', 2)[0][0] == "St. John's"

@@ -18,10 +18,10 @@ from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.user import REFUSAL, SPENT
-from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
-from tests.fakes import build_database
+from tests.fakes import build_database, engine_fixture
 
+sql = engine_fixture(timeout_s=5, memory_mb=256)
 GOLD = "livesqlbench_sqlite_gt_kg_testcases_0528.jsonl"
 OWN_TEST = 'def test_case(pred_sqls, sol_sqls, db_name, conn):\n    open("/tmp/stolen", "w")\n    assert True'
 DEFAULT_TEST = (
@@ -87,23 +87,15 @@ def read(folder, root, kind="livesqlbench", **options):
     return loaded
 
 
-@pytest.fixture
-def sql():
-    with SqlEngine(Limits(timeout_s=5, memory_mb=256)) as engine:
-        yield engine
-
-
 def judged(played, examples, sql):
-    by_id = {one.id: one for one in examples}
-    return evaluate(played, by_id, sql, introspect, ["livesqlbench"], "greedy")
+    return evaluate(played, {one.id: one for one in examples}, sql, introspect, ["livesqlbench"], "greedy")
 
 
 def play(examples, said, sql, **protocol):
     def say(request):
         return f"<reasoning>r</reasoning>{said[request.example.id][request.turn]}"
 
-    speech = build(ProtocolSection(**protocol))
-    engine = RolloutEngine(ScriptedPolicy(say), speech, sql, Sampling(), 8, introspect)
+    engine = RolloutEngine(ScriptedPolicy(say), build(ProtocolSection(**protocol)), sql, Sampling(), 8, introspect)
     return engine.run([EpisodeRequest(example, 0, 0) for example in examples])
 
 
@@ -184,8 +176,7 @@ def vague(folder):
 
 
 def test_questions_about_a_vague_question_are_counted(vague, tmp_path, sql):
-    loaded = read(vague, tmp_path / "stage", "mini_interact")
-    (example,) = loaded.examples
+    (example,) = read(vague, tmp_path / "stage", "mini_interact").examples
     assert "Loud signal" not in example.evidence
     assert "Clear signal" in example.evidence
     turns = [

@@ -15,7 +15,9 @@ from pipelines.benchmarks.miniature.questions import FAMILIES, expand, templates
 from pipelines.benchmarks.miniature.world import CATEGORIES
 from pipelines.core.types import HARDNESS_LEVELS
 from pipelines.sql.analysis.hardness import hardness
-from pipelines.sql.engine import Limits, SqlEngine
+from tests.fakes import engine_fixture
+
+engine = engine_fixture("module", timeout_s=5, memory_mb=512)
 
 
 @functools.cache
@@ -58,8 +60,7 @@ def test_a_probe_is_needed_exactly_when_a_value_is_stored_otherwise_than_asked(e
         for one in filters:
             assert f"'{one['stored']}'" in example.gold_sql
             assert one["asked"] in example.question.split()
-            found = rows(example, f"SELECT DISTINCT {one['column']} FROM {one['table']}")
-            assert (one["stored"],) in found
+            assert (one["stored"],) in rows(example, f"SELECT DISTINCT {one['column']} FROM {one['table']}")
 
 
 def test_no_stored_form_shows_in_a_question_that_needs_a_probe(examples):
@@ -124,12 +125,6 @@ def test_wordings_belong_to_one_split_and_use_words_that_training_has():
     assert expand("[with] x") == ["with {h} x", "that have {h} x", "having {h} x"]
     assert "how many {h}" in expand("[count:h]")
     assert len(expand("[open] [names:t] [filter]")) == 6 * 4 * 5
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as engine:
-        yield engine
 
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])

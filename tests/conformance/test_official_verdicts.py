@@ -9,8 +9,10 @@ import pytest
 from pipelines.core.types import Database
 from pipelines.sql import analyst
 from pipelines.sql.analysis.hardness import hardness
-from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.engine import Pair
+from tests.fakes import engine_fixture
 
+engine = engine_fixture("module", timeout_s=30)
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 VECTORS = SHARED / "vectors"
 pytestmark = pytest.mark.skipif(not VECTORS.is_dir(), reason=f"no benchmark material at {SHARED}")
@@ -41,20 +43,13 @@ DEFECTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=30)) as engine:
-        yield engine
-
-
 def judge(engine, rows, databases):
     pairs = [Pair(database, row["gold"], row["pred"]) for database, row in zip(databases, rows, strict=True)]
     return engine.verdicts(pairs, list(PREDICTIONS))
 
 
 def test_the_verdicts_on_532_published_predictions(engine):
-    lines = (VECTORS / "spider_dev_slice_verdicts.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in (VECTORS / "spider_dev_slice_verdicts.jsonl").read_text().splitlines()]
     folder = SHARED / "spider" / "database"
     databases = [
         Database(row["db_id"], "sqlite", str(folder / row["db_id"] / f"{row['db_id']}.sqlite")) for row in rows

@@ -76,9 +76,7 @@ def one(database):
 @pytest.mark.timeout(120)
 def test_a_server_gets_its_password_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    programs = binaries()
-    if programs is None:
-        pytest.skip("PostgreSQL's programs are not installed")
+    programs = binaries() or pytest.skip("PostgreSQL's programs are not installed")
     with postgres(programs) as admin:
         import psycopg
 

@@ -12,9 +12,10 @@ from pipelines.core.types import Action, ActionKind, Example, ExecutionStatus, S
 from pipelines.evaluation import evaluate
 from pipelines.sql.analysis.diagnosis import diagnose
 from pipelines.sql.diagnoses import ERROR_CLASSES, KINDS, Failure
-from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table, introspect
+from tests.fakes import engine_fixture
 
+engine = engine_fixture("module", timeout_s=1.0)
 CASES = Path(__file__).with_name("error_cases.txt")
 EQUALITIES = ("strict", "bird", "test_suite")
 
@@ -50,12 +51,6 @@ def read_cases():
                 )
             )
     return cases
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=1.0)) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

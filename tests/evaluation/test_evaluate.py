@@ -33,16 +33,11 @@ from pipelines.evaluation.stats import pairs_needed
 from pipelines.evaluation.summary import Summary, summarise
 from pipelines.report import terminal
 from pipelines.sql.diagnoses import ERROR_CLASSES
-from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
+from tests.fakes import engine_fixture
 
+engine = engine_fixture("module", timeout_s=5.0)
 GOLD = "SELECT name FROM ships WHERE flag = 'NO'"
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=5.0)) as engine:
-        yield engine
 
 
 @pytest.fixture
@@ -95,8 +90,7 @@ def test_a_record_holds_the_verdicts_and_the_costs(judge):
     assert (found.question_digest, found.gold_digest) == (text_digest("?"), text_digest(f" {GOLD} ;"))
     (text,) = judge(episode(GOLD, token_ids=(), agent_mask=()))
     assert (text.tokens_in, text.tokens_out) == (None, None)
-    consensus = SchemaItems(frozenset({"ships"}), frozenset({("ships", "name")}))
-    (found,) = judge(episode(GOLD), gold={"q": consensus})
+    (found,) = judge(episode(GOLD), gold={"q": SchemaItems(frozenset({"ships"}), frozenset({("ships", "name")}))})
     assert (found.linking.columns.precision, found.linking.columns.recall) == (0.5, 1.0)
     assert judge(episode(GOLD), gold={})[0].linking is None
 
@@ -105,8 +99,7 @@ def test_equalities_can_disagree_and_an_error_counts_where_it_is_one(judge, tmp_
     (found,) = judge(episode("SELECT name FROM ships WHERE flag = 'NO' UNION ALL SELECT 'Aurora'"))
     assert dict(found.scores) == {"strict": 0.0, "bird": 1.0}
     assert found.wrong("bird") is None
-    diagnosis = found.wrong("strict")
-    assert diagnosis.error == "semantic"
+    assert found.wrong("strict").error == "semantic"
     assert summarise([found], "strict").errors["semantic"] == 1
     assert sum(summarise([found], "bird").errors.values()) == 0
     records = judge(episode(GOLD), episode("SELECT flag FROM ships"), episode(None))
@@ -193,10 +186,8 @@ def test_a_summary_by_hand(record):
     assert found.points[1].pass_at.value == 0.75
     assert found.points[1].majority_at.value == 0.5  # b: its first sample, right; c: its first sample, wrong
     assert value_of(found.measured["turns"]) == 1.5  # of the greedy episodes only
-    assert [(level.name, level.n, level.ex.value) for level in found.by_hardness if level.ex] == [
-        ("easy", 2, 0.5),
-        ("extra", 2, 0.5),
-    ]
+    shown = [(level.name, level.n, level.ex.value) for level in found.by_hardness if level.ex]
+    assert shown == [("easy", 2, 0.5), ("extra", 2, 0.5)]
     assert list(found.errors) == list(ERROR_CLASSES)
     assert from_dict(Summary, to_dict(found)) == found
 
@@ -208,8 +199,7 @@ def test_a_summary_is_flat_numbers_for_a_tracker(record):
     assert (flat["pass_at_2"], flat["majority_at_2"], flat["ex_strict_easy"]) == (0.75, 0.5, 0.5)
     assert all(isinstance(value, int | float) for value in flat.values())
     assert not any("/" in name for name in flat)
-    only = [each for each in mixed(record) if each.mode == "sampled"]
-    found = summarise(only, "strict")
+    found = summarise([each for each in mixed(record) if each.mode == "sampled"], "strict")
     assert dict(found.ex) == {}
     assert found.headline == found.sampled
     assert value_of(found.measured["turns"]) == 9
@@ -308,12 +298,8 @@ def test_examples_with_accepted_results_are_judged_by_them(harbour, engine):
         return evaluate.evaluate(made, {"q": example}, engine, functools.cache(introspect), equalities, "sampled")
 
     right, wrong, invented, none = run(GOLD, "SELECT name FROM ports", "SELECT crew FROM ships", None)
-    assert [one.scores for one in (right, wrong, invented, none)] == [
-        {"spider2": 1.0},
-        {"spider2": 0.0},
-        {"spider2": 0.0},
-        {"spider2": 0.0},
-    ]
+    found = [one.scores for one in (right, wrong, invented, none)]
+    assert found == [{"spider2": 1.0}, {"spider2": 0.0}, {"spider2": 0.0}, {"spider2": 0.0}]
     assert (right.gold_rows, right.broken, right.linking) == (2, False, None)
     assert wrong.diagnosis is None  # without a gold query, linking and logic cannot be told apart
     assert invented.diagnosis.error == "hallucination"
@@ -361,8 +347,7 @@ def test_a_checkpoint_and_a_prediction_file_are_joined_by_their_questions():
     assert (found.paired.n, found.gained, found.lost) == (2, 1, 1)
     assert [(flip.example_id, flip.gained) for flip in found.flips] == [("spider_dev_1", False), ("spider_dev_0", True)]
     assert common_names([evaluated, predicted])[1] == {"0": "spider_dev_0", "1": "spider_dev_1"}
-    data = report_data(questions=6, samples=0)
-    assert [each.paired.n for each in data.comparisons] == [6, 6, 6]
+    assert [each.paired.n for each in report_data(questions=6, samples=0).comparisons] == [6, 6, 6]
 
 
 def test_paraphrases_with_one_gold_query_differ_by_their_words():

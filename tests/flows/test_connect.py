@@ -90,12 +90,8 @@ def test_a_renewed_card_keeps_what_is_hidden_also_of_what_is_not_there_now():
     fresh = {"t": card.TableCard(columns={"c": plain}), "u": card.TableCard(rows=2, columns={"a": card.ColumnCard()})}
     old, new = (card.DatabaseCard(engine="sqlite", location="x", tables=each) for each in (tables, fresh))
     renewed = card.merge(new, old)
-    assert {name: sorted(table.columns) for name, table in renewed.tables.items()} == {
-        "t": ["a", "c"],
-        "u": ["a"],
-        "pay": ["x"],
-        "log": ["ip"],
-    }
+    found = {name: sorted(table.columns) for name, table in renewed.tables.items()}
+    assert found == {"t": ["a", "c"], "u": ["a"], "pay": ["x"], "log": ["ip"]}
     assert renewed.hidden == (("pay",), {"t": ("a",), "u": ("a",), "log": ("ip",)})
     column = renewed.tables["u"].columns["a"]
     assert (renewed.tables["u"].rows, column.hidden, column.description) == (2, True, "mine")
@@ -208,9 +204,7 @@ def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path):
     sys.path.insert(0, str(Path(__file__).parents[1] / "sql"))
     from servers import binaries, make_reader, postgres
 
-    programs = binaries()
-    if programs is None:
-        pytest.skip("PostgreSQL's programs are not installed")
+    programs = binaries() or pytest.skip("PostgreSQL's programs are not installed")
 
     def run(address, *more, **environment):
         command = [sys.executable, "-m", "flows.cli", "connect", address, *more]

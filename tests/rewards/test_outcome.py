@@ -18,9 +18,10 @@ from pipelines.core.types import (
 )
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import analyst
-from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
-from tests.fakes import build_database
+from tests.fakes import build_database, engine_fixture
+
+engine = engine_fixture(timeout_s=5)
 
 
 @pytest.fixture
@@ -28,12 +29,6 @@ def example(tmp_path):
     path = tmp_path / "music.sqlite"
     build_database(path, "CREATE TABLE singer (name TEXT, kind TEXT); INSERT INTO singer VALUES ('Ann', 'STR');")
     return Example("e1", "Who?", Database("music", "sqlite", str(path)), "SELECT name FROM singer", hardness="easy")
-
-
-@pytest.fixture
-def engine():
-    with SqlEngine(Limits(timeout_s=5), workers=1) as sql:
-        yield sql
 
 
 def episode(final, stop=StopReason.SOLUTION):

@@ -16,9 +16,10 @@ from pipelines.protocols.base import build
 from pipelines.recipe import recipes
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
-from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
+from tests.fakes import engine_fixture
 
+engine = engine_fixture("module", timeout_s=1.0, max_rows=2000, memory_mb=256, workers=2)
 GOLD = "SELECT name, wages FROM singer WHERE country = 'France' ORDER BY wages"
 HONEST = f"{GOLD} DESC"
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT"
@@ -69,12 +70,6 @@ def example(tmp_path_factory):
     return Example("e1", "Who?", Database("music", "sqlite", str(path)), GOLD, hardness="medium")
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=1.0, max_rows=2000, memory_mb=256), workers=2) as sql:
-        yield sql
-
-
 @functools.cache
 def loaded(name, *overrides):
     return recipes.load(name, overrides)
@@ -94,8 +89,7 @@ def looks():
 def episode(sql):
     stop = StopReason.TURN_LIMIT if sql is None else StopReason.SOLUTION
     kind = ActionKind.INVALID if sql is None else ActionKind.SOLUTION
-    error = "no_action" if sql is None else None
-    answer = Turn("", Action(kind, sql or "", "r", error))
+    answer = Turn("", Action(kind, sql or "", "r", "no_action" if sql is None else None))
     return Trajectory("e1", 0, "policy", "react", (), (*looks(), answer), sql, stop)
 
 

@@ -12,9 +12,10 @@ from pipelines.recipe import config
 from pipelines.recipe.config import Model, Sampling, TinyModel
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
+from tests.fakes import engine_fixture
 
+sql = engine_fixture("session", timeout_s=10)
 TEXT = "how many singers are there in paris select name from singer where city is count of the answer left now"
 WORDS = TEXT.split()
 
@@ -76,12 +77,6 @@ def examples(database):
     gold = "SELECT count(*) FROM singer"
     asked = [" ".join(WORDS[(i + 3 * k) % len(WORDS)] for k in range(6 + i % 9)) for i in range(40)]
     return [Example(f"q{i}", f"{question} {i} ?", database, gold) for i, question in enumerate(asked)]
-
-
-@pytest.fixture(scope="session")
-def sql():
-    with SqlEngine(Limits(timeout_s=10), workers=1) as engine:
-        yield engine
 
 
 @pytest.fixture

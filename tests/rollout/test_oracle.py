@@ -14,10 +14,11 @@ from pipelines.recipe.config import ProtocolSection, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy, lookups
-from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.engine import Pair
 from pipelines.sql.schema import introspect
-from tests.fakes import build_database
+from tests.fakes import build_database, engine_fixture
 
+sql = engine_fixture("module", timeout_s=5, memory_mb=512)
 PROTOCOLS = {
     "react": ProtocolSection(name="react", prompt="brief", max_turns=6),
     "react_full": ProtocolSection(name="react", prompt="full"),
@@ -38,12 +39,6 @@ def examples(tmp_path_factory):
     root = tmp_path_factory.mktemp("stage")
     source = Source(kind="miniature", split="dev", options={"databases": 14, "questions": 12})
     return base.resolve(base.read(source, 0, root).examples, root)
-
-
-@pytest.fixture(scope="module")
-def sql():
-    with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as engine:
-        yield engine
 
 
 def play(examples, settings, sql, error_rate=0.0, max_turns=None):
@@ -99,8 +94,7 @@ def test_the_share_of_mistakes_is_the_error_rate(examples):
     oracle = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.25)
     plain = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.0)
     scripts = [(oracle.script(e, seed), plain.script(e, seed)) for e in examples for seed in range(12)]
-    mistaken = sum(len(ours) > len(bare) for ours, bare in scripts) / len(scripts)
-    assert mistaken == pytest.approx(0.25, abs=0.03)
+    assert sum(len(ours) > len(bare) for ours, bare in scripts) / len(scripts) == pytest.approx(0.25, abs=0.03)
 
 
 def test_a_column_that_it_guesses_is_never_looked_up_and_its_value_is_spelled_in_one_of_three_ways(examples):
@@ -132,8 +126,7 @@ def test_a_guess_is_right_as_often_as_chance_says(examples, sql):
     )
     alone = [e for e in examples if len(e.meta["filters"]) == 1]
     coded = [e for e in alone if e.meta["filters"][0]["stored"].lower() != e.meta["filters"][0]["asked"]]
-    spelled = [e for e in alone if e not in coded]
-    runs = [EpisodeRequest(e, sample, sample) for e in spelled for sample in range(6)]
+    runs = [EpisodeRequest(e, sample, sample) for e in alone if e not in coded for sample in range(6)]
     assert share_right(coded, engine.run([EpisodeRequest(e, 0, 0) for e in coded]), sql) == 0.0
     assert share_right([run.example for run in runs], engine.run(runs), sql) == pytest.approx(1 / 3, abs=0.08)
 

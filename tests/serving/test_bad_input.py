@@ -129,9 +129,7 @@ def run(folder, *words, **environment):
 @pytest.mark.services
 @pytest.mark.timeout(120)
 def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path, monkeypatch):
-    programs = binaries()
-    if programs is None:
-        pytest.skip("PostgreSQL's programs are not installed")
+    programs = binaries() or pytest.skip("PostgreSQL's programs are not installed")
     import psycopg
 
     cluster = Cluster(programs)
@@ -152,11 +150,8 @@ def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path, monkeypa
             assert refused.returncode != 0
             assert (len(refused.stderr.splitlines()), "hunter2" in refused.stderr) == (1, False), refused.stderr
         writes = run(tmp_path, "connect", f"postgresql://writer:secret@{host}")
-        assert (writes.returncode, "write to item" in writes.stdout, "--allow-writes" in writes.stderr) == (
-            2,
-            True,
-            True,
-        )
+        found = (writes.returncode, "write to item" in writes.stdout, "--allow-writes" in writes.stderr)
+        assert found == (2, True, True)
         assert not (tmp_path / "databases").exists()
 
         monkeypatch.setenv("PGPASSWORD", "secret")
@@ -212,9 +207,7 @@ def shop_of(engine, folder):
         build_database(folder / f"shop.{engine}", SHOP)
         yield f"shop.{engine}"
         return
-    programs = mariadb_programs()
-    if programs is None:
-        pytest.skip("MariaDB's programs are not installed (apt-get install mariadb-server)")
+    programs = mariadb_programs() or pytest.skip("MariaDB is not installed (apt-get install mariadb-server)")
     import pymysql
 
     with mariadb(programs) as port:

@@ -127,9 +127,7 @@ def chat(page, url, question):
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_from_a_database_to_a_champion_that_learned_from_a_thumb(tmp_path):
-    programs = binaries()
-    if programs is None:
-        pytest.skip("PostgreSQL's programs are not installed")
+    programs = binaries() or pytest.skip("PostgreSQL's programs are not installed")
     import psycopg
 
     began = time.monotonic()

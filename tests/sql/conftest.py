@@ -38,9 +38,7 @@ def run(engine, shop):
 
 @pytest.fixture(scope="session")
 def server(shop):
-    programs = binaries()
-    if programs is None:
-        pytest.skip("PostgreSQL's programs are not installed (apt-get install postgresql)")
+    programs = binaries() or pytest.skip("PostgreSQL's programs are not installed (apt-get install postgresql)")
     with postgres(programs) as admin:
         make_reader(programs, admin, "reader", "secret")
         reader = admin.replace("user=owner", "user=reader password=secret")
@@ -49,9 +47,7 @@ def server(shop):
 
 @pytest.fixture(scope="session")
 def mysql_port():
-    programs = mariadb_programs()
-    if programs is None:
-        pytest.skip("MariaDB's programs are not installed (apt-get install mariadb-server)")
+    programs = mariadb_programs() or pytest.skip("MariaDB is not installed (apt-get install mariadb-server)")
     with mariadb(programs) as port:
         yield port
 

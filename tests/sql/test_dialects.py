@@ -16,17 +16,12 @@ from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.dialects.base import REFUSED
 from pipelines.sql.dialects.dialect import Role, engine_of_head
 from pipelines.sql.dialects.guard import check
-from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.engine import Limits, Pair
 from pipelines.sql.schema import introspect
 
+LIMITS = Limits(timeout_s=10)
 DATABASES = 6
 EQUALITIES = ("strict", "bird", "test_suite")  # soft_f1 pairs rows by position, which no query without ORDER BY fixes
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with SqlEngine(Limits(timeout_s=10)) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,11 @@ import pytest
 from pipelines.core.types import ExecutionStatus
 from pipelines.sql.engine import Limits, RunningStatement, SqlEngine
 from pipelines.sql.sandbox.pool import Task
+from tests.fakes import engine_fixture
 
+engine = engine_fixture(timeout_s=20)
 COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT count(*) FROM n"
 LONG, ENDLESS = COUNT.format(3_000_000), COUNT.format(10**12)
-
-
-@pytest.fixture
-def engine():
-    with SqlEngine(Limits(timeout_s=20), workers=1) as made:
-        yield made
 
 
 def test_work_is_that_of_the_statement_alone(engine, shop):
@@ -52,8 +48,7 @@ def test_the_work_of_a_statement_never_decreases():
     task.work = lambda: next(shown)
 
     async def look():
-        future = asyncio.get_running_loop().create_future()
-        query = RunningStatement(task, future, lambda reply: reply)
+        query = RunningStatement(task, asyncio.get_running_loop().create_future(), lambda reply: reply)
         return [query.work() for _ in range(4)]
 
     assert asyncio.run(look()) == [3, 6, 6, 6]
