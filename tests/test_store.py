@@ -72,10 +72,8 @@ def test_what_is_left_of_a_stage_without_its_manifest_is_set_aside_before_the_st
     folder = make(store, text="whole")
     assert (store.has("data", "k1"), (folder / "data.txt").read_text()) == (True, "whole")
     aside = sorted(path for path in folder.parent.iterdir() if path.name.startswith(DAMAGED))
-    assert [(path.name, (path / "data.txt").read_text()) for path in aside] == [
-        (f"{DAMAGED}k1-0", "making 0"),
-        (f"{DAMAGED}k1-1", "making 1"),
-    ]
+    found = [(path.name, (path / "data.txt").read_text()) for path in aside]
+    assert found == [(f"{DAMAGED}k1-0", "making 0"), (f"{DAMAGED}k1-1", "making 1")]
 
 
 def _slow(root, started):

@@ -83,10 +83,8 @@ def test_spider_dk_asks_of_its_own_databases_and_of_spiders(spider, tmp_path):
     write(spider / "Spider-DK" / "Spider-DK.json", json.dumps([spider_row(), spider_row("new_harbour")]))
     make_database(spider / "Spider-DK" / "database" / "new_harbour" / "new_harbour.sqlite")
     loaded = read("spider", spider, tmp_path / "stage", options={"variant": "dk"})
-    assert [(one.id, one.database.id) for one in loaded.examples] == [
-        ("spider_dk_Spider-DK_0", "harbour"),
-        ("spider_dk_Spider-DK_1", "new_harbour"),
-    ]
+    found = [(one.id, one.database.id) for one in loaded.examples]
+    assert found == [("spider_dk_Spider-DK_0", "harbour"), ("spider_dk_Spider-DK_1", "new_harbour")]
     assert all((tmp_path / "stage" / one.database.location).is_file() for one in loaded.examples)
 
 
@@ -258,8 +256,7 @@ def test_synsql_levels_and_a_seeded_sample(synthetic, tmp_path):
     every = read("synsql", synthetic, tmp_path / "stage", "train", options=options).examples
     assert len(every) == 20
     some = read("synsql", synthetic, tmp_path / "stage", "train", options=options, count=5).examples
-    again = read("synsql", synthetic, tmp_path / "stage", "train", options=options, count=5).examples
-    assert some == again
+    assert some == read("synsql", synthetic, tmp_path / "stage", "train", options=options, count=5).examples
     assert len(some) == 5
     assert [one.id for one in every if one in some] == [one.id for one in some]  # in the file's order
 
@@ -310,10 +307,8 @@ def test_ehrsql_reads_what_can_be_answered_as_the_official_script_repairs_it(rec
     assert loaded.examples[2].gold_sql == "select id from ship where id between 35.5 and 38.1"
     assert reasons(loaded) == [("harbour/valid.json[3]", "bad_database_id")]
     home = records / "dataset" / "ehrsql" / "harbour"
-    assert set(base.files(Source(kind="ehrsql", path=str(records), split="dev"))) == {
-        home / "valid.json",
-        home / "harbour.sqlite",
-    }
+    found = set(base.files(Source(kind="ehrsql", path=str(records), split="dev")))
+    assert found == {home / "valid.json", home / "harbour.sqlite"}
     with pytest.raises(DataError, match=r"no test\.json under"):
         read("ehrsql", records, tmp_path / "stage", "test")
 
@@ -418,9 +413,7 @@ def test_sciencebenchmark_has_a_file_for_each_database_or_one_for_all(tmp_path, 
     assert [one.id for one in loaded.examples] == [f"sciencebenchmark_{'dev' if together else 'harbour_dev'}_0"]
     assert [reason for _, reason in reasons(loaded)] == ["missing_database"]
     server = read("sciencebenchmark", folder, tmp_path / "stage", options={"address": "postgresql://reader@db/"})
-    assert [one.database.location for one in server.examples] == [
-        "postgresql://reader@db/harbour",
-        "postgresql://reader@db/cordis",
-    ]
+    found = [one.database.location for one in server.examples]
+    assert found == ["postgresql://reader@db/harbour", "postgresql://reader@db/cordis"]
     with pytest.raises(DataError, match=r"no seed\.json under"):
         read("sciencebenchmark", folder, tmp_path / "stage", "train")

@@ -30,11 +30,8 @@ def test_each_kind_is_found_once_and_the_strictest_wins():
         ask("d", "How many clubs?", "SELECT count(*) FROM club"),
     ]
     found = list(leakage.leaks(train, HELD_OUT))
-    assert [(one.kind, one.train, one.held_out) for one in found] == [
-        ("exact", "a", "h1"),
-        ("normalised", "b", "h2"),
-        ("sql", "c", "h2"),
-    ]
+    shown = [(one.kind, one.train, one.held_out) for one in found]
+    assert shown == [("exact", "a", "h1"), ("normalised", "b", "h2"), ("sql", "c", "h2")]
 
 
 def test_the_same_words_about_another_database_are_told_apart():

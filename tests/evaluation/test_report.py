@@ -125,8 +125,7 @@ def test_the_curves_that_matter_come_first_and_those_that_never_move_are_words()
         for n in (1, 2)
     ]
     page = document(dataclasses.replace(report_data(questions=4, samples=0), curves={"GRPO": steps}))
-    shown = page.split('id="training"')[1].split("</section>")[0]
-    first, _, rest = shown.partition("<details><summary>1 more")
+    first, _, rest = page.split('id="training"')[1].split("</section>")[0].partition("<details><summary>1 more")
     assert re.findall("<figcaption>(.*?)</figcaption>", first) == ["reward", "ex", "turns"]
     assert re.findall("<figcaption>(.*?)</figcaption>", rest) == ["entropy"]
     assert "The same at every step: clip low (0)." in rest
@@ -154,8 +153,7 @@ def test_the_leader_table_by_hand(record):
     assert greedy == [0.0, 0.6, 0.8]  # (7 n) mod 10 takes every digit once
     other = report_tables.equalities(report_data(questions=10, samples=0))
     assert [column.name for column in other.columns] == ["system", "strict", "bird"]
-    base = report_data(questions=1, samples=0)
-    one = dataclasses.replace(base, systems=(System("one", (record(),)),))
+    one = dataclasses.replace(report_data(questions=1, samples=0), systems=(System("one", (record(),)),))
     assert report_tables.equalities(one) is None
 
 
@@ -296,11 +294,8 @@ def test_a_question_judged_by_result_files_shows_the_first_of_them():
     gold = {"results": [[["name", "n"], ["Aurora", "1"], ["", "2"]], [["other"], ["x"]]], "columns": [[], []]}
     question = dataclasses.replace(base.examples["q0"], gold_sql="", meta={"gold_results": gold})
     index = index_of(document(dataclasses.replace(base, examples={"q0": question})))
-    assert index["questions"][0]["result"] == {
-        "columns": ["name", "n"],
-        "rows": [["Aurora", "1"], ["NULL", "2"]],
-        "total": 2,
-    }
+    found = index["questions"][0]["result"]
+    assert found == {"columns": ["name", "n"], "rows": [["Aurora", "1"], ["NULL", "2"]], "total": 2}
 
 
 def test_data_efficiency_is_counted_from_the_base_in_one_turn():

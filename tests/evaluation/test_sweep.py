@@ -46,12 +46,8 @@ def making(store, made):
 
 def test_the_cells_are_every_combination_and_the_last_axis_is_the_fastest():
     found = sweep_plan.cells("miniature", WORDS)
-    assert [cell.name for cell in found] == [
-        "variant=none seed=0",
-        "variant=none seed=1",
-        "variant=no_turns seed=0",
-        "variant=no_turns seed=1",
-    ]
+    shown = [cell.name for cell in found]
+    assert shown == ["variant=none seed=0", "variant=none seed=1", "variant=no_turns seed=0", "variant=no_turns seed=1"]
     assert [cell.recipe.seed for cell in found] == [0, 1, 0, 1]
     assert [cell.recipe.rewards[1].weight for cell in found] == [2, 2, 0, 0]
     assert {cell.recipe.headline for cell in found} == {"bird"}
@@ -268,8 +264,7 @@ def test_one_run_is_judged_as_in_its_own_report():
     right = "110100111010"
     databases = [f"d{at}" for at in range(12)]
     assert stats.mean([scores(right)], 3) == stats.estimate([float(sign) for sign in right], databases, 3)
-    zeros = [0.0] * 12
-    plain = stats.paired(zeros, [float(sign) for sign in right], databases, 3)
+    plain = stats.paired([0.0] * 12, [float(sign) for sign in right], databases, 3)
     assert stats.difference([scores("0" * 12)], [scores(right)], 3) == plain
 
 
@@ -291,8 +286,7 @@ def test_an_interval_over_seeds_holds_the_spread_of_the_seeds():
     assert stats.deviation([1.0, 0.0]) == pytest.approx(0.5**0.5)
     assert stats.deviation([1.0]) is None
     # Three runs that are right in no, half and all of 12 databases: the first alone comes at 1/27, more than 2.5 %.
-    totals = np.outer(np.ones(12), [0.0, 0.5, 1.0])
-    assert stats.crossed_bootstrap(totals, np.ones((12, 3)), 0) == (0.0, 1.0)
+    assert stats.crossed_bootstrap(np.outer(np.ones(12), [0.0, 0.5, 1.0]), np.ones((12, 3)), 0) == (0.0, 1.0)
 
 
 def test_seeds_that_agree_leave_the_interval_of_the_databases():
@@ -302,8 +296,7 @@ def test_seeds_that_agree_leave_the_interval_of_the_databases():
     assert three.value == pytest.approx(one.value)
     assert (three.low, three.high) == pytest.approx((one.low, one.high), abs=0.02)
     whole, holed = scores("1111"), {key: value for key, value in scores("0000").items() if key != "q3"}
-    found = stats.mean([whole, holed])
-    assert found.value == pytest.approx(4 / 7)
+    assert stats.mean([whole, holed]).value == pytest.approx(4 / 7)
     assert stats.mean([{}]) is None
     assert stats.difference([holed], [{}]) is None
 
@@ -316,8 +309,7 @@ def test_measures_are_read_from_records():
     )
     records = (records[0], dataclasses.replace(records[1], diagnosis=Diagnosis("syntax", "", ())), records[2])
     run = FinishedEvaluation(records, single_turn=answers("111"))
-    values = {name: [value for _, value in measure(name).scores(run).values()] for name in MEASURED}
-    assert values == MEASURED
+    assert {name: [value for _, value in measure(name).scores(run).values()] for name in MEASURED} == MEASURED
     assert measure("turns deviation").fold([3, 3, 5]) == pytest.approx((8 / 9) ** 0.5)
     assert measures.title("greedy [simple]") == "EX [simple]"
     linked = dataclasses.replace(RECORD, linking=Linking(Overlap(2, 1, 1), Overlap(1, 1, 1)))
@@ -401,8 +393,7 @@ def test_the_papers_figures_stand_beside():
 
 
 def test_curves_are_means_over_seeds_with_the_range_of_the_seeds():
-    cells = filled({"none": ("1", "1"), "no_turns": ("1", "0")})
-    drawn = sweep_table.curves(Sweep("two", cells))
+    drawn = sweep_table.curves(Sweep("two", filled({"none": ("1", "1"), "no_turns": ("1", "0")})))
     assert list(drawn) == ["reward", "loss"]  # those that are named come first
     assert drawn["reward"][0].points == ((1, 1.5, 1, 2), (2, 2.5, 2, 3), (3, 3.5, 3, 4))
     assert [line.row for line in drawn["reward"]] == ["none", "no_turns"]
@@ -411,8 +402,7 @@ def test_curves_are_means_over_seeds_with_the_range_of_the_seeds():
 def test_smoothing_counts_steps_and_leaves_rare_numbers_as_they_are():
     rare = [(40.0, 1.0), (80.0, 3.0)]
     assert sweep_table.smoothed(rare) == rare
-    dense = [(float(step), float(step % 2)) for step in range(50)]
-    assert sweep_table.smoothed(dense)[-1] == (49.0, 0.5)
+    assert sweep_table.smoothed([(float(step), float(step % 2)) for step in range(50)])[-1] == (49.0, 0.5)
     every_fourth = [(float(step), float(step % 8)) for step in range(4, 44, 4)]  # 4, 0, 4, 0, ...
     assert sweep_table.smoothed(every_fourth)[-1] == (40.0, 2.0)  # a fifth of 37 steps, 7, holds two of them
 

@@ -45,12 +45,8 @@ def test_flips_and_tests_by_hand(runs, sqltrain, tmp_path):
     (one,) = found["comparisons"]
     assert found["equality"] == "strict"
     assert (one["before"], one["after"], one["gained"], one["lost"]) == ("evaluate_sft", "after", 3, 1)
-    assert [(flip["example_id"], flip["gained"]) for flip in one["flips"]] == [
-        ("q0", False),
-        ("q3", True),
-        ("q4", True),
-        ("q5", True),
-    ]
+    shown = [(flip["example_id"], flip["gained"]) for flip in one["flips"]]
+    assert shown == [("q0", False), ("q3", True), ("q4", True), ("q5", True)]
     assert one["p_mcnemar"] == pytest.approx(0.625)  # 2 * (C(4,0) + C(4,1)) / 2^4
     assert (one["accuracy_before"], one["accuracy_after"]) == (3 / 8, 5 / 8)
     assert found["runs"]["after"]["figures"]["ex_strict"] == 5 / 8
@@ -63,8 +59,7 @@ def test_flips_and_tests_by_hand(runs, sqltrain, tmp_path):
 
 def test_another_equality_and_tables_for_a_paper(runs, tmp_path, sqltrain):
     out_folder = tmp_path / "tables"
-    arguments = ("compare", *runs, "--equality", "bird", "--flips", "1", "--out", str(out_folder))
-    out = sqltrain.ok(*arguments)
+    out = sqltrain.ok("compare", *runs, "--equality", "bird", "--flips", "1", "--out", str(out_folder))
     assert "bird, 8 questions): 50.0 → 75.0 %" in out
     assert "and 3 more that flipped" in out
     (paired,) = csv.DictReader((out_folder / "paired.csv").read_text().splitlines())
@@ -167,8 +162,7 @@ def test_what_an_endpoint_selected_is_a_system_of_its_own_and_at_once_is_none(tm
         rows += [{"pass": "once", "record": to_dict(one)} for one in records("1000")]
         (tmp_path / name).mkdir()
         (tmp_path / name / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = sqltrain.ok("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
-    found = json.loads(out.splitlines()[-1])
+    found = json.loads(sqltrain.ok("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json").splitlines()[-1])
     pairs = [(one["before"], one["after"], one["gained"], one["lost"]) for one in found["comparisons"]]
     assert pairs == [
         ("a", "b", 2, 0), ("b", "a, selected", 0, 1), ("a, selected", "b, selected", 0, 3), ("a", "b, selected", 0, 2),

@@ -104,13 +104,10 @@ def test_several_files_of_ones_own_lie_side_by_side_under_names(spider, tmp_path
     local = tmp_path / "local"
     for slot in ("sales", "stock"):
         (tmp_path / f"{slot}.jsonl").write_text(json.dumps(row) + "\n")
-        found = data.add("own", tmp_path / f"{slot}.jsonl", print, local, called=slot)
-        assert found["include"] == f"local/{slot}"
+        assert data.add("own", tmp_path / f"{slot}.jsonl", print, local, called=slot)["include"] == f"local/{slot}"
     noted = [read_yaml(local / f"{slot}.yaml")["data"]["test"][0] for slot in ("sales", "stock")]
-    assert [(one["name"], Path(one["path"]).name) for one in noted] == [
-        ("sales", "sales.jsonl"),
-        ("stock", "stock.jsonl"),
-    ]
+    found = [(one["name"], Path(one["path"]).name) for one in noted]
+    assert found == [("sales", "sales.jsonl"), ("stock", "stock.jsonl")]
     with pytest.raises(DataError, match="is no name for it"):
         data.add("own", tmp_path / "sales.jsonl", print, local, called="../sales")
 
@@ -119,8 +116,7 @@ def test_several_files_of_ones_own_lie_side_by_side_under_names(spider, tmp_path
 def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name):
     recipe = recipes.load("sql_trail", [f"include=data/{name}"])
     source, _ = downloads.source_of(name, Path("/data"))
-    pools = (recipe.data.sft, *recipe.data.rl, *recipe.data.test)
-    assert source.kind in {pool.kind for pool in pools}
+    assert source.kind in {pool.kind for pool in (recipe.data.sft, *recipe.data.rl, *recipe.data.test)}
     assert source.path == "/data"
 
 
@@ -218,8 +214,7 @@ def test_a_recipe_of_ones_own_is_checked_with_its_own_variants_and_a_reward_that
         f"data: {{sft: {train}, rl: [{train}], dev: {dev}, test: [{test}]}}\n"
         "variants:\n  short: [grpo.steps=3]\n"
     )
-    command = ["check", str(tmp_path / "own.yaml"), f"store={tmp_path / 's'}"]
-    code, out, err = sqltrain(*command)
+    code, out, err = sqltrain("check", str(tmp_path / "own.yaml"), f"store={tmp_path / 's'}")
     assert "1 recipe with 1 variants: all load" in out
     assert code == 2
     (line,) = err.splitlines()

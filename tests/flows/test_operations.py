@@ -64,10 +64,8 @@ def test_status_shows_several_stores(store, tmp_path, sqltrain):
     (tmp_path / "empty").mkdir()
     both = ("--store", str(store.root), "--store", str(tmp_path / "empty"))
     out = sqltrain.ok("status", *both)
-    assert [line for line in out.splitlines() if line.startswith("store ")] == [
-        f"store {store.root}",
-        f"store {tmp_path / 'empty'}",
-    ]
+    found = [line for line in out.splitlines() if line.startswith("store ")]
+    assert found == [f"store {store.root}", f"store {tmp_path / 'empty'}"]
     _, out, _ = sqltrain("status", *both, "--json")
     assert [list(json.loads(line)["recipes"]) for line in out.splitlines()] == [["miniature"], []]
 
@@ -220,12 +218,8 @@ def test_tables_and_progress_show_what_others_wrote():
     out = console()
     out.print(terminal.render(ReportTable("t", "of [/red]", (TableColumn("sys [/b]"),), ((HOSTILE,),)), 100))
     Bars(out).say(f"no schema of {HOSTILE} [/red] :warning:")
-    assert printed(out).splitlines() == [
-        "of [/red]",
-        "sys [/b]".ljust(len(SHOWN)),
-        SHOWN,
-        f"no schema of {SHOWN} [/red] :warning:",
-    ]
+    found = printed(out).splitlines()
+    assert found == ["of [/red]", "sys [/b]".ljust(len(SHOWN)), SHOWN, f"no schema of {SHOWN} [/red] :warning:"]
 
 
 def test_a_table_fits_the_screen_whole_turned_or_row_by_row():
@@ -334,8 +328,7 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path, monkeypatch):
     connection.close()
     (tmp_path / "config.json").write_text(json.dumps({}))
     recipe = recipes.load("miniature")
-    protocol = build(recipe.protocol)
-    said = protocol.write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
+    said = build(recipe.protocol).write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
     monkeypatch.setattr(factories, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
     shown = []
     use.ask_model(recipe, Store(tmp_path / "store"), "q", str(path), tmp_path, shown.append)

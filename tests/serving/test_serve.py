@@ -53,11 +53,8 @@ def test_openais_client_reads_a_stream_a_whole_answer_and_the_models(running):
     told = [(chunk.delta.model_extra or {})["sqltrain"] for chunk in chunks[:-1]]
     assert [event["type"] for event in told] == ["reasoning", "sql", "result", "reasoning", "answer"]
     assert told[2]["text"].startswith("city\nOslo\nRome\n(2 rows)")
-    assert (told[-1]["columns"], told[-1]["rows"], told[-1]["more"]) == (
-        ["city", "n"],
-        [["Oslo", 2], ["Rome", 1]],
-        False,
-    )
+    found = (told[-1]["columns"], told[-1]["rows"], told[-1]["more"])
+    assert found == (["city", "n"], [["Oslo", 2], ["Rome", 1]], False)
     text = "".join(chunk.delta.content or "" for chunk in chunks)
     assert f"```sql\n{COUNT}\n```" in text
     assert "| Oslo | 2 |" in text

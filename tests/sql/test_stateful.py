@@ -61,8 +61,7 @@ def test_a_hundred_writes_leave_the_file_as_it_was(engine, shop, journal):
         "ALTER TABLE customer RENAME TO client_{n}; ALTER TABLE client_{n} DROP COLUMN credit",
     )
     jobs = [(shop, kinds[n % len(kinds)].format(n=n)) for n in range(1, 101)]
-    neighbour = Database("shop", "sqlite", shop.location)
-    results = engine.execute_many([*jobs, (neighbour, COUNT), (shop, COUNT)])
+    results = engine.execute_many([*jobs, (Database("shop", "sqlite", shop.location), COUNT), (shop, COUNT)])
     assert {result.status for result in results} == {ExecutionStatus.OK}
     assert results[-1].rows == results[-2].rows == ((4,),)
     assert beside(shop.location) == before
@@ -147,10 +146,8 @@ def test_an_episode_meets_what_it_wrote_and_no_other_does(engine, shop):
     rollouts = RolloutEngine(ScriptedPolicy(say), protocol, engine, Sampling(), 10, introspect)
     question = Example("q", "add Zoe and Yan", shop, turns[0])
     wrote, looked = rollouts.run([EpisodeRequest(question, sample, 0) for sample in (0, 1)])
-    assert [turn.observation and turn.observation.split("\n")[1:3] for turn in wrote.turns[:3:2]] == [
-        ["rows changed", "2"],
-        ["count(*)", "2"],
-    ]
+    found = [turn.observation and turn.observation.split("\n")[1:3] for turn in wrote.turns[:3:2]]
+    assert found == [["rows changed", "2"], ["count(*)", "2"]]
     assert wrote.turns[1].error_class == "no_such_table"
     assert len({turn.observation and turn.observation.split("\n")[2] for turn in looked.turns[:3]}) == 1
     (verdict,) = engine.verdicts([Pair(shop, turns[0], wrote.final_sql)], ["livesqlbench"])

@@ -155,10 +155,8 @@ def test_an_asset_depends_on_stages_and_on_the_files_of_its_questions(tmp_path):
     recipe = recipes.load("miniature", [f"data.sft={{kind: jsonl, path: '{questions}'}}"])
     steps = {step.name: step for step in graph.plan(recipe, Store(tmp_path / "store"))}
     assert events.upstream_assets(steps["data"], recipe, "") == [f"file://{tmp_path}/my-questions.jsonl"]
-    assert events.upstream_assets(steps["filter"], recipe, "batch") == [
-        "sqltrain://miniature/batch/data",
-        "sqltrain://miniature/batch/synthesize",
-    ]
+    found = events.upstream_assets(steps["filter"], recipe, "batch")
+    assert found == ["sqltrain://miniature/batch/data", "sqltrain://miniature/batch/synthesize"]
     assert events.asset_key("miniature", "evaluate_sft", "champion data/dk") == (
         "sqltrain://miniature/champion-data/dk/evaluate_sft"
     )

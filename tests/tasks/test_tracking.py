@@ -38,14 +38,12 @@ def walk(recipe, store, tracker=None):
 
 
 def with_samples(recipe, samples):
-    evaluation = recipe.evaluation.model_copy(update={"samples": samples})
-    return recipe.model_copy(update={"evaluation": evaluation})
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"samples": samples})})
 
 
 def children(tracker):
     query = f"tags.`mlflow.parentRunId` = '{tracker.run.run_id}'"
-    runs = tracker.run.client.search_runs([tracker.run.experiment_id], query)
-    return {run.info.run_name: run for run in runs}
+    return {run.info.run_name: run for run in tracker.run.client.search_runs([tracker.run.experiment_id], query)}
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +77,8 @@ def test_a_run_is_a_parent_with_a_child_a_stage(toy, recipe, store):
     assert parent.data.params["grpo.sampling.top_p"] == "0.99"
     assert parent.data.params["seed"] == "3"
     assert parent.data.metrics["evaluate_sft/ex"] == 0.75
-    assert {file.path for file in tracker.run.client.list_artifacts(tracker.run.run_id)} == {
-        "recipe.yaml",
-        "report.html",
-    }
+    found = {file.path for file in tracker.run.client.list_artifacts(tracker.run.run_id)}
+    assert found == {"recipe.yaml", "report.html"}
     assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
     run_id = children(tracker)["sft"].info.run_id
     losses = tracker.run.client.get_metric_history(run_id, "sft/loss")
@@ -114,12 +110,8 @@ def test_status_shows_a_run_that_waits_for_mlflow(recipe, store, monkeypatch):
     models.announce_champion(recipe.name, store, lambda line: None)
     look()
     waits = f"runs: {recipe.name}: between two stages, or waits for MLflow"
-    assert [text.splitlines()[2].partition(", for")[0] for text in seen] == [
-        f"runs: {recipe.name}: sft, 0 of 1 stages done",
-        waits,
-        waits,
-        "nothing runs",
-    ]
+    found = [text.splitlines()[2].partition(", for")[0] for text in seen]
+    assert found == [f"runs: {recipe.name}: sft, 0 of 1 stages done", waits, waits, "nothing runs"]
 
 
 def test_each_benchmark_has_its_own_metrics_report_and_tags(toy, recipe, store):
@@ -140,8 +132,7 @@ def test_each_benchmark_has_its_own_metrics_report_and_tags(toy, recipe, store):
 
 def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(toy, recipe, store):
     tracker = walk(recipe, store)
-    step = graph.plan(recipe, store)[1]
-    version = models.find_version(tracker.run.client, "sqltrain-toy", step.key)
+    version = models.find_version(tracker.run.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
     assert version.source.startswith("models:/m-")  # the logged model: no path of this machine
     assert version.tags["stage"] == "sft"
     assert version.tags["ex"] == "0.7500"
@@ -158,10 +149,8 @@ def test_five_trajectories_of_an_evaluation_become_traces(toy, recipe, store):
     spans = [span.name for span in found[0].data.spans]
     assert spans == [spans[0], "turn 1", "execute", "turn 2"]
     assert found[0].data.spans[2].inputs == {"sql": "SELECT name FROM farm"}
-    assert (found[0].data.spans[0].inputs, found[0].data.spans[0].outputs) == (
-        {"question": "how many farms are there ?"},
-        {"sql": "SELECT 1"},
-    )
+    shown = (found[0].data.spans[0].inputs, found[0].data.spans[0].outputs)
+    assert shown == ({"question": "how many farms are there ?"}, {"sql": "SELECT 1"})
     said = {
         trace.info.tags["mlflow.traceName"]: {one.name: one.value for one in trace.info.assessments} for trace in found
     }
@@ -184,8 +173,7 @@ def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe, store)
     assert dataset.name == f"{recipe.benchmark.name} k1"
     with mlflow_client.tracking_at(tracker.run.uri):
         rows = dataset.to_df()
-    gold = {row["expected_response"] for row in rows["expectations"]}
-    assert gold == {"SELECT 0", "SELECT 1", "SELECT 2"}
+    assert {row["expected_response"] for row in rows["expectations"]} == {"SELECT 0", "SELECT 1", "SELECT 2"}
     assert {"question": "how many, 0 ?", "database": "farms"} in list(rows["inputs"])
 
 
@@ -304,10 +292,8 @@ def test_a_metric_has_one_group_and_one_name(name, expected):
 
 def test_only_finite_numbers_become_metrics():
     rows = [(1, {"loss": float("nan"), "ex": 0.5, "note": "text", "done": True, "max": float("inf")})]
-    assert [(metric.key, metric.value, metric.step) for metric in to_metrics(rows, "grpo")] == [
-        ("grpo/ex", 0.5, 1),
-        ("grpo/done", 1.0, 1),
-    ]
+    found = [(metric.key, metric.value, metric.step) for metric in to_metrics(rows, "grpo")]
+    assert found == [("grpo/ex", 0.5, 1), ("grpo/done", 1.0, 1)]
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path):

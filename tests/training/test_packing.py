@@ -155,11 +155,8 @@ def test_micro_batches_hold_what_begins_alike():
     }
     batches = [{name: value[at : at + 2] if value.ndim else value for name, value in whole.items()} for at in (0, 2, 4)]
     regrouped = regroup(batches, moving)
-    assert [batch["completion_ids"].tolist() for batch in regrouped] == [
-        [[20, 0], [21, 22]],
-        [[40, 0], [41, 0]],
-        [[23, 0], [42, 43]],
-    ]
+    found = [batch["completion_ids"].tolist() for batch in regrouped]
+    assert found == [[[20, 0], [21, 22]], [[40, 0], [41, 0]], [[23, 0], [42, 43]]]
     assert [batch["advantages"].tolist() for batch in regrouped] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
     assert all(batch["num_items_in_batch"] == 8 for batch in regrouped)
 
@@ -197,13 +194,11 @@ def inputs():
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, WIDTH, generator=generator, requires_grad=True)
     weight = torch.randn(VOCABULARY, WIDTH, generator=generator, requires_grad=True)
-    labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
-    return hidden, weight, labels
+    return hidden, weight, torch.randint(VOCABULARY, (TOKENS,), generator=generator)
 
 
 def gradients(log_probs, *leaves):
-    weights = torch.linspace(-1.0, 1.0, TOKENS)
-    return torch.autograd.grad((log_probs * weights).sum(), leaves)
+    return torch.autograd.grad((log_probs * torch.linspace(-1.0, 1.0, TOKENS)).sum(), leaves)
 
 
 def apply(hidden, weight, labels, temperature=1.0, bias=None, outputs=OUTPUTS):

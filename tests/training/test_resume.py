@@ -101,8 +101,7 @@ def kill_child():
 def run(plan, train, curves):
     def go(name, die_at=None, lr=1e-3, **changes):
         optimizer = Optimizer(lr=lr, schedule="constant", warmup_ratio=0.0)
-        update = {"steps": 5, "save_steps": 3, "optimizer": optimizer, "held_out": 0, **changes}
-        made = plan("grpo", name, **update)
+        made = plan("grpo", name, **{"steps": 5, "save_steps": 3, "optimizer": optimizer, "held_out": 0, **changes})
         train(made, die_at=die_at)
         return curves(made), load_file(made.out / "model" / "model.safetensors")
 
@@ -130,11 +129,8 @@ def test_a_run_that_samples_ahead_is_the_same_each_time(run, staleness, ages):
 def test_where_weights_do_not_move_being_ahead_changes_nothing(run):
     ahead, _ = run("ahead", lr=0.0, steps=3, staleness=1)
     at_once, _ = run("at_once", lr=0.0, steps=3)
-    assert [(line.pop("staleness"), line.pop("staleness_max")) for line in ahead] == [
-        (0.0, 0.0),
-        (1.0, 1.0),
-        (1.0, 1.0),
-    ]
+    found = [(line.pop("staleness"), line.pop("staleness_max")) for line in ahead]
+    assert found == [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0)]
     for one, other in zip(ahead, at_once, strict=True):
         assert one.keys() == other.keys()
         assert all(value == pytest.approx(other[name], abs=1e-5) for name, value in one.items())

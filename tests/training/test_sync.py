@@ -107,8 +107,7 @@ def test_adapters_are_written_without_their_base(trainer, recipe, tmp_path):
     names = {path.name for path in (tmp_path / "served").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors"} <= names
     assert "model.safetensors" not in names
-    weights = load_file(tmp_path / "served" / "adapter_model.safetensors")
-    assert all(".lora_" in name for name in weights)
+    assert all(".lora_" in name for name in load_file(tmp_path / "served" / "adapter_model.safetensors"))
 
 
 def test_episodes_on_their_way_stand_still_while_weights_are_loaded_and_go_on_with_them(server, tmp_path):
@@ -132,11 +131,8 @@ def test_adapters_alone_are_loaded_under_the_name_of_their_step(server, tmp_path
     assert not served_weights.takes_adapters([f"{server.url}/closed"])
     server.asked.clear()
     served_weights.send_weights([f"{server.url}/v1"], str(tmp_path), step=5)
-    assert sorted(body["lora_name"] for path, body in server.asked if path == "/v1/unload_lora_adapter") == [
-        "step-3",
-        "step-4",
-        "step-5",
-    ]
+    found = sorted(body["lora_name"] for path, body in server.asked if path == "/v1/unload_lora_adapter")
+    assert found == ["step-3", "step-4", "step-5"]
     assert server.asked[-1] == ("/v1/load_lora_adapter", {"lora_name": "step-5", "lora_path": str(tmp_path)})
     server.models.remove("step-5")
     server.asked.clear()
