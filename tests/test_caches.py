@@ -171,8 +171,7 @@ def test_one_more_benchmark_has_stages_of_its_own(world):
     first = recipes.load("miniature", world.overrides).data.test[0].model_dump(mode="json")
     second = {**first, "name": "other", "count": 3}
     both, turned = (f"data.test={json.dumps(benchmarks)}" for benchmarks in ([first, second], [second, first]))
-    found = world.again(both)
-    assert set(found) == {f"{stage}.other" for stage in BENCHMARK}
+    assert set(world.again(both)) == {f"{stage}.other" for stage in BENCHMARK}
     world.finish(both)
     assert world.again(turned) == {}
 

@@ -118,8 +118,7 @@ def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folde
     assert broken_rule(outcome, recipe.filter.drop) == "star"
     assert broken_rule(outcome, ()) is None
     settings = recipe.sft.optimizer
-    network = torch.nn.Linear(2, 2)
-    sgd = OPTIMIZERS[settings.kind].make(network, settings, **settings.options)
+    sgd = OPTIMIZERS[settings.kind].make(torch.nn.Linear(2, 2), settings, **settings.options)
     assert isinstance(sgd, torch.optim.SGD)
     assert (sgd.defaults["lr"], sgd.defaults["momentum"]) == (0.1, 0.5)
 
@@ -131,8 +130,7 @@ def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(fo
     shares = [sum(record.n_rows == 0 for record in records) / len(records) for records in rows]
     assert [summary.flat()["empty"] for summary in data.summaries] == pytest.approx(shares)
     writer.write_all(data, tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    assert 'title="answers whose result has no rows">no rows</th>' in page
+    assert 'title="answers whose result has no rows">no rows</th>' in (tmp_path / "report.html").read_text()
     assert "no rows" in (tmp_path / "tables" / "tables.md").read_text()
     with (tmp_path / "tables" / "behaviour.csv").open(encoding="utf-8") as file:
         assert [float(row["no rows"]) for row in csv.DictReader(file)] == pytest.approx(shares)

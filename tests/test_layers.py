@@ -92,8 +92,7 @@ def imported(tree, known):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            parts = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= parts & known.keys() or {node.module}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} & known.keys() or {node.module}
     return names & known.keys()
 
 

@@ -179,8 +179,7 @@ def test_the_tutorial_of_the_first_recipe_does_what_it_says(tmp_path):
     outputs = []
     for words in typed(page):
         command = [sys.executable, "-m", "flows.cli", *words[1:]]
-        done = succeeded(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
-        outputs.append(done.stdout)
+        outputs.append(succeeded(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)).stdout)
     lines = {line.split()[1]: line for line in outputs[-1].splitlines() if line.startswith("✓ ")}
     assert {stage for stage, line in lines.items() if "cached" not in line} == {"sft", "evaluate_sft", "report"}
 

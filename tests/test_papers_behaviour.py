@@ -89,8 +89,7 @@ def test_reasoning_sql_reports_nothing_of_its_pipeline_and_mtir_sqls_baseline_is
 @pytest.mark.parametrize("name", ["sql_trail", "skyrl_sql", "sqltrain"])
 def test_an_answer_at_once_is_reasoned_and_counts(name, example):
     """Table 1 of SkyRL-SQL and table 2 of SQL-Trail: the prompt tells of one turn, and the turn is the agent's own."""
-    recipe = load(name)
-    single = next(each for each in passes(recipe) if each.name == SINGLE_TURN)
+    single = next(each for each in passes(load(name)) if each.name == SINGLE_TURN)
     thought = build(single.protocol).thought
     said = f"<{thought}>one aggregate</{thought}>\n<solution>SELECT count(*) FROM stock</solution>"
     with SqlEngine(Limits(), workers=1) as sql:
@@ -196,8 +195,7 @@ def test_the_rows_of_sql_trails_table_4():
 
 @pytest.mark.parametrize("variant", ["shots_act", "shots_divide", "shots_plan", "shots_own", "star_sft"])
 def test_reasoning_sqls_other_prompts_can_be_put(variant, example, schema):
-    overrides = [f"variant={variant}"]
-    ((_, text),) = build(load("reasoning_sql", *overrides).protocol).prompt(example, schema, 1)
+    ((_, text),) = build(load("reasoning_sql", f"variant={variant}").protocol).prompt(example, schema, 1)
     assert text.count("<answer>") == (1 if variant == "star_sft" else 3)
     assert "the_last_column" in text
 
@@ -264,8 +262,7 @@ def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path):
     context = lambda **inputs: SimpleNamespace(recipe=recipe, inputs=inputs)  # noqa: E731
     with_sft = difficulty._candidates(context(data=tmp_path / "data", filter=tmp_path / "filter"))
     assert [pool["id"].to_list() for pool in with_sft] == [["b"], ["d"], ["e"]]
-    without = difficulty._candidates(context(data=tmp_path / "data"))
-    assert without[0].rows() == [("a", 0), ("b", 1), ("c", 2)]
+    assert difficulty._candidates(context(data=tmp_path / "data"))[0].rows() == [("a", 0), ("b", 1), ("c", 2)]
     assert ScoredQuestion("b", 6, 0).score == 1.0
 
 
@@ -333,8 +330,7 @@ def test_the_variant_rloo_takes_the_mean_of_the_groups_others_off():
     group = recipe.group
     rewards = torch.tensor([1.2, -0.8, 0.0, -0.1, 1.2])
     others = (rewards.sum() - rewards) / (group - 1)
-    advantages = estimate(rewards, group, recipe.baseline, recipe.scale)
-    assert torch.allclose(advantages, rewards - others)
+    assert torch.allclose(estimate(rewards, group, recipe.baseline, recipe.scale), rewards - others)
 
 
 def gradient(recipe, logps, advantages, mask):
@@ -353,8 +349,7 @@ def test_at_ratio_one_the_sum_over_tokens_is_equation_2_up_to_a_factor_and_no_bo
     logps, advantages = torch.tensor([[-0.3, -1.0, -0.2, -2.0]] * 3), torch.tensor([[1.0], [-0.5], [0.25]])
     given = logps.clone().requires_grad_()
     whole = ((given - logps) * mask).sum(-1, keepdim=True).exp()
-    objective = torch.min(whole * advantages, whole.clamp(1 - 0.2, 1 + 0.28) * advantages).mean()
-    objective.backward()
+    torch.min(whole * advantages, whole.clamp(1 - 0.2, 1 + 0.28) * advantages).mean().backward()
     assert given.grad is not None
     ours = gradient(load("sql_trail"), logps, advantages, mask)
     assert torch.allclose(-ours * mask.sum() / len(mask), given.grad)

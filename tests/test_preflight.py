@@ -135,8 +135,7 @@ def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajecto
     ]
     longest = max(words)
     for limit, allowed in ((longest + 1, 0.01), (longest, 0.01), (longest, 1.0)):
-        overrides = [f"sft.max_tokens={limit}", f"data.max_unfit_share={allowed}"]
-        asked = recipes.load("miniature", [*small, *overrides])
+        asked = recipes.load("miniature", [*small, f"sft.max_tokens={limit}", f"data.max_unfit_share={allowed}"])
         (sft, _) = prompt_fit.count(asked, {"data": folder})
         assert (sft.pool, sft.questions) == ("sft", 12)
         assert (sft.unfit > 0, bool(sft.hint)) == (limit == longest, limit == longest and allowed < 1)

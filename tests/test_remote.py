@@ -180,8 +180,7 @@ def test_a_damaged_stage_is_set_aside_and_pulled(tmp_path):
     operate.push(here, url, [], lambda line: None)
     (here.folder("data", "d1") / "data.txt").write_text("rowz")
     operate.pull(here, url, [], said.append)
-    aside = "data/d1 is damaged (data.txt): set aside as .damaged-d1-0"
-    assert said == [aside, "pulled data/d1", "1 stage pulled"]
+    assert said == ["data/d1 is damaged (data.txt): set aside as .damaged-d1-0", "pulled data/d1", "1 stage pulled"]
     assert here.damage("data", "d1", whole=True) == []
 
 

@@ -57,8 +57,7 @@ def other(annotation, value):
     if origin is typing.Literal:
         return next(one for one in options if one != value)
     if origin in (typing.Union, types.UnionType):
-        kinds = [one for one in options if one is not type(None)]
-        return other(kinds[0], value)
+        return other(next(one for one in options if one is not type(None)), value)
     if origin is tuple:
         many = options[:1] if options[-1] is Ellipsis else options
         return [other(kind, value[place] if value else None) for place, kind in enumerate(many)]

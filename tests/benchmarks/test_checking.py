@@ -133,8 +133,7 @@ def test_levels_and_count_choose_as_in_memory(tmp_path, monkeypatch):
     shapes = ["SELECT a FROM t", "SELECT a, count(*) FROM t WHERE a > 1 GROUP BY a ORDER BY a LIMIT 1"]
     place = synsql(tmp_path, [shapes[n % 3 > 1] for n in range(30)])
     for asked in ("count: 5", "hardness: [easy], count: 7", "hardness: [easy]"):
-        source = f"{place[:-1]}, {asked}}}"
-        recipe = pooled(source, "", place)
+        recipe = pooled(f"{place[:-1]}, {asked}}}", "", place)
         folder = build(recipe, tmp_path / f"stage {asked}")
         whole = base.read(recipe.data.sft, recipe.seed, tmp_path / "whole").examples
         rows = frames.read(folder / "data.parquet").filter(pl.col("pool") == "sft")

@@ -55,8 +55,7 @@ def test_several_gold_queries_are_read_and_a_correction_replaces_them(bird, tmp_
     del rows[0]["SQL"]  # the first of the list is the gold query
     rows[2]["gold_sqls"] = "SELECT 1"
     write(bird / "dev.json", json.dumps(rows))
-    source = Source(kind="bird", path=str(bird), split="dev")
-    loaded = base.read(source, seed=0, root=tmp_path / "stage")
+    loaded = base.read(Source(kind="bird", path=str(bird), split="dev"), seed=0, root=tmp_path / "stage")
     assert [(one.gold_sql, one.meta["gold_sqls"]) for one in loaded.examples] == [(PUBLISHED, [BETTER])] * 2
     assert [row.reason for row in loaded.quarantine] == ["wrong_type"]
     write(tmp_path / "overlay.jsonl", json.dumps({"id": "bird_dev_1", "sql": BETTER}))

@@ -12,8 +12,7 @@ from pipelines.benchmarks.miniature.world import CATEGORIES, DOMAINS, KINDS, MEA
 
 
 def pairs(database):
-    names = [table.name for table in database.tables]
-    return {frozenset(two) for two in itertools.combinations(names, 2)}
+    return {frozenset(two) for two in itertools.combinations([table.name for table in database.tables], 2)}
 
 
 def columns(database):
@@ -32,8 +31,7 @@ def test_a_seed_decides_examples_and_bytes_however_many_are_drawn(load, tmp_path
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     assert first.examples != other.examples
     many = load("train", tmp_path / "a", databases=6, questions=8).examples
-    later = load("train", tmp_path / "b", first=4, databases=2, questions=8).examples
-    assert many[4 * 8 :] == later
+    assert many[4 * 8 :] == load("train", tmp_path / "b", first=4, databases=2, questions=8).examples
 
 
 def test_databases_are_small_and_whole_and_every_split_meets_each_domain(databases):

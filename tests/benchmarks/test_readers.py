@@ -143,8 +143,7 @@ def test_unreadable_gold_is_left_to_the_gold_check_and_a_long_name_is_quarantine
 def test_count_takes_a_seeded_sample_in_the_sources_order(spider, tmp_path):
     write_json(spider / "dev.json", [row(question=f"q{number}") for number in range(50)])
     first = read("spider", spider, tmp_path / "a", count=10).examples
-    again = read("spider", spider, tmp_path / "b", count=10).examples
-    assert first == again
+    assert first == read("spider", spider, tmp_path / "b", count=10).examples
     numbers = [int(example.question[1:]) for example in first]
     assert numbers == sorted(numbers)
     assert numbers != list(range(10))

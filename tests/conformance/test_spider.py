@@ -42,8 +42,7 @@ def test_every_row_becomes_an_example(loaded, split):
 def test_hardness_is_the_official_one(loaded):
     official = [row["hardness"] for row in json.loads((SPIDER / "train.json").read_text())]
     official += [json.loads(line)["hardness"] for line in (SPIDER / "dev_index.jsonl").read_text().splitlines()]
-    ours = [example.hardness for split in COUNTS for example in loaded[split].examples]
-    assert ours == official
+    assert [example.hardness for split in COUNTS for example in loaded[split].examples] == official
 
 
 def test_bird_rows_are_read_as_far_as_their_databases_are_there(tmp_path):

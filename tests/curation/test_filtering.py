@@ -40,8 +40,7 @@ def test_each_fault_has_its_own_reason(outcome, facts, reason):
 
 
 def test_nothing_vanishes_order_is_kept_and_a_reason_is_one_line(outcome):
-    outcomes = [outcome(id, correct=id != "b") for id in "abcd"]
-    selection = select(outcomes, EVERYTHING, seed=0)
+    selection = select([outcome(id, correct=id != "b") for id in "abcd"], EVERYTHING, seed=0)
     assert selection.kept == [("a", 0), ("c", 0), ("d", 0)]
     assert selection.left == [("b", "wrong_result")]
     settings = Filter(keep=3, per_example=2, per_plan=1)
@@ -146,8 +145,7 @@ def test_diversity_in_numbers(outcome):
         said(outcome("c"), "SELECT count(*) FROM t", "look there"),
         said(outcome("d"), "SELECT count(*) FROM t", "look up"),
     ]
-    table = select(made, Filter(keep=None, per_example=None)).table
-    found = card.quality(table, distinct_2=0.25)["diversity"]
+    found = card.quality(select(made, Filter(keep=None, per_example=None)).table, distinct_2=0.25)["diversity"]
     assert found["near_duplicates"] == 0.5
     assert (found["plans"], found["sql_shapes"], found["plan_entropy"]) == (2.0, 2.0, 1.0)
     # pairs: look-here, here-now, look-here, here-now, look-there, look-up

@@ -40,8 +40,7 @@ def test_a_majority_of_extractors_must_agree_and_a_reason_names_the_rest():
 def test_a_record_is_sorted_json():
     both = {"tables": ["singer"], "columns": [["singer", "age"], ["singer", "name"]]}
     facts = {"example_id": "q", "accepted": True, "agree": ["a", "b"], "reason": ""}
-    record = consensus("q", {"a": BOTH, "b": BOTH}).record()
-    assert record == facts | both | {"views": {"a": both, "b": both}}
+    assert consensus("q", {"a": BOTH, "b": BOTH}).record() == facts | both | {"views": {"a": both, "b": both}}
 
 
 def test_only_accepted_schemas_are_read(tmp_path):

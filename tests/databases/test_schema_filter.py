@@ -48,8 +48,7 @@ def test_what_is_chosen_beside_the_named_columns():
     assert {("enrolled_in", "stuid"), ("enrolled_in", "cid")} <= chosen.columns
     assert SchemaFilter(SCHOOL, False).choose('" OR NEAR( * ^ -', 60).tables
     assert SchemaFilter(SCHOOL, False).choose("", 0) == SchemaItems(frozenset(), frozenset())
-    database = Database("school", "sqlite", "school")
-    asked = Example("ask", "ranks of faculty", database, "")
+    asked = Example("ask", "ranks of faculty", Database("school", "sqlite", "school"), "")
     assert link_locally([asked], lambda _: SCHOOL, 1000, False, "fitted_schema") == [asked]
     (linked,) = link_locally([asked], lambda _: SCHOOL, 1000, False)
     assert linked.meta["linked_schema"]["tables"] == sorted(table.name.lower() for table in SCHOOL.tables)

@@ -94,8 +94,7 @@ def record(system, number, mode, sample):
 
 
 def trajectory(system, number, mode, sample):
-    right = is_right(system, number, sample)
-    sql = GOLD if right else WRONG
+    sql = GOLD if is_right(system, number, sample) else WRONG
     seen = EVIL if number == 1 else "flag\nNO\nPA\nLR"
     probe = Action(ActionKind.SQL, "SELECT DISTINCT flag FROM ships", "Which codes are stored?")
     turns = (

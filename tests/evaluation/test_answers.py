@@ -216,8 +216,7 @@ def test_an_evaluation_stops_asking_a_model_whose_first_answers_are_all_malforme
     assert (figures["ex"], figures["n_questions"], figures["n_unasked"], figures["n_broken"]) == (0.0, 9, 6, 0)
     assert figures["errors_generation"] == 9
     assert figures["turns"] == len(asked) / len(set(asked))  # of those that count as asked
-    stops = [one.stop for one in trajectories(done)]
-    assert stops == [StopReason.TURN_LIMIT] * 3 + [StopReason.UNASKED] * 6
+    assert [one.stop for one in trajectories(done)] == [StopReason.TURN_LIMIT] * 3 + [StopReason.UNASKED] * 6
     system = System("base", tuple(evaluate.records(done, "greedy")), tuple(trajectories(done)))
     data_ = ReportData(title="t", equality="strict", systems=(system,), examples={})
     (warning,) = page.warnings(data_)

@@ -155,9 +155,7 @@ def test_the_second_row_may_have_another_measure_and_a_first_difference_may_be_s
 
 
 def test_a_number_of_training_is_paired_by_step():
-    numbers = [0.5, 0.75, 0.25]
-    steps = tuple({"step": float(at), "ex": value} for at, value in enumerate(numbers, 1))
-    made = run("1", curves=steps)
+    made = run("1", curves=tuple({"step": float(at), "ex": value} for at, value in enumerate([0.5, 0.75, 0.25], 1)))
     assert measure("curve ex").scores(made) == {"1": ("1", 0.5), "2": ("2", 0.75), "3": ("3", 0.25)}
     assert measure("swing ex").scores(made) == {"2": ("2", 0.25), "3": ("3", 0.5)}
     assert measure("swing ex").kind == "mean"
@@ -184,8 +182,7 @@ def test_twelve_claims_have_contrasts_that_decide_them():
     assert [claim.number for claim in tested] == list(range(1, 13))
     for table in TABLES.values():
         assert table.claim.reading
-        seeded = any(axis.startswith("seed=") for axis in table.axes)
-        assert seeded == (not table.claim.untestable)
+        assert any(axis.startswith("seed=") for axis in table.axes) == (not table.claim.untestable)
         for contrast in table.claim.contrasts:
             assert contrast.margin or contrast.matters, "what matters is said before it is measured"
 

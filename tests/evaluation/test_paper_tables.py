@@ -35,14 +35,12 @@ def test_every_table_is_a_sweep_of_real_cells(name, miniature, tmp_path):
     cells, empty = sweep_plan.cells_of_paper_table(name, seed, None, miniature)
     *lines, _ = sweep_plan.forecast(cells, Store(tmp_path))
     assert not [line for line in lines if "cannot be made" in line]
-    rows = {cell.values[ROW] for cell in cells}
-    assert rows == set(source.form(miniature).rows)
+    assert {cell.values[ROW] for cell in cells} == set(source.form(miniature).rows)
     assert source.paper.startswith(tuple(COUNTS))
     if source.reported and not miniature:
         only = next(word.partition("=")[2] for word in source.axes if word.startswith("benchmark="))
         asked = {(cell.values[ROW], cell.values.get(BENCHMARK, only)) for cell in cells}
-        reported = {(row, benchmark) for row, each in source.reported.items() for benchmark in each}
-        assert reported <= asked
+        assert {(row, benchmark) for row, each in source.reported.items() for benchmark in each} <= asked
     failed = tuple(FinishedCell(cell.values, error="not made") for cell in cells)
     shown = table(dataclasses.replace(empty, cells=failed))
     assert len(shown.rows) == len({sweep_plan.cell_title({**cell.values, SEED: ""}) for cell in cells})

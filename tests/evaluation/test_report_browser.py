@@ -64,8 +64,7 @@ def wait(tab, expression):
 
 def press(tab, key):
     """A key, as a person would press it; one character types it."""
-    text = {"text": key} if len(key) == 1 else {}
-    tab.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key=key, **{"text": key} if len(key) == 1 else {})
     tab.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
 
@@ -126,11 +125,9 @@ def test_filters_and_search_narrow_the_list(tab):
     assert listed(tab) == 36 * 5 * 3
     pick(tab, "mode", "0")
     pick(tab, "verdict", "1")
-    right = sum((n * 7) % 10 < share for n in range(36) for share in (0, 6, 8))
-    assert listed(tab) == right
+    assert listed(tab) == sum((n * 7) % 10 < share for n in range(36) for share in (0, 6, 8))
     pick(tab, "flip", "1")
-    gained = sum((n * 7) % 10 < 6 for n in range(36)) + sum(6 <= (n * 7) % 10 < 8 for n in range(36))
-    assert listed(tab) == gained
+    assert listed(tab) == sum((n * 7) % 10 < 6 for n in range(36)) + sum(6 <= (n * 7) % 10 < 8 for n in range(36))
     ask(tab, "document.getElementById('clear').click()")
     wait(tab, "document.getElementById('count').textContent.startsWith('540')")
     ask(tab, "document.getElementById('search').focus()")
@@ -154,8 +151,7 @@ def test_it_can_be_used_by_keyboard_alone(tab):
     press(tab, "k")
     assert ask(tab, chosen) == first
     press(tab, "[")
-    pressed = "document.querySelector('.switch [aria-pressed=true]').textContent"
-    assert ask(tab, pressed).endswith("after SFT")
+    assert ask(tab, "document.querySelector('.switch [aria-pressed=true]').textContent").endswith("after SFT")
     ask(tab, "document.getElementById('list').focus()")
     press(tab, "End")
     assert ask(tab, "document.getElementById('list').scrollTop") > 5000

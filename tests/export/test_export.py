@@ -235,8 +235,7 @@ def test_adapters_go_alone_and_name_their_base_by_its_hub_name_but_not_over_sft(
     with pytest.raises(DataError, match="has no hub name"):
         export(store, tmp_path / "lora", "hub-adapter")
     local.write_text(known)
-    text = export(store, tmp_path / "lora", "hub-adapter")
-    assert "library_name: peft" in text
+    assert "library_name: peft" in export(store, tmp_path / "lora", "hub-adapter")
     files = {path.name for path in (tmp_path / "lora").iterdir()}
     assert "adapter_model.safetensors" in files
     assert "model.safetensors" not in files
@@ -265,8 +264,7 @@ def test_a_link_to_a_checkpoint_has_its_lineage(store, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
 def test_every_protocol_has_words_for_its_card(name, tmp_path):
-    recipe = recipes.load("sql_trail", [f"protocol={{name: {name}}}"])
-    checkpoint(tmp_path / "model", recipe)
+    checkpoint(tmp_path / "model", recipes.load("sql_trail", [f"protocol={{name: {name}}}"]))
     text = cards.model_card(lineage_of(tmp_path / "model"), "agent", "model")
     assert f"| protocol | `{name}`, prompt `full` |" in text
 

@@ -207,8 +207,7 @@ def evaluated(folder, source, *overrides):
     for name in ("test", "evaluation"):
         (folder / name).mkdir(parents=True)
     data.build_test(Context("test", recipe, folder / "test", {}, Silent()))
-    inputs = {"test": folder / "test"}
-    asked = Context("evaluate", recipe, folder / "evaluation", inputs, Silent())
+    asked = Context("evaluate", recipe, folder / "evaluation", {"test": folder / "test"}, Silent())
     evaluate.evaluate_questions(asked, examples(folder / "test", "test"), evaluate.ORACLE, None)
     return folder / "evaluation"
 

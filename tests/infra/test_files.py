@@ -180,10 +180,8 @@ def test_what_init_writes_builds_images_of_the_wheel_and_nothing_is_written_over
 
 def test_the_job_template_s_variables_are_all_defined_and_used():
     template = load("kubernetes/job-template.yaml")
-    text = yaml.safe_dump(template["job_configuration"])
-    used = set(re.findall(r"{{ (\w+) }}", text))
-    given_by_prefect = {"command", "labels"}
-    assert used == set(template["variables"]["properties"]) | given_by_prefect
+    used = set(re.findall(r"{{ (\w+) }}", yaml.safe_dump(template["job_configuration"])))
+    assert used == set(template["variables"]["properties"]) | {"command", "labels"}
     Draft202012Validator.check_schema(template["variables"])
     manifest = template["job_configuration"]["job_manifest"]
     assert (manifest["apiVersion"], manifest["kind"]) == ("batch/v1", "Job")
@@ -197,8 +195,7 @@ def test_kubernetes_objects_are_named_and_refer_to_one_another():
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     assert len(names) == len(objects)
     assert all({"apiVersion", "kind", "metadata"} <= set(one) for one in objects)
-    binding = next(one for one in objects if one["kind"] == "RoleBinding")
-    assert ("Role", binding["roleRef"]["name"]) in names
+    assert ("Role", next(one for one in objects if one["kind"] == "RoleBinding")["roleRef"]["name"]) in names
     deployment = next(one for one in objects if one["kind"] == "Deployment")
     pod = deployment["spec"]["template"]
     assert ("ServiceAccount", pod["spec"]["serviceAccountName"]) in names
@@ -284,8 +281,7 @@ def test_the_workflow_names_what_there_is_and_its_smoke_run_fits_the_recipe():
             assert subprocess.run(["bash", "-n", "-c", script], capture_output=True).returncode == 0, script
             assert set(re.findall(r"\bmake (\w+)", script)) <= targets
             assert set(re.findall(r"(?:deployment run|--deployment) (\S+)", script)) <= deployments
-    steps = workflow["jobs"]["smoke"]["steps"]
-    script = next(step["run"] for step in steps if step.get("name") == "retrain")
+    script = next(step["run"] for step in workflow["jobs"]["smoke"]["steps"] if step.get("name") == "retrain")
     overrides = yaml.safe_load(re.search(r"'overrides=(\[.*\])'", script)[1])
     assert recipes.load("miniature", overrides).grpo.steps == 4
 
@@ -302,8 +298,7 @@ def test_a_tag_with_a_heading_in_the_change_log_is_published_without_a_kept_toke
 
 
 def test_ci_runs_the_tests_that_share_a_server_in_one_lane():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    names = re.search(r"^SHARING = .*,([\w ]+)\)$", makefile, re.MULTILINE)
+    names = re.search(r"^SHARING = .*,([\w ]+)\)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "services").glob("test_*.py")}
     sharing = {stem for stem, text in texts.items() if re.search(r"\(.*\bsite\b.*\):$", text, re.MULTILINE)}
     sharing -= {stem for stem, text in texts.items() if "new_site(" in text}

@@ -130,8 +130,7 @@ def test_a_row_that_cannot_be_used_stops_no_night(tmp_path, collected, row, reas
 def test_brackets_near_the_limit_of_recursion_stop_no_night(tmp_path, collected):
     rows = ['{"question": ' + "[" * depth + "]" * depth + "}" for depth in range(850, 1000)]
     write(tmp_path / "inbox" / "a.jsonl", *rows)
-    batch = collected()
-    questions, reasons = read(batch, tmp_path / "stage")
+    questions, reasons = read(collected(), tmp_path / "stage")
     assert (questions, len(reasons), set(reasons)) == ([], 150, {"wrong_type", "not_json"})
 
 
@@ -194,8 +193,7 @@ def test_csv_files_are_taken_too_whatever_the_case_of_their_suffix(tmp_path, col
     text = 'question,sql,database\nhow many ?,SELECT 1,shop.sqlite\n"a, b",SELECT 2,shop.sqlite\nx,y,z,too many\n'
     (tmp_path / "inbox" / "Monday.CSV").write_text(text)
     write(tmp_path / "inbox" / "b.JSONL", {**ROW, "sql": "SELECT 3"})
-    batch = collected()
-    *rows, last = (batch / QUESTIONS).read_text().splitlines()
+    *rows, last = (collected() / QUESTIONS).read_text().splitlines()
     assert [json.loads(row)["sql"] for row in (rows[0], rows[1], last)] == ["SELECT 1", "SELECT 2", "SELECT 3"]
     assert rows[2].startswith("Monday.CSV: 4 cells under 3 columns")  # the data stage sets it aside
 

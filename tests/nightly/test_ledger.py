@@ -53,8 +53,7 @@ def test_promotions_push_and_rollbacks_pop(tmp_path):
     assert [one.key for one in book.champions()] == ["k1", "k3"]
     left, came = book.rollback()
     assert (left.key, came.key) == ("k3", "k1")
-    champion = book.champion()
-    assert champion.key == "k1"
+    assert book.champion().key == "k1"
     assert [row["from"] for row in book.lines() if row["event"] == "rollback"] == ["k3"]
     with pytest.raises(DataError, match="no earlier champion"):
         book.rollback()
@@ -100,8 +99,7 @@ def test_a_refused_batch_was_never_taken_and_may_come_again(tmp_path):
     for _ in range(2):  # the same rows, two nights in a row
         night(book, "refused", new=("0001-bad",))
         assert [path.name for path in book.undecided()] == ["0001-bad"]
-        place = book.take_back(book.batches / "0001-bad", bad)
-        assert (place / "quarantine.jsonl").is_file()
+        assert (book.take_back(book.batches / "0001-bad", bad) / "quarantine.jsonl").is_file()
         assert book.usable() == book.undecided() == []
 
 
@@ -310,8 +308,7 @@ def test_a_reference_to_a_checkpoint_of_the_store_survives_its_move(tmp_path):
     weights.mkdir(parents=True)
     work = tmp_path / "old" / "model" / "k2"
     work.mkdir(parents=True)
-    recipe = recipes.load("miniature", [f"model.source={weights}"])
-    train.model(Context("model", recipe, work, {}, Silent()))
+    train.model(Context("model", recipes.load("miniature", [f"model.source={weights}"]), work, {}, Silent()))
     assert checkpoint_of(work) == str(weights)
     shutil.move(tmp_path / "old", tmp_path / "new")
     assert checkpoint_of(tmp_path / "new" / "model" / "k2") == str(tmp_path / "new" / "sft" / "k1" / "model")

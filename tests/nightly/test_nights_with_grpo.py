@@ -109,8 +109,7 @@ def test_five_nights_with_grpo(tmp_path):
     for line in lines:  # better is promoted, worse is set aside, and anything between is kept
         low, high = line["numbers"]["low"], line["numbers"]["high"]
         drop = min(value for name, value in line["numbers"].items() if name.startswith("level/"))
-        expected = "promoted" if low > 0 and drop >= -0.02 else "worse" if high < 0 else "kept"
-        assert line["decision"] == expected
+        assert line["decision"] == ("promoted" if low > 0 and drop >= -0.02 else "worse" if high < 0 else "kept")
     assert fifth["decision"] != "promoted"
     assert Ledger(nights.store, "miniature").champion().key in {line["challenger"]["key"] for line in lines[:3]}
     assert sum(line["decision"] == "promoted" for line in lines) >= 2

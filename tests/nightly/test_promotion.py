@@ -64,8 +64,7 @@ def test_clearly_better_is_promoted_and_clearly_worse_is_set_aside(test):
 
 
 def test_a_few_questions_more_are_no_proof():
-    five = [index < 5 for index in range(48)]
-    verdict = decide(held(NONE, five), {}, Nightly(test="mcnemar"), 0)
+    verdict = decide(held(NONE, [index < 5 for index in range(48)]), {}, Nightly(test="mcnemar"), 0)
     assert verdict.decision == "kept"
     assert verdict.numbers["p_mcnemar"] == 2 * 0.5**5  # 0.0625
     assert "not shown to be better" in verdict.reason

@@ -49,8 +49,7 @@ def test_what_is_verified_in_the_papers_case():
         ),
     )
     assert knowledge.unverified(trajectory(*CASE, propose(FRPM))) == frozenset()
-    late = trajectory(*CASE[:2], propose(FRPM), CASE[2])
-    assert knowledge.unverified(late) == {"charter_funding_type"}
+    assert knowledge.unverified(trajectory(*CASE[:2], propose(FRPM), CASE[2])) == {"charter_funding_type"}
     failed = dataclasses.replace(CASE[2], status=ERROR, observation="no such column: Charter_Funding_Type")
     assert knowledge.unverified(trajectory(*CASE[:2], failed, propose(FRPM))) == {"charter_funding_type"}
     seen = explore("SELECT name FROM sqlite_master", "telephones")

@@ -94,8 +94,7 @@ def test_json_records_read_back_exactly_and_hold_no_marker():
     assert "<" not in text
     assert text.isprintable()
     assert json.loads(text) == {"columns": ["v", "v"], "data": [["</tool_response>", 1], ["a\u202eb", None]]}
-    many = result(("n",), *((i,) for i in range(11)))
-    assert observations.records(many, 10, 200, 8000)["more"] is True
+    assert observations.records(result(("n",), *((i,) for i in range(11))), 10, 200, 8000)["more"] is True
     assert "more" not in observations.records(result(("n",), (1,)), 10, 200, 8000)
     assert observations.records(result(("n",), (1,), truncated=True), 10, 200, 8000)["more"] is True
     odd = result(("a", "b", "c"), (float("inf"), float("nan"), b"\x01"))

@@ -84,8 +84,7 @@ def test_exploring_and_generating_run_and_show_at_most_thirty_records(phases):
     assert query(Action(ActionKind.EXPLORE, "S", "r")) == query(Action(ActionKind.GENERATE, "S", "r")) == "S"
     assert query(Action(ActionKind.PROPOSE, "{}", "r")) is query(Action(ActionKind.SOLUTION, "S", "r")) is None
     rows = ExecutionResult(ExecutionStatus.OK, ("n",), tuple((i,) for i in range(40)))
-    shown = phases().observe(Action(ActionKind.EXPLORE, "S", "r"), rows, 9)
-    assert '[29]], "more": true}' in shown
+    assert '[29]], "more": true}' in phases().observe(Action(ActionKind.EXPLORE, "S", "r"), rows, 9)
 
 
 def test_the_environment_answers_every_action(phases):

@@ -54,8 +54,7 @@ def test_any_text_gives_an_action_or_a_named_error(protocol, text):
     assert (action.kind is ActionKind.INVALID) == (action.content == "")
     query = protocol.query(action)
     assert query is None or query == action.content
-    observed = protocol.observe(action, None, 3)
-    assert observed.isascii()
+    assert protocol.observe(action, None, 3).isascii()
     if action.format_error is None:
         try:
             said = protocol.write(action)

@@ -284,8 +284,7 @@ def test_questions_are_looked_through_by_keyboard_and_a_closed_page_loses_nothin
     page.wait_for("3 of 4: 1 accepted, 1 mended, 1 rejected")
     press(page, "w")
     page.wait_for("wrote 2 to mine.reviewed.jsonl, 1 to mine.rejected.jsonl; 1 to decide")
-    out = lines(running.site.review.files.out)
-    assert [row["sql"] for row in out] == [COUNT["sql"], BETTER]
+    assert [row["sql"] for row in lines(running.site.review.files.out)] == [COUNT["sql"], BETTER]
 
 
 @pytest.mark.services

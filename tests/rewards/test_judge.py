@@ -28,8 +28,7 @@ def test_the_judge_sees_question_hint_and_both_queries():
     question = "Question:\n    How many?\n\nHint:\n    t is all\n\n"
     gold, predicted = "Reference query:\n    SELECT COUNT(*) FROM t", "Predicted query:\n    SELECT 1"
     assert case == f"{question}{gold}\n\n{predicted}"
-    turned = panel.messages(EXAMPLE, "SELECT 1", predicted_first=True)[1][1]
-    assert turned == f"{question}{predicted}\n\n{gold}"
+    assert panel.messages(EXAMPLE, "SELECT 1", predicted_first=True)[1][1] == f"{question}{predicted}\n\n{gold}"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\u2028", "\x85", "\x0b"])

@@ -144,8 +144,7 @@ def test_a_wrong_name_or_option_of_a_reward_term_is_told_when_the_recipe_is_read
 def test_no_wrong_answer_is_paid_more_than_a_right_one_where_the_papers_say_so():
     assert SQL_TRAIL.margin() == 0.0  # at least 5 + 1 for a right one, at most 2 + 4 for a wrong one
     assert Rubric(recipes.load("sqltrain").rewards).margin() == 1.0  # 5 + 1 against 2 + 3
-    reasoning = recipes.load("reasoning_sql")
-    assert Rubric(reasoning.rewards).margin() == 0.0  # 3 + 2 + 1 against 2 + 4
+    assert Rubric(recipes.load("reasoning_sql").rewards).margin() == 0.0  # 3 + 2 + 1 against 2 + 4
     assert Rubric(recipes.load("reasoning_sql", ["rewards.exec.weight=2"]).rewards).margin() == -1.0
     assert panel({"term": "skyrl"}).margin() is None
     assert panel({"term": "exec"}, {"term": "trust_schema", "track": "schema"}).margin() == 1.0

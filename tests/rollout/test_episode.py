@@ -45,8 +45,7 @@ def test_the_cap_forces_one_last_answer(begin):
     for _ in range(2):
         episode.accept(PROBE)
         episode.observe(ROWS)
-    force = episode._rules.protocol.demand
-    assert episode.next_request().messages[-1][1].endswith(force)
+    assert episode.next_request().messages[-1][1].endswith(episode._rules.protocol.demand)
     episode.accept(ANSWER)
     record = episode.trajectory()
     assert (len(record.turns), record.forced, record.stop) == (3, True, StopReason.SOLUTION)

@@ -107,8 +107,7 @@ def site(folder, access=None, budget=None, workers=1, where=None, model=None):
     models = [model or scripted(folder)]
     with where.sql(Execution(timeout_s=20), workers, folder / "statements.jsonl") as sql:
         agent = Agent(where, sql, where.schema(sql), lambda: models[-1], budget or QuestionBudget(30, 100))
-        feedback = Feedback(folder / "feedback")
-        service = Service(agent, access or Access({}), folder / "questions.jsonl", feedback)
+        service = Service(agent, access or Access({}), folder / "questions.jsonl", Feedback(folder / "feedback"))
         with suppress(ImportError):
             from pipelines.serving.mcp_server import add_mcp
 

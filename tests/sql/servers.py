@@ -65,8 +65,7 @@ class Cluster:
     def start(self):
         network = f"-c listen_addresses=127.0.0.1 -p {self._port} -c unix_socket_directories="
         options = f"{network} -c fsync=off -c shared_buffers=16MB"
-        log = str(self.folder / "log")
-        self._call("pg_ctl", "start", "-D", str(self._data), "-w", "-o", options, "-l", log)
+        self._call("pg_ctl", "start", "-D", str(self._data), "-w", "-o", options, "-l", str(self.folder / "log"))
 
     def kill(self):
         first = int((self._data / "postmaster.pid").read_text().split()[0])
@@ -103,8 +102,7 @@ def is_alive(pid):
 
 def children(parent):
     with contextlib.suppress(OSError):
-        text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-        return [int(word) for word in text.split()]
+        return [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
     return []
 
 

@@ -244,8 +244,7 @@ def one_exact_value_apart(draw):
     if isinstance(other, int) and draw(st.booleans()):
         other = float(other)
     assume(other != before)
-    changed = [*same[:at], (*same[at][:column], other, *same[at][column + 1 :]), *same[at + 1 :]]
-    return gold, same, changed
+    return gold, same, [*same[:at], (*same[at][:column], other, *same[at][column + 1 :]), *same[at + 1 :]]
 
 
 @settings(deadline=None)

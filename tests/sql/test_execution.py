@@ -26,8 +26,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELEC
 
 
 def children():
-    found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return {int(pid) for pid in found}
+    return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
 
 
 def test_rows_come_in_order_with_their_names_and_duplicates(run):

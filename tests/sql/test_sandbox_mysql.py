@@ -76,8 +76,7 @@ def test_a_mysql_server_that_cannot_encrypt_is_refused_where_the_address_wants_i
 
 
 def test_mini_dev_in_mysql_to_the_end(mysql_port, tmp_path, monkeypatch):
-    source = dataclasses.replace(build_shop(tmp_path / "shop.sqlite"), id="bird")
-    to_mysql(source, mysql_port, "teller")
+    to_mysql(dataclasses.replace(build_shop(tmp_path / "shop.sqlite"), id="bird"), mysql_port, "teller")
     monkeypatch.setenv("MYSQL_PWD", "secret")
     golds = ["SELECT `name` FROM `customer` ORDER BY `name` LIMIT 1", "SELECT `nothing` FROM `customer`"]
     rows = [{"db_id": "shop", "question": "Who comes first?", "evidence": "", "SQL": gold} for gold in golds]

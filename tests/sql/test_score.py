@@ -173,8 +173,7 @@ def test_reports_over_other_databases_share_nothing_and_those_over_the_same_are_
         compare([str(folder / "a"), str(folder / "b")], None, 0, None, False)
     run(folder, "--equality", "strict", "--report", str(folder / "c"), gold="reversed.sql", pred="right.sql")
     compare([str(folder / "a"), str(folder / "c")], None, 0, folder / "page", False)
-    page = (folder / "page" / "report.html").read_text()
-    index = json.loads(page.split('id="index">')[1].split("</script>")[0])
+    index = json.loads((folder / "page" / "report.html").read_text().split('id="index">')[1].split("</script>")[0])
     assert len(index["questions"]) == 6  # of a; c asked the first three of them
     assert [(row[0], row[8]) for row in index["rows"] if row[1] == 1] == [(0, 1), (1, 0), (2, 1)]
     assert "CREATE TABLE" in index["schemas"]["shop"]

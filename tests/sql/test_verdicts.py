@@ -50,8 +50,7 @@ def test_of_several_gold_queries_any_may_match(engine, shop):
     assert [verdict.broken for verdict in verdicts] == [False, False, False, True]
     assert [asyncio.run(engine.decide(pair, ["strict", "bird"])) for pair in pairs] == verdicts
     example = Example("1", "?", shop, first, meta={"gold_sqls": [second]})
-    answer = of_prediction("1", second, "p")
-    (outcome,) = make_outcomes([answer], {"1": example}, engine, introspect, "strict", 1)
+    (outcome,) = make_outcomes([of_prediction("1", second, "p")], {"1": example}, engine, introspect, "strict", 1)
     assert (outcome.correct, outcome.gold_bigrams) == (True, bigrams(first))  # what compares texts takes the first
 
 
@@ -108,13 +107,11 @@ def test_a_gold_query_runs_once(shop, tmp_path, monkeypatch):
     assert [verdict.scores["strict"] for verdict in first] == [1.0, 0.0, 0.0, 1.0]
     assert again == first[1]
     ran = [(line["role"], line["sql"]) for line in map(json.loads, audit.read_text().splitlines())]
-    predictions = ["SELECT 1 ", "SELECT 2", "SELECT 2"]
-    assert ran == [("gold", "SELECT 1"), *(("prediction", sql) for sql in predictions)]
+    assert ran == [("gold", "SELECT 1"), *(("prediction", sql) for sql in ("SELECT 1 ", "SELECT 2", "SELECT 2"))]
 
 
 def test_a_kept_gold_result_goes_when_the_database_changes(engine, tmp_path):
-    database = build_shop(tmp_path / "a.sqlite")
-    pair = Pair(database, "SELECT count(*) FROM customer", "SELECT 4")
+    pair = Pair(build_shop(tmp_path / "a.sqlite"), "SELECT count(*) FROM customer", "SELECT 4")
     assert engine.verdicts([pair], ["strict"])[0].scores["strict"] == 1.0
     build_shop(tmp_path / "b" / "b.sqlite")
     build_database(tmp_path / "b" / "b.sqlite", "DELETE FROM customer")

@@ -42,8 +42,7 @@ def trajectory(example_id="q1", sample=0, **changes):
 
 
 def make_filter(ctx):
-    made = [trajectory(f"q{number}") for number in range(20)]
-    frames.write(ctx.folder / "data.parquet", frames.to_frame(made))
+    frames.write(ctx.folder / "data.parquet", frames.to_frame([trajectory(f"q{number}") for number in range(20)]))
     (ctx.folder / "quarantine.jsonl").write_text(
         '{"example_id": "q99", "sample": 0, "reason": "wrong_result", "detail": "1 row"}\n'
     )

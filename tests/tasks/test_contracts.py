@@ -100,8 +100,7 @@ def test_accepted_results_stand_for_a_gold_query_in_the_test_pool_alone(tmp_path
     tested, trained = tmp_path / "tested", tmp_path / "trained"
     tested.mkdir()
     trained.mkdir()
-    verdict = contracts.check(data_stage(tested, {**POOLS, "test": [judged]}), recipe)
-    assert verdict["passed"]
+    assert contracts.check(data_stage(tested, {**POOLS, "test": [judged]}), recipe)["passed"]
     with pytest.raises(DataError, match=r"the gold SQL is blank in 1 of 4 rows .*: rl/q9"):
         contracts.check(data_stage(trained, {**POOLS, "rl": [judged]}), recipe)
 
@@ -113,8 +112,7 @@ def test_rows_set_aside_count_against_the_threshold_with_their_reason(tmp_path, 
     ):
         contracts.check(data_stage(tmp_path, POOLS, set_aside), recipe)
     tolerant = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_bad_share": 0.34})})
-    verdict = contracts.check(data_stage(tmp_path, POOLS, set_aside), tolerant)
-    assert verdict["passed"]
+    assert contracts.check(data_stage(tmp_path, POOLS, set_aside), tolerant)["passed"]
 
 
 def test_a_threshold_of_the_recipe_is_the_threshold(tmp_path):

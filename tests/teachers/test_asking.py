@@ -212,8 +212,7 @@ def test_a_rate_is_never_exceeded_in_any_minute():
         clock.now += (wait := rate.take(1))
         sent.append(clock.now)
         assert wait < 0.2
-    most = max(sum(start <= one < start + 60 for one in sent) for start in sent[::50])
-    assert 590 <= most <= 600
+    assert 590 <= max(sum(start <= one < start + 60 for one in sent) for start in sent[::50]) <= 600
     clock = Clock()
     rate = Rate(6100, clock)  # 100 a second, and 100 at once
     assert rate.take(100) == 0.0
@@ -284,8 +283,7 @@ def test_a_conversation_that_is_too_long_is_not_sent_again(status):
 
 def test_the_spend_cap_in_a_currency():
     priced = Endpoint(base_url="http://localhost:1/v1", model="m", price_in=3.0, price_out=10.0)
-    budget = Budget("t", priced, Spent(1, 2_000_000, 500_000))
-    assert budget.cost(2_000_000, 500_000) == pytest.approx(11.0)
+    assert Budget("t", priced, Spent(1, 2_000_000, 500_000)).cost(2_000_000, 500_000) == pytest.approx(11.0)
     in_euros = priced.model_copy(update={"cap_cost": 11.5, "currency": "EUR"})
     capped = Budget("t", in_euros, Spent(1, 2_000_000, 500_000))
     asyncio.run(capped.reserve((100_000, 20_000)))  # 0.3 + 0.2: just fits

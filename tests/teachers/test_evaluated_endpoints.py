@@ -200,8 +200,7 @@ def test_an_endpoint_chooses_among_the_samples(tmp_path, servers, name_endpoint,
     (done,) = (store.root / "evaluations").iterdir()
     capsys.readouterr()
 
-    selecting = recipe_of(1, *SAMPLES, "evaluation.selector=teacher")
-    ask_teacher(selecting, store, False)
+    ask_teacher(recipe_of(1, *SAMPLES, "evaluation.selector=teacher"), store, False)
     (folder,) = (path for path in (store.root / "evaluations").iterdir() if path != done)
     after = json.loads((folder / "metrics.json").read_text())
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
@@ -247,8 +246,7 @@ def test_an_endpoint_merges_the_samples(tmp_path, servers, name_endpoint, monkey
         drafts = re.findall(r"Draft \d:\n    (.*)", messages[-1]["content"])
         return f"```sql\n{next(draft for draft in drafts if draft != WRONG)}\n```"
 
-    server = servers(reply)
-    name_endpoint(server)
+    name_endpoint(servers(reply))
     links = []  # the gold schemas that merged answers are held against
     monkeypatch.setattr(evaluate, "gold_schemas", lambda folder: links.append(folder) or gold_schemas(folder))
     ask_teacher(recipe, store, False)
@@ -314,8 +312,7 @@ def test_a_served_model_teaches_and_judges(tmp_path, served):
     )
     store = Store(tmp_path / "store")
     made = trajectories(make(recipe, store, "synthesize"))
-    facts = read_json(make(recipe, store, "filter") / "quality.json")
-    teacher = facts["acceptance"]["teacher"]
+    teacher = read_json(make(recipe, store, "filter") / "quality.json")["acceptance"]["teacher"]
     print(teacher)
     assert [row["teacher"] for row in teacher] == [served]
     assert sum(one.well_formed for one in made) > 0.8 * len(made)  # it has learned the protocol from our own tokens

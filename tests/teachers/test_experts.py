@@ -235,8 +235,7 @@ def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path, servers, name_en
             if drawn(one.question, 3):
                 assert set(kept["tables"]) == names  # an answer that cannot be read hides nothing
             else:
-                first = whole.tables[0].name.lower()
-                wanted = {first} | (set(gold[one.id].tables) if pool == "sft" else set())
+                wanted = {whole.tables[0].name.lower()} | (set(gold[one.id].tables) if pool == "sft" else set())
                 assert set(kept["tables"]) == wanted  # a name that is not there is left out
         if pool == "sft":
             assert experts.recall(linked, gold)["strict_recall"] == 1.0
@@ -300,8 +299,7 @@ def test_star_reasons_again_with_the_gold_and_trains_without_it(tmp_path, server
         assert "For you alone" not in json.dumps(one.prompt)
         assert one.final_sql != "SELECT 'nothing of the kind'"
     facts = read_json(make(recipe, store, "filter") / "quality.json")
-    rows = {row["teacher"]: row for row in facts["acceptance"]["teacher"]}
-    assert rows["teacher+hint"]["right"] == len(again)
+    assert {row["teacher"]: row for row in facts["acceptance"]["teacher"]}["teacher+hint"]["right"] == len(again)
     assert set(server.delivered.values()) == {1}
 
 
@@ -374,8 +372,7 @@ def test_a_text_that_a_judge_fails_at_is_asked_without_its_tail_in_training_and_
     outcomes = [answered("q0", "SELECT 0", False), answered("q1", "SELECT 1", False)]
     server.sick = judging.messages(pool["q1"], "SELECT 1", 2.0)[-1][1]
     fill = experts.GradeSource([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
-    graded = fill(outcomes, pool)
-    assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (0.5, False)]
+    assert [(one.judge, one.broken) for one in fill(outcomes, pool)] == [(0.5, False), (0.5, False)]
     assert fill.take_used()["judge_failed"] == 0.0
     with pytest.raises(BoundaryError, match="1 of 2 requests failed"):
         check(Asker.named("teacher", tmp_path / "responses"), outcomes, pool)

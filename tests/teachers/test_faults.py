@@ -32,8 +32,7 @@ def answers(store):
 
 
 def resident():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE") // 2**20
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 2**20
 
 
 @pytest.mark.timeout(1200)
@@ -101,8 +100,7 @@ def test_killed_five_times_it_ends_with_the_same_dataset(tmp_path, servers, repl
         assert 0 <= len(slow.seeds) - lost - len(bought) <= 16, "more than was in flight is unaccounted for"
         lost = len(slow.seeds) - len(bought)
         checked.append((len(slow.seeds), {int(key[:8], 16) >> 1 for key in bought}))
-    made = make(recipe, killed, "synthesize")
-    assert (made / "data.parquet").read_bytes() == expected
+    assert (make(recipe, killed, "synthesize") / "data.parquet").read_bytes() == expected
     bought = answers(killed.root)
     assert len(bought) == len(set(bought)) == len(whole.seeds)  # each answer is kept once
     assert len(slow.seeds) == len(whole.seeds) + lost  # calls made: those needed, and those that died with the process
@@ -129,8 +127,7 @@ def test_a_second_recipe_pays_nothing_for_the_same_questions(tmp_path, servers, 
     name_endpoint(server)
     first = make(recipe, store, "synthesize")
     asked = sum(server.delivered.values())
-    other = recipe_of(1, "synthesis.teacher.concurrency=3")
-    second = make(other, store, "synthesize")
+    second = make(recipe_of(1, "synthesis.teacher.concurrency=3"), store, "synthesize")
     assert second != first
     assert (second / "data.parquet").read_bytes() == (first / "data.parquet").read_bytes()
     assert sum(server.delivered.values()) == asked
@@ -142,8 +139,7 @@ def test_the_cap_stops_cleanly_and_a_higher_one_goes_on(tmp_path, servers, repli
     name_endpoint(server, price_in=1000, price_out=2000, cap_cost=4.0, currency="EUR")
     with pytest.raises(ResourceError, match=r"has spent \d\.\d\d of 4\.00 EUR.*Raise it in the entry 'teacher'"):
         make(recipe, store, "synthesize")
-    paid = sum(server.delivered.values())
-    assert 0 < paid == len(answers(store.root))
+    assert 0 < sum(server.delivered.values()) == len(answers(store.root))
     name_endpoint(server, price_in=1000, price_out=2000)
     made = make(recipe, store, "synthesize")
     assert set(server.delivered.values()) == {1}

@@ -45,8 +45,7 @@ def reply(messages):
 
 
 def test_only_what_is_answered_alike_is_kept(tmp_path, servers, music):
-    server = servers(reply)
-    asker = Asker(Endpoint(base_url=server.url, model="m"), "teacher", tmp_path / "responses")
+    asker = Asker(Endpoint(base_url=servers(reply).url, model="m"), "teacher", tmp_path / "responses")
     with SqlEngine(Limits(timeout_s=5)) as sql:
         made = Inventor(music, introspect(music, 3), sql, asker, asker).make(4)
     assert [one.gold_sql for one in made.examples] == [PROPOSALS[0], PROPOSALS[4]]
@@ -63,8 +62,7 @@ def test_only_what_is_answered_alike_is_kept(tmp_path, servers, music):
 
 def test_a_teams_own_queries_become_questions_each_tried_once(tmp_path, servers, music, name_endpoint, capsys):
     """No query is bought: the teacher only words them, and what does not run, is empty or doubted is told."""
-    server = servers(reply)
-    name_endpoint(server)
+    name_endpoint(servers(reply))
     log, out = tmp_path / "queries.sql", tmp_path / "mine.jsonl"
     log.write_text("-- Monday; a comment\n" + ";\n".join([*PROPOSALS, PROPOSALS[0]]) + "\n")
     words = ["--from", str(log), "--out", str(out), f"--store={tmp_path / 'store'}", "--json"]

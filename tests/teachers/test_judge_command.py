@@ -54,8 +54,7 @@ def test_a_judge_that_likes_long_queries_is_found_out(tmp_path, servers, replies
 def test_a_judge_grades_by_the_recipes_own_scale(tmp_path, servers, replies, name_endpoint, judged):
     """Of a scale of 4, a judge that always says 2 calls nothing right; of 2 it would call all of it right."""
     store = Store(tmp_path / "s")
-    judge = servers(lambda messages: "2")
-    name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
+    name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), servers(lambda messages: "2"))
     scale = "rewards=[{term: exec}, {term: judge, options: {by: other, scale: 4}}]"
     command = ["miniature", *world(2), scale, f"--store={store.root}", "--model", "endpoint:other", "--count", "6"]
     code, out, said = judged(*command)
@@ -84,8 +83,7 @@ def test_answers_are_judged_by_the_questions_of_their_own_pool(tmp_path, servers
 
 
 def test_an_unknown_name_is_reported_before_anything_runs(tmp_path, judged):
-    command = ["miniature", f"--store={tmp_path / 's'}", "--model", "endpoint:nobody"]
-    code, _, said = judged(*command)
+    code, _, said = judged("miniature", f"--store={tmp_path / 's'}", "--model", "endpoint:nobody")
     assert (code, said.count("\n")) == (2, 1)
     assert "nobody" in said
     assert not (tmp_path / "s" / "data").exists()

@@ -117,8 +117,7 @@ def test_labels_are_the_agents_words_and_nothing_else(trajectories, codec):
         f"<|end|><|user|>{trajectory.turns[0].observation}<|end|><|assistant|>"
     )
     assert made.agent_mask == tuple(int(label != IGNORED) for label in made.labels)
-    first = made.input_ids[: made.turn_ends[0]]
-    assert codec.decode(first).endswith(trajectory.turns[0].text)
+    assert codec.decode(made.input_ids[: made.turn_ends[0]]).endswith(trajectory.turns[0].text)
     assert made.turn_ends[1] == len(made.input_ids)
     # A tokenizer's round trip may differ: ids that were sampled are never encoded again.
     ids = (5, 6, 7, 8, 9)

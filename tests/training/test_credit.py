@@ -96,8 +96,7 @@ def test_each_token_has_the_advantage_of_its_turn():
         episode(3, (3,), (2.0,)),
         PaidEpisode(episode(3, (3,), ()).trajectory, None, None),
     ]
-    paid = grpo.payments(episodes)
-    assert paid.nan_to_num(9.0).tolist() == [[0.5, 1.0], [2.0, 9.0], [9.0, 9.0]]
+    assert grpo.payments(episodes).nan_to_num(9.0).tolist() == [[0.5, 1.0], [2.0, 9.0], [9.0, 9.0]]
     values = torch.tensor([[1.0, -1.0], [0.25, 0.0], [0.0, 0.0]])
     assert grpo.on_tokens(values, episodes, 5).tolist() == [[1.0, 1.0, -1.0, -1.0, -1.0], [0.25, 0, 0, 0, 0], [0.0] * 5]
     episodes = [episode(3, (3,), (2.0,)), PaidEpisode(episode(7, (4, 7), ()).trajectory, None, None)]

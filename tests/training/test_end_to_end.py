@@ -177,8 +177,7 @@ def test_a_server_that_does_not_tell_what_it_draws_is_refused(monkeypatch, tmp_p
     monkeypatch.setattr(factories, "policy", lambda *_: server)
 
     def plan(**changes):
-        section = Grpo(sampling=reshaped, **changes)
-        recipe = Recipe(name="served", grpo=section, rollout=Rollout(policy="vllm"))
+        recipe = Recipe(name="served", grpo=Grpo(sampling=reshaped, **changes), rollout=Rollout(policy="vllm"))
         return Plan(kind="grpo", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
 
     with pytest.raises(RecipeError, match="processed_logprobs"):
@@ -196,8 +195,7 @@ def test_plain_transformers_gets_the_same_greedy_turns(tmp_path, taught, recipe,
     folder.write(lineage_of(model), "hub-folder", out)
     files = [path for path in out.rglob("*") if path.is_file()]
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in files)
-    text = (out / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"````python\n(.*?)\n````", text, re.DOTALL)
+    (code,) = re.findall(r"````python\n(.*?)\n````", (out / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     tree = ast.parse(code)
     assert {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names} == {"torch"}
     assert {node.module for node in tree.body if isinstance(node, ast.ImportFrom)} == {"transformers"}

@@ -263,8 +263,7 @@ def test_a_second_machine_trains_with_the_first(tmp_path, recipe, examples, taug
 
     def trained(name, launcher):
         out = tmp_path / name / "grpo" / ".work-key"
-        changes = {"hardware": Hardware(device="cpu", threads=1, launch=launcher)}
-        made = recipe.model_copy(update=changes)
+        made = recipe.model_copy(update={"hardware": Hardware(device="cpu", threads=1, launch=launcher)})
         plan = Plan(kind="grpo", recipe=made, checkpoint_in=str(taught), data=tmp_path / "examples.jsonl", out=out)
         launch.train(plan, out, lambda event: None)
         return [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]

@@ -105,8 +105,7 @@ def log_probabilities(network, batch):
 
 def drifted(network, batch):
     """Old log-probabilities far enough from today's that many ratios are clipped, on both sides."""
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(ROWS, COMPLETION, generator=generator) * 0.4
+    noise = torch.randn(ROWS, COMPLETION, generator=torch.Generator().manual_seed(1)) * 0.4
     return (log_probabilities(network, batch).detach() + noise) * batch["completion_mask"]
 
 
@@ -186,8 +185,7 @@ def own_loss(network, batch, old, advantages, mask, loss, level, longest, weight
         advantage = torch.as_tensor(advantages[row]).double().expand(COMPLETION)[there] * weights[row, there]
         ours, log_ratio = logps[row, there], logps[row, there] - old[row, there].double()
         ratio = (log_ratio if level == "token" else log_ratio.mean()).exp()
-        clipped = ratio.clamp(1 - LOW, 1 + HIGH)
-        by_token = -torch.min(ratio * advantage, clipped * advantage)
+        by_token = -torch.min(ratio * advantage, ratio.clamp(1 - LOW, 1 + HIGH) * advantage)
         if loss == "cispo":
             by_token = -ratio.clamp(max=1 + HIGH).detach() * advantage * ours
         rows.append(by_token.sum())
@@ -511,8 +509,7 @@ def test_each_method_from_its_rewards_to_its_gradient(name):
     low, high = options.get("low", LOW), options.get("high", HIGH)
     for parts, share in ((1, 1.0), (2, 4.0)):  # a mean over tokens counts all processes' tokens, the others one part's
         logps = (old + torch.tensor(RATIOS).log()).requires_grad_()
-        ratio = ratios(logps, old, mask, settings.level)
-        losses = per_token(settings.loss, ratio, logps, advantages, low, high)
+        losses = per_token(settings.loss, ratios(logps, old, mask, settings.level), logps, advantages, low, high)
         averaged(settings.loss, losses, mask, items=mask.sum(), longest=8, parts=parts, share=share).backward()
         times = share if settings.loss in ("dapo", "cispo") else 1 / parts
         assert (logps.grad / times).tolist() == [pytest.approx(row, rel=1e-5, abs=1e-8) for row in wanted]

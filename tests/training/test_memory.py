@@ -19,8 +19,7 @@ SEVEN = memory.SHAPES["Qwen/Qwen2.5-Coder-7B-Instruct"]
 
 
 def how(way, gpus=1, **changes):
-    settings = {"rows": 8, "tokens": 4096, "slots": 0, "half": True, **changes}
-    return Setup(way, gpus, **settings)
+    return Setup(way, gpus, **{"rows": 8, "tokens": 4096, "slots": 0, "half": True, **changes})
 
 
 def test_parameters_are_those_that_the_hub_counts():
@@ -152,8 +151,7 @@ def test_one_block_keeps_about_what_is_counted_on_a_cpu(half, error):
         return sum(value.untyped_storage().nbytes() for value in others.values())
 
     shape = Shape(128, 1, 8, 2, 512, 400, tied=True, head=16, bias=True)
-    counted = (kept(4) - kept(2)) / 2 / 1024
-    assert memory._layer(shape, 2 if half else 4, 4) == pytest.approx(counted, rel=error)
+    assert memory._layer(shape, 2 if half else 4, 4) == pytest.approx((kept(4) - kept(2)) / 2 / 1024, rel=error)
 
 
 def test_a_model_that_cannot_fit_is_refused_and_one_that_may_not_is_told():

@@ -57,8 +57,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path, recipe):
     def digest(seed, name):
         out = tmp_path / name
         make_tiny(recipe.model, ["how many singers are there"] * 9, ["<sql>"], out, seed)
-        files = sorted(out.iterdir())
-        return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+        return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(out.iterdir())]
 
     assert digest(0, "a") == digest(0, "b")
     assert digest(0, "a2") != digest(1, "c")
@@ -100,8 +99,7 @@ def adapted(checkpoint, recipe):
 
 
 def export(network):
-    trainer = SimpleNamespace(model=network, model_wrapped=network, accelerator=Accelerator(cpu=True))
-    return whole_weights(trainer)
+    return whole_weights(SimpleNamespace(model=network, model_wrapped=network, accelerator=Accelerator(cpu=True)))
 
 
 def test_a_merged_layer_is_the_base_and_the_scaled_product():

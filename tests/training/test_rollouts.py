@@ -30,8 +30,7 @@ def make(tmp_path, recipe, examples):
     engines = []
 
     def rollouts(say, **changes):
-        section = recipe.grpo.model_copy(update=changes)
-        changed = recipe.model_copy(update={"grpo": section})
+        changed = recipe.model_copy(update={"grpo": recipe.grpo.model_copy(update=changes)})
         plan = Plan(kind="grpo", recipe=changed, checkpoint_in="", data=tmp_path, out=tmp_path)
         engines.append(sql_engine(changed))
         policy = ScriptedPolicy(say)
@@ -52,8 +51,7 @@ def test_a_group_is_paid_by_the_rubric(make):
             said[request.seed] = next(answers)
         return said[request.seed]
 
-    rollouts = make(say)
-    made = rollouts.generate(["q0"] * 4, generation=0)
+    made = make(say).generate(["q0"] * 4, generation=0)
     assert made.rewards(FULL).tolist() == [2.0, 1.0, 0.0, 2.0]  # exec 1 + format 1; q0 asks how many singers there are
     assert [paid.trajectory.sample for paid in made.episodes] == [0, 1, 2, 3]
     watched = facts(made, ["exec", "format"])

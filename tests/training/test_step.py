@@ -189,8 +189,7 @@ def test_a_group_that_is_all_alike_trains_on_nothing_when_it_is_dropped(gradient
     """The full track of the second group leaves the mean over tokens too; its schema track stays."""
 
     def first_group_of_the_full_track(track):
-        all_alike = track[4][0].abs().sum() == 0
-        return over_tokens(track[:4] if all_alike else track)
+        return over_tokens(track[:4] if track[4][0].abs().sum() == 0 else track)
 
     expected = by_hand(taught, recipe, episodes, first_group_of_the_full_track)
     got, _ = gradient(drop_zero_variance=True)
@@ -218,8 +217,7 @@ def test_each_turn_can_have_an_advantage_of_its_own(gradient, episodes, taught, 
     loss = 0.0
     for trajectory, early, late in zip(episodes, first, later, strict=True):
         told = logprobs(network, list(trajectory.token_ids))
-        place = torch.arange(1, len(trajectory.token_ids))
-        advantages = torch.where(place < trajectory.turn_ends[0], early, late)
+        advantages = torch.where(torch.arange(1, len(trajectory.token_ids)) < trajectory.turn_ends[0], early, late)
         loss = loss - (advantages * told * torch.tensor(trajectory.agent_mask[1:])).sum() / (8 * 200)
     loss.backward()
     expected = torch.cat([value.grad.flatten() for value in network.parameters()])

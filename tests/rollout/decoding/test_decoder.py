@@ -211,8 +211,7 @@ def test_the_model_is_left_as_it_was(model, codec):
     said(Decoder(model, codec, 1), model, "0", prompt(0, 4))
     assert [module.training for module in model.modules()] == before
     assert model.config._attn_implementation == "sdpa"
-    loss = model(torch.tensor([prompt(0, 9)]), labels=torch.tensor([prompt(0, 9)])).loss
-    loss.backward()
+    model(torch.tensor([prompt(0, 9)]), labels=torch.tensor([prompt(0, 9)])).loss.backward()
     assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
 
 

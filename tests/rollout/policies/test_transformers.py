@@ -89,8 +89,7 @@ def test_heavy_queries_hold_nobody_up_and_change_no_byte(model, tokenizer, engin
         runner = engine(TransformersPolicy(model, tokenizer, slots=8), HeavyTalk(), 2, turn_tokens=6)
         runner._sql = Late(sql, late) if late else sql
         order = []
-        trajectories = runner.run(requests(examples), lambda one, order=order: order.append(one.example_id))
-        made.append((trajectories, order))
+        made.append((runner.run(requests(examples), lambda one, order=order: order.append(one.example_id)), order))
     assert made[0] == made[1] == made[2]
     heavy = {one.example_id for one in made[0][0] if one.turns[0].action.content == HEAVY}
     assert 3 <= len(heavy) <= 8

@@ -27,8 +27,7 @@ def completions(codec):
         def answer(body):
             if not body:
                 return MODELS
-            observed = codec.decode(body["prompt"]).count("<observation>")
-            ids = codec.agent(ANSWER if observed else PROBE)
+            ids = codec.agent(ANSWER if codec.decode(body["prompt"]).count("<observation>") else PROBE)
             choice = {"index": 0, "text": "unused", "finish_reason": "stop", "token_ids": ids}
             choice["logprobs"] = {"token_logprobs": [-0.5] * len(ids), "tokens": ["x"] * len(ids)}
             return 200, {}, COMPLETION | {"choices": [choice | change]}
@@ -110,8 +109,7 @@ def test_a_slow_server_gets_fewer_episodes(engine, protocol, examples, tiny_fold
 def test_when_one_server_fails_another_is_asked(ask, serve, completions):
     broken = serve(lambda body: (500, {"retry-after-ms": "1"}, {}) if body else MODELS)
     fine = serve(completions())
-    made = ask([broken, fine], count=2)
-    assert {one.stop for one in made} == {StopReason.SOLUTION}
+    assert {one.stop for one in ask([broken, fine], count=2)} == {StopReason.SOLUTION}
     assert len(posted(fine)) == 4
 
 
