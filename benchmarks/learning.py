@@ -9,10 +9,12 @@ spends about the same processor time beyond it: the miniature's difficulty scori
 demonstrations; rejection sampling, which trains on the policy's own right episodes on GRPO's questions; and, as a
 ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, over databases and seeds as in the
 laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. The tables go between the
-markers of docs/learning.md. The table `controls` changes one thing of GRPO, and `doses` how often the teacher guesses in
-its four columns (85 of 100 questions in the miniature). Expected of it, before a run: what GRPO adds is small at 0.5,
-where SFT is shown enough looks; greatest at 0.85 or 0.95; and smaller and less even over the seeds at 1, where no
-demonstration looks in these columns, so that the first look must be drawn by chance.
+markers of docs/learning.md.
+
+The table `controls` changes one thing of GRPO, and `doses` how often the teacher guesses in its four columns (85 of 100
+questions in the miniature). Expected of it, before a run: what GRPO adds is small at 0.5, where SFT is shown enough
+looks; greatest at 0.85 or 0.95; and smaller and less even over the seeds at 1, where no demonstration looks in these
+columns, so that the first look must be drawn by chance.
 """
 
 import argparse
