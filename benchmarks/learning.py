@@ -12,7 +12,7 @@ ceiling, a careful teacher's demonstrations of those questions. Intervals are 95
 laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. The tables go between the
 markers of docs/learning.md.
 
-The table `reward` has GRPO paid for execution alone. `controls` and `doses` are on no page yet; what is expected of them
+In `reward` GRPO is paid for execution alone. `controls` and `doses` are on no page yet; what is expected of them
 was written before a run. `controls`: learning from episodes above their group's mean alone gains more than rejection
 sampling and less than GRPO; rewards shuffled within each group gain nothing over SFT; a reward for looking, whatever
 the answer, makes every episode look, and accuracy rise less than by GRPO, or fall. `doses`, how often the teacher
