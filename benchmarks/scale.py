@@ -24,6 +24,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -296,32 +297,28 @@ def main() -> None:
             write_stages(Path(place), rows)
             yield Path(place)
 
-    def again(place: Path, part: str) -> None:
-        """Take away what a part made."""
-        subprocess.run(["rm", "-rf", str(place / part)], check=True)
-
     for rows in asked.rows:
         with inputs(rows) as place:
             for part in UNJUDGED:
                 table.row(part, rows, place)
-            again(place, "data")
+            shutil.rmtree(place / "data")
             table.killed(rows, place)
     with inputs(asked.judged) as place:
         for part in JUDGED:
             for processes in asked.processes:
                 table.row(part, asked.judged, place, processes)
-                again(place, part)
+                shutil.rmtree(place / part)
             for processes in asked.dask:
                 where = f"Dask, 2 x {processes}"
                 with cluster(place, processes) as (address, _):
                     table.row(part, asked.judged, place, 2 * processes, address, where)
-                again(place, part)
+                shutil.rmtree(place / part)
                 with cluster(place, processes) as (address, worker):
                     half = table.made[part, asked.judged][0] / 4
                     subprocess.Popen(["sh", "-c", f"sleep {half}; kill -9 -{os.getpgid(worker.pid)}"])
                     table.row(part, asked.judged, place, 2 * processes, address, f"{where}, one killed")
                     assert worker.wait(60) == -signal.SIGKILL, "the part ended before the worker was killed"
-                again(place, part)
+                shutil.rmtree(place / part)
 
 
 if __name__ == "__main__":

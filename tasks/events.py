@@ -128,7 +128,7 @@ def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[d
     for step in steps:
         result = done.get(step.name)
         state = "not made" if result is None else "cached" if result.cached else "made"
-        figures = "" if result is None else stage_figures(step.name, result.metrics).replace("  ", ", ")
+        figures = "" if result is None else stage_figures(step.name, result.metrics, ", ")
         row = {"stage": step.name, "state": state, "key": step.key, "figures": figures, "why": step.why}
         rows.append({**row, "folder": str(step.folder)})
     return rows

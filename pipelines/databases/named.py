@@ -122,7 +122,8 @@ class OpenableDatabase:
         tables = []
         for table, own, result in zip(probed, names, results, strict=True):
             if result.status is ExecutionStatus.UNAVAILABLE:
-                hint = "Check that it can be opened; a server's password comes from PGPASSWORD or MYSQL_PWD."
+                variable = DIALECTS[self.database.engine].password_variable
+                hint = f"A password comes from {variable}." if variable else "Check that it can be opened."
                 raise DatabaseError(f"the database {self.database.id} is away: {result.error}", hint)
             if result.error_class == "hidden":
                 probes = [select.format(name, shown.written(table.name)) for name in own]

@@ -170,13 +170,13 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
         console.print(Text(plain(f"  and {len(comparison.flips) - shown} more that flipped")))
 
 
-def stage_figures(stage: str, metrics: Mapping[str, float]) -> str:
+def stage_figures(stage: str, metrics: Mapping[str, float], between: str = "  ") -> str:
     """The most telling metrics of a stage, for one line: a whole number with all its digits, any other with four. A
     no-break space keeps a figure beside its name.
     """
     kind = stage.partition(".")[0]
     names = STAGE_FIGURES.get(kind.partition("_")[0]) or STAGE_FIGURES.get(kind) or tuple(metrics)[:4]
     found = [(name, metrics[name]) for name in names if name in metrics]
-    return "  ".join(
+    return between.join(
         f"{name}\xa0{value:,.0f}" if float(value).is_integer() else f"{name}\xa0{value:,.4g}" for name, value in found
     )

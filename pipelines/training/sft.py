@@ -1,11 +1,11 @@
 """Supervised fine-tuning: TRL's SFTTrainer on token-exact samples, with everything but the agent's tokens masked."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import datasets
-from torch import distributed
+from accelerate import PartialState  # type: ignore[import-untyped]
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -73,13 +73,8 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
 def encode(plan: Plan, trajectories: Sequence[Trajectory], tokenizer: Any, emit: Emit) -> list[Sample]:
     """Samples in the trajectories' order; those longer than `sft.max_tokens` are left out, and a note counts them."""
     codec = ChatCodec(tokenizer)
-    rank, ranks = (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
-    begin, end = (len(trajectories) * part // ranks for part in (rank, rank + 1))  # the others encode the rest
-    mine = [sample(trajectory, codec) for trajectory in trajectories[begin:end]]
-    parts = [mine] * ranks
-    if ranks > 1:
-        distributed.all_gather_object(parts, mine)
-    whole = list(chain.from_iterable(parts))
+    with PartialState().split_between_processes(list(trajectories)) as mine:  # the others encode the rest
+        whole: list[Sample] = gather_object([sample(trajectory, codec) for trajectory in mine])
     limit = min(plan.recipe.sft.max_tokens, getattr(tokenizer, "model_max_length", None) or plan.recipe.sft.max_tokens)
     fitting = [item for item in whole if len(item.input_ids) <= limit]
     if left_out := len(whole) - len(fitting):

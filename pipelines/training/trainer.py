@@ -72,8 +72,7 @@ class MuonAdamW(torch.optim.Optimizer):
             updates = []
             for parameter in parameters:
                 assert parameter.grad is not None
-                buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
-                buffer.lerp_(parameter.grad, 1 - muon["momentum"])
+                buffer = self._momentum(parameter).lerp_(parameter.grad, 1 - muon["momentum"])
                 updates.append(parameter.grad.lerp(buffer, muon["momentum"]))
             rounds, coefficients = slow_bfloat16(updates[0].device), muon["ns_coefficients"]
             products = orthogonal(torch.stack(updates), coefficients, muon["ns_steps"], muon["eps"], rounds)
@@ -87,8 +86,13 @@ class MuonAdamW(torch.optim.Optimizer):
     def gather(self) -> None:
         """Give every process the momentum of all matrices, as a checkpoint has it."""
         for owner, parameters in enumerate(self._of_ranks if len(self._of_ranks) > 1 else ()):
-            zeros = {parameter: torch.zeros_like(parameter.data) for parameter in parameters}
-            send([self.state[one].setdefault("momentum_buffer", zero) for one, zero in zeros.items()], owner)
+            send([self._momentum(parameter) for parameter in parameters], owner)
+
+    def _momentum(self, parameter: nn.Parameter) -> torch.Tensor:
+        state: dict[str, torch.Tensor] = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter.data)
+        return state["momentum_buffer"]
 
 
 def send(tensors: Sequence[torch.Tensor], owner: int) -> None:
