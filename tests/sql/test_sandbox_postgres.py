@@ -37,7 +37,8 @@ def test_a_statement_is_gone_from_the_server_at_its_limit(postgres_shop, server)
         result = run(engine, postgres_shop, sql)
         assert running(server, 0.3) == 0
         assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result
-        assert run(engine, postgres_shop, "SELECT 1").rows == ((1,),)
+        after = run(engine, postgres_shop, "SELECT 1")
+        assert after.rows == ((1,),), after
 
 
 def test_a_statement_ends_when_its_worker_is_gone(postgres_shop, server):

@@ -1,13 +1,16 @@
 """Each statement meets the session that the first one met, and one clock holds for all that it takes."""
 
 import sqlite3
+import threading
+import time
 
 import pytest
 from shops import build_shop
 
 from pipelines.sql.dialects import guard as fence
-from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.dialects.base import Bounds, interrupted_at
 from pipelines.sql.dialects.duckdb import DuckdbSession
+from pipelines.sql.dialects.mysql import MysqlSession
 from pipelines.sql.dialects.postgres import PostgresSession
 from pipelines.sql.dialects.sqlite import SqliteSession, guard
 from pipelines.sql.engine import Limits, Pair, SqlEngine
@@ -207,6 +210,43 @@ def test_sqlite_gives_one_verdict_whatever_ran_before(tmp_path, first):
     assert alone.ok, alone
     assert [row[1] for row in alone.rows] == ["\ufffdA"] * 3
     assert (after.status, after.rows, after.work) == (alone.status, alone.rows, alone.work)
+
+
+def test_a_connection_is_not_used_again_while_a_signal_is_on_its_way():
+    """The server's own limit can end a statement while our signal is being sent: it would meet the next statement."""
+    begun, returned = threading.Event(), []
+
+    def interrupt():
+        begun.set()
+        time.sleep(0.2)
+        returned.append(time.perf_counter())
+
+    with interrupted_at(time.perf_counter(), interrupt) as was_interrupted:
+        assert begun.wait(10)
+        assert was_interrupted()
+        assert len(returned) == 1
+    with interrupted_at(time.perf_counter() + 0.2, interrupt) as was_interrupted:
+        assert not was_interrupted()
+        time.sleep(0.4)  # what comes after is not watched
+    assert len(returned) == 1
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(("session_of", "kind"), [(PostgresSession, "postgres_shop"), (MysqlSession, "mysql_shop")])
+def test_the_time_to_connect_again_is_not_the_statements(session_of, kind, request, monkeypatch):
+    session = session_of(request.getfixturevalue(kind).location, BOUNDS, NoClock())
+
+    def connect(self, *args, **kwargs):
+        time.sleep(0.5)
+        return connect_at_once(self, *args, **kwargs)
+
+    connect_at_once = session_of._connect
+    monkeypatch.setattr(session_of, "_connect", connect)
+    session.close() if kind == "mysql_shop" else session._connection.close()
+    begun = time.perf_counter()
+    assert session.run("SELECT 1", 10).rows == [(1,)]
+    session.close()
+    assert session.deadline - begun >= BOUNDS.timeout_s + 0.5
 
 
 class Recorder(NoClock):

@@ -109,6 +109,13 @@ class DatabaseSession(abc.ABC):
         """Open the database; OpenFailure if it cannot be opened."""
         return None
 
+    def start_clock(self) -> float:
+        """The running statement has all of its limit from now on: what it took to reconnect is not its own time."""
+        start = perf_counter()
+        self.deadline = start + self.bounds.timeout_s
+        self.clock.arm(self.bounds.timeout_s)
+        return start
+
     def run(self, sql: str, max_rows: int) -> RawResult:
         """Run one statement; every failure is a `RawResult` with its status and class, and names nothing hidden."""
         if self._asked is not None and self.renewed_s is not None:
@@ -119,9 +126,7 @@ class DatabaseSession(abc.ABC):
                     self.hide(hidden)
                 except OpenFailure as error:
                     return failure(UNAVAILABLE, *error.args)
-        start = perf_counter()
-        self.deadline = start + self.bounds.timeout_s
-        self.clock.arm(self.bounds.timeout_s)
+        start = self.start_clock()
         try:
             raw = self.answer(sql, max_rows)
         except OpenFailure as error:
@@ -223,18 +228,23 @@ _watchdog = functools.cache(_Watchdog)
 
 @contextlib.contextmanager
 def interrupted_at(deadline: float, interrupt: Callable[[], object]) -> Iterator[Callable[[], bool]]:
-    """Call `interrupt` from another thread if the block runs past the deadline; the yielded function returns whether
-    it was called. It never runs after the block.
+    """Call `interrupt` from another thread if the block runs past the deadline. The yielded function ends the watch and
+    returns whether `interrupt` was called, after it has returned. It never runs after the block.
     """
     watch = _watchdog()
     with watch.changed:
         watch.running = running = deadline, interrupt
         watch.changed.notify()
+
+    def end() -> bool:
+        with watch.changed:  # the thread holds it during a call
+            is_called, watch.running = watch.running is not running, None
+        return is_called
+
     try:
-        yield lambda: watch.running is not running
+        yield end
     finally:
-        with watch.changed:
-            watch.running = None
+        end()
 
 
 def failure(status: str, error_class: str, message: str) -> RawResult:

@@ -333,6 +333,7 @@ class MysqlSession(DatabaseSession):
         if refused is not None:
             return refused
         connection = self._connection or self._connect(checks_grants=False)
+        self.start_clock()
         self._connection = None  # variables, temporary tables, locks: with it goes all that a statement could leave
         cursor = connection.cursor()
 

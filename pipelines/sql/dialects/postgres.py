@@ -363,6 +363,7 @@ class PostgresSession(DatabaseSession):
             if not self._connection.closed:
                 raise
         self._connection = self._connect()
+        self.start_clock()
         return step()
 
     def _rows(self, sql: str, max_rows: int) -> RawResult:
@@ -373,7 +374,7 @@ class PostgresSession(DatabaseSession):
         """
         connection = self._connection
         # `statement_timeout` runs anew for each FETCH.
-        with connection.cursor() as cursor, interrupted_at(self.deadline, connection.cancel_safe) as is_cancelled:
+        with connection.cursor() as cursor, interrupted_at(self.deadline, connection.cancel_safe) as was_cancelled:
             # From PostgreSQL 14 on a statement also ends when its worker is gone.
             leave = b"; SET LOCAL client_connection_check_interval = 100"
             cursor.execute(b"BEGIN READ ONLY" + (leave if connection.info.server_version >= 140000 else b""))
@@ -382,7 +383,7 @@ class PostgresSession(DatabaseSession):
                 forward = b"FETCH FORWARD %d FROM answer"
                 return self.result(cursor, max_rows, lambda count: cursor.execute(forward % count).fetchall())
             finally:
-                if is_cancelled():
+                if was_cancelled():
                     connection.close()  # a late signal would end the next statement
                 if not connection.closed:
                     cursor.execute(b"ROLLBACK")
