@@ -176,7 +176,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("for share in ((1 - confidence) / 2, (1 + confidence) / 2)", "for share in (1 - confidence, confidence)"),
         ("observed = abs(math.fsum(moved)) - 1e-12", "observed = abs(math.fsum(moved))"),
         ("return min(tail / (1 << n) * 2, 1.0)", "return tail / (1 << n) * 2"),
-        ("math.sqrt(2 * pooled * (1 - pooled))", "math.sqrt(pooled * (1 - pooled))"),
+        ("math.sqrt(discordant - difference**2)", "math.sqrt(discordant)"),
         ("differences = [b - a for a, b in", "differences = [a - b for a, b in"),
         (
             "variance = math.fsum((value - mean) ** 2 for value in ordered) / n",

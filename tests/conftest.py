@@ -53,3 +53,12 @@ def sqltrain(monkeypatch, capsys) -> Any:
 
     run.ok, run.refused = ok, refused  # type: ignore[attr-defined]
     return run
+
+
+@pytest.fixture(scope="module")
+def phone(tmp_path_factory):
+    from tests.services.browser import browser
+
+    with browser(tmp_path_factory.mktemp("profile") / "chromium", 390, 800) as opened:
+        opened.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+        yield opened

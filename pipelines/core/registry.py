@@ -74,6 +74,8 @@ class Equality(NamedTuple):
     # whether it compares the outcome of whole scripts, which needs an engine that gives each episode a copy to change
     # (`Dialect.keeps_state`).
     by_outcome: bool = False
+    # what decides by proof where it can, as "module:function": (pair, engine) -> (score or None, counterexample).
+    proof: str = ""
     form: Literal["set", "bag"] = "bag"  # of the rows that two answers must share to be one vote.
 
 

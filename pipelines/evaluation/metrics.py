@@ -180,9 +180,10 @@ def _declare(
     value: Value | None = None,
     table: str = "behaviour",
     measure: str = "",
+    field: str = "",
 ) -> None:
-    """Declare a metric; its value is by default the field of the record that bears its name."""
-    read: Value = value or operator.attrgetter(name)
+    """Declare a metric; its value is by default the field of the record that bears its name, or of `field`."""
+    read: Value = value or operator.attrgetter(field or name)
 
     @metric(name, unit="mean" if fold is cost else "percent", title=title, about=about, table=table)
     def _(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Measure | None:
@@ -237,13 +238,7 @@ _declare("tokens_in", cost, "tokens in", "mean prompt and observation tokens")
 _declare("tokens_out", cost, "tokens out", "mean generated tokens")
 # Of all thinking blocks (SQL-Trail, figure 5).
 _declare("reasoning_chars", cost, "reasoning", "mean characters of thinking", measure="reasoning")
-_declare(
-    "format",
-    mean_by_question,
-    "well-formed",
-    "episodes whose every turn is well-formed",
-    lambda record: float(record.well_formed),
-)
+_declare("format", mean_by_question, "well-formed", "episodes whose every turn is well-formed", field="well_formed")
 _declare(  # of the questions with an answer: SkyRL-SQL (6.1, observation 4) calls such an agent overconfident
     "single_statement",
     mean_by_question,
@@ -258,14 +253,9 @@ _declare(  # a probe is a tool call before the answer
     "of the questions that need a look at stored values",
     lambda record: float(record.tool_calls > 0) if record.needs_probe else None,
 )
-_declare(  # the reward hack of TRUST-SQL, 5.4, of agents that have an explore phase
-    "listing",
-    mean_by_question,
-    "lists all first",
-    "first turns that list every table's columns",
-    lambda record: None if record.lists_first is None else float(record.lists_first),
-    measure="lists first",
-)
+# The reward hack of TRUST-SQL, 5.4, of agents that have an explore phase.
+_about = "first turns that list every table's columns"
+_declare("listing", mean_by_question, "lists all first", _about, field="lists_first", measure="lists first")
 _declare(  # TRUST-SQL, 3.2
     "unverified",
     mean_by_question,
@@ -273,14 +263,8 @@ _declare(  # TRUST-SQL, 3.2
     "proposed schemas with a name that nothing had shown",
     lambda record: None if record.unverified is None else float(bool(record.unverified)),
 )
-_declare(  # SQL-Trail, equation 8 and table 6's "Syntax Acc"
-    "syntax",
-    mean_by_question,
-    "runs",
-    "answers that the engine runs to the end",
-    lambda record: float(record.executable),
-    "likeness",
-)
+_about = "answers that the engine runs to the end"  # SQL-Trail, equation 8 and table 6's "Syntax Acc"
+_declare("syntax", mean_by_question, "runs", _about, table="likeness", field="executable")
 for _name, _read, _title, _about in (
     ("table_precision", lambda link: link.tables.precision, "tables P", "precision of the tables named"),
     ("table_recall", lambda link: link.tables.recall, "tables R", "recall of the gold tables"),

@@ -195,20 +195,6 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(tail / (1 << n) * 2, 1.0)
 
 
-def questions_needed(first: float, second: float) -> int:
-    """Questions that each of two unpaired evaluations needs to tell two accuracies apart, at `POWER` and `ALPHA`.
-
-    The normal approximation of the two-sided test of two proportions, without a continuity correction (Fleiss, 1981,
-    chapter 3). For 75 against 80 %: 1,094.
-    """
-    if first == second or not (0 <= first <= 1 and 0 <= second <= 1):
-        raise ValueError(f"no difference to detect between {first} and {second}")
-    pooled = (first + second) / 2
-    spread = Z_ALPHA * math.sqrt(2 * pooled * (1 - pooled))
-    spread += Z_BETA * math.sqrt(first * (1 - first) + second * (1 - second))
-    return math.ceil((spread / (first - second)) ** 2)
-
-
 def pairs_needed(discordant: float, difference: float) -> int:
     """Questions that a paired comparison (McNemar) needs to detect a difference, at `POWER` and `ALPHA` (Connor, 1987).
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import math
 import os
+import pkgutil
 import selectors
 import threading
 import weakref
@@ -196,6 +196,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             return [_best([next(decided) for _ in pair.each()]) for pair in pairs]
         unique = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
         jobs = [(pair.database.engine, self._verdict_job(pair, equalities)) for pair in unique]
+        has_proof = any(EQUALITIES[name].proof for name in equalities)
         replies = self._run(jobs)
         self._log((pair.database, job, reply) for pair, (_, job), reply in zip(unique, jobs, replies, strict=True))
         verdicts = [_verdict(reply, equalities) for reply in replies]
@@ -203,7 +204,8 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             if self._is_starved(pair, verdicts[index]):  # all others are done: it is asked again alone
                 (reply,) = self._run([jobs[index]])
                 verdicts[index] = self._settled(pair, _verdict(reply, equalities))
-            verdicts[index] = self._proved(pair, verdicts[index])
+            if has_proof:
+                verdicts[index] = self._proved(pair, verdicts[index])
         return [verdicts[unique[pair]] for pair in pairs]
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
@@ -216,15 +218,19 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         verdict = _verdict(reply, equalities)
         if self._is_starved(pair, verdict):
             verdict = self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
-        return await asyncio.to_thread(self._proved, pair, verdict) if "proved" in equalities else verdict
+        has_proof = any(EQUALITIES[name].proof for name in equalities)
+        return await asyncio.to_thread(self._proved, pair, verdict) if has_proof else verdict
 
     def _proved(self, pair: Pair, verdict: Verdict) -> Verdict:
-        """The verdict in which `proved` has its own score, where one of its two proofs succeeds."""
-        if "proved" not in verdict.scores or pair.database.engine != "sqlite" or verdict.error_class:
+        """The verdict in which an equality with a proof has its own score, where the proof succeeds."""
+        if pair.database.engine != "sqlite" or verdict.error_class:
             return verdict
-        score, script = importlib.import_module("pipelines.sql.analyst").prove(pair, self)
-        scores = verdict.scores if score is None else {**verdict.scores, "proved": score}
-        return replace(verdict, scores=scores, counterexample=script)
+        for name in verdict.scores:
+            if proof := EQUALITIES[name].proof:
+                score, script = pkgutil.resolve_name(proof)(pair, self)
+                scores = verdict.scores if score is None else {**verdict.scores, name: score}
+                verdict = replace(verdict, scores=scores, counterexample=script)
+        return verdict
 
     def _is_starved(self, pair: Pair, verdict: Verdict) -> bool:
         """Whether another statement may have brought a gold query to its limit: the query has run before, or a server,

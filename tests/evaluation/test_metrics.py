@@ -1,4 +1,4 @@
-"""Metrics, votes, intervals, tests and power: by hand, by brute force, by scipy and by statsmodels."""
+"""Metrics, votes, intervals, tests and power: by hand, by brute force and by scipy."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,6 @@ from evaluation_world import report_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
-from statsmodels.stats import proportion
 
 from pipelines.core.registry import METRICS
 from pipelines.core.types import ExecutionResult, ExecutionStatus, SchemaItems
@@ -262,13 +261,6 @@ def test_wilson_agrees_with_scipy(right, n):
     assert stats.wilson(right, n) == pytest.approx((interval.low, interval.high))
 
 
-@pytest.mark.parametrize(("first", "second"), [(0.75, 0.80), (0.5, 0.7), (0.92, 0.95)])
-def test_the_questions_needed_have_their_power_by_statsmodels(first, second):
-    needed = stats.questions_needed(first, second)
-    found = proportion.power_proportions_2indep(first - second, second, needed, alpha=0.05)
-    assert found.power == pytest.approx(0.8, abs=0.002)
-
-
 @pytest.mark.parametrize(("gained", "lost", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (8, 2, 2 * 56 / 1024), (3, 3, 1.0)])
 def test_mcnemar_is_a_coin_toss_over_the_questions_that_flipped(gained, lost, p):
     # 8 against 2: twice (C(10,0) + C(10,1) + C(10,2)) / 2^10 = 2 * 56 / 1024
@@ -389,18 +381,10 @@ def test_a_paired_interval_and_its_test_take_databases_as_wholes():
     assert result.p_permutation == 2 / 2**10  # both ways that all ten that moved can have the same sign
 
 
-@pytest.mark.parametrize(("first", "second", "questions"), [(0.75, 0.80, 1094), (0.63, 0.72, 424), (0.80, 0.82, 6039)])
-def test_questions_needed_are_those_of_the_textbook(first, second, questions):
-    # 75 against 80 %: (1.95996 sqrt(2 * 0.775 * 0.225) + 0.84162 sqrt(0.1875 + 0.16))^2 / 0.05^2 = 1093.7
-    assert stats.questions_needed(first, second) == questions
-    assert stats.questions_needed(second, first) == stats.questions_needed(first, second)
-
-
-def test_pairs_needed_by_hand_and_fewer_than_unpaired_questions():
+def test_pairs_needed_by_hand():
     # 20 % discordant, 5 points: (1.95996 sqrt(0.2) + 0.84162 sqrt(0.2 - 0.0025))^2 / 0.0025 = 625.3 -> 626
     assert stats.pairs_needed(0.20, 0.05) == 626
     assert stats.pairs_needed(0.20, -0.05) == 626
-    assert stats.pairs_needed(0.20, 0.05) < stats.questions_needed(0.75, 0.80)
 
 
 def test_a_detectable_difference_is_the_one_that_needs_so_many_questions():
@@ -428,7 +412,6 @@ def group(letters, right="A"):
         (vote, ([],), "candidates"),
         (metrics.data_efficiency, (0.822, 0.860, 0), "training examples"),
         (stats.paired, ([1.0], [1.0, 0.0], ["a", "b"]), "argument 2 is longer"),
-        (stats.questions_needed, (0.5, 0.5), "no difference"),
         (stats.pairs_needed, (0.05, 0.10), "no difference"),
     ],
 )

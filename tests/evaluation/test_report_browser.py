@@ -11,9 +11,9 @@ from evaluation_world import EVIL, report_data
 
 from pipelines.core.types import Turn
 from pipelines.report import writer
-from tests.services.browser import CHROMIUM, browser
+from tests.services.browser import browser
 
-pytestmark = [pytest.mark.services, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+pytestmark = pytest.mark.services
 ACTIVE = "document.activeElement"
 
 

@@ -22,7 +22,6 @@ from pipelines.recipe.config import Source
 from pipelines.review import items
 from pipelines.review.decisions import Decision, Review, ReviewFiles
 from pipelines.review.server import ReviewApp
-from tests.services.browser import CHROMIUM, browser
 
 BETTER = "SELECT name FROM item WHERE price = 5"
 
@@ -223,19 +222,9 @@ def test_a_file_that_no_review_wrote_is_not_written_over(mine):
         data.review(str(mine), out=mine.parent / "none" / "out.jsonl")
 
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-
-
 @pytest.fixture
 def running(mine):
     with reviewing(mine) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp("profile") / "chromium", 390, 800) as opened:
-        opened.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
         yield opened
 
 
@@ -250,62 +239,60 @@ def value(page, id):
 
 
 @pytest.mark.services
-@needs_chromium
-def test_questions_are_looked_through_by_keyboard_and_a_closed_page_loses_nothing(running, page):
-    page.open(f"{running.url}/#{running.site.token}")
-    page.wait_for("0 of 4")
-    page.wait_for("count(*)")  # the result, without asking for it
-    assert value(page, "question") == COUNT["question"]
-    press(page, "a")
-    page.wait_for("1 of 4: 1 accepted")
-    press(page, "u")
-    page.wait_for("0 of 4")
-    press(page, "a")
-    page.wait_for("1 of 4: 1 accepted")
-    page.wait_for("order ambiguous: rows 1 and 2 tie on 5")
-    page.wait_for("other answered the question with SQL that gives another result")
-    press(page, "e")
-    page.evaluate("document.getElementById('sql').select()")
-    page.call("Input.insertText", text=BETTER)
-    press(page, "Enter", modifiers=2)
-    page.wait_for("2 rows")
-    press(page, "Escape")
-    page.wait_for("Keep as mended")
-    press(page, "a")
-    page.wait_for("2 of 4: 1 accepted, 1 mended")
-    page.wait_for("failing: hidden")
-    press(page, "r")
-    page.wait_for("Say why")
-    page.call("Input.insertText", text="nobody may know")
-    press(page, "Enter")
-    page.wait_for("1 rejected")
-    page.open("about:blank")
-    page.open(f"{running.url}/#{running.site.token}")
-    page.wait_for("3 of 4: 1 accepted, 1 mended, 1 rejected")
-    press(page, "w")
-    page.wait_for("wrote 2 to mine.reviewed.jsonl, 1 to mine.rejected.jsonl; 1 to decide")
+def test_questions_are_looked_through_by_keyboard_and_a_closed_page_loses_nothing(running, phone):
+    phone.open(f"{running.url}/#{running.site.token}")
+    phone.wait_for("0 of 4")
+    phone.wait_for("count(*)")  # the result, without asking for it
+    assert value(phone, "question") == COUNT["question"]
+    press(phone, "a")
+    phone.wait_for("1 of 4: 1 accepted")
+    press(phone, "u")
+    phone.wait_for("0 of 4")
+    press(phone, "a")
+    phone.wait_for("1 of 4: 1 accepted")
+    phone.wait_for("order ambiguous: rows 1 and 2 tie on 5")
+    phone.wait_for("other answered the question with SQL that gives another result")
+    press(phone, "e")
+    phone.evaluate("document.getElementById('sql').select()")
+    phone.call("Input.insertText", text=BETTER)
+    press(phone, "Enter", modifiers=2)
+    phone.wait_for("2 rows")
+    press(phone, "Escape")
+    phone.wait_for("Keep as mended")
+    press(phone, "a")
+    phone.wait_for("2 of 4: 1 accepted, 1 mended")
+    phone.wait_for("failing: hidden")
+    press(phone, "r")
+    phone.wait_for("Say why")
+    phone.call("Input.insertText", text="nobody may know")
+    press(phone, "Enter")
+    phone.wait_for("1 rejected")
+    phone.open("about:blank")
+    phone.open(f"{running.url}/#{running.site.token}")
+    phone.wait_for("3 of 4: 1 accepted, 1 mended, 1 rejected")
+    press(phone, "w")
+    phone.wait_for("wrote 2 to mine.reviewed.jsonl, 1 to mine.rejected.jsonl; 1 to decide")
     assert [row["sql"] for row in lines(running.site.review.files.out)] == [COUNT["sql"], BETTER]
 
 
 @pytest.mark.services
-@needs_chromium
-def test_it_fits_a_phone_in_dark_and_light_and_shows_text_as_text(running, page):
-    page.open(f"{running.url}/#{running.site.token}")
-    page.wait_for("0 of 4")
-    page.evaluate("document.getElementById('question').value = 'How many items of each kind are there ? '.repeat(5)")
-    assert page.evaluate("(e => e.scrollHeight <= e.clientHeight)(document.getElementById('question'))")
-    page.evaluate("document.getElementById('sql').value = 'SELECT name FROM item'")
-    page.evaluate("document.getElementById('run').click()")
-    page.wait_for("<img src=x onerror=alert(1)>")
-    assert page.evaluate("document.querySelectorAll('main img').length") == 0
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+def test_it_fits_a_phone_in_dark_and_light_and_shows_text_as_text(running, phone):
+    phone.open(f"{running.url}/#{running.site.token}")
+    phone.wait_for("0 of 4")
+    phone.evaluate("document.getElementById('question').value = 'How many items of each kind are there ? '.repeat(5)")
+    assert phone.evaluate("(e => e.scrollHeight <= e.clientHeight)(document.getElementById('question'))")
+    phone.evaluate("document.getElementById('sql').value = 'SELECT name FROM item'")
+    phone.evaluate("document.getElementById('run').click()")
+    phone.wait_for("<img src=x onerror=alert(1)>")
+    assert phone.evaluate("document.querySelectorAll('main img').length") == 0
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
     seen = set()
     for _ in range(2):
-        page.click("Dark or light")
-        seen.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        phone.click("Dark or light")
+        seen.add(phone.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(seen) == 2
     small = "[...document.querySelectorAll('.foot button')].filter(b => b.getBoundingClientRect().height < 24).length"
-    assert page.evaluate(small) == 0
+    assert phone.evaluate(small) == 0
 
 
 @contextmanager

@@ -12,18 +12,13 @@ import pytest
 from pipelines.core.processes import free_port
 from tests.fakes import http_server, succeeded
 from tests.nightly import farms
-from tests.services.browser import CHROMIUM, browser
+from tests.services.browser import browser
 from tests.services.collector import attributes, collecting
 from tests.services.conftest import ROOT, SMALL, end, new_site, readme_blocks, running, wait_for
 from tests.services.test_events import CRON, heard, materialized, started_by_schedule
 from tests.services.test_ui import RENEW, answers, fill, log_in
 
-pytestmark = [
-    pytest.mark.services,
-    pytest.mark.slow,
-    pytest.mark.timeout(2400),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(2400)]
 SFT = "sqltrain://miniature/sft"
 
 

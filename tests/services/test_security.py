@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.fakes import http_server
-from tests.services.browser import CHROMIUM, browser
+from tests.services.browser import browser
 from tests.services.conftest import ROOT, SMALL_DATA
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
@@ -54,7 +54,6 @@ def test_browsers_are_told_to_let_no_other_page_read_the_server(site):
         assert named == (origin if allowed else None)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_a_page_of_another_site_starts_no_run(site, tmp_path):
     before = site.newest_run().get("id")
     url = f"http://127.0.0.1:{site.port}/api/deployments/{deployment_id(site, 'miniature')}/create_flow_run"

@@ -10,14 +10,10 @@ from contextlib import closing
 import pytest
 
 from pipelines.core.processes import free_port
-from tests.services.browser import CHROMIUM, browser
+from tests.services.browser import browser
 from tests.services.conftest import ROOT, SMALL, SMALL_DATA, end, wait_for
 
-pytestmark = [
-    pytest.mark.services,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 # SQLTRAIN_PICTURES=1 renews the pictures of docs/; otherwise they are taken and thrown away.
 RENEW = os.environ.get("SQLTRAIN_PICTURES") == "1"
 

@@ -12,15 +12,13 @@ from mcp.client.streamable_http import streamable_http_client
 from served import COUNT, WIDE, events, site
 
 from pipelines.serving.access import Access
-from tests.services.browser import CHROMIUM, browser
+from tests.services.browser import browser
 
 QUESTION = "How many people by city ?"
 
 
 def in_chromium(test):
-    return pytest.mark.services(
-        pytest.mark.timeout(120)(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")(test))
-    )
+    return pytest.mark.services(pytest.mark.timeout(120)(test))
 
 
 KEYS = {"ada": "a-key-of-ada-1234567", "bo": "a-key-of-bo-12345678", "cy": "a-key-of-cy-12345678"}
@@ -88,18 +86,11 @@ def running(tmp_path_factory):
         yield opened
 
 
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp("profile") / "chromium", 390, 800) as opened:
-        opened.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
-        yield opened
-
-
 @pytest.fixture
-def page(running, tab):
-    tab.open(running.url)
-    tab.wait_for("people, answered by script")
-    return tab
+def page(running, phone):
+    phone.open(running.url)
+    phone.wait_for("people, answered by script")
+    return phone
 
 
 def type_and_enter(page, text):

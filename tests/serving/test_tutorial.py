@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 
 from pipelines.core.processes import free_port
-from tests.services.browser import CHROMIUM, browser
+from tests.services.browser import browser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorials" / "your-database.md").read_text(encoding="utf-8")
@@ -24,7 +24,6 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 @pytest.mark.services
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser(tmp_path):
     bin = tmp_path / "bin"
     bin.mkdir()

@@ -16,7 +16,7 @@ import pytest
 
 from pipelines.core.processes import free_port
 from tests.nightly import farms
-from tests.services.browser import CHROMIUM, browser
+from tests.services.browser import browser
 from tests.services.conftest import wait_for
 from tests.serving.test_tutorial import BLOCKS, PAGE
 from tests.sql.servers import binaries, make_reader, postgres
@@ -125,7 +125,6 @@ def chat(page, url, question):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_from_a_database_to_a_champion_that_learned_from_a_thumb(tmp_path):
     programs = binaries() or pytest.skip("PostgreSQL's programs are not installed")
     import psycopg

@@ -208,7 +208,7 @@ class _Watchdog:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.running: tuple[float, Callable[[], object]] | None = None
+        self.running: tuple[float, Callable[[], object], list[float]] | None = None
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -216,6 +216,7 @@ class _Watchdog:
             while True:
                 remaining_s = None if self.running is None else self.running[0] - perf_counter()
                 if self.running is not None and remaining_s is not None and remaining_s <= 0:
+                    self.running[2].append(perf_counter())
                     with contextlib.suppress(Exception):  # the driver's own: the timer of the worker comes next
                         self.running[1]()
                     self.running = None
@@ -227,24 +228,20 @@ _watchdog = functools.cache(_Watchdog)
 
 
 @contextlib.contextmanager
-def interrupted_at(deadline: float, interrupt: Callable[[], object]) -> Iterator[Callable[[], bool]]:
-    """Call `interrupt` from another thread if the block runs past the deadline. The yielded function ends the watch and
-    returns whether `interrupt` was called, after it has returned. It never runs after the block.
+def interrupted_at(deadline: float, interrupt: Callable[[], object]) -> Iterator[list[float]]:
+    """Call `interrupt` from another thread if the block runs past the deadline; it never runs after the block. After
+    the block the yielded list holds the time of the call, if there was one.
     """
+    calls: list[float] = []
     watch = _watchdog()
     with watch.changed:
-        watch.running = running = deadline, interrupt
+        watch.running = deadline, interrupt, calls
         watch.changed.notify()
-
-    def end() -> bool:
-        with watch.changed:  # the thread holds it during a call
-            is_called, watch.running = watch.running is not running, None
-        return is_called
-
     try:
-        yield end
+        yield calls
     finally:
-        end()
+        with watch.changed:  # the thread holds it during a call
+            watch.running = None
 
 
 def failure(status: str, error_class: str, message: str) -> RawResult:

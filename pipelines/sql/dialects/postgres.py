@@ -373,17 +373,19 @@ class PostgresSession(DatabaseSession):
         which takes one statement only.
         """
         connection = self._connection
-        # `statement_timeout` runs anew for each FETCH.
-        with connection.cursor() as cursor, interrupted_at(self.deadline, connection.cancel_safe) as was_cancelled:
-            # From PostgreSQL 14 on a statement also ends when its worker is gone.
-            leave = b"; SET LOCAL client_connection_check_interval = 100"
-            cursor.execute(b"BEGIN READ ONLY" + (leave if connection.info.server_version >= 140000 else b""))
+        cancelled: list[float] = []
+        with connection.cursor() as cursor:
             try:
-                cursor.execute(b"DECLARE answer NO SCROLL CURSOR FOR " + body(sql).encode(), binary=True)
-                forward = b"FETCH FORWARD %d FROM answer"
-                return self.result(cursor, max_rows, lambda count: cursor.execute(forward % count).fetchall())
+                # `statement_timeout` runs anew for each FETCH.
+                with interrupted_at(self.deadline, connection.cancel_safe) as cancelled:
+                    # From PostgreSQL 14 on a statement also ends when its worker is gone.
+                    leave = b"; SET LOCAL client_connection_check_interval = 100"
+                    cursor.execute(b"BEGIN READ ONLY" + (leave if connection.info.server_version >= 140000 else b""))
+                    cursor.execute(b"DECLARE answer NO SCROLL CURSOR FOR " + body(sql).encode(), binary=True)
+                    forward = b"FETCH FORWARD %d FROM answer"
+                    return self.result(cursor, max_rows, lambda count: cursor.execute(forward % count).fetchall())
             finally:
-                if was_cancelled():
+                if cancelled:
                     connection.close()  # a late signal would end the next statement
                 if not connection.closed:
                     cursor.execute(b"ROLLBACK")

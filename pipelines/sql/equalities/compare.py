@@ -318,7 +318,7 @@ def strict_nonempty(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> f
     return strict(gold, predicted, facts) if gold.rows else 0.0
 
 
-@equality("proved")
+@equality("proved", proof="pipelines.sql.analyst:prove")
 def proved(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Equivalence on every database of the schema (`analyst.prove`); where neither is proved, `strict`."""
     return strict(gold, predicted, facts)
