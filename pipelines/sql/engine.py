@@ -422,7 +422,7 @@ def _suite_files(folder: str, changed_ns: int) -> tuple[str, ...]:
     return tuple(os.path.join(folder, name) for name in names if not name.endswith(("-wal", "-shm", "-journal")))
 
 
-@functools.lru_cache(65536)
+@functools.lru_cache(4096)
 def _gold_facts(gold_sql: str) -> tuple[bool, bool]:
     """The fields of `compare.Gold` that the text of the gold query decides."""
     lowered = gold_sql.lower()
