@@ -183,7 +183,7 @@ def main() -> None:
     """Hunt, and say what was found; exit with 1 if anything was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=("sqlite", "duckdb", "postgres"), default="sqlite")
-    parser.add_argument("--location", help="a connection string to a database with the table item (PostgreSQL)")
+    parser.add_argument("--location", help="a connection string of a role that may read item (a integer, b text) only")
     parser.add_argument("--cases", type=int, default=500_000)
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args()

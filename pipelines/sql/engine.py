@@ -194,8 +194,9 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         if any(pair.more for pair in pairs):
             decided = iter(self.verdicts([one for pair in pairs for one in pair.each()], equalities))
             return [_best([next(decided) for _ in pair.each()]) for pair in pairs]
-        unique = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
-        jobs = [(pair.database.engine, self._verdict_job(pair, equalities)) for pair in unique]
+        unique: dict[Pair, int] = {}
+        order = [unique.setdefault(pair, len(unique)) for pair in pairs]
+        jobs = self._verdict_jobs(unique, equalities)
         has_proof = any(EQUALITIES[name].proof for name in equalities)
         replies = self._run(jobs)
         self._log((pair.database, job, reply) for pair, (_, job), reply in zip(unique, jobs, replies, strict=True))
@@ -206,18 +207,18 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
                 verdicts[index] = self._settled(pair, _verdict(reply, equalities))
             if has_proof:
                 verdicts[index] = self._proved(pair, verdicts[index])
-        return [verdicts[unique[pair]] for pair in pairs]
+        return [verdicts[index] for index in order]
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
         """Decide on one pair; calls of one event-loop tick share a batch."""
         if pair.more:
             return _best(await asyncio.gather(*(self.decide(one, equalities) for one in pair.each())))
-        job = self._verdict_job(pair, equalities)
-        reply = await self._ask(pair.database.engine, job)[1]
+        ((engine, job),) = self._verdict_jobs([pair], equalities)
+        reply = await self._ask(engine, job)[1]
         self._log([(pair.database, job, reply)])
         verdict = _verdict(reply, equalities)
         if self._is_starved(pair, verdict):
-            verdict = self._settled(pair, _verdict(await self._ask(pair.database.engine, job)[1], equalities))
+            verdict = self._settled(pair, _verdict(await self._ask(engine, job)[1], equalities))
         has_proof = any(EQUALITIES[name].proof for name in equalities)
         return await asyncio.to_thread(self._proved, pair, verdict) if has_proof else verdict
 
@@ -267,8 +268,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             if job[0] == "verdict":
                 ran = [("gold", job[2], reply[1]), ("prediction", job[3], reply[2])]
             else:
-                status, _, rows, _, _, error_class, ms, _ = reply
-                ran = [("query", job[2], (status, error_class, len(rows), ms))]
+                ran = [("query", job[2], (reply[0], reply[5], len(reply[2]), reply[6]))]
             for role, sql, facts in ran:
                 if facts is not None and facts[3] is not None:
                     status, error_class, rows, ms = facts
@@ -279,32 +279,42 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         location = DIALECTS[database.engine].locate(database.location)
         return "execute", (location,), sql, max_rows or self._bounds.max_rows
 
-    def _verdict_job(self, pair: Pair, equalities: Sequence[str]) -> tuple[Any, ...]:
-        engine, parts = DIALECTS[pair.database.engine], [EQUALITIES[name] for name in equalities]
+    def _verdict_jobs(self, pairs: Iterable[Pair], equalities: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
+        """The jobs of pairs, each with its engine; what follows from the database alone is found once for all pairs."""
+        asked = tuple(equalities)
+        place = functools.cache(functools.partial(self._place, asked))
+        return [
+            (pair.database.engine, ("verdict", locations, gold, pair.predicted_sql, asked, _gold_facts(gold), names))
+            for pair in pairs
+            for gold, (locations, names) in [(pair.gold_sql, place(pair.database))]
+        ]
+
+    def _place(self, equalities: Sequence[str], database: Database) -> tuple[tuple[str, ...], Any]:
+        """The locations to ask, and the database's names if an equality compares by value units."""
+        engine, parts = DIALECTS[database.engine], [EQUALITIES[name] for name in equalities]
         if any(part.by_outcome for part in parts) and not engine.keeps_state:
             raise DataError(
-                f"an equality of {', '.join(equalities)} compares what statements change, and {pair.database.engine} "
+                f"an equality of {', '.join(equalities)} compares what statements change, and {database.engine} "
                 "lets none change anything",
                 "Take the engine sqlite_stateful (`--engine`, or a data source that asks for it).",
             )
-        location = engine.locate(pair.database.location)
+        location = engine.locate(database.location)
         locations: tuple[str, ...] = (location,)
         # The databases of a test suite (Zhong et al. 2020) are all `.sqlite` files beside the database, which comes
         # first; only in the official layout, in which the directory bears the database's name: elsewhere neighbours are
         # strangers.
         folder = os.path.dirname(location) if any(part.suite for part in parts) else ""
-        if pair.database.engine == "sqlite" and folder and os.path.basename(folder) == pair.database.id:
+        if database.engine == "sqlite" and folder and os.path.basename(folder) == database.id:
             with contextlib.suppress(OSError):
                 files = _suite_files(folder, os.stat(folder).st_mtime_ns)
                 locations = (location, *(path for path in files if path != location))
-        names = self._names(pair.database) if any(part.by_units for part in parts) else None
-        facts = _gold_facts(pair.gold_sql)
-        return "verdict", locations, pair.gold_sql, pair.predicted_sql, tuple(equalities), facts, names
+        return locations, self._names(database) if any(part.by_units for part in parts) else None
 
     def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Hand jobs over and drive the workers until all are answered."""
         replies: dict[int, Any] = {}  # by the jobs' places
-        self._submit([(engine, Task(job, replies.__setitem__, index)) for index, (engine, job) in enumerate(jobs)])
+        deliver = replies.__setitem__
+        self._submit([(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)])
         while len(replies) < len(jobs):
             self._pump(self._selector.select(TICK))
         return [self._as_reply(job, replies[index]) for index, (_, job) in enumerate(jobs)]
@@ -418,7 +428,7 @@ def _suite_files(folder: str, changed_ns: int) -> tuple[str, ...]:
     return tuple(os.path.join(folder, name) for name in names if not name.endswith(("-wal", "-shm", "-journal")))
 
 
-@functools.lru_cache(65536)
+@functools.lru_cache(4096)
 def _gold_facts(gold_sql: str) -> tuple[bool, bool]:
     """The fields of `compare.Gold` that the text of the gold query decides."""
     lowered = gold_sql.lower()

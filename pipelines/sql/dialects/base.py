@@ -99,6 +99,7 @@ class DatabaseSession(abc.ABC):
     renewed_s: float | None = None
     _asked: tuple[Hidden, float] | None = None  # what to hide, and when the catalogue was last asked
     _connection: Any = None  # of the driver; None if the next statement opens one
+    work = 0  # of the running statement so far (see `RawResult.work`)
 
     def __init__(self, location: str, bounds: Bounds, clock: StatementTimer) -> None:
         self._location, self.bounds, self.clock = location, bounds, clock
@@ -112,7 +113,7 @@ class DatabaseSession(abc.ABC):
     def start_clock(self) -> float:
         """The running statement has all of its limit from now on: what it took to reconnect is not its own time."""
         start = perf_counter()
-        self.deadline = start + self.bounds.timeout_s
+        self.deadline, self.work = start + self.bounds.timeout_s, 0
         self.clock.arm(self.bounds.timeout_s)
         return start
 
@@ -145,8 +146,8 @@ class DatabaseSession(abc.ABC):
                 with contextlib.suppress(Exception):  # whatever the driver raises: the database does not work
                     self.probe()
                     raw = failure(ERROR, "engine_failure", "the database engine failed at this query")
-        if raw.status == OK:
-            raw = RawResult(OK, raw.columns, raw.rows, raw.truncated, None, None, (perf_counter() - start) * 1000)
+        ms = (perf_counter() - start) * 1000 if raw.status == OK else 0.0
+        raw = RawResult(raw.status, raw.columns, raw.rows, raw.truncated, raw.error, raw.error_class, ms, self.work)
         return raw if self.hidden is None else self.hidden.without_names(raw)
 
     def result(

@@ -272,7 +272,6 @@ class SqliteSession(DatabaseSession):
     has_plain_values = True
     _connection: sqlite3.Connection
     _guard: Callable[..., int] = staticmethod(guard)
-    _ticks = 0  # of the running statement's progress clock
     _sql = ""  # the running statement
     _holder: sqlite3.Cursor | None = None  # of the read lock
 
@@ -301,8 +300,8 @@ class SqliteSession(DatabaseSession):
                 connection.execute(f"SELECT * FROM {quoted(name)} LIMIT 0").close()
 
         def is_late() -> bool:
-            self._ticks += 1
-            self.clock.worked(self._ticks * TICK_WORK)
+            self.work += TICK_WORK
+            self.clock.worked(self.work)
             return perf_counter() > self.deadline
 
         connection.setlimit(LENGTH, min(bounds.max_bytes, 1_000_000_000))
@@ -349,16 +348,10 @@ class SqliteSession(DatabaseSession):
         connection.set_authorizer(hiding_guard)
         return closure
 
-    def run(self, sql: str, max_rows: int) -> RawResult:
-        """Run one statement within the limits. Text that is not UTF-8 has U+FFFD in place of its bad bytes."""
-        self._ticks, self._sql = 0, sql
-        raw = super().run(sql, max_rows)
-        return raw._replace(work=self._ticks * TICK_WORK) if self._ticks else raw
-
     def answer(self, sql: str, max_rows: int) -> RawResult:
         """Run a statement; again, within the same time, when it failed for a setting of ours that can be changed."""
-        refused = unreadable(sql)
-        if refused is not None:
+        self._sql = sql
+        if (refused := unreadable(sql)) is not None:
             return refused
         if self.hidden is not None and any(match[1] is None for match in _UNASKED.finditer(sql)):
             return failure(REFUSED, "hidden", "join with ON here, without USING and NATURAL, and without INDEXED BY")
@@ -366,12 +359,15 @@ class SqliteSession(DatabaseSession):
         try:
             while True:
                 try:
-                    with contextlib.closing(executed(self._connection, sql)) as cursor:
+                    cursor = executed(self._connection, sql)
+                    try:
                         if cursor.description is None:
                             return failure(ERROR, "empty", "there is no query to run")
                         if self.hidden is not None and tuple([item[0] for item in cursor.description]) in _PLANS:
                             return failure(REFUSED, "hidden", HIDDEN_REFUSAL)
                         return self.result(cursor, max_rows)
+                    finally:
+                        cursor.close()
                 except sqlite3.Error as error:
                     # Only the decoding of a cell fails without a code of SQLite's.
                     is_text = not general_code(error) and isinstance(error, sqlite3.OperationalError)
@@ -540,6 +536,7 @@ class StatefulSession(SqliteSession):
             raise OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
 
     def run(self, sql: str, max_rows: int) -> RawResult:
+        self._sql = sql
         try:
             return super().run(sql, max_rows)
         finally:
@@ -549,8 +546,7 @@ class StatefulSession(SqliteSession):
 
     def answer(self, sql: str, max_rows: int) -> RawResult:
         """Run a script on a copy of its own: the turns before the last one, then that one, whose last result it is."""
-        refused = unreadable(sql.replace(TURN_SEPARATOR, "\n"))
-        if refused is not None:
+        if (refused := unreadable(sql.replace(TURN_SEPARATOR, "\n"))) is not None:
             return refused
         # The copy is in memory, and cannot grow beyond its part of it.
         source = self._source

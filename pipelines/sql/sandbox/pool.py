@@ -83,23 +83,10 @@ def check(job: Sequence[Any], reply: Any) -> None:
     """
     is_good = type(reply) is tuple and len(reply) == (3 if job[0] == "verdict" else 8)
     if is_good and job[0] == "verdict":
-        scores, gold, predicted = reply  # by equality; (status, error class, rows, ms) of each query, or None
-        is_good = (
-            isinstance(scores, Mapping)
-            and set(scores) in (set(), set(job[4]))
-            and all(map(_is_number, scores.values()))
-        )
-        for facts in (gold,) if predicted is None else (gold, predicted):
-            is_tuple = type(facts) is tuple and len(facts) == 4
-            status, error_class, rows, ms = facts if is_tuple else (None,) * 4
-            is_good = (
-                is_good
-                and status in STATUSES
-                and isinstance(error_class, (str, type(None)))
-                and isinstance(rows, int)
-                and rows >= 0
-                and (ms is None or _is_number(ms))
-            )
+        scores, gold, predicted = reply
+        is_good = type(scores) is dict and (not scores or scores.keys() == set(job[4]))
+        is_good = is_good and all(map(_is_number, scores.values()))
+        is_good = is_good and _are_facts(gold) and (predicted is None or _are_facts(predicted))
     elif is_good:
         status, columns, rows, truncated, error, error_class, ms, work = reply
         is_good = (
@@ -111,13 +98,22 @@ def check(job: Sequence[Any], reply: Any) -> None:
             and set(map(len, rows)) <= {len(columns)}
             and isinstance(truncated, (bool, int))
             and (error_class is None) == (status == OK)
-            and isinstance(error, (str, type(None)))
-            and isinstance(error_class, (str, type(None)))
+            and (error is None or isinstance(error, str))
+            and (error_class is None or isinstance(error_class, str))
             and _is_number(ms)
             and isinstance(work, int)
         )
     if not is_good:
         raise MalformedReply
+
+
+def _are_facts(facts: Any) -> bool:
+    """Whether this is (status, error class, rows, ms) of a query."""
+    if type(facts) is not tuple or len(facts) != 4:
+        return False
+    status, error_class, rows, ms = facts
+    is_cause = error_class is None or isinstance(error_class, str)
+    return status in STATUSES and is_cause and isinstance(rows, int) and rows >= 0 and (ms is None or _is_number(ms))
 
 
 def _is_number(value: Any) -> bool:
@@ -178,7 +174,8 @@ class Worker:
         first = self._next
         self._next += len(tasks)
         for number, task in enumerate(tasks, first):
-            task.work = functools.partial(self.page.work_of, number)
+            if task.urgent:  # nobody follows the work of another one
+                task.work = functools.partial(self.page.work_of, number)
         self.held.extend(enumerate(tasks, first))
         self.batches.append(self._next - 1)
         self.unsent += pack((first, [task.job for task in tasks]))
@@ -211,6 +208,7 @@ class Worker:
                     break
                 body = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size])
                 del self._received[: HEADER.size + size]
+                self.answered_at, self._has_answered = time.monotonic(), True
                 try:
                     for reply in unpack_replies(body):
                         # It answers the first of the jobs held; None for a job that it skipped.
@@ -225,8 +223,6 @@ class Worker:
                         self.held.popleft()
                         if number >= self.batches[0]:
                             self.batches.popleft()
-                        self.answered_at = time.monotonic()
-                        self._has_answered = True
                         if reply is not None:
                             task.finish(reply)
                 except Exception:  # forged bytes can raise anything: such a worker is as good as dead
@@ -269,10 +265,9 @@ class Worker:
             code = self._process.wait()
         at, phase, _ = self.page.current()
         self.close()
-        # A malformed reply is laid at its job, whatever job the worker says it is at.
         retired = code == RETIRED
-        culprit = None if retired else next((task for number, task in self.held if number == at), None)
-        culprit = self._garbled or culprit
+        # A malformed reply is laid at its job, whatever job the worker says it is at.
+        culprit = self._garbled or next((task for number, task in self.held if number == at and not retired), None)
         others = [task for _, task in self.held if task is not culprit and not task.done]
         timeout = code == -signal.SIGALRM and not phase & OPENING
         return WorkerDeath(timeout, phase & 1, bool(phase & OPENING)), retired, culprit, others

@@ -57,7 +57,7 @@ from pipelines.sql.sandbox.wire import HEADER, RETIRED, StatusPage
 
 OPEN_DATABASES = 128
 OPEN_SECONDS = 20.0
-FLUSH_CELLS = 20_000
+FLUSH_BYTES = 200_000
 FLUSH_SECONDS = 0.02
 LONG_WORK = 100  # units of work after which a statement no longer holds back the answers before it: some 2 ms
 ORPHAN_POLL_MS = 5_000
@@ -163,7 +163,7 @@ class JobServer:
         self._pickler = pickle.Pickler(self._replies, 5)
         self._pickler.fast = True  # no memo: it shares equal cells, and costs more than that saves
         self._counts_work = getattr(open_session, "counts_work", False)
-        self._cells, self._flushed = 0, 0.0
+        self._flushed = 0.0
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
 
@@ -177,8 +177,7 @@ class JobServer:
         """Answer until the parent closes the stream or is gone. The first frame holds what is hidden, each other one
         a batch of jobs and the number of its first. Replies go out in order, early if the batch is slow.
         """
-        hidden = self._frame()
-        if hidden is None:
+        if (hidden := self._frame()) is None:
             return
         self._databases.hidden = pickle.loads(hidden)
         while (body := self._frame()) is not None:
@@ -199,16 +198,12 @@ class JobServer:
                     self._page.begin(number, 0)
                     reply = self._reply(number, job)
                     self._pickler.dump(reply)
-                    if job[0] == "verdict":
-                        causes = [facts[1] for facts in reply[1:] if facts is not None]
-                    else:
-                        causes = [reply[5]]
-                        self._cells += len(reply[2]) * len(reply[1])
+                    causes = [facts[1] for facts in reply[1:] if facts] if job[0] == "verdict" else [reply[5]]
                     # What a query took is not given back: a fresh worker has all of the memory.
                     if "memory_limit" in causes:
                         self._flush()
                         sys.exit(RETIRED)
-                    if self._cells > FLUSH_CELLS or perf_counter() - self._flushed > FLUSH_SECONDS:
+                    if self._replies.tell() > FLUSH_BYTES or perf_counter() - self._flushed > FLUSH_SECONDS:
                         self._flush()
                 self._databases.hold(location, False)
             self._flush()
@@ -257,16 +252,14 @@ class JobServer:
         """
         _, locations, gold_sql, predicted_sql, equalities, gold_facts, names = job
         self._predictions.clear()
-        self._page.begin(number, 0)
         gold, is_cached = self._databases.gold(locations[0], gold_sql)
         if gold.status != OK or predicted_sql is None:
             return {}, _facts(gold, is_cached), None
         predicted = self._predicted(number, locations[0], predicted_sql, gold_sql)
         if predicted.status == TIMEOUT:  # wrong by all: no gold query is asked while a server may still be at it
             return dict.fromkeys(equalities, 0.0), _facts(gold, is_cached), _facts(predicted)
-        facts = Gold(*gold_facts)
-        if names is not None:
-            facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
+        units = (None, None) if names is None else value_units(names, gold_sql, predicted_sql)
+        facts = Gold(gold_facts[0], gold_facts[1], units)
         # The score under an equality is the lowest over the databases.
         scores: dict[str, float] = {}
         for name in equalities:
@@ -277,11 +270,13 @@ class JobServer:
                 gold_text, predicted_text = (sql if differ_in_case_alone(sql, text) else text for sql, text in texts)
             scores[name] = 1.0
             for location in locations if equality.suite else locations[:1]:
-                self._page.begin(number, 0)
-                expected, _ = self._databases.gold(location, gold_text)
-                if expected.status != OK:
-                    return {}, _facts(expected), _facts(predicted)
-                given = self._predicted(number, location, predicted_text, gold_text)
+                expected, given = gold, predicted
+                if location is not locations[0] or gold_text is not gold_sql or predicted_text is not predicted_sql:
+                    self._page.begin(number, 0)
+                    expected, _ = self._databases.gold(location, gold_text)
+                    if expected.status != OK:
+                        return {}, _facts(expected), _facts(predicted)
+                    given = self._predicted(number, location, predicted_text, gold_text)
                 score = equality.compare(expected, given, facts) if given.status == OK else 0.0
                 scores[name] = min(scores[name], score)
                 if not scores[name]:
@@ -331,7 +326,7 @@ class JobServer:
     def _flush(self) -> None:
         self._timer.arm(0.0)  # waiting for the parent to read is not the query's time
         self._send()
-        self._flushed, self._cells = perf_counter(), 0
+        self._flushed = perf_counter()
 
 
 def main(session: str, page_fd: int, bounds: str, plugins: Sequence[tuple[str, str]]) -> None:
