@@ -32,8 +32,8 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                 continue
             home, name = f"{HOME}/{recipe}", f"{HOME}/{recipe}/{LINES}"
             there = remote.files_below(home)
-            own = (ledger.folder / LINES).read_bytes()
-            lines = remote.read(name, there[LINES]) if LINES in there else b""
+            own = _own_lines(ledger)
+            lines = _whole(remote.read(name, there[LINES])) if LINES in there else b""
             grown = _continues(own, lines, recipe)
             if not grown and own != lines:
                 continue
@@ -48,7 +48,7 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                         remote.put(path, f"{home}/{file}")
                         changed += 1
             if grown:
-                remote.put(ledger.folder / LINES, name)
+                remote.put(own, name)
             if grown or changed:
                 say(f"nights of {recipe}: {len(ledger.lines())} pushed")
 
@@ -60,14 +60,13 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
         if f"{recipe}/{LINES}" not in sizes:
             continue
         ledger = Ledger(store, recipe)
-        own = ledger.folder / LINES
-        lines = remote.read(f"{HOME}/{recipe}/{LINES}", sizes[f"{recipe}/{LINES}"])
+        lines = _whole(remote.read(f"{HOME}/{recipe}/{LINES}", sizes[f"{recipe}/{LINES}"]))
         with ledger.locked():
-            if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):
+            if not _continues(lines, _own_lines(ledger), recipe):
                 continue
-            # The batches that it decided on; a last line that was cut short never happened.
+            # The batches that it decided on.
             try:
-                rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
+                rows = [json.loads(line) for line in lines.split(b"\n") if line.strip()]
                 promoted = [row for row in rows if row["event"] in DECIDING and row["decision"] == "promoted"]
                 names = [row["challenger"][part] for row in promoted for part in ("stage", "key")]
                 names += [row["from"] for row in rows if row["event"] == "rollback"]
@@ -104,15 +103,25 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                     if parts[0] in FILES or any(part.startswith(".") for part in parts):
                         raise refused(f"{batch}/{LINKS}", f"the link {link!r} stands where a file is to lie")
                 for link, target in links.items():
-                    spot = path_inside(path.parent, link)
-                    spot.parent.mkdir(parents=True, exist_ok=True)
-                    if not os.path.lexists(spot):
+                    if not os.path.lexists(path.parent / link):  # an earlier pull may have made it
+                        spot = path_inside(path.parent, link)
+                        spot.parent.mkdir(parents=True, exist_ok=True)
                         spot.symlink_to(target)
             with ledger.lines_locked():
-                if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):  # rolled back meanwhile
+                if not _continues(lines, _own_lines(ledger), recipe):  # rolled back meanwhile
                     continue
-                write_atomic(own, lines.decode("utf-8"))
+                write_atomic(ledger.folder / LINES, lines.decode("utf-8"))
         say(f"nights of {recipe}: {len(ledger.lines())} pulled")
+
+
+def _own_lines(ledger: Ledger) -> bytes:
+    path = ledger.folder / LINES
+    return _whole(path.read_bytes()) if path.is_file() else b""
+
+
+def _whole(lines: bytes) -> bytes:
+    """A ledger without a last line that a kill cut short: it never happened, and the next one takes its place."""
+    return lines[: lines.rfind(b"\n") + 1]
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:

@@ -215,6 +215,19 @@ def test_ledgers_that_have_parted_are_not_mixed(tmp_path, here, remote):
             move(remote, there, lambda line: None)
 
 
+def test_nights_travel_again_and_a_line_that_a_kill_cut_short_does_not(tmp_path, here, remote):
+    there, half = Store(tmp_path / "there"), '{"event": "night", "reason": "ü'.encode()[:-1]
+    for _ in range(2):
+        for side in (here, there):
+            Ledger(side, "farms").folder.mkdir(parents=True, exist_ok=True)
+            with (Ledger(side, "farms").folder / "ledger.jsonl").open("ab") as file:
+                file.write(half)
+        ledger_remote.push(remote, here, lambda line: None)
+        ledger_remote.pull(remote, there, lambda line: None)
+        assert Ledger(there, "farms").lines() == Ledger(here, "farms").lines()
+        Ledger(here, "farms").add("night", decision="kept", reason="", new=[])
+
+
 def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path, here, remote):
     said = []
     with Ledger(here, "farms").locked():
