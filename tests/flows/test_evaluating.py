@@ -293,7 +293,7 @@ def test_a_figure_below_its_bound_ends_with_a_code_of_its_own_and_a_wrong_bound_
     assert code == 3
     assert re.search(r"evaluate oracle: turns is 1\.\d+, below 9\.5\n", out)
     assert json.loads(out.splitlines()[-1])["stages"]
-    for wrong, said in (("ex", "METRIC=VALUE"), ("accuracy=0.5", "no such figure")):
+    for wrong, said in (("ex", "METRIC=VALUE"), ("ex=nan", "METRIC=VALUE"), ("accuracy=0.5", "no such figure")):
         assert said in sqltrain.refused(*words, wrong)
 
 

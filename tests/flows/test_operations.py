@@ -157,6 +157,7 @@ def test_a_papers_table_is_planned_by_its_name(tmp_path, sqltrain):
         (("miniature", "after=end"), "there is no checkpoint 'end'"),
         (("miniature", "variant=none,no_turns", "--baseline", "variant=x"), "no row has 'variant=x'"),
         (("miniature", "seed=0..1", "--baseline", "seed=0"), "no row has 'seed=0'"),
+        (("miniature", "seed=0,1", "seed=0..2"), "the axis seed is given twice"),
         (("sql_trail/table6", "grpo.stepz=1"), "unknown key 'grpo.stepz'"),
     ],
 )
