@@ -32,8 +32,8 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                 continue
             home, name = f"{HOME}/{recipe}", f"{HOME}/{recipe}/{LINES}"
             there = remote.files_below(home)
-            own = _own_lines(ledger)
-            lines = _whole(remote.read(name, there[LINES])) if LINES in there else b""
+            own = (ledger.folder / LINES).read_bytes()
+            lines = remote.read(name, there[LINES]) if LINES in there else b""
             grown = _continues(own, lines, recipe)
             if not grown and own != lines:
                 continue
@@ -48,7 +48,7 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                         remote.put(path, f"{home}/{file}")
                         changed += 1
             if grown:
-                remote.put(own, name)
+                remote.put(own[: own.rfind(b"\n") + 1], name)
             if grown or changed:
                 say(f"nights of {recipe}: {len(ledger.lines())} pushed")
 
@@ -60,13 +60,14 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
         if f"{recipe}/{LINES}" not in sizes:
             continue
         ledger = Ledger(store, recipe)
-        lines = _whole(remote.read(f"{HOME}/{recipe}/{LINES}", sizes[f"{recipe}/{LINES}"]))
+        own = ledger.folder / LINES
+        lines = remote.read(f"{HOME}/{recipe}/{LINES}", sizes[f"{recipe}/{LINES}"])
         with ledger.locked():
-            if not _continues(lines, _own_lines(ledger), recipe):
+            if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):
                 continue
-            # The batches that it decided on.
+            # The batches that it decided on; a last line that was cut short never happened.
             try:
-                rows = [json.loads(line) for line in lines.split(b"\n") if line.strip()]
+                rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
                 promoted = [row for row in rows if row["event"] in DECIDING and row["decision"] == "promoted"]
                 names = [row["challenger"][part] for row in promoted for part in ("stage", "key")]
                 names += [row["from"] for row in rows if row["event"] == "rollback"]
@@ -108,24 +109,15 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                         spot.parent.mkdir(parents=True, exist_ok=True)
                         spot.symlink_to(target)
             with ledger.lines_locked():
-                if not _continues(lines, _own_lines(ledger), recipe):  # rolled back meanwhile
+                if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):  # rolled back meanwhile
                     continue
-                write_atomic(ledger.folder / LINES, lines.decode("utf-8"))
+                write_atomic(own, lines[: lines.rfind(b"\n") + 1].decode("utf-8"))
         say(f"nights of {recipe}: {len(ledger.lines())} pulled")
 
 
-def _own_lines(ledger: Ledger) -> bytes:
-    path = ledger.folder / LINES
-    return _whole(path.read_bytes()) if path.is_file() else b""
-
-
-def _whole(lines: bytes) -> bytes:
-    """A ledger without a last line that a kill cut short: it never happened, and the next one takes its place."""
-    return lines[: lines.rfind(b"\n") + 1]
-
-
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
-    """Whether one ledger has lines that the other lacks; False if it is the same or behind."""
+    """Whether one ledger has whole lines that the other lacks; False if it is the same or behind."""
+    longer, shorter = (side[: side.rfind(b"\n") + 1] for side in (longer, shorter))
     if not longer.startswith(shorter) and not shorter.startswith(longer):
         raise DataError(
             f"the nights of {recipe} here and there have parted: each side has some of its own",

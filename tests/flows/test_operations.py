@@ -153,7 +153,7 @@ def test_a_papers_table_is_planned_by_its_name(tmp_path, sqltrain):
         (("sql_trail/table66",), "there is no table 'sql_trail/table66'. Did you mean 'sql_trail/table6'?"),
         (("miniature", "--miniature"), "--miniature is for a paper's table"),
         (("sql_trail/table5", "--miniature"), "SQL-Trail, table 5 has no miniature"),
-        (("miniature", "seed=0..1", "--engine", "workers"), "there is no engine 'workers'"),
+        (("miniature", "seed=0..1", "--engine", "workers"), "'workers' is not one of 'plain', 'prefect'"),
         (("miniature", "after=end"), "there is no checkpoint 'end'"),
         (("miniature", "variant=none,no_turns", "--baseline", "variant=x"), "no row has 'variant=x'"),
         (("miniature", "seed=0..1", "--baseline", "seed=0"), "no row has 'seed=0'"),
