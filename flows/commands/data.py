@@ -176,6 +176,8 @@ def review(
         return
     path = Path(questions).expanduser()
     files = ReviewFiles.of(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
+    if path.resolve() in [place.resolve() for place in (files.out, files.rejected, files.decisions)]:
+        raise DataError(f"the review would write over its questions, {path}", "Pass another --out FILE.jsonl.")
     listed, databases = items.read_file(path, database)
     address = databases[0].address if database is not None else None
     if files.out.parent.resolve() != path.parent.resolve() and address is None:

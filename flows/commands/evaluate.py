@@ -156,7 +156,7 @@ def below(results: Iterable[graph.StageResult], bounds: Mapping[str, float]) -> 
             if name not in result.metrics:
                 known = ", ".join(sorted(name for name in result.metrics if not name.endswith(("_low", "_high"))))
                 raise UserError(f"--at-least {name}: the evaluation has no such figure", f"There are: {known}.")
-            if result.metrics[name] < bound:
+            if not result.metrics[name] >= bound:  # NaN, too
                 lines.append(f"{result.name}: {name} is {result.metrics[name]:.4g}, below {bound:g}")
     return lines
 
@@ -206,9 +206,12 @@ def evaluate_policy(
         bounds: the least values of figures; a lower one ends the command with `BELOW`.
     """
     alone = [recipe.on(benchmark.name) for benchmark in recipe.data.test]
+    plan: dict[str, Any] | None = {} if plan_only else None
     with Bars(console) as bars:
-        folders = [evaluated(single, store, answerer, bars, plan_only) for single in alone]
-    if plan_only:
+        folders = [evaluated(single, store, answerer, bars, plan) for single in alone]
+    if plan is not None:
+        if as_json:
+            emit(plan)
         return
     results: list[graph.StageResult] = []
     figures: dict[str, Any] = {}
@@ -249,8 +252,8 @@ def evaluate_policy(
         raise typer.Exit(BELOW)
 
 
-def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan_only: bool = False) -> Path:
-    """A policy's evaluation on the first benchmark of a recipe; of a plan, the folder of the questions."""
+def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan: dict[str, Any] | None = None) -> Path:
+    """A policy's evaluation on the first benchmark of a recipe, or a line of a `plan`, and the questions' folder."""
     how = recipe.slice(*ASKING)
     code = plugin_code(how | recipe.slice("rollout.policy"))
     alone = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"selector": None})})
@@ -285,15 +288,18 @@ def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan
         episodes = ", ".join(f"{number:,} {name}" for name, (number, *_) in asked.items())
         bars.say(f"{recipe.benchmark.name}: {len(questions):,} questions ({episodes}), at most {n_calls:,} calls")
         entry = answerer.entry
+        most: dict[str, float] = {"questions": len(questions), "calls": n_calls}
         if entry is not None:
             read = sum(number * turns * sampling.episode_tokens for number, turns, sampling in asked.values())
             made = sum(number * sampling.episode_tokens for number, _, sampling in asked.values())
             cost = (read * entry.price_in + made * entry.price_out) / 1e6
             price = f"{cost:,.2f} {entry.currency}" if cost else "its entry has no price"
+            most |= {"tokens_in": read, "tokens_out": made, "cost": cost}
             bars.say(
                 f"at most {read:,} tokens in and {made:,} out: {price}; what is answered already is not asked again"
             )
-        if plan_only:
+        if plan is not None:
+            plan[recipe.benchmark.name] = most
             return test.folder
 
         def build(folder: Path) -> None:

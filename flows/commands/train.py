@@ -50,6 +50,7 @@ from tasks.run import Tracker
 if TYPE_CHECKING:
     from pipelines.training.memory import Way
 
+Engine = Literal["plain", "prefect"]
 app = typer.Typer()
 
 GPUS = (1, 2, 4, 8)
@@ -65,7 +66,7 @@ def run(
     recipe: RecipeName,
     overrides: Overrides = None,
     until: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
-    engine: Annotated[str, typer.Option(help="plain: this process. prefect: a flow in a Prefect server.")] = "plain",
+    engine: Annotated[Engine, typer.Option(help="plain: this process. prefect: a flow in a Prefect server.")] = "plain",
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe: every stage that the store lacks, then a table of the figures.
@@ -84,10 +85,8 @@ data.dev.path=~/spider data.test.0.path=~/spider --until filter
         from flows.prefect.pipeline import run_with_prefect
 
         results = run_with_prefect(loaded, store, until)
-    elif engine == "plain":
-        results = terminal.run(loaded, store, until)
     else:
-        raise UserError(f"there is no engine {engine!r}", "Choose plain or prefect.")
+        results = terminal.run(loaded, store, until)
     terminal.print_results(loaded, store, results, as_json)
 
 
@@ -510,7 +509,6 @@ def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -
     return problems, {"gold_checked": count, "gold_full": full}
 
 
-SWEEP_ENGINES = ("plain", "prefect")
 SweepName = Annotated[
     str,
     typer.Argument(
@@ -538,7 +536,7 @@ def sweep(
     baseline: Annotated[str | None, typer.Option(help="AXIS=VALUE: the row that others are held against.")] = None,
     miniature: Annotated[bool, typer.Option("--miniature", help="A paper's table on the generated world.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what will be made.")] = False,
-    engine: Annotated[str, typer.Option(help="plain: this process. prefect: a flow a cell.")] = "plain",
+    engine: Annotated[Engine, typer.Option(help="plain: this process. prefect: a flow a cell.")] = "plain",
     out: Annotated[Path | None, typer.Option(help="Folder of table and page; one in the store by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -554,8 +552,6 @@ def sweep(
 
       sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
     """
-    if engine not in SWEEP_ENGINES:
-        raise UserError(f"there is no engine {engine!r}", f"Choose one of {', '.join(SWEEP_ENGINES)}.")
     words, store = terminal.split_store(axes or [])
     if "/" in what and not what.endswith((".yaml", ".yml")):  # a table's name, such as sql_trail/table6
         cells, empty = sweep_plan.cells_of_paper_table(what, words, baseline, miniature)

@@ -4,12 +4,14 @@ import contextlib
 import functools
 import json
 import logging
+import re
+import shlex
 import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
@@ -201,7 +203,7 @@ def newest_model(recipe: Recipe, store: Store) -> Path:
             return steps[name].folder / "model"
     raise DataError(
         f"recipe {recipe.name} has no trained model in {store.root}",
-        f"Pass --model: {KINDS}. Or train it by sqltrain run or adapt, with the same overrides.",
+        "Name a checkpoint folder, champion:RECIPE or (to ask) endpoint:NAME, or train it by sqltrain run or adapt.",
     )
 
 
@@ -374,7 +376,7 @@ def export(
     model: Annotated[str, typer.Argument(help="A checkpoint folder, champion:RECIPE, STAGE/KEY, or a trained recipe.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
     overrides: Overrides = None,
-    to: Annotated[str, typer.Option(help="hub-folder, hub-adapter (LoRA alone), gguf or ollama.")] = "hub-folder",
+    to: Annotated[exports.Kind, typer.Option(help="hub-folder, hub-adapter (LoRA), gguf or ollama.")] = "hub-folder",
     quantize: Annotated[
         str | None,
         typer.Option(help="Types of the GGUF files, with commas between: bf16 (without it), q8_0, q4_0, q4_k_m."),
@@ -395,15 +397,13 @@ def export(
     """
     rest, store = split_store(overrides)
     out = out.expanduser()
-    kinds: tuple[exports.Kind, ...] = get_args(exports.Kind)
-    chosen = next((kind for kind in kinds if kind == to), None)
-    if chosen is None:
-        raise UserError(f"there is no export {to!r}", f"There are: {', '.join(kinds)}.")
-    types = (quantize or "bf16").split(",")
+    types = ("bf16" if quantize is None else quantize).split(",")
     if quantize is not None and to not in ("gguf", "ollama"):
         raise UserError("--quantize is of GGUF files", "Pass --to gguf or --to ollama.")
     if unknown := [each for each in types if each not in BLOCKS]:
         raise UserError(f"--quantize: there is no type {unknown[0]!r}", f"There are: {', '.join(BLOCKS)}.")
+    if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
+        raise UserError(f"--push: {push!r} is not the name of a repository", "Write OWNER/NAME.")
     token = None if push is None else exports.require_token()  # before a folder is written
     stage, _, key = model.partition("/")
     if Path(model).expanduser().is_dir():
@@ -417,14 +417,14 @@ def export(
         checkpoint = newest_model(recipes.load(model, rest), store)
     else:
         raise DataError(f"there is no model {model!r}", "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe.")
-    notes = exports.write(lineage_of(checkpoint), chosen, out, types)
+    notes = exports.write(lineage_of(checkpoint), to, out, types)
     say(f"wrote {out}: read its {exports.README} before you hand it on")
     for note in notes:
         say(f"note: {note}")
     for path in sorted(out.glob("*.gguf")):
-        say(f"serve it: python -m llama_cpp.server --model {path} --n_ctx 0")
+        say(f"serve it: python -m llama_cpp.server --model {shlex.quote(str(path))} --n_ctx 0")
     if to == "ollama":
-        say(f"import it: cd {out} && ollama create {out.name}")
+        say(f"import it: cd {shlex.quote(str(out))} && ollama create {shlex.quote(out.name)}")
     if push is not None and token is not None:
         say(f"pushed to {exports.push(out, push, token)}")
 

@@ -53,8 +53,7 @@ class Remote:
                 links[name] = os.readlink(path)
             elif path.is_file() and name != MANIFEST:
                 self.put(path, f"{there}/{name}")
-        content = json.dumps(links, sort_keys=True).encode()
-        self._try(lambda: self.files.pipe_file(f"{self.root}/{there}/{LINKS}", content))
+        self.put(json.dumps(links, sort_keys=True).encode(), f"{there}/{LINKS}")
         self.put(folder / MANIFEST, f"{there}/{MANIFEST}")
 
     def pull(self, store: Store, stage: str, key: str) -> None:
@@ -138,10 +137,13 @@ class Remote:
         files = self._try(lambda: self.files.find(there, detail=True))
         return {str(path).removeprefix(there).lstrip("/"): int(facts["size"]) for path, facts in files.items()}
 
-    def put(self, path: Path, name: str) -> None:
+    def put(self, source: Path | bytes, name: str) -> None:
         there = f"{self.root}/{name}"
         self._try(lambda: self.files.makedirs(there.rpartition("/")[0], exist_ok=True))
-        self._try(lambda: self.files.put_file(str(path), there))
+        if isinstance(source, bytes):
+            self._try(lambda: self.files.pipe_file(there, source))
+        else:
+            self._try(lambda: self.files.put_file(str(source), there))
 
     def get(self, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

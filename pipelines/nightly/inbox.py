@@ -17,6 +17,7 @@ from typing import Any
 from pipelines.benchmarks import own_questions
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json, writing
+from pipelines.core.store_remote import LINKS
 from pipelines.core.types import DATABASE, BadRow
 from pipelines.recipe.config import Nightly
 from pipelines.recipe.recipes import digest
@@ -25,6 +26,7 @@ from pipelines.sql.dialects.dialect import has_password
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
 HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask held-out questions, and so take no part
 QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
+OWN = (QUESTIONS, ROWS, HELD_OUT, QUARANTINE, LINKS)  # a link of such a name would lead what is written to the inbox
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
 READ = (".jsonl", ".csv")
 UNREAD = (".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".parquet")  # beside databases, which questions name
@@ -87,7 +89,7 @@ def collect(settings: Nightly, batches: Path, day: date | None = None) -> Path |
                     continue
                 elif ".." in Path(database).parts:
                     row[field] = str(target.resolve())
-                elif not os.path.lexists(work / database):  # it could be the batch's own file
+                elif Path(database).parts[0] not in OWN and not os.path.lexists(work / database):
                     (work / database).parent.mkdir(parents=True, exist_ok=True)
                     (work / database).symlink_to(target.resolve())
             file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")

@@ -65,7 +65,10 @@ class Ledger:
     def lines(self) -> list[dict[str, Any]]:
         """All lines, the oldest first; a last line that a kill cut short never happened."""
         path = self.folder / LINES
-        return [row for _, row in read_lines(path, torn=True)] if path.is_file() else []
+        rows = [row for _, row in read_lines(path, torn=True)] if path.is_file() else []
+        if not all(isinstance(row, dict) and isinstance(row.get("event"), str) for row in rows):
+            raise DataError(f"{path} is damaged: a line is not one of a ledger", "Mend it, or take that of a copy.")
+        return rows
 
     def lines_locked(self) -> IO[str]:
         """The lock of the file of lines, held for moments; a night holds the other one for hours."""
@@ -136,8 +139,7 @@ class Ledger:
         """Make staging's champion that of prod too, at any time, and return the line."""
         name, staged, standing = self.folder.name, self.champion(STAGING), self.champion()
         if staged is None:
-            hint = f"Run: sqltrain nightly {name} nightly.tier=staging"
-            raise DataError(f"{name} has no champion of staging to promote", hint)
+            raise DataError(f"{name} has no champion of staging", f"Run: sqltrain nightly {name} nightly.tier=staging")
         made = {"stage": staged.stage, "key": staged.key}
         if standing is not None and standing.key == staged.key:
             raise DataError(f"staging's champion {staged.stage}/{staged.key} is prod's champion already")
@@ -164,8 +166,7 @@ class Ledger:
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The last decision about each batch by the lines of a ledger."""
-    nights = [row for row in lines if row["event"] == "night"]
-    return {name: row["decision"] for row in nights if row["decision"] in TAKEN for name in row["new"]}
+    return {name: row["decision"] for row in lines if row.get("decision") in TAKEN for name in row["new"]}
 
 
 def ledgers(store: Store) -> Mapping[str, Ledger]:

@@ -48,7 +48,7 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                         remote.put(path, f"{home}/{file}")
                         changed += 1
             if grown:
-                remote.put(ledger.folder / LINES, name)
+                remote.put(own[: own.rfind(b"\n") + 1], name)
             if grown or changed:
                 say(f"nights of {recipe}: {len(ledger.lines())} pushed")
 
@@ -104,19 +104,20 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                     if parts[0] in FILES or any(part.startswith(".") for part in parts):
                         raise refused(f"{batch}/{LINKS}", f"the link {link!r} stands where a file is to lie")
                 for link, target in links.items():
-                    spot = path_inside(path.parent, link)
-                    spot.parent.mkdir(parents=True, exist_ok=True)
-                    if not os.path.lexists(spot):
+                    if not os.path.lexists(path.parent / link):  # an earlier pull may have made it
+                        spot = path_inside(path.parent, link)
+                        spot.parent.mkdir(parents=True, exist_ok=True)
                         spot.symlink_to(target)
             with ledger.lines_locked():
                 if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):  # rolled back meanwhile
                     continue
-                write_atomic(own, lines.decode("utf-8"))
+                write_atomic(own, lines[: lines.rfind(b"\n") + 1].decode("utf-8"))
         say(f"nights of {recipe}: {len(ledger.lines())} pulled")
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
-    """Whether one ledger has lines that the other lacks; False if it is the same or behind."""
+    """Whether one ledger has whole lines that the other lacks; False if it is the same or behind."""
+    longer, shorter = (side[: side.rfind(b"\n") + 1] for side in (longer, shorter))
     if not longer.startswith(shorter) and not shorter.startswith(longer):
         raise DataError(
             f"the nights of {recipe} here and there have parted: each side has some of its own",

@@ -33,10 +33,6 @@ class GcCandidate:
     touched: int  # when the folder was changed or used last, in ns since 1970
 
 
-class _AtWork(Exception):
-    """Another process has the lock of a stage."""
-
-
 @contextlib.contextmanager
 def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
     """Claim stages, made or not, for a run for the time of the block; the claims of a killed run are free."""
@@ -218,7 +214,7 @@ def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCa
     """
 
     def refuse() -> None:
-        raise _AtWork
+        raise ResourceError("another process has the lock of this stage")
 
     sealed = store.made()
     roots: frozenset[Name] | None = None
@@ -230,7 +226,7 @@ def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCa
             kept |= set(sealed) if damaged else set()
         folder, removed = entry.folder, None
         name = folder.parent.name, folder.name.removeprefix(WORK)
-        with contextlib.suppress(FileNotFoundError, _AtWork), contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError, ResourceError), contextlib.ExitStack() as held:
             # Another gc was first, or a run is making it; no run begins to make it, or sets it aside, meanwhile.
             is_needed = False
             if not folder.name.startswith((GONE, DAMAGED)):

@@ -28,10 +28,11 @@ class Denied(Exception):
 
 def read_keys(path: Path) -> dict[str, str]:
     """Read the API keys by user from a YAML file."""
-    hint = f"Each line is USER: KEY, with a key of at least {SHORTEST_KEY} characters."
-    keys = {str(user): str(key) for user, key in read_yaml(path).items()}
-    if not keys or any(len(key) < SHORTEST_KEY or not key.isascii() for key in keys.values()):
-        raise DataError(f"{path} holds no keys, or a short one", hint)
+    hint = f"Each line is USER: KEY, with a key of at least {SHORTEST_KEY} characters, one of digits in quotes."
+    keys = {str(user): key for user, key in read_yaml(path).items()}
+    texts = [key for key in keys.values() if isinstance(key, str)]  # digits are a number, perhaps another one
+    if not keys or len(texts) < len(keys) or any(len(key) < SHORTEST_KEY or not key.isascii() for key in texts):
+        raise DataError(f"{path} holds no keys, or one that is short or no text", hint)
     if len(set(keys.values())) < len(keys):
         raise DataError(f"two users of {path} have the same key", hint)
     return keys

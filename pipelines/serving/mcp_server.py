@@ -125,14 +125,16 @@ class SqlTool:
             return {"error": f"{DATABASE} must be one of: {', '.join(self._databases)}"}
         if not isinstance(text, str) or not text.strip() or not is_valid_unicode(text):
             return {"error": "question must be a text" if is_question else "sql must be a query"}
+        if is_question and len(text) > QUESTION_CHARS:
+            return {"error": f"a question has at most {QUESTION_CHARS:,} characters"}
         if not is_question:
             result = await self._sql.execute(self._databases[name], text, self._rows)
             return observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
         # Through a service the question is a chat: it is counted, audited and kept as feedback there.
-        agent, question, last = self._agents[name], text[:QUESTION_CHARS], dict[str, Any]()
+        agent, last = self._agents[name], dict[str, Any]()
         service, model = self._service, agent.model()
-        chat = None if service is None else Chat(service, user, question, model, history)
-        steps = agent.answer(question, model, history) if chat is None else chat.events()
+        chat = None if service is None else Chat(service, user, text, model, history)
+        steps = agent.answer(text, model, history) if chat is None else chat.events()
         async with contextlib.aclosing(steps) as events:
             async for event in events:
                 last = event

@@ -22,19 +22,22 @@ from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 
 SHARED_FILES = tuple(Path(__file__).with_name(name) for name in ("common.css", "common.js"))  # parts of every page
-LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
 BODY_BYTES = 1_000_000
 LOOK_S = 0.1  # between two looks whether the client is still there
 Handler = Callable[[Request, str], Awaitable[ASGIApp]]  # of a request and its user; returns the response
 
 
+def is_local(host: str) -> bool:
+    """Whether a name or an address is this machine's alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def require_keys(host: str, access: Access) -> None:
     """Refuse to be reached from other machines without a key."""
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
-    if access.is_open and not is_local:
+    if access.is_open and not is_local(host):
         raise UserError(f"{host} can be reached from other machines", "Pass --keys FILE with a line USER: KEY each.")
 
 
@@ -65,7 +68,7 @@ def guarded(
             # A browser sends the page's own host; a server without keys answers to this machine's names only.
             host = request.headers.get("host", "")
             origin = request.headers.get("origin")
-            if access.is_open and re.sub(r":\d+$", "", host) not in LOCAL_HOSTS:
+            if access.is_open and not is_local(re.sub(r":\d+$", "", host)):
                 raise Denied(403, "this server answers to localhost only")
             if origin is not None and origin.partition("://")[2] != host:
                 raise Denied(403, "a page of another site may not ask here")

@@ -29,7 +29,8 @@ def page(result: Sweep) -> str:
         "absent": result.absent and "Absent",
         "curves": curves and "Curves",
     }
-    source, share = sweep_table.table(result), first_share(result)
+    source = sweep_table.table(result)
+    share = next((of for of in map(measures.measure, result.measures) if of.kind == "percent"), None)
     errors = [str(row[-1] or "") for row in source.rows]
     short = [error[:ERROR_CHARS] + "…" if len(error) > ERROR_CHARS else error for error in errors]
     rows = tuple((*row[:-1], error or None) for row, error in zip(source.rows, short, strict=True))
@@ -55,11 +56,6 @@ def page(result: Sweep) -> str:
         first_curves=[drawn[name] for name in result.curves if name in curves],
         other_curves=[drawn[name] for name in curves if name not in result.curves],
     )
-
-
-def first_share(result: Sweep) -> Measure | None:
-    """The first measure of a sweep that is a share."""
-    return next((of for of in map(measures.measure, result.measures) if of.kind == "percent"), None)
 
 
 def rows_chart(result: Sweep, of: Measure) -> charts.Html:

@@ -70,6 +70,9 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
     """
     options: list[list[AxisValue]] = [[(ROW, row, tuple(own)) for row, own in rows.items()]] if rows else []
     options += [_axis_values(word) for word in words]
+    for place, choices in enumerate(options):  # a later word would win, or its cells count as further seeds
+        if len(choices) > 1 and choices[0][0] in {later[0][0] for later in options[place + 1 :]} - {"include"}:
+            raise RecipeError(f"the axis {choices[0][0]} is given twice", "Write its values once, with commas between.")
     found = []
     for picked in itertools.product(*options):
         picked_words = [word for _, _, own in picked for word in own]

@@ -272,10 +272,9 @@ def test_every_protocol_has_words_for_its_card(name, tmp_path):
 @pytest.mark.parametrize(
     ("what", "kind", "kinds", "said"),
     [
-        ("grpo/grpo1", "onnx", UserError, "there is no export 'onnx'. There are: hub-folder, hub-adapter, gguf"),
         ("grpo/grpo1", "gguf", DataError, "its tokenizer splits a text in a way that llama.cpp lacks"),
         ("nothing", "ollama", DataError, "there is no model 'nothing'"),
-        ("miniature", "ollama", DataError, r"has no trained model in .*Pass --model: a checkpoint folder"),
+        ("miniature", "ollama", DataError, r"has no trained model in .*Name a checkpoint folder"),
         ("champion:miniature", "ollama", DataError, "champion"),
     ],
 )
@@ -284,6 +283,7 @@ def test_an_impossible_export_is_one_plain_line(store, tmp_path, what, kind, kin
         use.export(model=what, out=tmp_path / "out", overrides=[], to=kind, store=str(store.root))
     for to, types, refused in (
         ("gguf", "q8_0,q5", "there is no type 'q5'"),
+        ("gguf", "", "there is no type ''"),
         ("hub-folder", "q8_0", "is of GGUF files"),
     ):
         with pytest.raises(UserError, match=refused):
@@ -298,6 +298,8 @@ def test_without_a_token_nothing_is_written(store, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ResourceError, match="no token for the hub"):
         export(store, tmp_path / "agent", push="me/agent")
+    with pytest.raises(UserError, match="'a/b/c' is not the name of a repository"):
+        export(store, tmp_path / "agent", push="a/b/c")
     assert not (tmp_path / "agent").exists()
 
 
@@ -310,4 +312,4 @@ def test_a_token_that_is_refused_is_one_plain_line(tmp_path, monkeypatch):
             with pytest.raises(UserError, match=said):
                 hub.push(tmp_path, "me/agent", "hf_wrong")
     with pytest.raises(UserError, match="is not a valid name of a repository"):
-        hub.push(tmp_path, "a/b/c", "hf_wrong")
+        hub.push(tmp_path, "me/-agent", "hf_wrong")

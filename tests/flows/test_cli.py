@@ -39,7 +39,6 @@ ROOT = recipes.CONF.parent
         (["run", "miniature", "grpo.group=many"], "grpo.group: Input should be a valid integer"),
         (["run", "miniature", "variant=tall"], "has no variant 'tall'"),
         (["run", "miniature", "--until", "sfd"], "has no stage 'sfd'. Its stages: data"),
-        (["run", "miniature", "--engine", "airflow"], "there is no engine 'airflow'. Choose plain or prefect"),
         (
             ["run", "miniature", "data.test.0.kind=jsonl", "data.test.0.path=/none.jsonl"],
             "no such file or folder: /none.jsonl",

@@ -131,7 +131,8 @@ def test_the_agent_is_a_tool_beside_it(music, tmp_path):
         async def asked():
             async with Client(server) as client:
                 names = [tool.name for tool in (await client.list_tools()).tools]
-                said = [await client.call_tool("ask", {"question": text}) for text in ("How many ?", "Who ?", " ")]
+                texts = ("How many ?", "Who ?", " ", "x" * 4001)
+                said = [await client.call_tool("ask", {"question": text}) for text in texts]
                 for history in ([["Who ?", "SELECT 1"]], [["Who ?"]]):
                     said.append(await client.call_tool("ask", {"question": "How many ?", "history": history}))
                 return names, [json.loads(one.content[0].text) for one in said]
@@ -140,8 +141,8 @@ def test_the_agent_is_a_tool_beside_it(music, tmp_path):
     assert names == [tools.TOOL, "ask"]
     assert said[0] == {"sql": "SELECT count(*) AS n FROM singer", "columns": ["n"], "data": [[12]]}
     assert "no line for this question" in said[1]["error"]
-    assert (said[3], said[4]) == (said[0], {"error": "history is a list of [question, SQL] pairs"})
-    assert said[2] == {"error": "question must be a text"}
+    assert (said[4], said[5]) == (said[0], {"error": "history is a list of [question, SQL] pairs"})
+    assert said[2:4] == [{"error": "question must be a text"}, {"error": "a question has at most 4,000 characters"}]
 
 
 def test_what_looks_for_a_new_model_runs_beside_the_server(music, monkeypatch):

@@ -114,7 +114,7 @@ def test_rollback_is_one_command_and_cannot_go_too_far(store, monkeypatch, sqltr
     shown = json.loads(out)
     assert ([one["key"] for one in shown["champions"]], shown["staging"]) == (["k1"], [])
     refused = sqltrain.refused("champion", "promote", "miniature", where)
-    assert "miniature has no champion of staging to promote" in refused
+    assert "miniature has no champion of staging" in refused
     assert "no earlier champion" in sqltrain.refused("champion", "rollback", "miniature", where)
 
 
@@ -153,10 +153,11 @@ def test_a_papers_table_is_planned_by_its_name(tmp_path, sqltrain):
         (("sql_trail/table66",), "there is no table 'sql_trail/table66'. Did you mean 'sql_trail/table6'?"),
         (("miniature", "--miniature"), "--miniature is for a paper's table"),
         (("sql_trail/table5", "--miniature"), "SQL-Trail, table 5 has no miniature"),
-        (("miniature", "seed=0..1", "--engine", "workers"), "there is no engine 'workers'"),
+        (("miniature", "seed=0..1", "--engine", "workers"), "'workers' is not one of 'plain', 'prefect'"),
         (("miniature", "after=end"), "there is no checkpoint 'end'"),
         (("miniature", "variant=none,no_turns", "--baseline", "variant=x"), "no row has 'variant=x'"),
         (("miniature", "seed=0..1", "--baseline", "seed=0"), "no row has 'seed=0'"),
+        (("miniature", "seed=0,1", "seed=0..2"), "the axis seed is given twice"),
         (("sql_trail/table6", "grpo.stepz=1"), "unknown key 'grpo.stepz'"),
     ],
 )

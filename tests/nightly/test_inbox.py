@@ -109,6 +109,7 @@ def read(batch, root):
         ({**ROW, "database": "~nobody_here/x.sqlite"}, "bad_database_id"),
         ({**ROW, "database": "."}, "bad_database_id"),
         ({**ROW, "database": "questions.jsonl"}, "not_a_database"),
+        ({**ROW, "database": HELD_OUT}, "missing_database"),  # a link would be taken for the batch's own file
         ({**ROW, "database": "postgresql://me:SECRET@host/shop"}, "password_in_address"),
         ({**ROW, "database": " postgresql://me:SEC/RET@SECRET@host/shop?password=SECRET"}, "password_in_address"),
         ('{"question": "q", "database": "postgresql://me:SECRET@host/shop"', "not_json"),
@@ -120,7 +121,8 @@ def test_a_row_that_cannot_be_used_stops_no_night(tmp_path, collected, row, reas
     """The good row beside it is taken; the other one goes to the data stage's quarantine, without its secrets."""
     inbox = tmp_path / "inbox"
     write(inbox / "questions.jsonl", row, ROW)
-    (inbox / "shop.sqlite").touch()
+    for name in ("shop.sqlite", HELD_OUT):
+        (inbox / name).touch()
     batch = collected()
     assert read(batch, tmp_path / "stage") == (["how many ?"], [reason])
     assert collected() is None

@@ -65,7 +65,7 @@ def test_staging_has_champions_of_its_own_and_what_prod_rolls_back_leaves_it_too
     for key in ("k1", "k2", "k3"):
         make(tmp_path, key)
     night(book, "promoted", "k1")
-    with pytest.raises(DataError, match="farms has no champion of staging to promote"):
+    with pytest.raises(DataError, match="farms has no champion of staging"):
         book.promote()
     assert book.incumbent("staging").key == "k1"
     for key in ("k2", "k3"):
@@ -111,6 +111,9 @@ def test_a_line_that_a_kill_cut_short_never_happened(tmp_path):
     assert len(book.lines()) == 1
     night(book, "promoted", "k2")
     assert [one.key for one in book.champions()] == ["k1", "k2"]
+    (book.folder / "ledger.jsonl").write_text('{"at": "2026"}\n')  # edited by hand
+    with pytest.raises(DataError, match="a line is not one of a ledger"):
+        book.champion()
 
 
 def test_one_night_at_a_time(tmp_path):
@@ -213,6 +216,19 @@ def test_ledgers_that_have_parted_are_not_mixed(tmp_path, here, remote):
     for move in (ledger_remote.push, ledger_remote.pull):
         with pytest.raises(DataError, match="have parted"):
             move(remote, there, lambda line: None)
+
+
+def test_nights_travel_again_and_a_line_that_a_kill_cut_short_does_not(tmp_path, here, remote):
+    there, half = Store(tmp_path / "there"), '{"event": "night", "reason": "ü'.encode()[:-1]
+    for _ in range(2):
+        for side in (here, there):
+            Ledger(side, "farms").folder.mkdir(parents=True, exist_ok=True)
+            with (Ledger(side, "farms").folder / "ledger.jsonl").open("ab") as file:
+                file.write(half)
+        ledger_remote.push(remote, here, lambda line: None)
+        ledger_remote.pull(remote, there, lambda line: None)
+        assert Ledger(there, "farms").lines() == Ledger(here, "farms").lines()
+        Ledger(here, "farms").add("night", decision="kept", reason="", new=[])
 
 
 def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path, here, remote):

@@ -220,6 +220,10 @@ def test_a_file_that_no_review_wrote_is_not_written_over(mine):
         data.review(str(mine), out=mine.parent / "precious.jsonl")
     with pytest.raises(DataError, match="no such folder"):
         data.review(str(mine), out=mine.parent / "none" / "out.jsonl")
+    mine.with_name("mine.decisions.jsonl").touch()  # of an earlier review
+    for questions in (mine, mine.rename(mine.with_name("mine.rejected.jsonl"))):
+        with pytest.raises(DataError, match="write over its questions"):
+            data.review(str(questions), out=mine)
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import sqlite3
 import threading
 import time
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.serving import http_server, models
 from pipelines.serving.access import Access, Denied, read_keys
 from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget, why_unanswered
+from pipelines.serving.feedback import FILE
 from pipelines.serving.http_server import Metrics, questions_to_try
 from pipelines.serving.models import CurrentModel, open_model, script
 from pipelines.serving.web import require_bindable, require_keys
@@ -194,6 +196,15 @@ def test_feedback_goes_to_the_night_and_can_be_taken_out_and_deleted(running):
     assert inbox.read_text() == httpx.get(f"{running.url}/v1/feedback").text == ""
 
 
+def test_a_question_that_cannot_be_kept_has_its_answer(running, caplog):
+    with closing(sqlite3.connect(running.folder / "feedback" / FILE)) as db:
+        db.execute("DROP TABLE asked")
+    assert events(running.ask(QUESTION))[-1]["type"] == "answer"
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    assert running.post("/v1/chat/completions", asked).text.endswith("data: [DONE]\n\n")
+    assert "a question was not kept: the feedback in" in caplog.text
+
+
 def test_another_model_answers_from_the_next_question_on(running):
     lines = {"*": ["<reasoning>New.</reasoning>\n<solution>SELECT 'new' AS champion</solution>"]}
     running.ask(QUESTION)
@@ -224,8 +235,9 @@ def test_many_chats_at_once_are_not_crossed(tmp_path):
 
 
 def test_an_address_that_others_reach_wants_keys(running):
-    for host in ("127.0.0.1", "::1", "localhost"):
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
         require_keys(host, Access({}))
+        assert running.client.get(f"{running.url}/v1/models", headers={"Host": f"{host}:1"}).status_code == 200
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
         require_keys(host, Access(KEYS))
         with pytest.raises(UserError, match="can be reached from other machines"):
@@ -250,7 +262,8 @@ def test_keys_are_read_and_bad_ones_named(tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("ada: a-key-of-ada-1234567\n")
     assert read_keys(path) == {"ada": "a-key-of-ada-1234567"}
-    for text in ("", "ada: short", "ada: a-key-of-ada-1234567\nbo: a-key-of-ada-1234567"):
+    octal = "ada: 0777777777777777777"  # for YAML another number
+    for text in ("", "ada: short", "ada: a-key-of-ada-1234567\nbo: a-key-of-ada-1234567", octal):
         path.write_text(text)
         with pytest.raises(DataError):
             read_keys(path)

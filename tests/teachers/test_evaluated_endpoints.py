@@ -89,11 +89,13 @@ def test_an_endpoint_is_evaluated_asked_and_served_and_its_cost_told(tmp_path, s
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     server = servers(oracle_of(recipe, store))
     name_endpoint(server, price_in=1000.0, price_out=0.0)
-    ask_teacher(recipe, store, False, True)
+    ask_teacher(recipe, store, True, True)
     planned, turns = capsys.readouterr().out, recipe.protocol.max_turns_eval
     assert f"miniature_test: 8 questions (8 greedy, 24 sampled), at most {32 * turns:,} calls" in planned
     tokens = 32 * recipe.evaluation.sampling.episode_tokens
     assert f"at most {tokens * turns:,} tokens in and {tokens:,} out: {tokens * turns / 1000:,.2f} USD" in planned
+    at_most = {"questions": 8, "calls": 32 * turns, "tokens_in": tokens * turns, "tokens_out": tokens}
+    assert json.loads(planned.splitlines()[-1]) == {"miniature_test": {**at_most, "cost": tokens * turns / 1000}}
     assert not server.delivered
     ask_teacher(recipe, store, True)
     figures, told = evaluated(store), capsys.readouterr().out
