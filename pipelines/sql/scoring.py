@@ -103,8 +103,11 @@ def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
     rows = _gold_records(path, records)
     if len(rows) != len(gold):
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
+    if not any(row.difficulty for row in rows):
+        raise DataError(f"{path} tells no difficulty", "Pass BIRD's JSON of the split, whose records have one each.")
+    own = ("sql", "db_id", "question", "evidence", "id", "more")  # the gold file's, where it has them
     return [
-        dataclasses.replace(row, sql=question.sql, db_id=question.db_id)
+        dataclasses.replace(row, **{name: getattr(question, name) or getattr(row, name) for name in own})
         for question, row in zip(gold, rows, strict=True)
     ]
 
