@@ -28,7 +28,7 @@ from pipelines.benchmarks.prompt_schema import NO_TEXT
 from pipelines.core.types import History, is_valid_unicode
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
-from pipelines.serving.agent import QUESTION_CHARS, Agent, AnsweringModel, Event
+from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, Event
 from pipelines.serving.feedback import Feedback, utc_time
 from pipelines.serving.web import Handler, body_of, guarded, page, while_connected
 from pipelines.sql.audit import append
@@ -246,7 +246,7 @@ class Service:
             raise Denied(400, "messages must end with a question of the user")
         if len(question) > QUESTION_CHARS:
             raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters")
-        chat = Chat(self, user, question, self.agent.model(), history)
+        chat = Chat(self, user, question, self.agent.model(), history[-HISTORY:])
         admitted = contextlib.ExitStack()
         admitted.enter_context(self.access.question(user))
         if not body.get("stream"):
