@@ -46,6 +46,7 @@ ROOT = recipes.CONF.parent
         ),
         (["run", "miniature", "data.test.0.kind=spider", "data.test.0.path=/none"], "no such file or folder: /none"),
         (["ask", "how many ?", "--database", "/none.sqlite"], "no such database: /none.sqlite"),
+        (["ask", " ", "--database", "/none.sqlite"], "there is no question. As in: sqltrain ask"),
         (["evaluate", "miniature", "--model", "/none"], "no model in /none"),
         (["watch", "miniature"], "no training of recipe miniature has begun. Run it first: sqltrain run, with"),
         (["watch", "miniature", "stages=[data]"], "recipe miniature trains nothing. Its stages: data."),
