@@ -495,13 +495,13 @@ def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -
                         why = f"its result is larger than a verdict may read ({limits})"
                 elif not outcome.correct:
                     why = f"it does not equal itself under {outcome.equality}"
-                elif rubric is not None:
-                    # Left out: terms of phases, which one turn cannot earn, and the schema of gold that names no table.
-                    beyond = {"schema"} if is_abstention(example.gold_sql) else set[str]()
+                elif rubric is not None:  # terms of phases cannot be earned in one turn: left out
                     low = [
                         name
                         for name, value in rubric.score(outcome).by_term.items()
-                        if (right := REWARDS[name].right) is not None and value < right[1] and name not in beyond
+                        if (right := REWARDS[name].right) is not None
+                        and value < right[1]
+                        and not (name == "schema" and is_abstention(example.gold_sql))  # there is none to name
                     ]
                     if low:
                         why = f"{', '.join(low)} below {'its' if len(low) == 1 else 'their'} highest value"

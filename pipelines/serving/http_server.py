@@ -110,7 +110,7 @@ def read_conversation(messages: Any) -> list[tuple[str, str]]:
     for message in messages if isinstance(messages, list) else ():
         role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else ("", "")
         if isinstance(content, list):
-            content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+            content = "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
         text = content.strip() if isinstance(content, str) and is_valid_unicode(content) else ""
         if role == "user":
             pairs = [pair for pair in pairs if pair[0]] + [(text, "")]

@@ -226,16 +226,6 @@ def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
     return Database(db_id, engine, str(next((path for path in tried if path.is_file()), tried[0])))
 
 
-def parse_equalities(names: str) -> list[str]:
-    """Equality names parted by commas."""
-    chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    by_query = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
-    unknown = [name for name in chosen if name not in by_query]
-    if unknown or not chosen:
-        raise UserError(f"there is no equality {''.join(unknown[:1])!r}", f"There are: {', '.join(by_query)}.")
-    return chosen
-
-
 def score_all(
     gold: Sequence[GoldQuery],
     predictions: Mapping[int, str],
