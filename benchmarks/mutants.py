@@ -127,10 +127,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("elsewhere = elsewhere or Leak(", "elsewhere = Leak("),
         ("tuple(sorted(word for word in _WORD.findall(plain)", "tuple((word for word in _WORD.findall(plain)"),
         (" if word not in _FILLERS))", "))"),
-        (
-            '("sql", lambda example: sql_shape(example.gold_sql, names=True))',
-            '("sql", lambda example: sql_shape(example.gold_sql))',
-        ),
+        ("else sql_shape(example.gold_sql, names=True)", "else sql_shape(example.gold_sql)"),
         ('.sort("late", "rank").head(', '.sort("rank").head('),
         ('gone = pl.col("reason").is_null() & ~', "gone = ~"),
         ("return (database, *plan_shape(trajectory)", "return (*plan_shape(trajectory)"),

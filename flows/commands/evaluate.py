@@ -503,7 +503,11 @@ def score(
 
       sqltrain score --gold dev.json --pred mine.sql --database spider/database --report scores/mine
     """
-    names = scoring.parse_equalities(equality)
+    names = list(dict.fromkeys(name.strip() for name in equality.split(",") if name.strip()))
+    by_query = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
+    unknown = [name for name in names if name not in by_query]
+    if unknown or not names:
+        raise UserError(f"there is no equality {''.join(unknown[:1])!r}", f"There are: {', '.join(by_query)}.")
     items = scoring.read_gold(gold)
     if difficulty is not None:
         items = scoring.with_difficulty(items, difficulty)

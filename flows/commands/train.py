@@ -25,7 +25,7 @@ from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_json, writing_to
 from pipelines.core.registry import DIALECTS, REWARDS
 from pipelines.core.store import Store
-from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn
+from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, is_abstention
 from pipelines.databases import card, named
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.nightly import night
@@ -171,7 +171,7 @@ def adapt(
             f"{counts['test']:,} to measure by: no two parts ask the same"
         )
         if gathered.bad:
-            say(f"{gathered.bad:,} rows cannot be used; the run says why")
+            say(f"{gathered.bad:,} row{'s' * (gathered.bad != 1)} cannot be used; the run says why")
         if gathered.repeats:
             say(f"{gathered.repeats:,} invented questions are left out: a question of your own asks the same")
         if old is not None:
@@ -498,7 +498,9 @@ def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -
                     low = [
                         name
                         for name, value in rubric.score(outcome).by_term.items()
-                        if (right := REWARDS[name].right) is not None and value < right[1]
+                        if (right := REWARDS[name].right) is not None
+                        and value < right[1]
+                        and not (name == "schema" and is_abstention(example.gold_sql))  # there is none to name
                     ]
                     if low:
                         why = f"{', '.join(low)} below {'its' if len(low) == 1 else 'their'} highest value"

@@ -31,7 +31,7 @@ from flows.terminal import (
 from pipelines.core.errors import BoundaryError, DataError, UserError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
-from pipelines.core.types import ExecutionStatus, StopReason, is_abstention, text_of
+from pipelines.core.types import ExecutionStatus, StopReason, is_abstention, is_valid_unicode, text_of
 from pipelines.databases import card, catalogue, dbt, named
 from pipelines.databases.catalogue import DatabaseFinding
 from pipelines.databases.of_recipe import with_prompt_facts
@@ -292,6 +292,8 @@ def ask(
 
       sqltrain ask "how many farms are there ?" --database farm --model endpoint:big
     """
+    if not question.strip() or not is_valid_unicode(question):
+        raise UserError("there is no question", 'As in: sqltrain ask "how many farms are there ?" --database FILE')
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
         rest, store = split_store(overrides)
         opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)

@@ -47,10 +47,8 @@ def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dic
                 raise DataError(text, HINT)
             for line, cells in records:
                 if len(cells) > len(header) and any(map(str.strip, cells)):
-                    count = f"{len(cells)} cells under {len(header)} columns"
-                    shown = ",".join(cells)[:200]
-                    reason = f"{count}: a text with a comma in it needs quotes: {shown}"
-                    yield line, BadRow("too_many_cells", reason)
+                    shown = f"a text with a comma needs quotes: {','.join(cells)[:200]}"
+                    yield line, BadRow("too_many_cells", f"{len(cells)} cells under {len(header)} columns: {shown}")
                 elif any(map(str.strip, cells)):
                     yield line, {name: cell for name, cell in zip(header, cells, strict=False) if cell.strip()}
     except UnicodeDecodeError:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from pipelines.core.errors import DataError
 from pipelines.core.types import Example
-from pipelines.sql.similarity import normalised, sql_shape
+from pipelines.sql.similarity import example_shape, normalised
 
 Part = Literal["train", "dev", "test"]
 HELD_OUT: tuple[Part, ...] = ("test", "dev")  # in the order in which they are filled
@@ -93,13 +93,9 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
         return key
 
     # The two keys that a question shares with those that are alike: its words, and its SQL but for values.
-    keys = []
-    for example in examples:
-        shape = sql_shape(example.gold_sql, names=True)
-        keys.append((_words(example), "\0".join((example.database.id, "sql", shape))))
+    keys = [(_words(one), "\0".join((one.database.id, "sql", example_shape(one)))) for one in examples]
     for by_words, by_sql in keys:
-        first, other = root(by_words), root(by_sql)
-        above[other] = first
+        above[root(by_sql)] = root(by_words)
     groups: dict[str, list[Example]] = defaultdict(list)
     smallest: dict[str, str] = {}
     for example, pair in zip(examples, keys, strict=True):

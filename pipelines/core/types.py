@@ -321,13 +321,12 @@ def gold_queries(row: Any, *names: str) -> tuple[str, dict[str, Any]]:
 
 def history_field(row: Mapping[str, Any]) -> History:
     """The list `history` of a row, [question, SQL] pairs; [] if it has none."""
-    history = row.get("history")
-    pairs = history if isinstance(history, list) else []
-    for pair in pairs:
+    history = row.get("history") or []
+    for pair in history if isinstance(history, list) else [None]:
         texts = pair if isinstance(pair, list) and len(pair) == 2 else [None]
         if not all(isinstance(text, str) and is_valid_unicode(text) for text in texts):
             raise BadRow("bad_history", "history is a list of [question, SQL] pairs")
-    return pairs
+    return history
 
 
 def is_plain_name(id: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.core.types import Database, Example
 from pipelines.sql.dialects.base import identity
-from pipelines.sql.similarity import normalised, sql_shape
+from pipelines.sql.similarity import example_shape, normalised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Leak:
 TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest first
     ("exact", lambda example: example.in_context().strip()),
     ("normalised", lambda example: normalised(example.in_context()) or example.question),
-    ("sql", lambda example: sql_shape(example.gold_sql, names=True)),
+    ("sql", example_shape),
 )
 
 

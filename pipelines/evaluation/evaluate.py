@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pipelines.core.registry import EQUALITIES
 from pipelines.core.types import (
+    ABSTENTION,
     Action,
     ActionKind,
     Database,
@@ -17,6 +18,7 @@ from pipelines.core.types import (
     Trajectory,
     Turn,
     escape_surrogates,
+    is_abstention,
     text_of,
 )
 from pipelines.evaluation import result_files
@@ -268,7 +270,7 @@ def _record(
         lists_first=lists_first,
         unverified=None if knowledge.proposed(trajectory) is None else len(knowledge.unverified(trajectory)),
         question_digest=text_digest(example.in_context()),
-        gold_digest=text_digest(example.gold_sql),
+        gold_digest=text_digest(ABSTENTION if is_abstention(example.gold_sql) else example.gold_sql),
         asked=asked,
         interaction=example.meta.get("interaction"),
     )

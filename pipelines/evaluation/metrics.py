@@ -213,9 +213,11 @@ for _name, _title, _about, _fate in (  # shares that add up to 1, and those of w
         records: Iterable[EpisodeRecord], equality: str, seed: int = 0, fate: tuple[bool, bool] = _fate
     ) -> Estimate | None:
         """None where no question is without an answer, and none is said to be."""
-        good = unbroken(records)
-        abstained = {record.key for record in good if is_abstention(record.final_sql)}
-        if not abstained and text_digest(ABSTENTION) not in {record.gold_digest for record in good}:
+        good, gold = unbroken(records), text_digest(ABSTENTION)
+        # However it is written, what is right where there is no answer abstains.
+        rightly = {record.key for record in good if record.gold_digest == gold and record.right(equality)}
+        abstained = rightly | {record.key for record in good if is_abstention(record.final_sql)}
+        if not abstained and gold not in {record.gold_digest for record in good}:
             return None
         return mean_by_question(
             good, lambda record: float((record.key in abstained, record.right(equality)) == fate), seed

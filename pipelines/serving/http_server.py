@@ -29,7 +29,7 @@ from pipelines.core.errors import SqltrainError
 from pipelines.core.types import History, is_valid_unicode
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
-from pipelines.serving.agent import QUESTION_CHARS, Agent, AnsweringModel, Event
+from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, Event
 from pipelines.serving.feedback import Feedback, utc_time
 from pipelines.serving.web import Handler, body_of, guarded, page, while_connected
 from pipelines.sql.audit import append
@@ -111,7 +111,7 @@ def read_conversation(messages: Any) -> list[tuple[str, str]]:
     for message in messages if isinstance(messages, list) else ():
         role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else ("", "")
         if isinstance(content, list):
-            content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+            content = "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
         text = content.strip() if isinstance(content, str) and is_valid_unicode(content) else ""
         if role == "user":
             pairs = [pair for pair in pairs if pair[0]] + [(text, "")]
@@ -247,7 +247,7 @@ class Service:
             raise Denied(400, "messages must end with a question of the user")
         if len(question) > QUESTION_CHARS:
             raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters")
-        chat = Chat(self, user, question, self.agent.model(), history)
+        chat = Chat(self, user, question, self.agent.model(), history[-HISTORY:])
         admitted = contextlib.ExitStack()
         admitted.enter_context(self.access.question(user))
         if not body.get("stream"):

@@ -28,7 +28,7 @@ from pipelines.databases.named import OpenableDatabase
 from pipelines.protocols import observations, tools
 from pipelines.recipe.config import Execution, ProtocolSection
 from pipelines.serving.access import Denied
-from pipelines.serving.agent import QUESTION_CHARS, Agent, AnsweringModel, QuestionBudget
+from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, QuestionBudget
 from pipelines.serving.http_server import Chat, Service
 from pipelines.serving.web import while_connected
 from pipelines.sql.engine import SqlEngine
@@ -104,7 +104,7 @@ class SqlTool:
         user = "" if service is None else request.scope[USER]
         try:
             with contextlib.nullcontext() if service is None else service.access.question(user):
-                work = self._answer(is_question, name, text, user, history_field(arguments))
+                work = self._answer(is_question, name, text, user, history_field(arguments)[-HISTORY:])
                 answer = await (work if request is None else while_connected(request, work))
         except BadRow as bad:
             answer = {"error": bad.detail}

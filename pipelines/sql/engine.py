@@ -419,7 +419,8 @@ def _best(verdicts: Sequence[Verdict]) -> Verdict:
     sound = [verdict for verdict in verdicts if not verdict.broken] or verdicts
     chief = next((verdict for verdict in sound if 1.0 in verdict.scores.values()), sound[0])
     scores = {name: max(verdict.scores[name] for verdict in sound) for name in chief.scores}
-    return replace(chief, scores=scores)
+    is_refuted = any(EQUALITIES[name].proof and not score for name, score in scores.items())
+    return replace(chief, scores=scores, counterexample=chief.counterexample if is_refuted else "")
 
 
 @functools.lru_cache(4096)

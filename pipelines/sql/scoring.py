@@ -103,8 +103,11 @@ def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
     rows = _gold_records(path, records)
     if len(rows) != len(gold):
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
+    if not any(row.difficulty for row in rows):
+        raise DataError(f"{path} tells no difficulty", "Pass BIRD's JSON of the split, whose records have one each.")
+    own = ("sql", "db_id", "question", "evidence", "id", "more")  # the gold file's, where it has them
     return [
-        dataclasses.replace(row, sql=question.sql, db_id=question.db_id)
+        dataclasses.replace(row, **{name: getattr(question, name) or getattr(row, name) for name in own})
         for question, row in zip(gold, rows, strict=True)
     ]
 
@@ -221,16 +224,6 @@ def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
     folder = Path(databases)
     tried = [folder / part / f"{db_id}{suffix}" for part in (db_id, ".") for suffix in (*dialect.suffixes, ".db")]
     return Database(db_id, engine, str(next((path for path in tried if path.is_file()), tried[0])))
-
-
-def parse_equalities(names: str) -> list[str]:
-    """Equality names parted by commas."""
-    chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    by_query = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
-    unknown = [name for name in chosen if name not in by_query]
-    if unknown or not chosen:
-        raise UserError(f"there is no equality {''.join(unknown[:1])!r}", f"There are: {', '.join(by_query)}.")
-    return chosen
 
 
 def score_all(

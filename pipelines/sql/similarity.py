@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from pipelines.core.types import Trajectory
+from pipelines.core.types import Example, Trajectory, is_abstention
 from pipelines.sql.lexical import KEYWORDS
 
 _WORD = re.compile(r"\w+")
@@ -49,6 +49,11 @@ def sql_shape(sql: str, names: bool = False) -> str:
             word = "x"
         shape.append(word)
     return " ".join(shape)
+
+
+def example_shape(example: Example) -> str:
+    """The shape of a question's gold SQL, with names; the words of one without an answer, whose gold SQL many share."""
+    return example.in_context() if is_abstention(example.gold_sql) else sql_shape(example.gold_sql, names=True)
 
 
 def normalised(question: str) -> tuple[str, ...]:

@@ -276,13 +276,14 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
         ctx.progress.advance(1, f"{pool}: {parts[-1].rows} questions")
     checked = check_sources(ctx, parts)
     data, faults = ctx.recipe.data, []
-    for part, rows in zip(parts, checked, strict=True):
+    for (_, _, source), part, rows in zip(sources, parts, checked, strict=True):
         bad_rows = [row for row in rows.rejected if row.chosen and is_fault(part.pool, row.reason)]
         whole = len(rows.kept) + len(bad_rows)
+        first = "".join(f"; the first: {row.row}: {row.reason} ({row.detail})" for row in rows.rejected[:1])
         if not whole:
-            faults.append(f"pool {part.pool}: no row of the {part.kind} source is of the levels that are asked for")
+            fate = "can be used" if source.hardness is None else "is of the levels that are asked for"
+            faults.append(f"pool {part.pool}: no row of the {part.kind} source {fate}{first}")
         elif not rows.kept or len(bad_rows) / whole > data.max_bad_share:
-            first = "".join(f"; the first: {row.row}: {row.reason} ({row.detail})" for row in rows.rejected[:1])
             faults.append(f"pool {part.pool}: {len(bad_rows)} of {whole} rows of the {part.kind} source are bad{first}")
     numbers: dict[str, float] = {}
     path = ctx.folder / DATA

@@ -315,8 +315,8 @@ def test_ehrsql_reads_what_can_be_answered_as_the_official_script_repairs_it(rec
 
 ANSWERS = {  # right, abstained rightly and wrongly, and two that are wrong
     "ehrsql_q1": "SELECT count(*) FROM ship WHERE name < '2105'",  # 0 ships, as gold
-    "ehrsql_q2": "select 'unanswerable' AS answer;",
-    "ehrsql_q3": ABSTENTION,
+    "ehrsql_q2": "select 'unanswerable' -- the database lacks it",
+    "ehrsql_q3": "select 'unanswerable' AS answer;",
     "ehrsql_q5": "SELECT 'Aurora'",
     "ehrsql_q6": "SELECT name FROM ship",
 }

@@ -8,7 +8,7 @@ from flows.commands import data
 from pipelines.benchmarks import base
 from pipelines.benchmarks.splitting import Shares, cut
 from pipelines.core.errors import DataError
-from pipelines.core.types import Database, Example
+from pipelines.core.types import ABSTENTION, Database, Example
 from pipelines.curation.leakage import leaks
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
@@ -118,6 +118,20 @@ def test_a_cut_has_nothing_on_two_sides_and_does_not_depend_on_the_order():
     whole, half = cut(own(80), [], Shares(0.1, 0.3)).parts, cut(own(60)[::-1], [], Shares(0.1, 0.3)).parts
     assert cut(own(80)[::-1], [], Shares(0.1, 0.3)).parts["test"] == whole["test"][::-1]
     assert len({one.id for one in half["test"]} & {one.id for one in whole["test"]}) >= 12
+
+
+def test_questions_without_an_answer_are_different_ones_though_their_sql_is_one():
+    asked_in_vain = [asked(f"what does the {n}th cloud weigh ?", ABSTENTION) for n in range(20)]
+    parts = cut([*own(), *asked_in_vain], [], Shares(0.1, 0.3)).parts
+    assert all(any(one in part for one in asked_in_vain) for part in parts.values())
+    assert list(leaks(asked_in_vain[1:], asked_in_vain[:1])) == []
+
+
+def test_a_history_that_is_no_list_is_told_and_not_passed_over(folder):
+    (folder / "own.csv").write_text('question,sql,history\nand now ?,SELECT 1,"[[""a"", ""SELECT 2""]]"\nb,SELECT 1,\n')
+    loaded = read(folder / "own.csv", database="shop.sqlite")
+    assert [one.question for one in loaded.examples] == ["b"]
+    assert [(row.row, row.reason) for row in loaded.quarantine] == [("own.csv:2", "bad_history")]
 
 
 def test_own_questions_are_held_out_before_invented_ones():

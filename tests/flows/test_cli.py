@@ -45,6 +45,11 @@ ROOT = recipes.CONF.parent
         ),
         (["run", "miniature", "data.test.0.kind=spider", "data.test.0.path=/none"], "no such file or folder: /none"),
         (["ask", "how many ?", "--database", "/none.sqlite"], "no such database: /none.sqlite"),
+        (["ask", " ", "--database", "/none.sqlite"], "there is no question. As in: sqltrain ask"),
+        (
+            ["evaluate", "miniature", "--model", "oracle", "data.test=[{kind: jsonl, path: /dev/null}]"],
+            "pool test: no row of the jsonl source can be used. Every bad row",
+        ),
         (["evaluate", "miniature", "--model", "/none"], "no model in /none"),
         (["watch", "miniature"], "no training of recipe miniature has begun. Run it first: sqltrain run, with"),
         (["watch", "miniature", "stages=[data]"], "recipe miniature trains nothing. Its stages: data."),

@@ -1,5 +1,6 @@
 """`sqltrain data add` and `sqltrain check`: what a download and a recipe's gold SQL are held against."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from flows import terminal
 from flows.commands import data, train
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError, RecipeError
-from pipelines.core.types import Example
+from pipelines.core.types import ABSTENTION, Example
 from pipelines.recipe import recipes
 from pipelines.recipe.yaml_files import read_yaml
 from tests.fakes import build_database
@@ -178,6 +179,8 @@ def test_a_gold_sql_that_is_too_large_is_told_from_one_that_fails(sql, said, tmp
     (problem,), counts = train.check_gold(recipe, [[example]], terminal.Bars(terminal.console))
     assert said in problem
     assert counts == {"gold_checked": 1, "gold_full": 0}
+    in_vain = dataclasses.replace(example, gold_sql=ABSTENTION)  # there is no schema to be paid for
+    assert train.check_gold(recipes.load("sql_trail"), [[in_vain]], terminal.Bars(terminal.console))[0] == []
 
 
 def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(tmp_path, sqltrain):

@@ -27,6 +27,10 @@ def test_a_constant_with_the_right_rows_is_not_equivalent_and_its_counterexample
         Pair(shop, "SELECT name FROM customer ORDER BY city", "SELECT name FROM customer ORDER BY city, name"): 1.0,
         Pair(shop, "SELECT name FROM customer GROUP BY city", "SELECT min(name) FROM customer GROUP BY city"): 1.0,
         Pair(shop, "SELECT id FROM customer WHERE +id = 1", "SELECT id FROM customer WHERE id = 1"): 1.0,  # not decided
+        # To sqlglot both types are texts
+        Pair(shop, "SELECT CAST(name AS TEXT) FROM customer", "SELECT CAST(name AS STRING) FROM customer"): 0.0,
+        Pair(shop, "SELECT name FROM customer WHERE id > 1 + 1", GOLD, (GOLD,)): 1.0,  # different from the first alone
+        Pair(shop, OTHER, GOLD, (GOLD,)): 1.0,
     }
     verdicts = engine.verdicts([*pairs], ["strict", "proved"])
     assert [verdict.scores["proved"] for verdict in verdicts] == [*pairs.values()]

@@ -27,6 +27,12 @@ def test_a_file_open_for_writing_is_locked(engine, duckdb_shop, tmp_path):
     assert run(engine, database, "SELECT count(*) FROM customer").rows == ((4,),)
 
 
+def test_a_file_has_as_many_names_as_there_are_links(engine, duckdb_shop, tmp_path):
+    for name in ("data", "test"):
+        (tmp_path / name).symlink_to(duckdb_shop.location)
+        assert run(engine, Database("shop", "duckdb", str(tmp_path / name)), "SELECT count(*) FROM customer").ok
+
+
 def test_an_infinite_date_is_not_the_last_day_of_9999(engine, duckdb_shop):
     pair = Pair(duckdb_shop, "SELECT 'infinity'::DATE", "SELECT DATE '9999-12-31'")
     (verdict,) = engine.verdicts([pair], ["strict"])

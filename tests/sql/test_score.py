@@ -187,7 +187,12 @@ def test_bird_files_give_figures_by_difficulty(folder):
     (folder / "dev.sql").write_text("".join(f"{GOLD[n]}\tshop\n" for n in range(3)))
     predicted = {"2": f"{GOLD[2]}\t----- bird -----\tshop", "0": f"{GOLD[0]}\t----- bird -----\tshop", "1": 0}
     (folder / "predict.json").write_text(json.dumps(predicted))
-    for gold, more in (("dev.json", []), ("dev.sql", ["--difficulty", str(folder / "dev.json")])):
+    several = [{"gold_sqls": ["SELECT 'none'", GOLD[n]], "db_id": "shop"} for n in range(3)]
+    (folder / "several.json").write_text(json.dumps(several))
+    with pytest.raises(DataError, match=r"several\.json tells no difficulty"):
+        run(folder, "--difficulty", str(folder / "several.json"), gold="dev.sql")
+    level = ["--difficulty", str(folder / "dev.json")]
+    for gold, more in (("dev.json", []), ("dev.sql", level), ("several.json", level)):
         code, output = run(folder, "--equality", "bird", "--json", *more, gold=gold, pred="predict.json")
         facts = json.loads(output.splitlines()[-1])
         assert code == 0

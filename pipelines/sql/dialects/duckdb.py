@@ -83,6 +83,7 @@ def settings(bounds: Bounds) -> Mapping[str, Any]:
         "temp_directory": "",
         "max_temp_directory_size": "0KiB",
         "errors_as_json": "true",
+        "lock_configuration": "true",  # last: what follows cannot be set
     }
 
 
@@ -107,6 +108,11 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
     WHERE schema_name = current_schema() AND comment IS NOT NULL
 """
 
+    @classmethod
+    def locate(cls, location: str) -> str:
+        """The file itself: by two links, as two stages have them, DuckDB would open it in one process only once."""
+        return os.path.realpath(location)
+
     @staticmethod
     @contextlib.contextmanager
     def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
@@ -114,7 +120,7 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
         import duckdb
 
         bounds = Bounds(view_seconds, SAMPLED_ROWS, 64_000_000, 2048)
-        config = dict(settings(bounds)) | {"lock_configuration": "true"}  # last: what follows cannot be set
+        config = dict(settings(bounds))
         with open(location, "rb"), duckdb.connect(location, read_only=True, config=config) as connection:
             until = time.monotonic() + view_seconds
 
@@ -146,14 +152,12 @@ class DuckdbSession(DatabaseSession):
         if not os.path.isfile(self._location):
             raise OpenFailure("database_missing", "the database cannot be opened: no such file")
         try:
-            connection = duckdb.connect(self._location, read_only=True, config=dict(settings(self.bounds)))
-            connection.execute("SET lock_configuration = true")
+            return duckdb.connect(self._location, read_only=True, config=dict(settings(self.bounds)))
         except duckdb.Error as error:
             # DuckDB opens the file or fails, with one type of exception; no statement has been read here.
             reason = "database_locked" if "lock" in str(error).lower() else "database_corrupt"
             message = "the database cannot be opened: it is no DuckDB file, or somebody writes to it"
             raise OpenFailure(reason, message) from None
-        return connection
 
     def _cursor(self) -> contextlib.closing[duckdb.DuckDBPyConnection]:
         """A cursor, which is a connection with a state of its own."""
