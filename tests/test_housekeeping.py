@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -61,6 +62,15 @@ def test_a_pinned_report_keeps_its_chain_until_it_is_unpinned(store):
         store_gc.pin(store, "report/x", True)
     with pytest.raises(DataError, match="more than one stage"):
         store_gc.pin(store, "report/r", True)
+
+
+def test_stages_that_are_pinned_at_once_are_all_kept_and_a_damaged_list_of_them_is_told(store):
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda name: store_gc.pin(store, "/".join(name), True), store.made()))
+    assert store_gc.pins(store) == sorted(store.made())
+    (store.root / "pins.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"pins\.json is damaged"):
+        gone(store)
 
 
 def test_a_pinned_evaluation_of_a_ready_policy_keeps_its_questions_and_links(store):

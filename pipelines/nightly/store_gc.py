@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.core import files
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import folder_names, locked_file, read_json, require_room, try_lock, unused_path, write_json
 from pipelines.core.store import DAMAGED, MANIFEST, MIN_FREE_MB, WORK, Store
@@ -62,20 +63,24 @@ def live_runs(store: Store) -> list[dict[str, Any]]:
 
 def pins(store: Store) -> list[Name]:
     """The stages that a person keeps."""
-    return [(stage, key) for stage, key in read_json(store.root / PINS) or []]
+    rows = read_json(store.root / PINS) or []
+    if not all(isinstance(row, list) and len(row) == 2 for row in rows):
+        raise DataError(f"{store.root / PINS} is damaged", "It is a list of [stage, key] pairs: mend it, or remove it.")
+    return [(stage, key) for stage, key in rows]
 
 
 def pin(store: Store, name: str, keep: bool) -> Name:
     """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer."""
     stage, _, start = name.partition("/")
-    pinned = pins(store)
-    among = list(store.made()) if keep else pinned
-    matches = [pair for pair in among if pair[0] == stage and start and pair[1].startswith(start)]
-    if len(matches) != 1:
-        how = "no" if not matches else "more than one"
-        raise DataError(f"{how} {'stage' if keep else 'pin'} {name!r} in {store.root}", "See: sqltrain store ls --all")
-    rest = [pair for pair in pinned if pair != matches[0]]
-    write_json(store.root / PINS, sorted([*rest, *(matches if keep else [])]))
+    with files.lock(store.root / f".{PINS}"):
+        pinned = pins(store)
+        among = list(store.made()) if keep else pinned
+        matches = [pair for pair in among if pair[0] == stage and start and pair[1].startswith(start)]
+        if len(matches) != 1:
+            how = f"{'more than one' if matches else 'no'} {'stage' if keep else 'pin'} {name!r} in {store.root}"
+            raise DataError(how, "See: sqltrain store ls --all")
+        rest = [pair for pair in pinned if pair != matches[0]]
+        write_json(store.root / PINS, sorted([*rest, *(matches if keep else [])]))
     return matches[0]
 
 

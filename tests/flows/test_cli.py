@@ -332,6 +332,6 @@ def test_each_stage_is_made_once(tmp_path):
     assert [run.returncode for run in runs] == [0, 0], texts
     assert not any("Traceback" in text for text in texts)
     made = re.findall(r"^✓ (\S+) +\S+ +[\d.]+ s", "".join(texts), re.MULTILINE)
-    there = re.findall(r"^✓ (\S+) +\S+ +there already", "".join(texts), re.MULTILINE)
-    assert sorted([*made, *there]) == sorted(2 * ["data", "synthesize", "filter"])
+    cached = re.findall(r"^✓ (\S+) +\S+ +cached", "".join(texts), re.MULTILINE)
+    assert sorted([*made, *cached]) == sorted(2 * ["data", "synthesize", "filter"])
     assert len(list((tmp_path / "store").glob("*/*/manifest.json"))) == 3
