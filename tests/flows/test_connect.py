@@ -133,7 +133,7 @@ def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trail
     assert [recipe.name for recipe in asked] == ["sql_trail", "miniature"]
     with pytest.raises(DataError) as untrained:
         use.newest_model(asked[0], Store(Path("store")))
-    assert untrained.value.hint.startswith("Pass --model: a checkpoint folder, champion:RECIPE, champion:RECIPE@")
+    assert untrained.value.hint.startswith("Name a checkpoint folder, champion:RECIPE or (to ask) endpoint:NAME")
 
 
 def test_a_card_with_a_mistake_is_named(shop):
