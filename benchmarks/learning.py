@@ -12,13 +12,8 @@ ceiling, a careful teacher's demonstrations of those questions. Intervals are 95
 laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. The tables go between the
 markers of docs/learning.md.
 
-In `reward` GRPO is paid for execution alone. `controls` and `doses` are on no page yet; what is expected of them
-was written before a run. `controls`: learning from episodes above their group's mean alone gains more than rejection
-sampling and less than GRPO; rewards shuffled within each group gain nothing over SFT; a reward for looking, whatever
-the answer, makes every episode look, and accuracy rise less than by GRPO, or fall. `doses`, how often the teacher
-guesses in its four columns (85 of 100 questions in the miniature): what GRPO adds is small at 0.5, where SFT is shown
-enough looks; greatest at 0.85 or 0.95; and smaller and less even over the seeds at 1, where no demonstration looks in
-these columns, so that the first look must be drawn by chance.
+In `reward` GRPO is paid for execution alone. `controls` are positive advantages alone, rewards shuffled within each
+group, and a reward for looking alone. `doses`: how often the teacher guesses in its four columns.
 """
 
 import argparse
