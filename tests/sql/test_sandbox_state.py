@@ -231,6 +231,16 @@ def test_a_signal_that_is_on_its_way_is_waited_for_and_told():
 
 
 @pytest.mark.services
+def test_a_statement_that_was_ended_at_its_limit_is_not_run_again(postgres_shop, monkeypatch):
+    runs, rows = [], PostgresSession._rows
+    monkeypatch.setattr(PostgresSession, "_rows", lambda self, *query: runs.append(query) or rows(self, *query))
+    session = PostgresSession(postgres_shop.location, BOUNDS._replace(timeout_s=0.5), NoClock())
+    assert session.run("SELECT count(*) FROM generate_series(1, 100000000000)", 10).status == "timeout"
+    session.close()
+    assert len(runs) == 1
+
+
+@pytest.mark.services
 @pytest.mark.parametrize(("session_of", "kind"), [(PostgresSession, "postgres_shop"), (MysqlSession, "mysql_shop")])
 def test_the_time_to_connect_again_is_not_the_statements(session_of, kind, request, monkeypatch):
     session = session_of(request.getfixturevalue(kind).location, BOUNDS, NoClock())

@@ -359,8 +359,8 @@ class PostgresSession(DatabaseSession):
 
         try:
             return step()
-        except psycopg.OperationalError:
-            if not self._connection.closed:
+        except psycopg.OperationalError as error:
+            if not self._connection.closed or error.sqlstate == "57014":  # ended by us at its limit
                 raise
         self._connection = self._connect()
         self.start_clock()
