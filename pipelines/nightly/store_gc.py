@@ -219,7 +219,7 @@ def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCa
     """
 
     def refuse() -> None:
-        raise ResourceError("another process has the lock of this stage")
+        raise BlockingIOError("another process has the lock of this stage")
 
     sealed = store.made()
     roots: frozenset[Name] | None = None
@@ -231,7 +231,7 @@ def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCa
             kept |= set(sealed) if damaged else set()
         folder, removed = entry.folder, None
         name = folder.parent.name, folder.name.removeprefix(WORK)
-        with contextlib.suppress(FileNotFoundError, ResourceError), contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), contextlib.ExitStack() as held:
             # Another gc was first, or a run is making it; no run begins to make it, or sets it aside, meanwhile.
             is_needed = False
             if not folder.name.startswith((GONE, DAMAGED)):

@@ -346,15 +346,15 @@ class Chat:
             rows = len(last["rows"]) if outcome == "answer" else 0  # of an intermediate result, `rows` is a number
             statements = [event["sql"] for event in self.past if "sql" in event]
             more = {"statements": statements, "rows": rows, "ms": round(seconds * 1000, 1)}
-            try:
-                service.write_audit({**facts, **more, "outcome": outcome, "message": last.get("message")})
-                if service.feedback is not None:
-                    openable, model = service.agent.openable, self.model.name
-                    evidence = openable.example(self.question, history=self.history).evidence
-                    past = [{"type": "history", "history": self.history}, *self.past] if self.history else self.past
+            service.write_audit({**facts, **more, "outcome": outcome, "message": last.get("message")})
+            if service.feedback is not None:
+                openable, model = service.agent.openable, self.model.name
+                evidence = openable.example(self.question, history=self.history).evidence
+                past = [{"type": "history", "history": self.history}, *self.past] if self.history else self.past
+                try:
                     service.feedback.keep(self.id, self.user, self.question, evidence, model, openable.address, past)
-            except SqltrainError as error:  # the question has its answer
-                log.warning("a question was not kept: %s", error)
+                except SqltrainError as error:  # the question has its answer
+                    log.warning("a question was not kept: %s", error)
 
 
 async def prune_and_sync_feedback(feedback: Feedback, store: Path) -> None:

@@ -88,7 +88,7 @@ class DatabaseSession(abc.ABC):
 
     A dialect defines how it answers a statement, what its driver's exceptions mean, and whether the database still
     works. What follows from that is decided here, once for all dialects: one clock runs from the first look at the text
-    to the last row, and nothing that a driver raises gets past `run`.
+    to the last row, anew after a new connection, and nothing that a driver raises gets past `run`.
     """
 
     counts_work = False  # whether its results carry their cost (see `RawResult.work`).
