@@ -25,17 +25,8 @@ from pipelines.serving.feedback import Feedback
 from pipelines.stages.context import examples
 from pipelines.stages.evaluate import RECORDS, records
 from pipelines.stages.graph import StageResult, Step
-from tasks import models
-from tasks.mlflow_client import (
-    MlflowRun,
-    connect,
-    error_line,
-    experiment,
-    tracking_at,
-    tracking_uri,
-    unreachable_reason,
-    without_password,
-)
+from tasks import mlflow_client, models
+from tasks.mlflow_client import MlflowRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -56,7 +47,7 @@ def log_traces(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: St
     if "pass" in frame.columns:
         frame = frame.filter(pl.col("pass") == "greedy")
     sample = frames.from_frame(frame.gather_every(max(1, frame.height // SAMPLE)).head(SAMPLE), Trajectory)
-    with warnings.catch_warnings(), tracking_at(run.uri):
+    with warnings.catch_warnings(), mlflow_client.tracking_at(run.uri):
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
         names = {_trajectory_trace(run, one, questions.get(one.example_id)): one.example_id for one in sample}
         judged = {trace: verdicts[name] for trace, name in names.items() if name in verdicts}
@@ -145,7 +136,7 @@ def log_questions(run: MlflowRun, recipe: Recipe, needs: Sequence[Step]) -> None
             evidence = {"evidence": example.evidence} if example.evidence else {}
             inputs = {"question": example.in_context(), "database": example.database.id, **evidence}
             rows.append({"inputs": inputs, "expectations": {"expected_response": example.gold_sql}})
-        with warnings.catch_warnings(), tracking_at(run.uri):
+        with warnings.catch_warnings(), mlflow_client.tracking_at(run.uri):
             warnings.simplefilter("ignore")  # deprecations inside MLflow
             tags = {"sqltrain.stage": step.name, "sqltrain.key": step.key}
             run.client.create_dataset(name, [run.experiment_id], tags).merge_records(rows)
@@ -159,19 +150,19 @@ VERDICT = "user_verdict"
 
 def send_feedback(feedback: Feedback, store: Path) -> None:
     """Send the verdicts that MLflow does not have yet; one that fails is sent the next time."""
-    uri = tracking_uri(store)
-    reason = unreachable_reason(uri)
+    uri = mlflow_client.tracking_uri(store)
+    server, reason = mlflow_client.without_password(uri), mlflow_client.unreachable_reason(uri)
     if reason:
-        raise BoundaryError(f"{without_password(uri)} does not answer: {reason}")
+        raise BoundaryError(f"{server} does not answer: {reason}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
         try:
-            client = connect(uri, store)
-            place = experiment(client, EXPERIMENT, store)
+            client = mlflow_client.connect(uri, store)
+            place = mlflow_client.experiment(client, EXPERIMENT, store)
             import mlflow
             from mlflow.entities import AssessmentSource
 
-            with tracking_at(uri):
+            with mlflow_client.tracking_at(uri):
                 traces: dict[str, str] = {}  # a question may have several verdicts
                 for row in feedback.unsynced():
                     trace = traces[row["id"]] = (
@@ -190,7 +181,7 @@ def send_feedback(feedback: Feedback, store: Path) -> None:
         except SqltrainError:
             raise
         except Exception as error:  # MLflow's stores have error trees of their own
-            raise BoundaryError(f"{without_password(uri)} refuses: {error_line(error)}") from error
+            raise BoundaryError(f"{server} refuses: {mlflow_client.error_line(error)}") from error
 
 
 def _question_trace(client: MlflowClient, place: str, row: dict[str, Any]) -> str:

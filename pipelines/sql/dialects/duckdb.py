@@ -16,21 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core.registry import dialect
-from pipelines.sql.dialects.base import (
-    ERROR,
-    LIMIT,
-    REFUSED,
-    TIMEOUT,
-    UNAVAILABLE,
-    Bounds,
-    DatabaseSession,
-    Hidden,
-    OpenFailure,
-    RawResult,
-    StatementTimer,
-    fetch,
-    interrupted_at,
-)
+from pipelines.sql.dialects import base
+from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect
 from pipelines.sql.dialects.guard import body, check, lexed
 from pipelines.sql.dialects.parse_trees import duckdb_names, duckdb_refusal
@@ -69,7 +56,7 @@ _ENDS = ("0001-01-01", "9999-12-31")
 _KEPT_CHECKS, _KEPT_CHARS = 256, 2_000  # refusals that are kept, of statements up to this length
 
 
-def settings(bounds: Bounds) -> Mapping[str, Any]:
+def settings(bounds: base.Bounds) -> Mapping[str, Any]:
     """The settings of a connection: no file but its own, no network, no extension, no Python variable as a table."""
     return {
         "enable_external_access": "false",
@@ -119,7 +106,7 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
         """An open catalog, with the settings of the sandbox."""
         import duckdb
 
-        bounds = Bounds(view_seconds, SAMPLED_ROWS, 64_000_000, 2048)
+        bounds = base.Bounds(view_seconds, SAMPLED_ROWS, 64_000_000, 2048)
         config = dict(settings(bounds))
         with open(location, "rb"), duckdb.connect(location, read_only=True, config=config) as connection:
             until = time.monotonic() + view_seconds
@@ -129,7 +116,7 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
                 timer.start()
                 try:
                     cursor = connection.execute(sql)
-                    return fetch(cursor.fetchmany, SAMPLED_ROWS, bounds.max_bytes)[0]
+                    return base.fetch(cursor.fetchmany, SAMPLED_ROWS, bounds.max_bytes)[0]
                 finally:
                     timer.cancel()
                     timer.join()  # an interrupt that came late would end the next statement
@@ -137,12 +124,12 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
             yield Catalog(lambda sql: connection.execute(sql).fetchall(), view, until)
 
 
-class DuckdbSession(DatabaseSession):
+class DuckdbSession(base.DatabaseSession):
     """One open DuckDB file."""
 
     _connection: duckdb.DuckDBPyConnection | None
 
-    def __init__(self, location: str, bounds: Bounds, clock: StatementTimer) -> None:
+    def __init__(self, location: str, bounds: base.Bounds, clock: base.StatementTimer) -> None:
         super().__init__(location, bounds, clock)
         self._checked = functools.lru_cache(_KEPT_CHECKS)(self._refusal)
 
@@ -150,25 +137,26 @@ class DuckdbSession(DatabaseSession):
         import duckdb
 
         if not os.path.isfile(self._location):
-            raise OpenFailure("database_missing", "the database cannot be opened: no such file")
+            raise base.OpenFailure("database_missing", "the database cannot be opened: no such file")
         try:
             return duckdb.connect(self._location, read_only=True, config=dict(settings(self.bounds)))
         except duckdb.Error as error:
             # DuckDB opens the file or fails, with one type of exception; no statement has been read here.
             reason = "database_locked" if "lock" in str(error).lower() else "database_corrupt"
             message = "the database cannot be opened: it is no DuckDB file, or somebody writes to it"
-            raise OpenFailure(reason, message) from None
+            raise base.OpenFailure(reason, message) from None
 
     def _cursor(self) -> contextlib.closing[duckdb.DuckDBPyConnection]:
         """A cursor, which is a connection with a state of its own."""
         self._connection = self._connection or self._connect()
         return contextlib.closing(self._connection.cursor())
 
-    def answer(self, sql: str, max_rows: int) -> RawResult:
+    def answer(self, sql: str, max_rows: int) -> base.RawResult:
         refused = self._checked(sql) if len(sql) <= _KEPT_CHARS else self._refusal(sql)
         if refused is not None:
             return refused
-        with self._cursor() as cursor, interrupted_at(self.deadline, cursor.interrupt):  # it has no timeout of its own
+        # DuckDB has no timeout of its own.
+        with self._cursor() as cursor, base.interrupted_at(self.deadline, cursor.interrupt):
             description = cursor.execute(sql).description or []
             columns = tuple([item[0] for item in description])
             types = [str(item[1]) for item in description]
@@ -185,7 +173,7 @@ class DuckdbSession(DatabaseSession):
                     return raw._replace(columns=columns)
                 as_text |= infinite
 
-    def _refusal(self, sql: str) -> RawResult | None:
+    def _refusal(self, sql: str) -> base.RawResult | None:
         """Both fences. EXPLAIN is allowed before what is a query by itself, so never with options, nor with ANALYZE."""
         refused = check(sql, "duckdb")
         if refused is not None:
@@ -196,7 +184,7 @@ class DuckdbSession(DatabaseSession):
         with self._cursor() as cursor:
             return duckdb_refusal(stripped, functools.partial(_serialized, cursor), self.hidden)
 
-    def closure(self, hidden: Hidden) -> Hidden:
+    def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names, and the views that read them, by the statements that made these."""
         self._checked.cache_clear()
         with self._cursor() as cursor:

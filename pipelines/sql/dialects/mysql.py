@@ -16,22 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pipelines.core.registry import dialect
-from pipelines.sql.dialects.base import (
-    CATALOGUE_S,
-    ERROR,
-    LIMIT,
-    REFUSED,
-    TIMEOUT,
-    UNAVAILABLE,
-    DatabaseSession,
-    Hidden,
-    OpenFailure,
-    RawResult,
-    StatementNames,
-    failure,
-    interrupted_at,
-    quoted,
-)
+from pipelines.sql.dialects import base
+from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role
 from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
 
@@ -184,23 +170,23 @@ def _in_double_quotes(sql: str) -> str:
         match = TOKEN.match(sql, at) or _BACKTICKED.match(sql, at)
         text = match[0] if match else sql[at]
         is_name = text[0] == "`" and len(text) > 1
-        parts.append(quoted(text[1:-1].replace("``", "`")) if is_name else text)
+        parts.append(base.quoted(text[1:-1].replace("``", "`")) if is_name else text)
         at += len(text)
     return "".join(parts)
 
 
-def _server_refusal(sql: str) -> RawResult | None:
+def _server_refusal(sql: str) -> base.RawResult | None:
     """The refusal of a statement that passed `guard.check`: the engine reads it otherwise, or it shows the server."""
     for match in TOKEN.finditer(sql):
         text, after = match[0], sql[match.end() : match.end() + 1]
         if match.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
-            return failure(REFUSED, "not_authorized", "this part of SQL is not allowed here: a comment that runs")
+            return base.failure(REFUSED, "not_authorized", "this part of SQL is not allowed here: a comment that runs")
         # The server takes what looks like a number for a name: `2023_pay`, `2fa`, `1_2`.
         is_name = "_" in text or after == "_" or after.isalpha()
         if match.lastgroup == "number" and is_name and not _DIGITS.match(sql, match.start()):
-            return failure(REFUSED, "not_authorized", "a name that begins with a digit stands in backticks")
+            return base.failure(REFUSED, "not_authorized", "a name that begins with a digit stands in backticks")
         if match.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
-            return failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
+            return base.failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
     tokens = lexed(sql)[0]
     words = [word for _, word in tokens]
     for (kind, word), following in zip(tokens, [*words[1:], ""], strict=True):
@@ -208,18 +194,18 @@ def _server_refusal(sql: str) -> RawResult | None:
             word == "for" and following in ("update", "share")
         )
         if is_part and kind != "name":
-            return failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {word}")
+            return base.failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {word}")
         if word in _SCHEMAS and following == ".":
-            return failure(REFUSED, "not_authorized", f"not authorized to use {word}")
+            return base.failure(REFUSED, "not_authorized", f"not authorized to use {word}")
     for first, second, third in zip(words, words[1:], words[2:], strict=False):
         if (first, second) == ("information_schema", ".") and third not in _DESCRIBED:
-            return failure(REFUSED, "not_authorized", f"not authorized to use information_schema.{third}")
+            return base.failure(REFUSED, "not_authorized", f"not authorized to use information_schema.{third}")
         if first in ("next", "previous") and (second, third) == ("value", "for"):
-            return failure(REFUSED, "not_authorized", "not authorized to use a sequence")
+            return base.failure(REFUSED, "not_authorized", "not authorized to use a sequence")
     return None
 
 
-def _statement_names(sql: str) -> StatementNames:
+def _statement_names(sql: str) -> base.StatementNames:
     """The names of a statement, by its tokens: each may be that of a table and of a column."""
     tokens, rest = lexed(sql)
     names = frozenset(word for kind, word in tokens if kind in ("word", "name"))
@@ -229,7 +215,7 @@ def _statement_names(sql: str) -> StatementNames:
         for before, (kind, word), after in zip(words, words[1:], words[2:], strict=False)
     )
     unnamed = stars or bool(rest.strip("; \n")) or not names.isdisjoint(("natural", "table"))
-    return StatementNames(
+    return base.StatementNames(
         names, frozenset(), frozenset((name,) for name in names), unnamed, "information_schema" in names
     )
 
@@ -299,13 +285,13 @@ def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.
     return connection
 
 
-class MysqlSession(DatabaseSession):
+class MysqlSession(base.DatabaseSession):
     """One connection at a time; `location` is an address such as mysql://reader@host/bench.
 
     Its user must be a plain reader, that holds SELECT and nothing else: another is turned away.
     """
 
-    renewed_s = CATALOGUE_S
+    renewed_s = base.CATALOGUE_S
 
     def _connect(self, checks_grants: bool = True) -> Any:
         import pymysql
@@ -318,13 +304,17 @@ class MysqlSession(DatabaseSession):
                 cursor.execute("SHOW GRANTS")
                 grants = [str(row[0]) for row in cursor.fetchall()]
         except (pymysql.Error, OSError, ValueError):
-            raise OpenFailure("database_missing", "the database server cannot be reached, or turned us away") from None
+            raise base.OpenFailure(
+                "database_missing", "the database server cannot be reached, or turned us away"
+            ) from None
         if not all(map(is_reader, grants)):
             connection.close()
-            raise OpenFailure("too_privileged", "the user of this connection may do more than read; use a plain one")
+            raise base.OpenFailure(
+                "too_privileged", "the user of this connection may do more than read; use a plain one"
+            )
         return connection
 
-    def answer(self, sql: str, max_rows: int) -> RawResult:
+    def answer(self, sql: str, max_rows: int) -> base.RawResult:
         """Run one statement in a read-only transaction, on a connection that has run nothing else of a caller's."""
         sql = _in_double_quotes(sql) if "`" in sql else sql
         refused = check(sql, "mysql") or _server_refusal(sql)
@@ -342,7 +332,7 @@ class MysqlSession(DatabaseSession):
                 killer.execute(f"KILL QUERY {connection.thread_id()}")
 
         try:
-            with interrupted_at(self.deadline, kill):
+            with base.interrupted_at(self.deadline, kill):
                 cursor.execute(f"SET SESSION sql_select_limit = {max_rows + 1}")
                 cursor.execute("START TRANSACTION READ ONLY")
                 cursor.execute(body(sql))
@@ -351,10 +341,10 @@ class MysqlSession(DatabaseSession):
             cursor.connection = None  # it would fetch all rows that are left
             connection._force_close()
 
-    def closure(self, hidden: Hidden) -> Hidden:
+    def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names, what is computed from them, and the views of all databases that read them."""
 
-        def named(query: str) -> StatementNames | None:
+        def named(query: str) -> base.StatementNames | None:
             """The names in a view's query, as the server writes it: names in backticks, texts with backslashes, and the
             database before each function that is not its own. None if the server does not show the query, if the query
             calls such a function, or if we cannot read it to its end.

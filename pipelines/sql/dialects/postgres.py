@@ -15,22 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from pipelines.core.registry import dialect
-from pipelines.sql.dialects.base import (
-    CATALOGUE_S,
-    ERROR,
-    LIMIT,
-    REFUSED,
-    TIMEOUT,
-    UNAVAILABLE,
-    DatabaseSession,
-    Hidden,
-    OpenFailure,
-    RawResult,
-    fold,
-    interrupted_at,
-    plain_number,
-    quoted,
-)
+from pipelines.sql.dialects import base
+from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role
 from pipelines.sql.dialects.guard import body, check
 from pipelines.sql.dialects.parse_trees import postgres_names, postgres_refusal
@@ -201,7 +187,7 @@ WHERE n.nspname = ANY({_READ})
     @staticmethod
     def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
         name = urlsplit(address).path.strip("/")
-        role, spot = f'"{name}_reader"', ", ".join(map(quoted, schemas or ("public",)))
+        role, spot = f'"{name}_reader"', ", ".join(map(base.quoted, schemas or ("public",)))
         return [
             f"CREATE ROLE {role} LOGIN PASSWORD 'a new password' NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT;",
             f'GRANT CONNECT ON DATABASE "{name}" TO {role};',
@@ -248,13 +234,13 @@ def _conninfo(address: str, **changes: str) -> str:
         raise ValueError("this is not the address of a PostgreSQL server") from None
 
 
-class PostgresSession(DatabaseSession):
+class PostgresSession(base.DatabaseSession):
     """One connection; `location` is its connection string.
 
     Its role must be a plain reader (`infra/postgres/reader.sql` makes one): a superuser is turned away.
     """
 
-    renewed_s = CATALOGUE_S
+    renewed_s = base.CATALOGUE_S
     _connection: psycopg.Connection[Any]
     _visible: Mapping[str, str] = {}  # where something is hidden: the qualified names of what a bare name reads
 
@@ -284,10 +270,14 @@ class PostgresSession(DatabaseSession):
             self._calls: dict[str, bool] = dict(connection.execute(_CALLS).fetchall())
             ((self._schemas,),) = connection.execute("SELECT current_schemas(false)::text[]").fetchall()
         except psycopg.Error:
-            raise OpenFailure("database_missing", "the database server cannot be reached, or turned us away") from None
+            raise base.OpenFailure(
+                "database_missing", "the database server cannot be reached, or turned us away"
+            ) from None
         if row is None or row[0]:
             connection.close()
-            raise OpenFailure("too_privileged", "the role of this connection may do more than read; use a plain one")
+            raise base.OpenFailure(
+                "too_privileged", "the role of this connection may do more than read; use a plain one"
+            )
 
         # Values are read as text that psycopg would make more of.
         class TextLoader(Loader):
@@ -298,31 +288,31 @@ class PostgresSession(DatabaseSession):
             """A numeric may have 131,072 digits."""
 
             def load(self, data: Any) -> Any:
-                return plain_number(decimal.Decimal(bytes(data).decode("ascii")))
+                return base.plain_number(decimal.Decimal(bytes(data).decode("ascii")))
 
         for name in _AS_TEXT.split():
             connection.adapters.register_loader(name, TextLoader)
         connection.adapters.register_loader("numeric", NumericLoader)
         return connection
 
-    def answer(self, sql: str, max_rows: int) -> RawResult:
+    def answer(self, sql: str, max_rows: int) -> base.RawResult:
         refused = check(sql, "postgres")
         refused = refused or postgres_refusal(sql, self.hidden, self._calls, self._schemas, self._visible)
         return refused or self._reconnecting(lambda: self._rows(sql, max_rows))
 
-    def closure(self, hidden: Hidden) -> Hidden:
+    def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names, what is computed from them, and the views that read them. Partitions of a table hold its
         rows under names of their own, and it shows theirs.
         """
 
-        def read() -> Hidden:
+        def read() -> base.Hidden:
             ask = self._connection.execute
-            steps = [(fold(parent), fold(part)) for parent, part in ask(_PARTS).fetchall()]
+            steps = [(base.fold(parent), base.fold(part)) for parent, part in ask(_PARTS).fetchall()]
             relations = ask(_RELATIONS).fetchall()
             self._visible = {name: qualified for name, qualified, is_visible in relations if is_visible}
             tables, columns = set(hidden.tables), dict(hidden.columns)
             # A hidden name without a schema holds in every schema: cards of one database may begin with others.
-            for name, qualified in ((fold(name), fold(qualified)) for name, qualified, _ in relations):
+            for name, qualified in ((base.fold(name), base.fold(qualified)) for name, qualified, _ in relations):
                 if name in hidden.tables:
                     tables.add(qualified)
                 if name in hidden.columns:
@@ -342,8 +332,8 @@ class PostgresSession(DatabaseSession):
                     columns[table] = columns.get(table, frozenset()) | names
             attributes: dict[str, frozenset[str]] = {}
             for table, names in ask(_ATTRIBUTES).fetchall():
-                attributes[fold(table)] = attributes.get(fold(table), frozenset(names)) & frozenset(names)
-            found = Hidden(frozenset(tables), columns, attributes=attributes)
+                attributes[base.fold(table)] = attributes.get(base.fold(table), frozenset(names)) & frozenset(names)
+            found = base.Hidden(frozenset(tables), columns, attributes=attributes)
             functions = (str(row[0]) for row in ask(_FUNCTIONS).fetchall())
             found = found.extended(computed=ask(_COMPUTED).fetchall(), functions=functions)
             views = [(str(name), str(sql)) for name, sql in ask(_VIEWS).fetchall()]
@@ -366,7 +356,7 @@ class PostgresSession(DatabaseSession):
         self.start_clock()
         return step()
 
-    def _rows(self, sql: str, max_rows: int) -> RawResult:
+    def _rows(self, sql: str, max_rows: int) -> base.RawResult:
         """Columns and rows, by a cursor of the server.
 
         It is declared for the statement, which the server allows for queries only, and with the extended protocol,
@@ -377,7 +367,7 @@ class PostgresSession(DatabaseSession):
         with connection.cursor() as cursor:
             try:
                 # `statement_timeout` runs anew for each FETCH.
-                with interrupted_at(self.deadline, connection.cancel_safe) as cancelled:
+                with base.interrupted_at(self.deadline, connection.cancel_safe) as cancelled:
                     # From PostgreSQL 14 on a statement also ends when its worker is gone.
                     leave = b"; SET LOCAL client_connection_check_interval = 100"
                     cursor.execute(b"BEGIN READ ONLY" + (leave if connection.info.server_version >= 140000 else b""))

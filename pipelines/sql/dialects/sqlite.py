@@ -24,26 +24,8 @@ from typing import Any
 from urllib.parse import quote
 
 from pipelines.core.registry import dialect
-from pipelines.sql.dialects.base import (
-    ERROR,
-    HIDDEN_REFUSAL,
-    LIMIT,
-    OK,
-    REFUSED,
-    TIMEOUT,
-    TURN_SEPARATOR,
-    UNAVAILABLE,
-    Bounds,
-    DatabaseSession,
-    Hidden,
-    OpenFailure,
-    RawResult,
-    StatementTimer,
-    failure,
-    fold,
-    quoted,
-    untruncated,
-)
+from pipelines.sql.dialects import base
+from pipelines.sql.dialects.base import ERROR, LIMIT, OK, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
 from pipelines.sql.lexical import MOST_STATEMENTS, ORDERED, OUTCOME, statements
 
@@ -149,15 +131,15 @@ def classify(error: Exception) -> tuple[str, str]:
     return ERROR, next((kind for mark, kind in _MISTAKES if mark in message), "runtime")
 
 
-def unreadable(sql: str) -> RawResult | None:
+def unreadable(sql: str) -> base.RawResult | None:
     """The failure of a text that Python's module would refuse before SQLite sees it, with an error without a code."""
     if "\x00" in sql:
-        return failure(ERROR, "syntax", "the query contains a null character")
+        return base.failure(ERROR, "syntax", "the query contains a null character")
     try:
         size = len(sql) if sql.isascii() else len(sql.encode())
     except UnicodeEncodeError:
-        return failure(ERROR, "syntax", "the query is not valid text")
-    return failure(LIMIT, "sql_too_long", "the query is longer than a million bytes") if size > MAX_SQL else None
+        return base.failure(ERROR, "syntax", "the query is not valid text")
+    return base.failure(LIMIT, "sql_too_long", "the query is longer than a million bytes") if size > MAX_SQL else None
 
 
 # The work of all views of one file, in thousands of virtual machine steps: some twenty seconds. A bound on work gives
@@ -261,7 +243,7 @@ class StatefulSqlite(Sqlite):
     keeps_state = True
 
 
-class SqliteSession(DatabaseSession):
+class SqliteSession(base.DatabaseSession):
     """One open SQLite file.
 
     The clock is armed before each statement: it ends the whole worker if the progress handler cannot, for a native
@@ -281,10 +263,10 @@ class SqliteSession(DatabaseSession):
             self._confine(connection)
         except OSError as error:
             reason = "database_missing" if isinstance(error, FileNotFoundError) else "database_unreadable"
-            raise OpenFailure(reason, f"the database cannot be opened: {error.strerror}") from None
+            raise base.OpenFailure(reason, f"the database cannot be opened: {error.strerror}") from None
         except sqlite3.Error as error:
             message = str(error).replace(self._location, "the database")
-            raise OpenFailure(classify(error)[1], f"the database cannot be opened: {message}") from None
+            raise base.OpenFailure(classify(error)[1], f"the database cannot be opened: {message}") from None
         return connection
 
     def _confine(self, connection: sqlite3.Connection) -> None:
@@ -297,7 +279,7 @@ class SqliteSession(DatabaseSession):
         names = [row[0] for row in connection.execute(query)]
         for name in (*(f"pragma_{pragma}" for pragma in sorted(PRAGMAS)), "json_each", "json_tree", *names):
             with contextlib.suppress(sqlite3.Error):  # a module that this SQLite lacks; a query for it will say so
-                connection.execute(f"SELECT * FROM {quoted(name)} LIMIT 0").close()
+                connection.execute(f"SELECT * FROM {base.quoted(name)} LIMIT 0").close()
 
         def is_late() -> bool:
             self.work += TICK_WORK
@@ -310,7 +292,7 @@ class SqliteSession(DatabaseSession):
         connection.set_progress_handler(is_late, PROGRESS_OPS)
         connection.set_authorizer(self._guard)
 
-    def closure(self, hidden: Hidden) -> Hidden:
+    def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names; a virtual table with its shadow tables, also one that is made over a hidden table or
         column (a text index holds their words); generated columns beside a hidden one, which SQLite computes without
         asking the authorizer. From here on the authorizer denies what is hidden, also through views.
@@ -318,9 +300,9 @@ class SqliteSession(DatabaseSession):
         connection = self._connection
         connection.set_authorizer(None)
         kinds = {row[1]: row[2] for row in connection.execute("PRAGMA table_list") if row[0] == "main"}
-        names = {fold(name) for name, kind in kinds.items() if kind == "virtual"}
+        names = {base.fold(name) for name, kind in kinds.items() if kind == "virtual"}
         rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
-        statements_of = {fold(name): fold(sql) for name, sql in rows if fold(name) in names}
+        statements_of = {base.fold(name): base.fold(sql) for name, sql in rows if base.fold(name) in names}
         # Virtual tables that are hidden, or whose statement names what is hidden, or one of these, and so on.
         virtual: set[str] = set()
         while veiled := hidden.tables | hidden.columns.keys() | virtual:
@@ -330,7 +312,7 @@ class SqliteSession(DatabaseSession):
                 break
             virtual |= more
         starts = tuple(f"{name}_" for name in virtual)
-        shadows = [name for name, kind in kinds.items() if kind == "shadow" and fold(name).startswith(starts)]
+        shadows = [name for name, kind in kinds.items() if kind == "shadow" and base.fold(name).startswith(starts)]
         generated = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
         computed = [(table, row[0]) for table in hidden.columns for row in connection.execute(generated, (table,))]
         closure = hidden.extended([*virtual, *shadows], computed)
@@ -348,13 +330,15 @@ class SqliteSession(DatabaseSession):
         connection.set_authorizer(hiding_guard)
         return closure
 
-    def answer(self, sql: str, max_rows: int) -> RawResult:
+    def answer(self, sql: str, max_rows: int) -> base.RawResult:
         """Run a statement; again, within the same time, when it failed for a setting of ours that can be changed."""
         self._sql = sql
         if (refused := unreadable(sql)) is not None:
             return refused
         if self.hidden is not None and any(match[1] is None for match in _UNASKED.finditer(sql)):
-            return failure(REFUSED, "hidden", "join with ON here, without USING and NATURAL, and without INDEXED BY")
+            return base.failure(
+                REFUSED, "hidden", "join with ON here, without USING and NATURAL, and without INDEXED BY"
+            )
         is_decoded = is_in_memory = False
         try:
             while True:
@@ -362,9 +346,9 @@ class SqliteSession(DatabaseSession):
                     cursor = executed(self._connection, sql)
                     try:
                         if cursor.description is None:
-                            return failure(ERROR, "empty", "there is no query to run")
+                            return base.failure(ERROR, "empty", "there is no query to run")
                         if self.hidden is not None and tuple([item[0] for item in cursor.description]) in _PLANS:
-                            return failure(REFUSED, "hidden", HIDDEN_REFUSAL)
+                            return base.failure(REFUSED, "hidden", base.HIDDEN_REFUSAL)
                         return self.result(cursor, max_rows)
                     finally:
                         cursor.close()
@@ -486,7 +470,7 @@ def database_digest(connection: sqlite3.Connection) -> str:
     query = "SELECT type, name, tbl_name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
     for kind, name, table in connection.execute(query).fetchall():
         if kind in ("table", "view"):
-            cursor = connection.execute(f"SELECT * FROM {quoted(name)}")
+            cursor = connection.execute(f"SELECT * FROM {base.quoted(name)}")
             columns = [item[0].lower() for item in cursor.description]
             # The number of rows, and the sum of their digests, which no order changes and no row is kept for.
             count = total = 0
@@ -496,8 +480,8 @@ def database_digest(connection: sqlite3.Connection) -> str:
                 count += 1
             objects.append([kind, name.lower(), columns, count, total])
         elif kind == "index":
-            indices = connection.execute(f"PRAGMA index_list({quoted(table)})").fetchall()
-            columns = [row[2] for row in connection.execute(f"PRAGMA index_info({quoted(name)})")]
+            indices = connection.execute(f"PRAGMA index_list({base.quoted(table)})").fetchall()
+            columns = [row[2] for row in connection.execute(f"PRAGMA index_info({base.quoted(name)})")]
             objects.append([kind, table.lower(), [row[2] for row in indices if row[1] == name], columns])
         else:
             objects.append([kind, table.lower()])
@@ -524,7 +508,7 @@ class StatefulSession(SqliteSession):
     Beside the file may lie the script that prepares each copy (`SETUP_SUFFIX`).
     """
 
-    def __init__(self, location: str, bounds: Bounds, clock: StatementTimer) -> None:
+    def __init__(self, location: str, bounds: base.Bounds, clock: base.StatementTimer) -> None:
         super().__init__(location, bounds, clock)
         self._most_bytes = (bounds.memory_mb << 20) // COPY_SHARE
         self._source, self._guard = self._connection, copy_guard
@@ -533,9 +517,9 @@ class StatefulSession(SqliteSession):
         try:
             self._setup = statements(setup.read_text(encoding="utf-8")) if setup.is_file() else []
         except (OSError, ValueError):
-            raise OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
+            raise base.OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
 
-    def run(self, sql: str, max_rows: int) -> RawResult:
+    def run(self, sql: str, max_rows: int) -> base.RawResult:
         self._sql = sql
         try:
             return super().run(sql, max_rows)
@@ -544,9 +528,9 @@ class StatefulSession(SqliteSession):
                 self._connection.close()
                 self._connection = self._source
 
-    def answer(self, sql: str, max_rows: int) -> RawResult:
+    def answer(self, sql: str, max_rows: int) -> base.RawResult:
         """Run a script on a copy of its own: the turns before the last one, then that one, whose last result it is."""
-        if (refused := unreadable(sql.replace(TURN_SEPARATOR, "\n"))) is not None:
+        if (refused := unreadable(sql.replace(base.TURN_SEPARATOR, "\n"))) is not None:
             return refused
         # The copy is in memory, and cannot grow beyond its part of it.
         source = self._source
@@ -555,14 +539,16 @@ class StatefulSession(SqliteSession):
             source.execute("SELECT 1 FROM sqlite_master").fetchall()  # takes the read lock, within the time for it
             (pages,), (size,) = (source.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
             if pages * size > self._most_bytes:
-                raise OpenFailure("database_too_large", f"the database is larger than {self._most_bytes >> 20} MiB")
+                raise base.OpenFailure(
+                    "database_too_large", f"the database is larger than {self._most_bytes >> 20} MiB"
+                )
             copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=0)
             source.backup(copy)
             copy.execute(f"PRAGMA max_page_count={self._most_bytes // size}")
             copy.execute("PRAGMA temp_store=MEMORY")
         except sqlite3.Error as error:
             message = str(error).replace(self._location, "the database")
-            raise OpenFailure(classify(error)[1], f"the database cannot be copied: {message}") from None
+            raise base.OpenFailure(classify(error)[1], f"the database cannot be copied: {message}") from None
         finally:
             source.rollback()
         copy.text_factory = lambda data: data.decode("utf-8", "replace")
@@ -573,9 +559,9 @@ class StatefulSession(SqliteSession):
                 copy.execute(statement).close()
             copy.commit()
         except sqlite3.Error as error:
-            raise OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
+            raise base.OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
         before = self._changes()
-        *earlier, last = sql.split(TURN_SEPARATOR)
+        *earlier, last = sql.split(base.TURN_SEPARATOR)
         asks_outcome = bool(earlier) and last in (OUTCOME, ORDERED)
         is_ordered = last == ORDERED
         if asks_outcome:
@@ -584,7 +570,7 @@ class StatefulSession(SqliteSession):
             self._turn(turn, 1)
         raw = self._turn(last, max_rows)
         if asks_outcome:
-            raw = untruncated(raw)
+            raw = base.untruncated(raw)
         if not asks_outcome or raw.status != OK:
             return raw
         # One row: digests of the last statement's rows, as a set and in order, and of the database if it was changed.
@@ -594,24 +580,24 @@ class StatefulSession(SqliteSession):
         now = database_digest(copy) if is_changed else ""
         is_query = raw.columns != CHANGED
         row = int(is_query), len(texts), *digests, int(is_ordered), int(is_changed), now
-        return RawResult(OK, OUTCOME_COLUMNS, [row])
+        return base.RawResult(OK, OUTCOME_COLUMNS, [row])
 
     def _changes(self) -> tuple[list[tuple[str, ...]], int]:
         """The objects of the copy and the number of rows changed so far."""
         objects = self._connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2").fetchall()
         return objects, self._connection.total_changes
 
-    def _turn(self, script: str, max_rows: int) -> RawResult:
-        raw = failure(ERROR, "empty", "there is no statement to run")
+    def _turn(self, script: str, max_rows: int) -> base.RawResult:
+        raw = base.failure(ERROR, "empty", "there is no statement to run")
         try:
             parts = statements(script)
         except ValueError as error:
-            return failure(LIMIT, "too_many_statements", str(error))
+            return base.failure(LIMIT, "too_many_statements", str(error))
         for statement in parts:
             self._sql = statement
             cursor = self._connection.execute(statement)
             if cursor.description is None:
-                raw = RawResult(OK, CHANGED, [(max(0, cursor.rowcount),)])
+                raw = base.RawResult(OK, CHANGED, [(max(0, cursor.rowcount),)])
             else:
                 raw = self.result(cursor, max_rows)
             cursor.close()
@@ -625,4 +611,4 @@ class StatefulSession(SqliteSession):
 
     # Nothing can be hidden, for a statement that writes could carry it elsewhere; no script touches the file, so none
     # locks it; a script is timed on its copy.
-    closure, hold, cold_ms = DatabaseSession.closure, DatabaseSession.hold, DatabaseSession.cold_ms
+    closure, hold, cold_ms = base.DatabaseSession.closure, base.DatabaseSession.hold, base.DatabaseSession.cold_ms

@@ -32,23 +32,8 @@ from typing import Any
 
 from pipelines.core.registry import EQUALITIES
 from pipelines.recipe.plugins import import_in_worker
-from pipelines.sql.dialects.base import (
-    ERROR,
-    LIMIT,
-    OK,
-    TIMEOUT,
-    UNAVAILABLE,
-    Bounds,
-    DatabaseSession,
-    Hidden,
-    HiddenNames,
-    OpenFailure,
-    RawResult,
-    StatementTimer,
-    failure,
-    identity,
-    untruncated,
-)
+from pipelines.sql.dialects import base
+from pipelines.sql.dialects.base import ERROR, LIMIT, OK, TIMEOUT, UNAVAILABLE
 from pipelines.sql.equalities import official
 from pipelines.sql.equalities.compare import Gold
 from pipelines.sql.equalities.spider_grammar import value_units
@@ -62,19 +47,19 @@ FLUSH_SECONDS = 0.02
 LONG_WORK = 100  # units of work after which a statement no longer holds back the answers before it: some 2 ms
 ORPHAN_POLL_MS = 5_000
 
-Opener = Callable[[str, Bounds, StatementTimer], DatabaseSession]
+Opener = Callable[[str, base.Bounds, base.StatementTimer], base.DatabaseSession]
 
 
 class OpenDatabases:
     """Open sessions and kept gold results; both are dropped when the file changes."""
 
-    def __init__(self, open_session: Opener, bounds: Bounds, timer: StatementTimer, page: StatusPage) -> None:
+    def __init__(self, open_session: Opener, bounds: base.Bounds, timer: base.StatementTimer, page: StatusPage) -> None:
         self._open, self._bounds, self._timer, self._page = open_session, bounds, timer, page
-        self._sessions: OrderedDict[str, DatabaseSession] = OrderedDict()
+        self._sessions: OrderedDict[str, base.DatabaseSession] = OrderedDict()
         self._stamps: dict[str, Any] = {}
-        self._gold: OrderedDict[tuple[str, str], tuple[RawResult, int]] = OrderedDict()
+        self._gold: OrderedDict[tuple[str, str], tuple[base.RawResult, int]] = OrderedDict()
         self._kept = 0
-        self.hidden: Mapping[str, HiddenNames] = {}  # what no statement may read, by the `identity` of its database.
+        self.hidden: Mapping[str, base.HiddenNames] = {}  # what no statement may read, by its database's `identity`.
         self._keep = bounds.memory_mb << 20 >> 5  # bytes, marshalled; Python's objects take some 4 times as many
 
     def refresh(self, locations: set[str]) -> None:
@@ -95,14 +80,14 @@ class OpenDatabases:
             for key in [key for key in self._gold if key[0] == location]:
                 self._kept -= self._gold.pop(key)[1]
 
-    def run(self, location: str, sql: str, max_rows: int) -> RawResult:
+    def run(self, location: str, sql: str, max_rows: int) -> base.RawResult:
         try:
             session = self.session(location)
-        except OpenFailure as error:
-            return failure(UNAVAILABLE, *error.args)
+        except base.OpenFailure as error:
+            return base.failure(UNAVAILABLE, *error.args)
         return session.run(sql, max_rows)
 
-    def session(self, location: str) -> DatabaseSession:
+    def session(self, location: str) -> base.DatabaseSession:
         session = self._sessions.get(location)
         if session is not None:
             self._sessions.move_to_end(location)
@@ -111,9 +96,9 @@ class OpenDatabases:
         self._page.set_opening(True)
         try:
             session = self._open(location, self._bounds, self._timer)
-            hidden = self.hidden.get(identity(location)) if self.hidden else None
+            hidden = self.hidden.get(base.identity(location)) if self.hidden else None
             if hidden is not None:
-                session.hide(Hidden.of(hidden))
+                session.hide(base.Hidden.of(hidden))
         finally:
             self._page.set_opening(False)
         self._sessions[location] = session
@@ -123,18 +108,18 @@ class OpenDatabases:
 
     def hold(self, location: str, on: bool) -> None:
         """Several statements on this database follow, or are done."""
-        with contextlib.suppress(OpenFailure):
+        with contextlib.suppress(base.OpenFailure):
             if on or location in self._sessions:
                 self.session(location).hold(on)
 
-    def gold(self, location: str, sql: str) -> tuple[RawResult, bool]:
+    def gold(self, location: str, sql: str) -> tuple[base.RawResult, bool]:
         """The result of a gold query, and whether it was kept from the last time."""
         key = (location, sql)
         entry = self._gold.get(key)
         if entry is not None:
             self._gold.move_to_end(key)
             return entry[0], True
-        raw = untruncated(self.run(location, sql, self._bounds.max_rows))
+        raw = base.untruncated(self.run(location, sql, self._bounds.max_rows))
         if raw.status == OK:
             size = len(marshal.dumps(list(raw.rows), 2)) + 200
             self._gold[key] = raw, size
@@ -144,7 +129,7 @@ class OpenDatabases:
         return raw, False
 
 
-def _facts(raw: RawResult, is_kept: bool = False) -> tuple[str, str | None, int, float | None]:
+def _facts(raw: base.RawResult, is_kept: bool = False) -> tuple[str, str | None, int, float | None]:
     """(status, error class, rows, ms); ms is None when nothing was run."""
     return raw.status, raw.error_class, len(raw.rows), None if is_kept else raw.ms
 
@@ -152,11 +137,11 @@ def _facts(raw: RawResult, is_kept: bool = False) -> tuple[str, str | None, int,
 class JobServer:
     """Reads batches of jobs from standard input and writes batches of replies to standard output."""
 
-    def __init__(self, open_session: Opener, bounds: Bounds, page: StatusPage) -> None:
+    def __init__(self, open_session: Opener, bounds: base.Bounds, page: StatusPage) -> None:
         self._bounds, self._page = bounds, page
-        self._timer = StatementTimer(self._note_work)
+        self._timer = base.StatementTimer(self._note_work)
         self._databases = OpenDatabases(open_session, bounds, self._timer, page)
-        self._predictions: dict[tuple[str, str], RawResult] = {}  # of one pair, by location and text
+        self._predictions: dict[tuple[str, str], base.RawResult] = {}  # of one pair, by location and text
         self._parent = os.getppid()
         # Each reply is pickled at once, so that its rows' memory serves the next query while it is warm.
         self._replies = io.BytesIO()
@@ -230,9 +215,9 @@ class JobServer:
             _, (location,), sql, max_rows = job
             return tuple(self._databases.run(location, sql, max_rows))
         except MemoryError:
-            raw = failure(LIMIT, "memory_limit", "the result needs more memory than it may have")
+            raw = base.failure(LIMIT, "memory_limit", "the result needs more memory than it may have")
         except Exception as error:  # a driver's own defect must not cost the worker and the jobs behind
-            raw = failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
+            raw = base.failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
         if job[0] != "verdict":
             return tuple(raw)
         if self._page.current()[1] == 0:
@@ -296,7 +281,7 @@ class JobServer:
         self._timer.arm(self._bounds.timeout_s)
         return session.cold_ms(sql, self._bounds.max_rows, self._bounds.timeout_s)
 
-    def _predicted(self, number: int, location: str, sql: str, gold_sql: str) -> RawResult:
+    def _predicted(self, number: int, location: str, sql: str, gold_sql: str) -> base.RawResult:
         self._page.begin(number, 1)
         if sql == gold_sql:
             return self._databases.gold(location, sql)[0]
@@ -306,7 +291,7 @@ class JobServer:
         # That the database is not available is believed only if gold cannot run either: else a prediction that makes
         # its engine fail would get out of being scored. It runs twice: if it was others, that may have passed.
         for _ in range(2):
-            raw = untruncated(self._databases.run(location, sql, self._bounds.max_rows))
+            raw = base.untruncated(self._databases.run(location, sql, self._bounds.max_rows))
             if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
                 break
         else:
@@ -332,7 +317,7 @@ class JobServer:
 def main(session: str, page_fd: int, bounds: str, plugins: Sequence[tuple[str, str]]) -> None:
     """Serve jobs; `session` is the class that opens databases, as "module:class": a worker loads one driver only."""
     import_in_worker(plugins)
-    limits = Bounds(*json.loads(bounds))
+    limits = base.Bounds(*json.loads(bounds))
     module, _, name = session.partition(":")
     server = JobServer(getattr(importlib.import_module(module), name), limits, StatusPage(page_fd))
     # From here on this process lacks what no query needs.
