@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from flows.cli import every_command
 from pipelines.core.registry import ALL, METRICS, Registry
 from pipelines.recipe.config import Recipe, Section
+from pipelines.recipe.yaml_files import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -205,7 +206,8 @@ def files_of(name: str) -> list[str]:
     beside = [
         path for path in sorted((ROOT / "conf").rglob("*")) if re.match(rf"{name}(_(full|brief|single))?\.", path.name)
     ]
-    found = [str(path.relative_to(ROOT)) for path in (*code, *beside)]
+    tables = [path for path in sorted((ROOT / "conf").glob("*.yaml")) if name in read_yaml(path)]
+    found = [str(path.relative_to(ROOT)) for path in (*code, *beside, *tables)]
     return [path for path in found if path not in OTHERWISE]
 
 

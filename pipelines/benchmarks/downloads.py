@@ -1,7 +1,7 @@
 """The benchmarks of `sqltrain data add`: the content of a whole download, its address, and a check.
 
 A user's own questions are checked in the same way, under the name `own`. A recipe's view of a benchmark stands in
-`conf/data/<name>.yaml`; its authors' figures stand here.
+`conf/data/<name>.yaml`; its authors' figures stand in `conf/downloads.yaml`.
 """
 
 from __future__ import annotations
@@ -48,89 +48,9 @@ OWN = (
     'Each line of the file is {"question": "...", "database": "FILE.sqlite", "sql": "SELECT ..."}; of a CSV file, '
     "the first line names these columns"
 )
-_SPIDER = "https://yale-lily.github.io/spider"
-_BIRD = "https://bird-bench.github.io"
-_MINI_DEV = "https://github.com/bird-bench/mini_dev: the complete package"
-_KAGGLE = "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
-_SHARED = "CC BY-SA 4.0"
-_BESIDE = "into the folder of Spider, whose databases it asks of"
-_BY_MAIL = f"(with git lfs). {livesqlbench.HINT}"
-BENCHMARKS: Mapping[str, BenchmarkDownload] = {
-    "spider_train": BenchmarkDownload(8659, 146, _SHARED, f"{_SPIDER}: unpack spider_data.zip"),
-    "spider_dev": BenchmarkDownload(1034, 20, _SHARED, f"{_SPIDER}: unpack spider_data.zip"),
-    "spider_test": BenchmarkDownload(2147, 40, _SHARED, f"{_SPIDER}: unpack spider_data.zip"),
-    "spider_dk": BenchmarkDownload(
-        535, 10, "see the LICENSE in its repository", f"git clone https://github.com/ygan/Spider-DK {_BESIDE}"
-    ),
-    "spider_syn": BenchmarkDownload(
-        1034, 20, "see the LICENSE in its repository", f"git clone https://github.com/ygan/Spider-Syn {_BESIDE}"
-    ),
-    "spider_realistic": BenchmarkDownload(
-        508, None, _SHARED, f"https://zenodo.org/record/5205322: put spider-realistic.json {_BESIDE}"
-    ),
-    "sparc_dev": BenchmarkDownload(1203, 20, _SHARED, "https://yale-lily.github.io/sparc: unpack sparc.zip"),
-    "cosql_dev": BenchmarkDownload(1007, 20, _SHARED, "https://yale-lily.github.io/cosql: unpack cosql_dataset.zip"),
-    "bird_train": BenchmarkDownload(9428, 69, _SHARED, f"{_BIRD}: unpack train.zip and its train_databases.zip"),
-    "bird_dev": BenchmarkDownload(1534, 11, _SHARED, f"{_BIRD}: unpack dev.zip and its dev_databases.zip"),
-    "bird_mini_dev": BenchmarkDownload(500, 11, _SHARED, _MINI_DEV),
-    "bird_mini_dev_postgresql": BenchmarkDownload(
-        500, 11, _SHARED, f"{_MINI_DEV}; make the database BIRD of a PostgreSQL server from its BIRD_dev.sql"
-    ),
-    "bird_mini_dev_mysql": BenchmarkDownload(
-        500, 11, _SHARED, f"{_MINI_DEV}; make the database BIRD of a MySQL server from its BIRD_dev.sql"
-    ),
-    "bird_dev_1106": BenchmarkDownload(
-        1534,
-        11,
-        _SHARED,
-        "https://huggingface.co/datasets/birdsql/bird_sql_dev_20251106: save its questions as dev_20251106.json beside "
-        "the dev_databases of BIRD dev",
-    ),
-    "bird_train_filtered": BenchmarkDownload(
-        6601,
-        69,
-        _SHARED,
-        "https://huggingface.co/datasets/birdsql/bird23-train-filtered: save its questions as train_filtered.json "
-        "beside the train_databases of BIRD train",
-    ),
-    "ehrsql": BenchmarkDownload(
-        None,
-        2,
-        "CC BY 4.0; its databases under PhysioNet's terms",
-        "git clone https://github.com/glee4810/EHRSQL, and make its .sqlite files with preprocess/preprocess_db.py",
-    ),
-    "sciencebenchmark": BenchmarkDownload(
-        299,
-        3,
-        "see its repository",
-        "git clone https://github.com/ckosten/sciencebenchmark_dataset, and put SQLite copies of its databases into "
-        "databases/ID/ID.sqlite",
-    ),
-    "spider2_lite": BenchmarkDownload(
-        135,
-        30,
-        "MIT",
-        "git clone https://github.com/xlang-ai/Spider2, and put the .sqlite files of its local database download into "
-        "spider2-lite/resource/databases/spider2-localdb",
-    ),
-    "livesqlbench": BenchmarkDownload(
-        270, 18, _SHARED, f"git clone https://huggingface.co/datasets/birdsql/livesqlbench-base-lite-sqlite {_BY_MAIL}"
-    ),
-    "mini_interact": BenchmarkDownload(
-        300, 26, _SHARED, f"git clone https://huggingface.co/datasets/birdsql/mini-interact {_BY_MAIL}"
-    ),
-    "bird_critic": BenchmarkDownload(
-        500, 15, _SHARED, f"git clone https://huggingface.co/datasets/birdsql/bird-critic-1.0-sqlite {_BY_MAIL}"
-    ),
-    "synsql": BenchmarkDownload(
-        2_544_390,
-        16_583,
-        "Apache-2.0",
-        "https://huggingface.co/datasets/seeklhy/SynSQL-2.5M: data.json, and unpack databases.zip",
-    ),
-    "kaggledbqa": BenchmarkDownload(185, 8, _SHARED, _KAGGLE),
-    "kaggledbqa_whole": BenchmarkDownload(272, 8, _SHARED, _KAGGLE),
-    "own": BenchmarkDownload(None, None, "your own", ""),
+BENCHMARKS = {
+    name: BenchmarkDownload(**{**row, "get": row["get"].format(by_mail=livesqlbench.HINT)})
+    for name, row in read_yaml(CONF / "downloads.yaml").items()
 }
 
 LISTS: Mapping[str, tuple[str, ...]] = {  # tables of benchmarks that the field reports together
