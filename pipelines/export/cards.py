@@ -100,26 +100,7 @@ LOCAL = "a local checkpoint"
 RECIPE = ("model", "sft", "grpo", "rewards", "difficulty", "filter", "seed")  # of the settings that are shown
 POOLS = ("sft", "rl", "dev")
 QUERIES = (ActionKind.SQL, ActionKind.EXPLORE, ActionKind.GENERATE)
-ASK = '''import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-FOLDER = "{folder}"
-STOP = {stop!r}
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype="auto")
-
-
-def turn(messages):
-    """The agent's next turn, greedy; each message is {{"role": ..., "content": ...}}."""
-    given = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    with torch.inference_mode():
-        made = model.generate(
-            **given, max_new_tokens={tokens}, do_sample=False, stop_strings=STOP, tokenizer=tokenizer
-        )
-    text = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
-    ends = [text.find(stop) + len(stop) for stop in STOP if stop in text]
-    return text[: min(ends)] if ends else text
-'''
+ASK = Path(__file__).with_name("one_turn.txt")
 
 
 def base_name(lineage: Lineage) -> str | None:
@@ -241,7 +222,8 @@ def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
         result = ExecutionResult(ExecutionStatus.OK, ("name", "price"), (("pen", 3),))
         example = protocol.observe(query, result, 2)
         yield f"A result goes back as a user message, with the conversation so far before it:\n\n{_fenced(example)}"
-    code = ASK.format(folder=name, stop=list(protocol.stop), tokens=card.sampling.turn_tokens)
+    turn = {"folder": name, "stop": list(protocol.stop), "tokens": card.sampling.turn_tokens}
+    code = ASK.read_text(encoding="utf-8").format(**turn)
     yield f"One turn, with transformers alone:\n\n{_fenced(code.rstrip(), 'python')}"
     yield "`sqltrain serve DATABASE --model FOLDER` runs the whole agent: prompt, sandbox, turns and limits as above."
 

@@ -21,25 +21,7 @@ FILE, INBOX = "feedback.sqlite", Path("inbox", "serve.jsonl")
 DAY_S = 86_400
 BUSY_S = 20.0  # that another process may take
 TRIM_MS = 50  # for readers to end before the log is emptied: meanwhile nobody can write, and a server would stand still
-# A deleted question takes its verdicts and its line of the inbox (`lesson`) along; its MLflow trace goes into `gone`,
-# to be deleted there. `told` marks a verdict that MLflow has. These names stay: folders of users have such tables.
-TABLES = """
-CREATE TABLE IF NOT EXISTS asked (
-    id TEXT PRIMARY KEY, at TEXT NOT NULL, user TEXT NOT NULL, question TEXT NOT NULL, evidence TEXT NOT NULL,
-    model TEXT NOT NULL, database TEXT NOT NULL, events TEXT NOT NULL, trace TEXT
-);
-CREATE INDEX IF NOT EXISTS asked_user ON asked (user);
-CREATE INDEX IF NOT EXISTS asked_at ON asked (at);
-CREATE TABLE IF NOT EXISTS verdict (
-    number INTEGER PRIMARY KEY, id TEXT NOT NULL REFERENCES asked ON DELETE CASCADE, at TEXT NOT NULL,
-    good INTEGER NOT NULL, sql TEXT, told INTEGER NOT NULL DEFAULT 0
-);
-CREATE INDEX IF NOT EXISTS verdict_id ON verdict (id);
-CREATE TABLE IF NOT EXISTS lesson (id TEXT PRIMARY KEY REFERENCES asked ON DELETE CASCADE, line TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS gone (trace TEXT PRIMARY KEY);
-CREATE TRIGGER IF NOT EXISTS forget AFTER DELETE ON asked WHEN old.trace IS NOT NULL
-    BEGIN INSERT OR IGNORE INTO gone VALUES (old.trace); END;
-"""
+TABLES = Path(__file__).with_name("feedback.sql")
 
 
 def utc_time(seconds: float | None = None) -> str:
@@ -69,7 +51,7 @@ class Feedback:
             self._db.row_factory = sqlite3.Row
             for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "secure_delete=ON"):
                 self._db.execute(f"PRAGMA {pragma}")
-            self._db.executescript(TABLES)
+            self._db.executescript(TABLES.read_text(encoding="utf-8"))
 
     def close(self) -> None:
         self._db.close()
