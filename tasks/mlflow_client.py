@@ -6,6 +6,7 @@ import base64
 import contextlib
 import functools
 import http.client
+import importlib.util
 import math
 import os
 import re
@@ -81,7 +82,7 @@ def unreachable_reason(uri: str) -> str:
             except urllib.error.HTTPError as error:
                 if error.code >= 500:  # anything else comes from a server that is up
                     return f"it answers with status {error.code}"
-        elif parsed.scheme == "sqlite":
+        elif parsed.scheme == "sqlite" and importlib.util.find_spec("mlflow"):  # else the file would stay empty
             # Begin to write and take it back; a file that does not exist yet can be made.
             path = uri.removeprefix("sqlite:///").partition("?")[0]
             with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as database:

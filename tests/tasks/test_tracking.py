@@ -242,6 +242,15 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(r
     assert len(asked) == 1
 
 
+def test_without_mlflow_a_run_leaves_no_tracking_database(recipe, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    lines = []
+    with Tracker(recipe, Store(tmp_path), lines.append) as tracker:
+        tracker.begin()
+    assert lines == ["not tracked: mlflow is not installed (pip install 'sqltrain[ops]')"]
+    assert not (tmp_path / "mlflow.db").exists()
+
+
 def test_runs_and_versions_say_what_made_them(toy, recipe, store):
     tracker = walk(recipe, store)
     made_by = provenance.facts()
