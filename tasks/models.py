@@ -22,17 +22,8 @@ from pipelines.protocols.base import PROMPTS
 from pipelines.recipe.config import ProtocolSection, Recipe
 from pipelines.recipe.recipes import digest
 from pipelines.stages.graph import StageResult, Step, benchmark_of
-from tasks.mlflow_client import (
-    MlflowRun,
-    connect,
-    error_line,
-    flatten,
-    own_uri,
-    tracking_at,
-    tracking_uri,
-    unreachable_reason,
-    without_password,
-)
+from tasks import mlflow_client
+from tasks.mlflow_client import MlflowRun, own_uri, tracking_uri, without_password
 from tasks.served_model import write_folder
 
 if TYPE_CHECKING:
@@ -76,7 +67,7 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     }
     model = find_logged_model(client, run.experiment_id, result.key)
     if model is None:
-        settings = flatten(recipe.slice("model", result.name, "seed"))
+        settings = mlflow_client.flatten(recipe.slice("model", result.name, "seed"))
         model = client.create_logged_model(
             run.experiment_id,
             name=f"{result.name}-{result.key[:8]}",
@@ -149,7 +140,7 @@ def link_prompt(run: MlflowRun, protocol: ProtocolSection) -> None:
         template = re.sub(r"\$\{?(\w+)\}?", r"{{\1}}", text)
         version = client.register_prompt(name, template, tags={"digest": digest(text)})
         client.set_prompt_alias(name, alias, version.version)
-    with tracking_at(run.uri):  # the link goes to MLflow's global store, whatever the client's own is
+    with mlflow_client.tracking_at(run.uri):  # the link goes to MLflow's global store, whatever the client's own is
         client.link_prompt_version_to_run(run.run_id, version)
 
 
@@ -172,14 +163,14 @@ def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> 
     """
     uri = tracking_uri(store.root)
     registry = f"the registry in {without_password(uri)}"
-    reason = unreachable_reason(uri)
+    reason = mlflow_client.unreachable_reason(uri)
     if reason:
         say(f"{registry} was not told: {reason}")
         return
     with contextlib.ExitStack() as claim:  # `sqltrain status` shows the run that waits for the registry
         try:
             claim.enter_context(claimed(store, (), {"recipe": recipe}))
-            client = connect(uri, store.root)
+            client = mlflow_client.connect(uri, store.root)
             ledger, name = Ledger(store, recipe), model_name(recipe)
             lines, series = ledger.lines(), ledger.series()
             found = client.search_registered_models(f"name = '{name}'")
@@ -228,7 +219,7 @@ def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> 
         except ImportError:
             say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
         except Exception as error:  # the decision stands, whatever the tracking server does
-            say(f"{registry} was not told: {error_line(error)}")
+            say(f"{registry} was not told: {mlflow_client.error_line(error)}")
 
 
 def announce_if_stale(recipe: str, store: Store, say: Callable[[str], None]) -> None:

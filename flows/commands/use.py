@@ -15,19 +15,8 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import (
-    AsJson,
-    Bars,
-    Overrides,
-    RecipeName,
-    StoreOption,
-    console,
-    emit,
-    open_recipe,
-    say,
-    split_store,
-    with_store,
-)
+from flows import terminal
+from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, console, emit, say, with_store
 from pipelines.core.errors import BoundaryError, DataError, UserError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
@@ -295,12 +284,12 @@ def ask(
     if not question.strip() or not is_valid_unicode(question):
         raise UserError("there is no question", 'As in: sqltrain ask "how many farms are there ?" --database FILE')
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
-        rest, store = split_store(overrides)
+        rest, store = terminal.split_store(overrides)
         opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)
         ask_model(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
     folder = None if model is None else folder_of(Path(model))
-    loaded, store = open_recipe(recipe or "miniature", overrides, folder)
+    loaded, store = terminal.open_recipe(recipe or "miniature", overrides, folder)
     ask_model(loaded, store, question, database, folder, typer.echo)
 
 
@@ -338,7 +327,7 @@ def serve(
         from pipelines.serving.web import require_bindable, require_keys
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
-    rest, store = split_store(overrides)
+    rest, store = terminal.split_store(overrides)
     openable = named.find(database)
     access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
     require_keys(host, access)
@@ -397,7 +386,7 @@ def export(
 
       sqltrain export grpo/0a1b2c3d4e5f ~/agent --push me/agent
     """
-    rest, store = split_store(overrides)
+    rest, store = terminal.split_store(overrides)
     out = out.expanduser()
     types = ("bf16" if quantize is None else quantize).split(",")
     if quantize is not None and to not in ("gguf", "ollama"):
@@ -459,7 +448,7 @@ def mcp(
     if model is None:
         serve_tool(databases, Execution(), rows, port)
         return
-    served = CurrentModel(model, recipe, [], split_store([] if store is None else [f"store={store}"])[1])
+    served = CurrentModel(model, recipe, [], terminal.split_store([] if store is None else [f"store={store}"])[1])
     serve_tool(databases, Execution(), rows, port, lambda: served.model, served.follow)
 
 

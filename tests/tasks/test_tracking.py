@@ -102,7 +102,7 @@ def test_status_shows_a_run_that_waits_for_mlflow(recipe, store, monkeypatch):
 
     monkeypatch.setattr(MlflowNotes, "note", lambda *_: None)
     monkeypatch.setattr(MlflowNotes, "close", look)
-    monkeypatch.setattr(models, "connect", look)
+    monkeypatch.setattr(mlflow_client, "connect", look)
     with Tracker(recipe, store, pytest.fail) as tracker:
         tracker.begin()
         with claimed(store, [("sft", "k1")], {"recipe": recipe.name}):
