@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import tempfile
@@ -206,17 +207,16 @@ def evaluate_policy(
         bounds: the least values of figures; a lower one ends the command with `BELOW`.
     """
     alone = [recipe.on(benchmark.name) for benchmark in recipe.data.test]
-    plan: dict[str, Any] | None = {} if plan_only else None
     with Bars(console) as bars:
-        folders = [evaluated(single, store, answerer, bars, plan) for single in alone]
-    if plan is not None:
+        done = [evaluated(single, store, answerer, bars, plan_only) for single in alone]
+    if plan_only:
         if as_json:
-            emit(plan)
+            emit({single.benchmark.name: most for single, (_, most) in zip(alone, done, strict=True)})
         return
     results: list[graph.StageResult] = []
     figures: dict[str, Any] = {}
     lines: list[str] = []
-    for number, (single, folder) in enumerate(zip(alone, folders, strict=True)):
+    for number, (single, (folder, _)) in enumerate(zip(alone, done, strict=True)):
         benchmark, metrics = single.benchmark.name, read_json(folder / "metrics.json")
         title = f"evaluate {answerer.name}{f' on {benchmark}' if number else ''}"
         results.append(graph.StageResult(title, folder.name, folder, metrics, False))
@@ -252,8 +252,12 @@ def evaluate_policy(
         raise typer.Exit(BELOW)
 
 
-def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan: dict[str, Any] | None = None) -> Path:
-    """A policy's evaluation on the first benchmark of a recipe, or a line of a `plan`, and the questions' folder."""
+def evaluated(
+    recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan_only: bool = False
+) -> tuple[Path, dict[str, float]]:
+    """The folder of a policy's evaluation on the first benchmark of a recipe, or, if only planned, of the questions;
+    and what it asks at most.
+    """
     how = recipe.slice(*ASKING)
     code = plugin_code(how | recipe.slice("rollout.policy"))
     alone = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"selector": None})})
@@ -298,9 +302,8 @@ def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan
             bars.say(
                 f"at most {read:,} tokens in and {made:,} out: {price}; what is answered already is not asked again"
             )
-        if plan is not None:
-            plan[recipe.benchmark.name] = most
-            return test.folder
+        if plan_only:
+            return test.folder, most
 
         def build(folder: Path) -> None:
             context = Context("evaluate", recipe, folder, {"test": test.folder}, bars)
@@ -353,14 +356,12 @@ def evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan
                 record.broken for record in asking.records(folder, "greedy", "sampled", asking.SINGLE_TURN)
             )
 
-        def waiting() -> None:
-            bars.say("another run makes this evaluation; waiting")
-
+        waiting = functools.partial(bars.say, "another run makes this evaluation; waiting")
         if is_broken():
             with store.locked(EVALUATIONS, key, waiting):
                 if is_broken():  # else the run that we waited for has made it anew
                     store_gc.remove(store.folder(EVALUATIONS, key))
-        return store.make(EVALUATIONS, key, build, whole, waiting)
+        return store.make(EVALUATIONS, key, build, whole, waiting), most
 
 
 @app.command()
@@ -398,11 +399,10 @@ def compare(
             old, new = n_asked[comparison.before], n_asked[comparison.after]
             if comparison.mode == "greedy" and comparison.paired.n < max(old, new):
                 line = f"compared on {comparison.paired.n:,} questions, of {old:,} and {new:,}: "
-                console.print(f"{line}the others are not in both", soft_wrap=True)
+                say(f"{line}the others are not in both")
         for run in loaded:
             for name, latency in run.timing.items():
-                line = f"{run.name}: {latency.total_s:.2f} s a question ({name})"
-                console.print(line, soft_wrap=True, markup=False)
+                say(f"{run.name}: {latency.total_s:.2f} s a question ({name})")
     if out is not None:
         page = evaluations.with_texts(data, loaded, names)
         with writing_to(out, "Name a folder with --out."):
@@ -631,7 +631,7 @@ def _report_score(
         writer.write_all(data, folder)
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
-    console.print(f"report  {folder / writer.PAGE}", soft_wrap=True, markup=False)
+    say(f"report  {folder / writer.PAGE}")
 
 
 def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, rewritten: Sequence[int]) -> None:
@@ -649,26 +649,25 @@ def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, re
 
     for (yes, no), differing in summary.disagreements.items():
         if names[0] in (yes, no):  # between the others: --json
-            console.print(f"{yes} yes, {no} no: {len(differing)} items ({numbers(differing)})", soft_wrap=True)
+            say(f"{yes} yes, {no} no: {len(differing)} items ({numbers(differing)})")
     for name, six in summary.reliability.items():
         listed = ", ".join(f"{figure.replace('_', ' ')} {value:.1f}" for figure, value in six.items())
-        console.print(f"{name}, with the questions that have no answer: {listed}", soft_wrap=True)
+        say(f"{name}, with the questions that have no answer: {listed}")
     if summary.errors:
         errors = ", ".join(f"{name} {count}" for name, count in summary.errors.items())
-        console.print(f"predictions that did not run: {errors}", soft_wrap=True)
+        say(f"predictions that did not run: {errors}")
     for title, left_out in (("gold errors", summary.gold_errors), ("not available", summary.unavailable)):
         if left_out:
             reasons = numbers([f"{idx} {error}" for idx, error in left_out])
-            console.print(f"{title}, not counted: {len(left_out)} items ({reasons})", soft_wrap=True)
+            say(f"{title}, not counted: {len(left_out)} items ({reasons})")
     if summary.with_unavailable:
         listed = ", ".join(f"{name} {value:.1f}" for name, value in summary.with_unavailable.items())
         share = f"{100 * summary.unavailable_share:.1f} % of the items are not available"
-        console.print(f"{share}; counted as wrong, they would make {listed}", soft_wrap=True)
+        say(f"{share}; counted as wrong, they would make {listed}")
     if rewritten:
-        console.print(
+        say(
             "the official test suite replaces the letters value by 1 in predictions:"
-            f" {len(rewritten)} that are right here may be wrong there ({numbers(rewritten)})",
-            soft_wrap=True,
+            f" {len(rewritten)} that are right here may be wrong there ({numbers(rewritten)})"
         )
     if unanswered:
-        console.print(f"{unanswered} gold queries have no prediction and are not counted")
+        say(f"{unanswered} gold queries have no prediction and are not counted")

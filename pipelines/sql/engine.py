@@ -197,7 +197,6 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         unique: dict[Pair, int] = {}
         order = [unique.setdefault(pair, len(unique)) for pair in pairs]
         jobs = self._verdict_jobs(unique, equalities)
-        has_proof = any(EQUALITIES[name].proof for name in equalities)
         replies = self._run(jobs)
         self._log((pair.database, job, reply) for pair, (_, job), reply in zip(unique, jobs, replies, strict=True))
         verdicts = [_verdict(reply, equalities) for reply in replies]
@@ -205,8 +204,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             if self._is_starved(pair, verdicts[index]):  # all others are done: it is asked again alone
                 (reply,) = self._run([jobs[index]])
                 verdicts[index] = self._settled(pair, _verdict(reply, equalities))
-            if has_proof:
-                verdicts[index] = self._proved(pair, verdicts[index])
+            verdicts[index] = self._proved(pair, verdicts[index])
         return [verdicts[index] for index in order]
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
