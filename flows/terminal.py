@@ -172,10 +172,11 @@ def walk(
     recipe: Recipe,
     store: Store,
     steps: Sequence[graph.Step],
-    progress: context.Progress,
-    on_stage: OnStage,
-    tracker: "Tracker",
     role: str = "",
+    *,
+    progress: context.Progress,
+    tracker: "Tracker",
+    on_stage: OnStage = lambda *_: None,
 ) -> list[graph.StageResult]:
     """Make those of some steps that the store lacks, in order.
 
@@ -225,7 +226,7 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
     from tasks.run import Tracker
 
     with Bars(console) as bars, Tracker(recipe, store, bars.say) as tracker:
-        return walk(recipe, store, graph.plan(recipe, store, until), bars, done, tracker)
+        return walk(recipe, store, graph.plan(recipe, store, until), progress=bars, tracker=tracker, on_stage=done)
 
 
 def print_results(

@@ -1,6 +1,7 @@
 """Commands of operation: nightly retraining, its champion, what runs, and the housekeeping of a store."""
 
 import contextlib
+import functools
 import json
 import re
 import shlex
@@ -22,9 +23,7 @@ from pipelines.core.store_remote import Remote, select_stages
 from pipelines.nightly import inbox, ledger_remote, store_gc
 from pipelines.nightly.ledger import PROD, STAGING, TIERS, Ledger, ledgers
 from pipelines.nightly.night import NightContext, run_night, title
-from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
-from pipelines.stages import graph
 from tasks import contracts
 from tasks.models import announce_champion, announce_if_stale
 from tasks.run import Tracker
@@ -113,10 +112,7 @@ def nightly(
     for day in days:
         with Bars(terminal.console) as bars:
             with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
-
-                def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
-                    return terminal.walk(part, at, steps, bars, lambda *_: None, tracker, role)
-
+                walk = functools.partial(terminal.walk, progress=bars, tracker=tracker)
                 line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check), day)
                 tracker.note_decision(line)
             announce_champion(loaded.name, store, bars.say)

@@ -24,7 +24,6 @@ from pipelines.adaptation.questions import counts_of, gather
 from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_json, writing_to
 from pipelines.core.registry import DIALECTS, REWARDS
-from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, is_abstention
 from pipelines.databases import card, named
 from pipelines.databases.of_recipe import schemas, sql_engine
@@ -205,10 +204,7 @@ def adapt(
     before: night.UntrainedModel | Champion = base
     title = f"{loaded.name} adapted"
     with Bars(terminal.console) as bars, Tracker(loaded, store, bars.say, title) as tracker:
-
-        def walk(part: Recipe, at: Store, to_walk: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
-            return terminal.walk(part, at, to_walk, bars, lambda *_: None, tracker, role)
-
+        walk = functools.partial(terminal.walk, progress=bars, tracker=tracker)
         context = night.NightContext(str(place), rest, loaded, store, walk, contracts.check)
         with ledger.locked():
             champion = ledger.incumbent(loaded.nightly.tier)

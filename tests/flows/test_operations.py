@@ -269,10 +269,10 @@ def test_bars_and_lines_of_stages_fit_80_columns(monkeypatch, terminal):
     metrics = {"questions": 800, "pass_rate": 0.8156, "zero_variance_share": 0.6687, "balanced": 265, "explore": 28}
     result = graph.StageResult("difficulty", "c34af7f371c821cb", Path("x"), metrics, False)
 
-    def walk(recipe, store, steps, bars, done, _):
-        bars.begin("evaluate_grpo", 2835, "questions")
-        bars.advance(127, "loss 0.406")
-        done(result, 77.61)
+    def walk(recipe, store, steps, progress, tracker, on_stage):
+        progress.begin("evaluate_grpo", 2835, "questions")
+        progress.advance(127, "loss 0.406")
+        on_stage(result, 77.61)
         return []
 
     monkeypatch.setattr(screen, "walk", walk)

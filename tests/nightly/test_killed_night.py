@@ -74,7 +74,7 @@ def a_night(recipe, store, before=lambda last, role: None, day=None):
         before(steps[-1].name, role)
         with Tracker(part, at, pytest.fail) as tracker:
             tracker.recorder.off = True
-            return terminal.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
+            return terminal.walk(part, at, steps, role, progress=Silent(), tracker=tracker)
 
     return run_night(NightContext("miniature", (), recipe, store, walk, contracts.check), day)
 
