@@ -9,12 +9,12 @@ from typing import Any
 import polars as pl
 
 from pipelines.core import frames
-from pipelines.core.files import read_json, read_lines
+from pipelines.core.files import read_json, read_json_lines
 from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import result_files
 from pipelines.recipe.config import Recipe
 from pipelines.stages.context import LEAKAGE
-from pipelines.stages.data import is_fault
+from pipelines.stages.data import QUARANTINE, is_fault
 
 TRAINING, HELD_OUT = ("sft", "rl"), ("dev", "test")
 POOLS = (*TRAINING, *HELD_OUT)
@@ -44,12 +44,6 @@ class Check:
 def _at_most(says: str, column: str, allowed: float, setting: str, pools: tuple[str, ...] = ()) -> Check:
     """A share of rows at most may have a value in a column."""
     return Check(says, NULL, column, {}, allowed, f"Mend the rows, or raise {setting}.", pools)
-
-
-def _set_aside(folder: Path) -> list[dict[str, Any]]:
-    """The rows that the stage itself set aside."""
-    path = folder / "quarantine.jsonl"
-    return [row for _, row in read_lines(path)] if path.is_file() else []
 
 
 def _leaked(folder: Path) -> pl.DataFrame:
@@ -97,7 +91,8 @@ def example_rows(folder: Path) -> pl.DataFrame:
         leaked_from=pl.when(pl.col("pool").is_in(HELD_OUT)).then("leaked_from"),
     )
     columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
-    bad = [row for row in _set_aside(folder) if row.get("chosen", True) and is_fault(row["pool"], row["reason"])]
+    aside = read_json_lines(folder / QUARANTINE)
+    bad = [row for row in aside if row.get("chosen", True) and is_fault(row["pool"], row["reason"])]
     rejected = [(f"{row['pool']}/{row['row']}", f"{row['reason']}: {row['detail']}", row["pool"]) for row in bad]
     schema = dict.fromkeys(("row", "rejected", "pool"), pl.String())
     return pl.concat([frame.select(columns), pl.DataFrame(rejected, schema, orient="row")], how="diagonal")
@@ -128,7 +123,8 @@ def trajectory_rows(folder: Path) -> pl.DataFrame:
 def filtered_rows(folder: Path) -> pl.DataFrame:
     """The rows that the filter kept and rejected; those left out only for their number are right."""
     kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
-    rows = [(f"{row['example_id']}#{row['sample']}", f"{row['reason']}: {row['detail']}") for row in _set_aside(folder)]
+    aside = read_json_lines(folder / QUARANTINE)
+    rows = [(f"{row['example_id']}#{row['sample']}", f"{row['reason']}: {row['detail']}") for row in aside]
     left_out = pl.DataFrame(rows, dict.fromkeys(("row", "rejected"), pl.String()), orient="row")
     wrong = ~pl.col("rejected").str.starts_with("over_")
     return pl.concat([kept_rows, left_out.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")

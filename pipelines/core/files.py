@@ -129,6 +129,11 @@ def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple
         raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
 
 
+def read_json_lines(path: Path, torn: bool = False) -> list[Any]:
+    """The values of a JSONL file, as of `read_lines`; [] if there is none."""
+    return [value for _, value in read_lines(path, torn=torn)] if path.is_file() else []
+
+
 def append_durably(path: Path, line: str) -> None:
     """Append a line that survives a power cut, under a lock of the caller; a torn last line is removed first."""
     with writing(path.parent), path.open("a+b", buffering=0) as file:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.files import append_durably, lock, read_lines, try_lock, writing
+from pipelines.core.files import append_durably, lock, read_json_lines, try_lock, writing
 from pipelines.core.store import Store
 
 HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
@@ -65,7 +65,7 @@ class Ledger:
     def lines(self) -> list[dict[str, Any]]:
         """All lines, the oldest first; a last line that a kill cut short never happened."""
         path = self.folder / LINES
-        rows = [row for _, row in read_lines(path, torn=True)] if path.is_file() else []
+        rows = read_json_lines(path, torn=True)
         if not all(isinstance(row, dict) and isinstance(row.get("event"), str) for row in rows):
             raise DataError(f"{path} is damaged: a line is not one of a ledger", "Mend it, or take that of a copy.")
         return rows

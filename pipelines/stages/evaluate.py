@@ -12,7 +12,7 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_lines, replacing, write_atomic, write_json, write_lines
+from pipelines.core.files import read_json_lines, read_lines, replacing, write_atomic, write_json, write_lines
 from pipelines.core.frames import DATA
 from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.store import MANIFEST, Store
@@ -141,8 +141,7 @@ def note_time(path: Path, name: str, episodes: int, timing: Timing, bought: tupl
 
 def latencies(folder: Path) -> Mapping[str, Latency]:
     """Mean latency by pass ("greedy", "sampled", "once"); {} if no time was noted."""
-    path = folder / TIMING
-    rows = [row for _, row in read_lines(path)] if path.is_file() else []
+    rows = read_json_lines(folder / TIMING)
     latencies: dict[str, Latency] = {}
     for name in dict.fromkeys(row["pass"] for row in rows if "pass" in row):
         mine = [row for row in rows if row.get("pass") == name]
@@ -251,8 +250,7 @@ def texts(folder: Path, passes: Sequence[str]) -> Texts:
 
 def left_out(test: Path) -> dict[str, int]:
     """Questions that a finished `test` stage had to leave out, by the reason, the commonest first."""
-    path = test / "quarantine.jsonl"
-    rows = [row for _, row in read_lines(path)] if path.is_file() else []
+    rows = read_json_lines(test / "quarantine.jsonl")
     return dict(Counter(str(row["reason"]).replace("_", " ") for row in rows if row["pool"] == "test").most_common())
 
 

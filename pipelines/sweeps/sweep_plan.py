@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
-from pipelines.core.files import read_lines, write_atomic, writing_to
+from pipelines.core.files import read_json_lines, write_atomic, writing_to
 from pipelines.core.store import Store
 from pipelines.evaluation.measures import FinishedEvaluation
 from pipelines.evaluation.voting import Rule
@@ -170,8 +170,7 @@ def fill(planned: Sequence[SweepCell], store: Store, make: Make, say: Say) -> li
                 checkpoint = _evaluated(cell, store)[1].name
                 # The episodes of the evaluation on the first benchmark, and the curves of the training before it.
                 evaluated, trained = _evaluated(asked, store)
-                settings, path = asked.recipe.evaluation, trained.folder / "curves.jsonl"
-                curves = tuple(row for _, row in read_lines(path)) if path.is_file() else ()
+                settings, curves = asked.recipe.evaluation, tuple(read_json_lines(trained.folder / "curves.jsonl"))
                 run = FinishedEvaluation(
                     tuple(records(evaluated.folder, "greedy", "sampled")),
                     tuple(records(evaluated.folder, SINGLE_TURN)),
