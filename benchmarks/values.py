@@ -43,8 +43,9 @@ def measure(examples: list[Example], sql: SqlEngine) -> None:
         with prompt_schema.ValueIndex(database, schema, sql) as index:
             indexing += time.perf_counter() - started
             texts += len(index)
+            lowered = {value.lower() for value in index._columns_by_value}
             for example in group:
-                wanted = {one.stored.lower() for one in lookups(example, schema)} & index.lowered
+                wanted = {one.stored.lower() for one in lookups(example, schema)} & lowered
                 started = time.perf_counter()
                 found = [value.lower() for value, _ in index.find(f"{example.question} {example.evidence}", max(KS))]
                 asking += time.perf_counter() - started

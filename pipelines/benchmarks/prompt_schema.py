@@ -200,11 +200,6 @@ class ValueIndex:
     def __len__(self) -> int:
         return len(self._columns_by_value)
 
-    @functools.cached_property
-    def lowered(self) -> frozenset[str]:
-        """The values in lower case."""
-        return frozenset(value.lower() for value in self._columns_by_value)
-
     def find(self, question: str, count: int) -> list[tuple[str, list[Place]]]:
         """Up to `count` values that the question mentions, the likeliest first, with the columns that hold them."""
         words = dict.fromkeys(word for word in WORD.findall(question.lower()) if word not in STOP)
