@@ -28,10 +28,9 @@ from pipelines.protocols.base import single_turn
 from pipelines.recipe.config import Recipe, Source
 from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.recipe.recipes import digest
-from pipelines.stages import keys as causes
 from pipelines.stages import prompt_fit
 from pipelines.stages.context import Context, Progress, base_of
-from pipelines.stages.keys import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
+from pipelines.stages.keys import cards, endpoints, fingerprint, nearest_changes, prompt_digest, stage_at, weights
 
 SAMPLING = ("protocol", "execution", "seed")
 READING = ("data.max_bad_share", "data.linker", "data.values", "execution", "seed")
@@ -139,15 +138,12 @@ def benchmark_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One stage of one run."""
+class StagePlace:
+    """The place of one run's stage in the store."""
 
     name: str
     key: str
     folder: Path
-    cached: bool
-    why: str  # why it must run, or that it is there.
-    needs: tuple[str, ...]  # names of the steps whose folders it reads.
 
     @property
     def kind(self) -> str:
@@ -156,19 +152,20 @@ class Step:
 
 
 @dataclass(frozen=True)
-class StageResult:
-    """A finished stage: where it is, its summary, and whether it was there before."""
+class Step(StagePlace):
+    """One stage of one run."""
 
-    name: str
-    key: str
-    folder: Path
+    cached: bool
+    why: str  # why it must run, or that it is there.
+    needs: tuple[str, ...]  # names of the steps whose folders it reads.
+
+
+@dataclass(frozen=True)
+class StageResult(StagePlace):
+    """A finished stage, its summary, and whether it was there before."""
+
     metrics: dict[str, float]
     cached: bool
-
-    @property
-    def kind(self) -> str:
-        """What the store calls it."""
-        return kind_of(self.name)
 
 
 def active(recipe: Recipe) -> list[Stage]:
@@ -248,8 +245,7 @@ def plan(
         elif (work := store.work(kind, key)).is_dir():
             why = f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
         else:
-            cause = causes.nearest_changes(store.root / kind, about)
-            why = causes.changes_line(cause) if cause else "not made yet"
+            why = nearest_changes(store.root / kind, about) or "not made yet"
         steps.append(Step(stage.name, key, store.folder(kind, key), cached, why, needs))
     return steps
 

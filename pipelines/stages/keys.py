@@ -225,8 +225,9 @@ ABSENT = "nothing"
 KINDS = ("recipe", "sources", "cards", "weights", "prompt", "endpoints", "version", "plugins", "libraries", "inputs")
 
 
-def nearest_changes(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
-    """The changes since the finished stage of a kind that differs in the fewest points; None if there is none.
+def nearest_changes(folder: Path, about: Mapping[str, Any]) -> str:
+    """A few changes since the finished stage of a kind that differs in the fewest points, on one line: "changed:
+    grpo.steps (170 -> 50), sft (its input)"; "" if there is none.
 
     Args:
         folder: of that kind of stage in the store.
@@ -239,13 +240,9 @@ def nearest_changes(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
             old = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
             if isinstance(old, dict):
                 candidates.append(changes(old, about))
-    return min(candidates, key=len, default=None)
-
-
-def changes_line(causes: list[str]) -> str:
-    """A few causes on one line: "changed: grpo.steps (170 -> 50), sft (its input)"."""
+    causes = min(candidates, key=len, default=[])
     more = f", and {len(causes) - SHOWN} more" if len(causes) > SHOWN else ""
-    return f"changed: {', '.join(causes[:SHOWN])}{more}"
+    return f"changed: {', '.join(causes[:SHOWN])}{more}" if causes else ""
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
