@@ -130,7 +130,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("else sql_shape(example.gold_sql, names=True)", "else sql_shape(example.gold_sql)"),
         ('.sort("late", "rank").head(', '.sort("rank").head('),
         ('gone = pl.col("reason").is_null() & ~', "gone = ~"),
-        ("return (database, *plan_shape(trajectory)", "return (*plan_shape(trajectory)"),
+        ("traits = (database, *turns,", "traits = (*turns,"),
         ("        if not outcome.broken:\n            samples", "        if outcome.trajectory:\n            samples"),
         ('.sort("score", "ticket")', '.sort("score", "ticket", descending=True)'),
         ("is_in([*balanced, *explore])", "is_in(balanced)"),

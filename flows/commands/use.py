@@ -145,7 +145,7 @@ def connect(
     # The edits of an earlier card stay.
     database_card = fresh if old is None else card.merge(fresh, old)
     if dbt_target is not None:
-        database_card, taken = dbt.with_dbt(database_card, dbt.read_manifest(dbt_target))
+        database_card, taken = dbt.with_dbt(database_card, dbt_target)
         kinds = ("descriptions", "tests", "references", "metrics", "models without a table here")
         say(f"dbt: {', '.join(f'{taken[kind]} {kind}' for kind in kinds)}")
     card.write(place, database_card)

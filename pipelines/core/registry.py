@@ -52,9 +52,8 @@ class RewardFunction(NamedTuple):
     right: tuple[float, float] | None = None  # the same of a right answer.
     # whether it pays for turns, and not for the episode: so `grpo.credit=turn` knows which turn earned it.
     by_turn: bool = False
-    reads: Collection[str] = (
-        ANALYSES  # which of `ANALYSES` it needs: an outcome has those that a term of its panel reads.
-    )
+    # which of `ANALYSES` it needs: an outcome has those that a term of its panel reads.
+    reads: Collection[str] = ANALYSES
 
 
 class Equality(NamedTuple):

@@ -16,8 +16,7 @@ import polars as pl
 from pipelines.core.registry import FILTER_RULES, filter_rule
 from pipelines.core.types import Outcome, StopReason
 from pipelines.recipe.config import Filter
-from pipelines.sql import similarity
-from pipelines.sql.similarity import sql_shape
+from pipelines.sql.similarity import plan_shape, sql_shape
 
 # Filter rules: named facts for which an episode is left out, as a demonstration or of GRPO's loss.
 
@@ -87,10 +86,12 @@ class CheckedTrajectory:
         reason, detail = fault(outcome) or (None, "")
         if reason is None and (rule := broken_rule(outcome, drop)) is not None:
             reason, detail = f"rule_{rule}", f"the filter rule {rule} leaves it out"
-        behaviour = similarity.plan_shape(trajectory), (sql_shape(trajectory.final_sql or ""),)
+        turns, answer = plan_shape(trajectory), trajectory.final_sql or ""
+        # Near-duplicates have the same database, the same plan, and the same answer but for its values.
+        traits = (database, *turns, sql_shape(answer, names=True))
         plan, shape, signature = (
             int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest(), "big") >> 1
-            for parts in (*behaviour, similarity.trajectory_shape(trajectory, database))
+            for parts in (turns, (sql_shape(answer),), traits)
         )
         return cls(
             trajectory.example_id,

@@ -6,7 +6,6 @@ person has looked at is not shown. A card never has a password.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,13 +121,6 @@ class DatabaseCard(Section):
             veiled = {column: own.get(column, ColumnCard()).model_copy(update={"hidden": True}) for column in columns}
             tables[name] = tables[name].model_copy(update={"columns": {**own, **veiled}})
         return self.model_copy(update={"tables": tables})
-
-    def key_facts(self) -> list[Any]:
-        """All facts that decide what an agent sees of the database and may read, as JSON values."""
-        shown = dataclasses.asdict(self.shown())
-        if not self.other_schemas:
-            del shown["other_schemas"]
-        return [self.hidden, shown, self.notes, self.metrics]
 
     def evidence(self, question: str) -> str:
         """The text of a prompt beside the schema: the notes, and the metrics that the question names."""

@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,14 @@ TABLES = ("model", "seed", "snapshot", "source")  # kinds of nodes that are tabl
 _REF = re.compile(r"""ref\(\s*(?:['"][^'"]*['"]\s*,\s*)?['"]([^'"]+)['"]""")
 
 
-def read_manifest(folder: Path) -> Mapping[str, Any]:
-    """The manifest of a dbt project.
+def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[str]]:
+    """The card with a dbt project's facts, and how many of each were taken; what a person wrote in the card stays.
+
+    A test says what a column holds: `accepted_values` the values, `unique` and `not_null` that they are, and
+    `relationships` is a foreign key. A metric is found by its name in a question, as the card's own metrics are.
 
     Args:
-        folder: the project's `target`, or the manifest itself.
+        folder: the project's `target`, or its manifest.
     """
     path, hint = folder / "manifest.json" if folder.is_dir() else folder, "Run dbt parse, and pass its target/ folder."
     try:
@@ -27,15 +29,6 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
         raise DataError(f"{path} is not a dbt manifest: {error}", hint) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("nodes"), dict):
         raise DataError(f"{path} is not a dbt manifest: it has no nodes", hint)
-    return manifest
-
-
-def with_dbt(card: DatabaseCard, manifest: Mapping[str, Any]) -> tuple[DatabaseCard, Counter[str]]:
-    """The card with the project's facts, and how many of each were taken; what a person wrote in the card stays.
-
-    A test says what a column holds: `accepted_values` the values, `unique` and `not_null` that they are, and
-    `relationships` is a foreign key. A metric is found by its name in a question, as the card's own metrics are.
-    """
     taken: Counter[str] = Counter()
     nodes: dict[str, Any] = {**manifest["nodes"], **(manifest.get("sources") or {})}
     names = {name.lower(): name for name in card.tables}

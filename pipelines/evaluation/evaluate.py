@@ -32,8 +32,8 @@ from pipelines.rewards.terms import jaccard
 from pipelines.sql import analyst
 from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.dialects.base import quoted
+from pipelines.sql.dialects.sqlite import OUTCOME_COLUMNS
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
-from pipelines.sql.equalities import official
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Schema
 
@@ -158,7 +158,8 @@ def _signatures(
 ) -> dict[Pair, str | None]:
     """Result signatures of the answers that ran; each different answer runs once.
 
-    Where outcomes of scripts are compared, two answers are the same that lead to the same outcome.
+    Where outcomes of scripts are compared, two answers are the same that lead to the same outcome but for the order of
+    its rows.
     """
     part = EQUALITIES[equality]
     rewrite = part.rewrite if part.by_outcome else None
@@ -168,7 +169,11 @@ def _signatures(
         [(database, rewrite(text) if rewrite else text) for database, text in jobs if text is not None]
     )
     if rewrite:
-        results = [dataclasses.replace(result, rows=official.unordered_outcome(result.rows)) for result in results]
+        order = OUTCOME_COLUMNS.index("in_order")
+        results = [
+            dataclasses.replace(result, rows=tuple((*row[:order], *row[order + 1 :]) for row in result.rows))
+            for result in results
+        ]
     signatures = {job: signature(result, part.form) for job, result in zip(jobs, results, strict=True)}
     return {pair: signatures[pair.database, pair.predicted_sql] for pair in ran}
 

@@ -3,7 +3,7 @@
 import base64
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,21 @@ def _charts(report: ReportData) -> dict[str, Any]:
             for style, system, part in systems
         ]
         errors.append((name.replace("_", " "), ABOUT_ERRORS[name], members))
-    trained = [(stage, lines) for stage, lines in report.curves.items() if lines]
+
+    # Of each training the curves that matter, the others, and in words those that never move.
+    training: dict[str, dict[str, list[Any]]] = {}
+    for stage, steps in report.curves.items():
+        if not steps:
+            continue
+        logged = dict.fromkeys(name for step in steps for name in step if name != "step")
+        curves = {name: values for name in logged if len(values := curve_points(steps, name)) > 1}
+        moving = [name for name, values in curves.items() if len({y for _, y in values}) > 1]
+        first = [name for name in LEADING if name in moving]
+        plain, style = {name: name.replace("_", " ") for name in curves}, len(training) + 1
+        drawn = {name: (plain[name], charts.training_curve(curves[name], name, style)) for name in moving}
+        still = [f"{plain[name]} ({formats.compact(curves[name][0][1])})" for name in curves if name not in moving]
+        rest = [drawn[name] for name in moving if name not in first]
+        training[stage] = {"first": [drawn[name] for name in first], "rest": rest, "still": still}
     return {
         "accuracy": charts.forest(accuracy, "EX of each system with its 95 % interval"),
         "hardness": charts.forest(hardness, "EX by hardness level with 95 % intervals"),
@@ -171,22 +185,7 @@ def _charts(report: ReportData) -> dict[str, Any]:
         "clouds": clouds,
         "errors": charts.bars(errors, "Wrong answers by error class"),
         "difficulty": charts.histogram(report.pass_rates, "Questions by pass rate") if report.pass_rates else None,
-        "training": {stage: _stage_curves(lines, style) for style, (stage, lines) in enumerate(trained, 1)},
-    }
-
-
-def _stage_curves(rows: Sequence[Mapping[str, float]], style: int) -> dict[str, list[Any]]:
-    """The curves that matter, the others, and in words those that never move."""
-    names = dict.fromkeys(name for row in rows for name in row if name != "step")
-    curves = {name: values for name in names if len(values := curve_points(rows, name)) > 1}
-    moving = [name for name, values in curves.items() if len({y for _, y in values}) > 1]
-    first = [name for name in LEADING if name in moving]
-    plain = {name: name.replace("_", " ") for name in curves}
-    drawn = {name: (plain[name], charts.training_curve(curves[name], name, style)) for name in moving}
-    return {
-        "first": [drawn[name] for name in first],
-        "rest": [drawn[name] for name in moving if name not in first],
-        "still": [f"{plain[name]} ({formats.compact(curves[name][0][1])})" for name in curves if name not in moving],
+        "training": training,
     }
 
 

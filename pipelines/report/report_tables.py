@@ -209,22 +209,21 @@ def _slices(data: ReportData, what: str, title: str, attribute: str) -> ReportTa
         ),
     )
 
-    def costs_of(level: Level) -> tuple[float | None, ...]:
-        means = (cost.mean if cost else None for cost in (level.tokens_in, level.tokens_out, level.reasoning_chars))
-        return (level.turns.mean, level.turns.std, *means) if level.turns else (None, None, *means)
-
     by_system: list[dict[str, Level]] = [
         {level.name: level for level in getattr(summary, attribute)} for summary in data.summaries
     ]
     names = list(dict.fromkeys(name for levels in by_system for name in levels))
-    numbered = [
-        (index, (name, system.name, level.n, level.ex, level.sampled, *costs_of(level)))
-        for name in names
-        for index, (system, levels) in enumerate(zip(data.systems, by_system, strict=True))
-        if (level := levels.get(name)) is not None
-    ]
-    styles = tuple(index for index, _ in numbered)
-    return ReportTable(attribute, title, columns, tuple(row for _, row in numbered), "", styles)
+    rows: list[tuple[Cell, ...]] = []
+    styles = []
+    for name in names:
+        for style, (system, levels) in enumerate(zip(data.systems, by_system, strict=True)):
+            if (level := levels.get(name)) is not None:
+                turns = (level.turns.mean, level.turns.std) if level.turns else (None, None)
+                costs = (level.tokens_in, level.tokens_out, level.reasoning_chars)
+                means = (cost.mean if cost else None for cost in costs)
+                rows.append((name, system.name, level.n, level.ex, level.sampled, *turns, *means))
+                styles.append(style)
+    return ReportTable(attribute, title, columns, tuple(rows), "", tuple(styles))
 
 
 hardness = functools.partial(_slices, what="hardness", title="By hardness", attribute="by_hardness")

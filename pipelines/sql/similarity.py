@@ -70,11 +70,6 @@ def plan_shape(trajectory: Trajectory) -> tuple[str, ...]:
     return tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
 
 
-def trajectory_shape(trajectory: Trajectory, database: str) -> tuple[str, ...]:
-    """Equal for near-duplicates: the same database, the same plan, and the same answer but for its values."""
-    return (database, *plan_shape(trajectory), sql_shape(trajectory.final_sql or "", names=True))
-
-
 def distinct_2(trajectories: Iterable[Trajectory]) -> float:
     """Distinct word pairs of the reasoning over all of them (Li et al., 2016): near 0 if teachers repeat themselves.
 

@@ -91,25 +91,6 @@ def read_source(ctx: Context, number: int, pool: str, part: int, source: Source)
     return SourcePart(pool, part, source.kind, path, facts["rows"], tuple(Rejected(*row) for row in facts["rejected"]))
 
 
-def check_sources(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSource]:
-    """Run the gold SQL of all sources, in shards that are shared among processes or a cluster."""
-    total = sum(part.rows for part in parts)
-    shards = Shards(range(total), BATCH, ctx.folder)
-    ctx.progress.begin(ctx.stage, total, "gold SQL")
-    rollout = ctx.recipe.rollout
-    workers = None if rollout.processes == 1 or total <= BATCH else 1
-    lean = tuple(dataclasses.replace(part, rejected=()) for part in parts)  # each shard's job carries them
-    args = (ctx.recipe, ctx.folder, lean, workers)
-    shards.run(make_gold_check_run, args, rollout.processes, ctx.progress, rollout.dask)
-    checked = [CheckedSource(array("q"), [], list(part.rejected)) for part in parts]
-    for row in shards.rows():
-        source = checked[row["source"]]
-        source.kept.extend(row["kept"])
-        source.levels += map(sys.intern, row["levels"])
-        source.rejected += [Rejected(*rejected) for rejected in row["rejected"]]
-    return checked
-
-
 def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart], workers: int | None) -> Run:
     """A process's own sandbox; its run writes a line for each source that its rows are of."""
     sql = sql_engine(recipe, workers)
@@ -132,15 +113,6 @@ def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart
         return f"{sum(len(line['kept']) for line in lines)}/{len(items)} run"
 
     return run
-
-
-def kept_windows(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
-    """The kept rows of a source with their levels, a window at a time."""
-    start = 0
-    for frame in frames.windows(part.path, checked.kept) if checked.kept else ():
-        levels = pl.Series(checked.levels[start : start + frame.height], dtype=pl.String)
-        yield frame.with_columns(hardness=levels)
-        start += frame.height
 
 
 # Endpoints that recipes ask about their data: cleaners, the linker, extractors of gold schemas.
@@ -274,7 +246,20 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
     for number, (pool, place, source) in enumerate(sources):
         parts.append(read_source(ctx, number, pool, place, source))
         ctx.progress.advance(1, f"{pool}: {parts[-1].rows} questions")
-    checked = check_sources(ctx, parts)
+    # The gold SQL of all sources, in shards that are shared among processes or a cluster.
+    total, rollout = sum(part.rows for part in parts), ctx.recipe.rollout
+    shards = Shards(range(total), BATCH, ctx.folder)
+    ctx.progress.begin(ctx.stage, total, "gold SQL")
+    workers = None if rollout.processes == 1 or total <= BATCH else 1
+    lean = tuple(dataclasses.replace(part, rejected=()) for part in parts)  # each shard's job carries them
+    args = (ctx.recipe, ctx.folder, lean, workers)
+    shards.run(make_gold_check_run, args, rollout.processes, ctx.progress, rollout.dask)
+    checked = [CheckedSource(array("q"), [], list(part.rejected)) for part in parts]
+    for row in shards.rows():
+        checked_source = checked[row["source"]]
+        checked_source.kept.extend(row["kept"])
+        checked_source.levels += map(sys.intern, row["levels"])
+        checked_source.rejected += [Rejected(*rejected) for rejected in row["rejected"]]
     data, faults = ctx.recipe.data, []
     for (_, _, source), part, rows in zip(sources, parts, checked, strict=True):
         bad_rows = [row for row in rows.rejected if row.chosen and is_fault(part.pool, row.reason)]
@@ -289,7 +274,12 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
     path = ctx.folder / DATA
     writer = frames.Writer(path, ctx.folder / SHARDS)
     for (_, _, source), part, rows in zip(sources, parts, checked, strict=True) if not faults else ():
-        name, kept_frames = f"{part.pool}{part.part or ''}", kept_windows(part, rows)
+        # The kept rows of the source with their levels, a window at a time.
+        name, levels = f"{part.pool}{part.part or ''}", iter(rows.levels)
+        kept_frames: Iterator[pl.DataFrame] = (
+            frame.with_columns(hardness=pl.Series([*itertools.islice(levels, frame.height)], dtype=pl.String))
+            for frame in (frames.windows(part.path, rows.kept) if rows.kept else ())
+        )
         # Experts are asked about all examples of a source at once, which are then all in memory; so are values.
         if data.cleaners or data.linker or data.values:
             examples = [example for frame in kept_frames for example in frames.from_frame(frame, Example)]

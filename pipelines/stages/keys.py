@@ -1,6 +1,7 @@
 """What decides a stage's result and stands outside the recipe: files, weights, prompts, and models behind endpoints."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -119,7 +120,11 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
     by_name: dict[str, list[str]] = {}
     for place, described_card in sorted(described.items()):
         if place in places_named or place.startswith(servers):
-            by_name.setdefault(named.name_of(place), []).append(digest(described_card.key_facts()))
+            shown = dataclasses.asdict(described_card.shown())
+            if not described_card.other_schemas:
+                del shown["other_schemas"]
+            facts = [described_card.hidden, shown, described_card.notes, described_card.metrics]
+            by_name.setdefault(named.name_of(place), []).append(digest(facts))
     return {name: digest(found) for name, found in by_name.items()}  # files of one name may lie in several folders
 
 

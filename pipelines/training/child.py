@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _prepare(plan: Plan, emit: Any) -> None:
-    """Take the device, and check that it is large enough, before a model is read."""
+    """Take the device, check that it is large enough, and join the other processes, before a model is read."""
     import torch
 
     from pipelines.rollout.policies.factories import device
@@ -80,7 +81,15 @@ def _prepare(plan: Plan, emit: Any) -> None:
         if warning is not None:
             emit({"event": "note", "text": warning})
     torch.set_num_threads(plan.recipe.hardware.threads)
-    trainer.join_processes(plan)
+    # On a CPU the process group is opened by hand: transformers gives it no time-out, and DeepSpeed looks for MPI.
+    if trainer.on_cpu(plan) and trainer.world_size() > 1:
+        timeout = timedelta(seconds=plan.recipe.hardware.timeout_s)
+        if plan.recipe.hardware.deepspeed:
+            import deepspeed
+
+            deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, timeout=timeout)
+        else:
+            torch.distributed.init_process_group("gloo", timeout=timeout)
 
 
 def lost_process(timeout_s: int, words: str) -> TrainingError:

@@ -151,12 +151,6 @@ class Setup:
         whole = self.rows * self.tokens
         return whole if self.most is None else min(whole, max(self.most, self.tokens))
 
-    @property
-    def padded(self) -> int:
-        """Tokens of one forward where the rows of a backward have several, as many for each of its parts."""
-        rows, forwards = -(-self.backward // self.tokens), -(-self.rows // (self.padded_rows or self.rows))
-        return min(self.backward, -(-rows // forwards) * self.tokens)
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -222,11 +216,12 @@ def estimate(shape: Shape, how: Setup) -> Memory:
     copies += how.reference * {"full": 4 * count, "zero2": 2 * count, "zero3": 2 * count // how.gpus}.get(how.way, 0)
     decoded = how.slots * shape.vocabulary * 4 * 3  # logits, their softmax, and its cumulative sum
     keys = how.slots * how.tokens * shape.layers * 2 * shape.kv_heads * shape.head * wide
-    gathered = (
-        2 * shape.parameters if how.way == "zero3" and how.slots else 0
-    )  # each process decodes with whole weights
+    gathered = 2 * shape.parameters if how.way == "zero3" and how.slots else 0  # whole weights, to decode with
     residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
-    forward = how.padded if shape.window else how.backward
+    forward = how.backward  # tokens of one forward
+    if shape.window:  # the rows of a backward have several forwards, as many for each of its parts
+        rows, forwards = -(-how.backward // how.tokens), -(-how.rows // (how.padded_rows or how.rows))
+        forward = min(how.backward, -(-rows // forwards) * how.tokens)
     return Memory(
         *(weights, copies, gradients, optimizer),
         activations=how.backward * shape.layers * shape.hidden * residual + forward * _layer(shape, wide, residual),

@@ -6,7 +6,6 @@ import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -228,19 +227,6 @@ def on_cpu(plan: Plan) -> bool:
     """Whether this run trains on the CPU."""
     device = plan.recipe.hardware.device
     return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-
-
-def join_processes(plan: Plan) -> None:
-    """On a CPU, open the process group by hand: transformers gives it no time-out, and DeepSpeed looks for MPI."""
-    if not on_cpu(plan) or world_size() == 1:
-        return
-    timeout = timedelta(seconds=plan.recipe.hardware.timeout_s)
-    if plan.recipe.hardware.deepspeed:
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, timeout=timeout)
-    else:
-        distributed.init_process_group("gloo", timeout=timeout)
 
 
 def lean_head() -> None:

@@ -27,9 +27,8 @@ OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "tim
 EXTERNAL_FAULTS = frozenset(("database_locked", "database_recovering", "database_missing"))
 FIRST_FETCH = 64
 MESSAGE_CHARS = 500
-TURN_SEPARATOR = (
-    "\0"  # stands between the turns of an episode's script (`Dialect.keeps_state`): no statement may hold it
-)
+# What stands between the turns of an episode's script (`Dialect.keeps_state`): no statement may hold it.
+TURN_SEPARATOR = "\0"
 TIMER_GRACE, TIMER_SLACK = 1.05, 0.05  # of the limit: the dialect's own clock has its chance before the hard timer
 CATALOGUE_S = 1.0  # a catalogue of a server is asked again after so long (`DatabaseSession.renewed_s`)
 

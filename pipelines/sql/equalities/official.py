@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any
 
 from pipelines.sql.dialects.base import TURN_SEPARATOR
-from pipelines.sql.dialects.sqlite import OUTCOME_COLUMNS
 from pipelines.sql.lexical import ORDERED, OUTCOME, without_comments, writes
 
 ABSTAINED = "null"  # the prediction of a system that does not answer
@@ -108,12 +107,6 @@ def cleaned_query(sql: str) -> str:
             return text  # the bracket is never closed
         text = text[: call.start()] + text[call.end() : argument].strip() + text[place + 1 :]
     return text
-
-
-def unordered_outcome(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-    """An outcome without the order of its rows, so that answers that differ in it alone are one vote."""
-    order = OUTCOME_COLUMNS.index("in_order")
-    return tuple((*row[:order], *row[order + 1 :]) for row in rows)
 
 
 # R-VES, BIRD's reward for the speed of a right query (mini-dev, `evaluation_ves.py`).
