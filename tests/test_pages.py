@@ -20,6 +20,7 @@ from flows.cli import app, every_command
 from pipelines.core.registry import ALL
 from pipelines.recipe.config import Benchmark, Recipe
 from tests.fakes import load_script, succeeded
+from tests.services.browser import browser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -153,6 +154,21 @@ def test_the_site_follows_the_systems_dark_mode_and_its_code_can_be_copied():
     assert theme["palette"][0]["media"] == "(prefers-color-scheme)"
     assert {palette.get("scheme") for palette in theme["palette"]} == {None, "default", "slate"}
     assert "content.code.copy" in theme["features"]
+
+
+@pytest.mark.services
+@pytest.mark.timeout(120)
+def test_the_copy_of_a_code_block_is_the_commands_alone(tmp_path):
+    """The theme copies the text that is shown while the block has the attribute `data-md-copying`."""
+    lines = "<span class=gp>$ </span>sqltrain status\n<span class=go>no store at store</span>\n"
+    style = f"<style>{(ROOT / 'docs' / 'site.css').read_text()}</style>"
+    page = tmp_path / "page.html"
+    page.write_text(f"{style}<pre><code data-md-copying>{lines}</code></pre><pre><code>{lines}</code></pre>")
+    with browser(tmp_path / "profile") as tab:
+        tab.open(page.as_uri())
+        tab.wait_for("no store")
+        copied, shown = tab.evaluate("[...document.querySelectorAll('code')].map(e => e.innerText.trim())")
+    assert (copied, shown) == ("sqltrain status", "$ sqltrain status\nno store at store")
 
 
 def test_every_page_is_in_the_navigation():
