@@ -1,5 +1,6 @@
 """Commands about questions and teachers: invent, review, data add."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -80,30 +81,36 @@ def invent(
         out.parent.mkdir(parents=True, exist_ok=True)
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no permission'}", hint)
-    asker = Asker.named(model.removeprefix(ENDPOINT), store.root / RESPONSES)
-    other = asker
-    if checker and checker.removeprefix(ENDPOINT) != model.removeprefix(ENDPOINT):
-        other = Asker.named(checker.removeprefix(ENDPOINT), store.root / RESPONSES)
+    names = dict.fromkeys(name.removeprefix(ENDPOINT) for name in (model, checker or model))
+    askers = [Asker.named(name, store.root / RESPONSES) for name in names]
+
+    async def reach() -> None:  # a server that is down is reported at once, and not after `patience_s`
+        for asker in askers:
+            try:
+                await asker.connection.reach()
+            finally:
+                await asker.connection.close()
+
+    asyncio.run(reach())
     with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(console) as bars:
         bars.begin("invent", count, "questions")
         schema = where.schema(sql, values=3)
-        invented = Inventor(where.database, schema, sql, asker, other, recipe.seed, queries).make(count, bars.advance)
+        inventor = Inventor(where.database, schema, sql, askers[0], askers[-1], recipe.seed, queries)
+        invented = inventor.make(count, bars.advance)
     doubted = out.with_name(f"{out.name.removesuffix('.jsonl')}.doubted.jsonl")
 
     def text_of(listed: Sequence[Example]) -> str:
         """Lines that the JSONL reader takes, with what made each beside; no password is in them."""
         text = ""
         for example in listed:
-            row = {"id": example.id, "question": example.question, "database": where.address}
-            more = {"sql": example.gold_sql, "hardness": example.hardness, **example.meta}
-            text += json.dumps({**row, **more}, ensure_ascii=False) + "\n"
+            row = {"id": example.id, "question": example.question, "database": where.address, "sql": example.gold_sql}
+            text += json.dumps({**row, "hardness": example.hardness, **example.meta}, ensure_ascii=False) + "\n"
         return text
 
     write_atomic(doubted, text_of(invented.doubted))
     reasons = ", ".join(f"{reason} {n}" for reason, n in invented.counts.most_common() if n)
     if not invented.examples:
-        hint = "Try another model, or more questions."
-        raise DataError(f"no question could be made of {database}: {reasons}", hint)
+        raise DataError(f"no question could be made of {database}: {reasons}", "Try another model, or more questions.")
     write_atomic(out, text_of(invented.examples))
     say(f"{len(invented.examples)} of {count} questions in {out} (use: data.sft.kind=jsonl data.sft.path={out})")
     say(f"queries: {reasons}")
@@ -112,8 +119,8 @@ def invent(
         say(line)
     say(f"look through them with: sqltrain review {out}")
     say(f"{len(invented.doubted)} more, which the checker answers with another result, are in {doubted}")
-    for endpoint in dict.fromkeys((asker, other)):
-        say(endpoint.bill())
+    for asker in askers:
+        say(asker.bill())
     if as_json:
         counts = {reason: float(n) for reason, n in sorted(invented.counts.items())}
         emit({"counts": counts, "coverage": dataclasses.asdict(covered), "out": str(out)})
@@ -183,8 +190,7 @@ def review(
     if files.out.parent.resolve() != path.parent.resolve() and address is None:
         # A line's own way to its database would lead elsewhere from another folder: all questions must have one.
         if len(databases) > 1:
-            hint = "Let --out name a file in the folder of the questions."
-            raise DataError("the questions name several databases", hint)
+            raise DataError("the questions name several databases", "Let --out name a file in their folder.")
         address = databases[0].address
     with named.sandbox(databases, Execution(), WORKERS) as sql, server.listening(port) as listener:
         server.serve(Review(path.name, examined(listed), files, None, address), sql, listener, say)

@@ -33,7 +33,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.recipe.plugins import plugin_code
 from pipelines.report import terminal as report_terminal
 from pipelines.report import writer
-from pipelines.report.data import ReportData, report_of_predictions
+from pipelines.report.data import report_of_predictions
 from pipelines.report.formats import ReportTable, TableColumn
 from pipelines.sql import scoring
 from pipelines.sql.diagnoses import Diagnosis, Hint
@@ -131,9 +131,11 @@ def evaluate(
     is_named = model is not None and (model == asking.ORACLE or model.startswith(asking.ENDPOINT))
     folder = None if model is None or is_named else folder_of(Path(model))
     loaded, store = open_recipe(recipe, words, folder)
-    if limit is not None:
-        words += [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
-        loaded, store = open_recipe(recipe, words, folder)
+    more = [] if limit is None else [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
+    if questions is not None and loaded.data.linker is None:  # one's own database is shown as `ask` and `serve` show it
+        more += ["data.linker=fit", f"data.linker_tokens={loaded.evaluation.sampling.episode_tokens // 2}"]
+    if more:
+        loaded, store = open_recipe(recipe, [*words, *more], folder)
     if folder is not None:
         about = {"digest": folder_digest(folder), "dtype": loaded.model.compute_dtype, "decoder": loaded.rollout.policy}
         answerer = Answerer(str(folder.resolve()), folder.name, about, f"checkpoint {about['digest']}")
@@ -419,17 +421,13 @@ def compare(
             }
             for run, summary in zip(loaded, data.summaries, strict=True)
         }
-        comparisons = [to_dict(comparison) for comparison in data.comparisons]
-        emit({"equality": data.equality, "runs": of_runs, "comparisons": comparisons})
+        emit({"equality": data.equality, "runs": of_runs, "comparisons": [*map(to_dict, data.comparisons)]})
     # The interval of the paired difference decides: all below 0 is worse, and what reaches down to 0 is not better.
-    failed = [
-        comparison
-        for comparison in data.comparisons
-        if fail_if and (comparison.paired.high < 0 if fail_if == "worse" else comparison.paired.low <= 0)
-    ]
-    for comparison in failed:
-        words = f"{comparison.after} is {str(fail_if).replace('_', ' ')} than {comparison.before} ({comparison.mode})"
-        typer.echo(words, err=True)
+    failed = False
+    for one in data.comparisons if fail_if else ():
+        if one.paired.high < 0 if fail_if == "worse" else one.paired.low <= 0:
+            failed = True
+            typer.echo(f"{one.after} is {str(fail_if).replace('_', ' ')} than {one.before} ({one.mode})", err=True)
     if failed:
         raise typer.Exit(BELOW)
 
@@ -604,9 +602,7 @@ def _report_score(
     if not judged:
         raise UserError(f"{folder}: {NOTHING_TO_REPORT}")
     verdicts = [item.verdict for item in scored if item.verdict]
-    data: ReportData = report_of_predictions(
-        folder.resolve().name, items, predictions, databases, judged, sql, verdicts
-    )
+    data = report_of_predictions(folder.resolve().name, items, predictions, databases, judged, sql, verdicts)
     # A lone surrogate, which no file takes, becomes its escape; a query that has one never ran.
     records = []
     for record in data.systems[0].records:
@@ -622,8 +618,7 @@ def _report_score(
     ]
     system = dataclasses.replace(data.systems[0], records=tuple(records), trajectories=tuple(answers))
     data = dataclasses.replace(data, systems=(system,))
-    lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in system.records)
-    _write(folder / RECORDS, "".join(lines))
+    _write(folder / RECORDS, "".join(json.dumps(to_dict(row), ensure_ascii=False) + "\n" for row in system.records))
     _write(folder / SUMMARY, json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
     try:
         if not any(DIALECTS[database.engine].is_server for database in databases.values()):  # an address is secret

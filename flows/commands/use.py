@@ -164,8 +164,7 @@ def connect(
             say(f"  ... and {len(findings) - SHOWN} more")
     known = client.endpoints(client.endpoints_path())
     model = f"endpoint:{next(iter(known), 'NAME')}"
-    path = place.as_posix()
-    say(f'wrote {path}: edit it, then ask with: sqltrain ask "..." --database {title} --model {model}')
+    say(f'wrote {place}: edit it, then ask with: sqltrain ask "..." --database {title} --model {model}')
     if not known:
         say(f"  there is no endpoint yet: add one to {client.endpoints_path()}: {client.EXAMPLE}")
         say(f"  --model takes a checkpoint folder, too; without any, sqltrain mcp {title} serves the SQL tool")
@@ -175,7 +174,7 @@ def connect(
         emit(
             {
                 "name": title,
-                "card": path,
+                "card": str(place),
                 "engine": database_card.engine,
                 "tables": len(database_card.tables),
                 "columns": sum(len(table.columns) for table in database_card.tables.values()),

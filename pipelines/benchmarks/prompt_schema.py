@@ -110,10 +110,11 @@ def _natural_names(path: Path) -> dict[str, Words]:
 # The part of its schema that a question is shown, in `meta`.
 
 LINKED = "linked_schema"  # the choice of the recipe's linker (`schema_view: filtered`)
-FITTED = "fitted_schema"  # what fits of a served database's schema that is too large to be shown whole
+FITTED = "fitted_schema"  # what fits of a schema that is too large to be shown whole
 GOLD = "gold"  # as the linker: no endpoint, the gold SQL's own tables and columns
 LOCAL = "local"  # as the linker: no endpoint, the schema filter (`databases/schema_filter.py`)
-NO_ENDPOINT = (None, GOLD, LOCAL)
+FIT = "fit"  # as the linker: the schema filter, but only where a schema is too large: what a server shows
+NO_ENDPOINT = (None, GOLD, LOCAL, FIT)
 Schemas = Callable[[Database], Schema]
 
 

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
@@ -101,9 +101,8 @@ def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, i
                 if len(texts) == len(values):
                     is_code = all(len(text) <= CODE_CHARS for text in texts)
                 if is_code:
-                    codes = ", ".join(sorted({str(value) for value in values}))
-                    advice = f"holds codes ({codes}): say in its description what they mean"
-                    findings.append(("codes", where, advice))
+                    codes = ", ".join(sorted(map(str, distinct)))
+                    findings.append(("codes", where, f"holds codes ({codes}): say in its description what they mean"))
     return [DatabaseFinding(*finding) for finding in findings]
 
 
@@ -125,7 +124,10 @@ def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCar
     database = named.database
     schema = introspect(database)
     if not schema.tables:
-        raise DataError(f"{database.id} has no tables that this role may read", "Grant it SELECT, or name its schema.")
+        if not DIALECTS[database.engine].is_server:
+            raise DataError(f"{database.id} has no tables", "Make some first, or pass another file.")
+        hint = "Grant it SELECT, and on PostgreSQL the USAGE of the schema; or name another one with --schema."
+        raise DataError(f"{database.id} has no tables that this role may read", hint)
     comments = catalogs.comments(database) if DIALECTS[database.engine].comments_query else {}
 
     # Some rows of each table, and their number; of a table that fails or comes too late there is nothing.
@@ -152,9 +154,8 @@ def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCar
                 count = counted.rows[0][0] if counted.ok and counted.rows else None
                 rows[table.name] = count if isinstance(count, int) else None
 
-    findings = examine(schema, samples, rows)
+    findings, cards = examine(schema, samples, rows), {}
     personal = {finding.where for finding in findings if finding.kind == "personal data"}
-    cards = {}
     for table in schema.tables:
         columns = {}
         for column in table.columns:
@@ -171,12 +172,11 @@ def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCar
                 description=comments.get((table.name.lower(), column.name.lower()), ""),
                 values=tuple(shown)[:SHOWN_VALUES],
             )
-        keys = table.foreign_keys
         cards[table.name] = TableCard(
             description=comments.get((table.name.lower(), ""), ""),
             rows=rows.get(table.name),
             columns=columns,
-            references=tuple(Reference(column=k.column, to_table=k.to_table, to_column=k.to_column) for k in keys),
+            references=tuple(Reference(**asdict(key)) for key in table.foreign_keys),
         )
     card = DatabaseCard(
         engine=database.engine,

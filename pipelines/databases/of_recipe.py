@@ -69,15 +69,17 @@ def with_prompt_facts(
         asked = [dataclasses.replace(each, meta={**each.meta, "history": []}) for each in asked]
     if data.values:  # first, for the schema filter ranks by them
         asked = prompt_schema.retrieve(asked, data.values, schema, sql, indices)
-    if link is not None and data.linker:
+    fits = data.linker == prompt_schema.FIT
+    if link is not None and data.linker and not fits:
         return link(asked, schema)
     if data.linker == prompt_schema.LOCAL:
         return link_locally(asked, schema, data.linker_tokens, is_brief)
     if data.linker == prompt_schema.GOLD and has_gold:
         return prompt_schema.gold_linked(asked, schema)
-    if is_served and not has_gold and view in ("full", "filtered"):
+    if (fits or (is_served and not has_gold)) and view in ("full", "filtered"):
         key = prompt_schema.LINKED if view == "filtered" else prompt_schema.FITTED
-        return link_locally(asked, schema, recipe.evaluation.sampling.episode_tokens // 2, is_brief, key)
+        tokens = data.linker_tokens if fits else recipe.evaluation.sampling.episode_tokens // 2
+        return link_locally(asked, schema, tokens, is_brief, key)
     return asked
 
 

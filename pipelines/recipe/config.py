@@ -305,9 +305,10 @@ class Data(Section):
     # endpoints that check each training pair: one that all of them call bad is left out (Reasoning-SQL, 4.1).
     cleaners: tuple[str, ...] = ()
     # the endpoint that chooses each question's part of the schema, for `protocol.schema_view: filtered`; "gold" is the
-    # gold SQL's own part, "local" the choice of the schema filter, which asks no endpoint.
+    # gold SQL's own part, "local" the choice of the schema filter, which asks no endpoint, "fit" the same of schemas
+    # that take more than linker_tokens, in a prompt that shows the others whole.
     linker: str | None = None
-    linker_tokens: Positive = 2000  # most tokens, about, of the part that the linker "local" chooses.
+    linker_tokens: Positive = 2000  # most tokens, about, of the part that the linkers "local" and "fit" choose.
     # how many stored values that a question speaks of are put before the example values of their columns in the prompt
     # (CodeS, CHESS); 0 for none.
     values: Count = 0

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.prompt_schema import LOCAL
+from pipelines.benchmarks.prompt_schema import FIT, LOCAL
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.files import read_json, write_json
 from pipelines.core.provenance import code_digest, facts, version
@@ -341,7 +341,7 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
     if f"policy {recipe.rollout.policy}" in code:
         about["policy"] = recipe.slice("rollout.policy", "rollout.options")
     data = recipe.data
-    if kind in ("data", "test") and data.linker == LOCAL:
+    if kind in ("data", "test") and data.linker in (LOCAL, FIT):
         about["recipe"] |= recipe.slice("data.linker_tokens", "protocol.prompt")
     if kind in ("data", "test"):  # all other stages read databases that these name, and have their keys in theirs
         sources = (data.sft, *data.rl, data.dev) if kind == "data" else data.test

@@ -1,6 +1,7 @@
 """The schema filter: what it chooses by hand, its budget, and where it stands in prompts."""
 
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -77,9 +78,12 @@ def test_a_served_database_that_is_too_large_is_shown_in_part(tmp_path):
     recipe = load("sql_trail", ["evaluation.sampling.episode_tokens=4000"])
     schema, database = schemas(recipe), Database("big", "sqlite", str(place))
     asked = Example("ask", "how many rows of area 217 have a field 217 3?", database, "")
+    gold = replace(asked, gold_sql="SELECT field_217_3 FROM area_217")
+    fits = load("sql_trail", ["data.linker=fit", "data.linker_tokens=2000"])
     with sql_engine(recipe, 1) as sql:
         (shown,) = with_prompt_facts([asked], recipe, schema, sql, is_served=True)
         (whole,) = with_prompt_facts([asked], recipe, schema, sql)
+        assert [shown.meta] == [each.meta for each in with_prompt_facts([gold], fits, schema, sql)]
     prompts = [
         "\n".join(text for _, text in build(recipe.protocol).prompt(one, schema(database), 5)) for one in (shown, whole)
     ]

@@ -133,6 +133,12 @@ def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(harbou
     assert (code, err) == (0, "")
     assert "questions: 3 questions (3 greedy, 3 once), at most" in out
     assert not (tmp_path / "store" / "evaluations").exists()
+    # A schema that takes more than half of an episode is shown in part, as `ask` shows it.
+    assert sqltrain(*command, "--plan", "evaluation.sampling.episode_tokens=20")[0] == 0
+    shown = [
+        any("fitted_schema" in one.meta for one in examples(at, "test")) for at in (tmp_path / "store/test").iterdir()
+    ]
+    assert sorted(shown) == [False, True]
     code, out, err = sqltrain(*command, "--json")
     assert (code, err) == (0, "")
     (stage,) = json.loads(out.splitlines()[-1])["stages"].values()

@@ -114,7 +114,7 @@ def test_an_empty_database_is_one_plain_line(tmp_path, monkeypatch, sqltrain):
     monkeypatch.chdir(tmp_path)
     sqlite3.connect(tmp_path / "own.sqlite").close()
     code, _, err = sqltrain("connect", "own.sqlite")
-    assert (code, len(err.splitlines()), "has no tables" in err) == (2, 1, True)
+    assert (code, len(err.splitlines()), "has no tables. " in err) == (2, 1, True)
     assert not (tmp_path / "databases").exists()
 
 
@@ -138,12 +138,13 @@ def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path, monkeypa
     cluster.start()
     try:
         make_reader(programs, cluster.admin, "reader", "secret")
+        host = f"127.0.0.1:{cluster.admin.partition('port=')[2].split()[0]}/postgres"
+        assert "the USAGE of the schema" in run(tmp_path, "connect", f"postgresql://reader:secret@{host}").stderr
         with psycopg.connect(cluster.admin, autocommit=True) as connection:
             connection.execute("CREATE TABLE item (id int); INSERT INTO item VALUES (1); CREATE ROLE writer LOGIN")
             connection.execute("ALTER ROLE writer PASSWORD 'secret'; GRANT CONNECT ON DATABASE postgres TO writer")
             connection.execute("GRANT USAGE ON SCHEMA public TO reader, writer; GRANT SELECT ON item TO reader")
             connection.execute("GRANT SELECT, DELETE ON item TO writer")
-        host = f"127.0.0.1:{cluster.admin.partition('port=')[2].split()[0]}/postgres"
 
         for words in (["connect"], ["serve", "--model", "script:none.jsonl"], ["mcp"]):
             refused = run(tmp_path, words[0], f"postgresql://reader:hunter2@{host}", *words[1:])

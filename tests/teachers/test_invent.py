@@ -4,13 +4,14 @@ import collections
 import json
 import re
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 from flows.cli import app
 from flows.commands import data
 from pipelines.benchmarks import base
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.types import HARDNESS_LEVELS, Database, Example
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Endpoint
@@ -146,6 +147,12 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_bought(
     with pytest.raises(DataError, match="cannot be written"):
         data.invent(database=music.location, model="teacher", out=tmp_path / where, overrides=[])
     assert not server.delivered
+
+
+def test_an_endpoint_that_is_down_is_reported_at_once(tmp_path, servers, music, name_endpoint):
+    name_endpoint(servers(reply), SimpleNamespace(url="http://127.0.0.1:9/v1"))
+    with pytest.raises(ResourceError, match=r"endpoint 'other' at \S+ does not answer"):
+        data.invent(database=music.location, model="teacher", checker="other", overrides=[f"store={tmp_path / 's'}"])
 
 
 @pytest.mark.parametrize(
