@@ -111,12 +111,12 @@ def _charts(report: ReportData) -> dict[str, Any]:
 
     # Each hardness level with its figures of every system, None where a system has no question of it.
     by_system = [{level.name: level for level in summary.by_hardness} for summary in summaries]
-    names = dict.fromkeys(name for levels in by_system for name in levels)
-    levels_by_name = {name: [levels.get(name) for levels in by_system] for name in names}
+    levels_by_name = {name: [each.get(name) for each in by_system] for levels in by_system for name in levels}
+    counts = {name: max(level.n for level in levels if level) for name, levels in levels_by_name.items()}
     hardness = [
         charts.Group(
             name,
-            f"{max(level.n for level in levels if level)} questions",
+            f"{counts[name]} question{'s' * (counts[name] != 1)}",
             rows([(level.ex or level.sampled) if level else None for level in levels]),
         )
         for name, levels in levels_by_name.items()

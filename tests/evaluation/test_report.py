@@ -86,6 +86,10 @@ def test_a_report_of_one_bare_prediction_file_leaves_empty_sections_out():
         assert f'<section id="{absent}"' not in page
     for present in ("accuracy", "hardness", "errors", "trajectories"):
         assert f'<section id="{present}"' in page
+    only = System("predictions", base.systems[1].records[:1])
+    alone = document(ReportData(title="one", equality="strict", systems=(only,), examples=base.examples))
+    assert "1 question over 1 database," in alone
+    assert ">1 question<" in alone
 
 
 def index_of(page):
