@@ -140,7 +140,7 @@ def test_from_a_database_to_a_champion_that_learned_from_a_thumb(tmp_path):
         port = admin.partition("port=")[2].split()[0]
         desk = Desk(tmp_path, f"postgresql://reader@127.0.0.1:{port}/shop")
         # Steps 2 and 3 of the tutorial, with this server's address.
-        assert "```sh\nsqltrain connect shop.sqlite\n```" in PAGE
+        assert "```sh\nsqltrain connect --example\n```" in PAGE
         assert "customer.email: looks like personal data" in desk.run("connect", desk.address)
         edit = next(block for block in BLOCKS if "yaml.safe_load" in block).partition("<<'EOF'\n")[2]
         subprocess.run([sys.executable, "-c", edit.partition("\nEOF")[0]], cwd=tmp_path, check=True)
