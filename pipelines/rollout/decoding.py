@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,8 @@ class _Group:
 class Slots:
     """Keys and values of up to `count` conversations, for all layers of a model.
 
-    A layer's tensors are (count, H_kv, capacity, D), made when the layer first attends, in its values' dtype. They hold
-    zeros and never garbage: a masked key has weight 0, and 0 times NaN is NaN.
+    A layer's tensors are (count + 1, H_kv, capacity, D), made when the layer first attends, in its values' dtype. They
+    hold zeros and never garbage: a masked key has weight 0, and 0 times NaN is NaN. The last slot is nobody's.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -63,12 +63,10 @@ class Slots:
     def plan(self, spans: Sequence[Span]) -> Tensor:
         """Lay out the next forward pass over a flat batch: the spans of one token first, at most one span a slot.
 
-        Returns the tokens' positions (1, N).
+        Returns the tokens' positions (N,).
         """
         index = functools.partial(torch.tensor, dtype=torch.long, device=self.device)
-        length = max(span.end for span in spans)
-        if length > self.capacity:
-            self.capacity = -(-max(length, self.capacity * 3 // 2) // GROWTH) * GROWTH
+        self.grow(spans)
         self.slot_of = index([span.slot for span in spans for _ in range(span.start, span.end)])
         self.position = index([i for span in spans for i in range(span.start, span.end)])
         keys = torch.arange(self.capacity, device=self.device)
@@ -105,7 +103,14 @@ class Slots:
             self.groups.append(_Group(index([span.slot for _, span in members]), index(take), mask))
 
         self.order = None if base == len(order) and order == list(range(base)) else index(order)
-        return self.position[None]
+        return self.position
+
+    def grow(self, spans: Sequence[Span]) -> int:
+        """Have room for all of the spans; the number of positions up to the last of them."""
+        length = max(span.end for span in spans)
+        if length > self.capacity:
+            self.capacity = -(-max(length, self.capacity * 3 // 2) // GROWTH) * GROWTH
+        return length
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions from one slot to another."""
@@ -135,7 +140,7 @@ def attend_slots(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     kept = slots.layers.get(layer)
     if kept is None or kept[0].shape[2] != slots.capacity:
-        grown = tuple(v.new_zeros((slots.count, new.shape[1], slots.capacity, new.shape[2])) for new in (k, v))
+        grown = tuple(v.new_zeros((slots.count + 1, new.shape[1], slots.capacity, new.shape[2])) for new in (k, v))
         for old, new in zip(kept or (), grown, strict=False):
             new[:, :, : old.shape[2]] = old
         kept = slots.layers[layer] = (grown[0], grown[1])
@@ -234,6 +239,38 @@ def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     return ids.clamp_(max=probs.shape[1] - 1)
 
 
+class Recording:
+    """A decode step over the first `n_keys` positions of all slots, recorded as a CUDA graph: a GPU does such a step in
+    a few milliseconds, and Python takes many times as long to start its kernels one by one.
+    """
+
+    def __init__(self, forward: Callable[[Tensor, Tensor, Tensor], Tensor], slots: Slots, n_keys: int) -> None:
+        # Of each slot: its token, where its keys and values go, and the end of its span.
+        self._idle = [(0, slots.count, 0, 1)] * slots.count  # of a slot that does not decode they go to nobody's
+        self._inputs = torch.tensor(self._idle, device=slots.device).T.contiguous()  # (4, E)
+        self._every = torch.arange(slots.count, device=slots.device)  # a graph keeps none of the tensors that it reads
+
+        def step() -> Tensor:
+            ids, slots.slot_of, slots.position, ends = self._inputs
+            seen = torch.arange(n_keys, device=slots.device) < ends[:, None]  # (E, K)
+            slots.groups, slots.order = [_Group(None, None, seen[:, None, None])], None
+            return forward(ids, slots.position, self._every)
+
+        step()  # what is made once, such as weights in the compute dtype, is made before
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._logits = step()
+
+    def replay(self, tokens: Sequence[tuple[int, Span]]) -> Tensor:
+        """(R, V) what follows one new token each of R slots."""
+        columns = list(self._idle)
+        for token, span in tokens:
+            columns[span.slot] = (token, span.slot, span.start, span.end)
+        self._inputs.copy_(torch.tensor(columns).T)
+        self._graph.replay()
+        return self._logits[[span.slot for _, span in tokens]]
+
+
 STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are prefilled over several steps
 SEEDS = 2**64
 
@@ -263,6 +300,7 @@ class Decoder:
         many = (*(own if isinstance(own, list) else [own]), codec.tokenizer.eos_token_id, codec.end_id)
         self._end_ids = frozenset(index for index in many if index is not None)
         self._own_mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=model.device)
+        self._recorded: dict[tuple[int, int], Recording] = {}  # on a GPU, by the slots' capacity and the keys read
 
     @property
     def room(self) -> int:
@@ -334,37 +372,43 @@ class Decoder:
                 batch.append((row, Span(row.slot, row.cached, end)))
                 tokens += end - row.cached
 
-        # The forward pass predicts, (R, V), for the rows that now have seen all their ids.
-        device = self._model.device
-        ids = [token for row, span in batch for token in row.ids[span.start : span.end]]
-        ends = itertools.accumulate(span.end - span.start for _, span in batch)
-        drawing = [(row, end - 1) for (row, span), end in zip(batch, ends, strict=True) if span.end == len(row.ids)]
-        with torch.no_grad():
-            output = self._model(
-                input_ids=torch.tensor([ids], device=device),
-                attention_mask=self._own_mask,  # any four-dimensional mask keeps the model from making one
-                position_ids=self._slots.plan([span for _, span in batch]),
-                use_cache=False,
-                logits_to_keep=torch.tensor([index for _, index in drawing], dtype=torch.long, device=device),
-                slots=self._slots,
-            )
+        # Forward passes predict, (R, V), for the rows that now have seen all their ids. On a GPU those that lack one
+        # token take a recorded one, and the others one of their own.
+        device, drawing, predicted = self._model.device, [], []
+        lone = [(row, span) for row, span in batch if span.end - span.start == 1] if device.type == "cuda" else []
+        if lone:
+            n_keys = -(-self._slots.grow([span for _, span in lone]) // GROWTH) * GROWTH
+            key = self._slots.capacity, n_keys
+            if key not in self._recorded:
+                self._recorded = {at: one for at, one in self._recorded.items() if at[0] == key[0]}
+                self._recorded[key] = Recording(self._forward, self._slots, n_keys)
+            predicted.append(self._recorded[key].replay([(row.ids[-1], span) for row, span in lone]))
+            drawing += [row for row, _ in lone]
+        if others := batch[len(lone) :]:
+            ids = [token for row, span in others for token in row.ids[span.start : span.end]]
+            ends = list(itertools.accumulate(span.end - span.start for _, span in others))
+            whole = [index for index, (row, span) in enumerate(others) if span.end == len(row.ids)]
+            keep = torch.tensor([ends[index] - 1 for index in whole], dtype=torch.long, device=device)
+            positions = self._slots.plan([span for _, span in others])
+            predicted.append(self._forward(torch.tensor(ids, device=device), positions, keep))
+            drawing += [others[index][0] for index in whole]
         for row, span in batch:
             row.cached = span.end
         if not drawing:
             return []
-        requests = [row.request for row, _ in drawing]
+        requests = [row.request for row in drawing]
         seeds = np.array([request.seed % SEEDS for request in requests], dtype=np.uint64)
-        positions = np.array([len(row.ids) for row, _ in drawing], dtype=np.uint64)
+        places = np.array([len(row.ids) for row in drawing], dtype=np.uint64)
         drawn, logprobs = draw(
-            output.logits[0],
+            predicted[0] if len(predicted) == 1 else torch.cat(predicted),
             temperature=torch.tensor([request.sampling.temperature for request in requests], device=device),
             top_p=torch.tensor([request.sampling.top_p for request in requests], device=device),
-            uniform=torch.from_numpy(uniforms(seeds, positions)).to(device),
+            uniform=torch.from_numpy(uniforms(seeds, places)).to(device),
         )
 
         # A turn ends with an end-of-turn token, a stop string or its budget.
         finished = []
-        for (row, _), token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
+        for row, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
             row.ids.append(token)
             row.logprobs.append(logprob)
             request, new_ids = row.request, row.ids[len(row.request.token_ids) :]
@@ -376,3 +420,17 @@ class Decoder:
                 turn = Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
                 finished.append((request.session, turn))
         return finished
+
+    @torch.no_grad()
+    def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
+        """(R, V) what follows R of a flat batch's N tokens, whose keys and values go where the slots' plan says."""
+        output = self._model(
+            input_ids=ids[None],
+            attention_mask=self._own_mask,  # any four-dimensional mask keeps the model from making one
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=keep,
+            slots=self._slots,
+        )
+        logits: Tensor = output.logits[0]
+        return logits

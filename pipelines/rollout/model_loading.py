@@ -25,6 +25,7 @@ def load(
     from transformers.utils.hub import cached_file
 
     hide_bars()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each new shape, and here most are new
     name, revision = str(path_or_name), None if Path(path_or_name).is_dir() else model.revision
     dtype = dtype or getattr(torch, model.compute_dtype)
     if model.compute_dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():

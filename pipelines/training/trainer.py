@@ -324,8 +324,8 @@ def run(trainer: Any, plan: Plan) -> None:
     for callback in (stop, recorder):
         trainer.add_callback(callback)
     with warnings.catch_warnings(), on_sigterm(stop.ask):
-        # TRL 1.16 still reads the name that transformers 5.23 has renamed.
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        # TRL 1.16 still uses the names that transformers 5.23 has renamed.
+        warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)
         trainer.train(resume_from_checkpoint=resume_point(plan))
     if stop.step is not None:
         problem = f"training was asked to stop, and did so after step {stop.step}"

@@ -1,5 +1,6 @@
 """Flat rows and the head's tiles: the log-probabilities, entropies and gradients of plain rows, and of TRL's kernel."""
 
+import copy
 import itertools
 import random
 
@@ -118,6 +119,35 @@ def test_long_rows_are_attended_alone_without_a_mask(network, monkeypatch):
     by_size = dict(zip(attention.sizes, attention.masks, strict=True))
     assert by_size[1, 6, 6] is None  # the first row of HELLO brings all that it sees
     assert isinstance(by_size[1, 6, 9], CausalBias)
+
+
+LONG_ROWS = [([2 + i % 50 for i in range(300)], [2 + (i * i + row) % 50 for i in range(1100)]) for row in range(2)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "dtype", "most"),
+    [(ROWS, None, 1e-4), (LONG_ROWS, None, 1e-4), (ROWS, torch.bfloat16, 0.03), (LONG_ROWS, torch.bfloat16, 0.03)],
+)
+def test_a_gpu_computes_what_a_cpu_does(network, rows, dtype, most):
+    """Log-probabilities and gradients, with TRL's kernel for the head; in bfloat16 long rows have flash kernels."""
+    ids, mask, width = padded(rows)
+    weights = torch.randn(len(rows), width, generator=torch.Generator().manual_seed(1)) * mask[:, -width:]
+    wanted = by_hand(network, rows, width)
+    expected = gradient(network, wanted[0], weights)
+    on_gpu = copy.deepcopy(network).cuda()
+    add_fused_lm_head(on_gpu, outputs=("log_probs", "entropy"))
+    packing.prepare(on_gpu)
+    ids, mask = ids.cuda(), mask.cuda()
+    with profile() as profiled, torch.autocast("cuda", dtype, enabled=dtype is not None):
+        got = packing.forward(on_gpu, packing.pack(ids, mask, width), mask[:, -width:])
+        found = gradient(on_gpu, got[0], weights.cuda()).cpu()
+    for values, plain in zip(got, wanted, strict=False):
+        assert (values.cpu() - plain).abs().max() < most * 10
+    assert (found - expected).norm() / expected.norm() < most
+    kernels = {event.key for event in profiled.key_averages()}
+    flash = "aten::_scaled_dot_product_flash_attention" in kernels
+    assert flash == (dtype is not None and rows is LONG_ROWS)
 
 
 def test_what_rows_begin_with_is_computed_once():
