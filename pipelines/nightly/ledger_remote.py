@@ -100,8 +100,7 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
                 ):
                     raise refused(f"{batch}/{LINKS}", "its links are not a mapping of texts")
                 for link in links:
-                    parts = link.split("/")
-                    if parts[0] in FILES or any(part.startswith(".") for part in parts):
+                    if link.split("/")[0] in (*FILES, *(f".{name}.partial" for name in FILES)):
                         raise refused(f"{batch}/{LINKS}", f"the link {link!r} stands where a file is to lie")
                 for link, target in links.items():
                     if not os.path.lexists(path.parent / link):  # an earlier pull may have made it

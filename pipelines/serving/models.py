@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ DEFAULT_RECIPE = "sql_trail"  # gives an endpoint or a script its protocol, unle
 SLOTS = 16  # episodes that a model in this process decodes together
 ANY = "*"  # the question of a script's line that answers all others
 LOOK_S = 2.0  # between two looks at the ledger
+RETRY_S = 60.0  # between two tries to load a champion
 log = logging.getLogger(__name__)
 
 
@@ -120,13 +122,18 @@ class CurrentModel:
 
     async def follow(self) -> None:
         """Look at the ledger now and then, until cancelled; questions under way end with the model that began them."""
+        failed, again, said = "", 0.0, ""  # the champion that could not be loaded, when to try it again, and why
         while self.text.startswith(CHAMPION):
             await asyncio.sleep(LOOK_S)
             try:
                 key = champion_of(self.store, self.text.removeprefix(CHAMPION)).key
-                if key != self.model.name:
+                if key != self.model.name and (key != failed or time.monotonic() > again):
+                    failed, again = key, time.monotonic() + RETRY_S
                     given = (self.text, self.recipe, self.overrides, self.store)
                     self.model = await asyncio.to_thread(open_model, *given)
                     log.warning("the champion is %s now", key)
             except Exception as error:  # a full memory, too: who serves must go on looking
-                log.warning("the champion before goes on serving: %s", error or type(error).__name__)
+                reason = str(error) or type(error).__name__
+                if reason != said:
+                    log.warning("the champion before goes on serving: %s", reason)
+                said = reason

@@ -271,7 +271,7 @@ def test_a_batch_that_the_ledger_there_does_not_name_is_not_pulled(tmp_path, her
 
 
 @pytest.mark.parametrize(
-    "links", ['{".questions.jsonl.partial": "%s"}', '{"questions.jsonl": "%s"}', '{"a/.b": "%s"}', '["%s"]', '{"a": 1}']
+    "links", ['{".questions.jsonl.partial": "%s"}', '{"questions.jsonl": "%s"}', '{"../b": "%s"}', '["%s"]', '{"a": 1}']
 )
 def test_the_links_of_a_batch_lead_no_file_out_of_it(tmp_path, here, remote, links):
     """Whoever can write to the remote must not be able to write a file of the user's."""
@@ -286,6 +286,17 @@ def test_the_links_of_a_batch_lead_no_file_out_of_it(tmp_path, here, remote, lin
             ledger_remote.pull(remote, there, lambda line: None)
     assert own.read_text() == "mine"
     assert Ledger(there, "farms").lines() == []
+
+
+def test_a_database_in_a_hidden_folder_of_the_inbox_comes_along(tmp_path, here, remote):
+    there = Store(tmp_path / "there")
+    ledger_remote.push(remote, here, lambda line: None)
+    (batch,) = Ledger(here, "farms").batches.glob("0001-*")
+    (tmp_path / "links.json").write_text(json.dumps({".databases/shop.sqlite": "/data/shop.sqlite"}))
+    remote.put(tmp_path / "links.json", f"nightly/farms/batches/{batch.name}/links.json")
+    ledger_remote.pull(remote, there, lambda line: None)
+    link = Ledger(there, "farms").batches / batch.name / ".databases" / "shop.sqlite"
+    assert str(link.readlink()) == "/data/shop.sqlite"
 
 
 def test_a_pull_does_not_write_through_a_link_in_the_place_of_its_own_file(tmp_path, here, remote):

@@ -336,7 +336,7 @@ def test_an_engines_message_can_be_no_picture_and_no_tag():
     assert http_server.chunk("c", "m", 0, error)["choices"][0]["delta"]["content"] == f"\n{text}\n"
 
 
-def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, monkeypatch):
+def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, monkeypatch, caplog):
     store, names = Store(tmp_path), []
     ledger = Ledger(store, "miniature")
     path = tmp_path / "lines.jsonl"
@@ -344,6 +344,9 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
 
     def loaded(folder, recipe, overrides, name):
         assert folder == store.folder("grpo", name) / "model"
+        if name == "damaged":
+            names.append(name)
+            raise DataError("no model there")
         return AnsweringModel(name, script(path), models.recipes.load("sql_trail", []))
 
     monkeypatch.setattr(models, "_checkpoint", loaded)  # weights are loaded elsewhere; here it is about which
@@ -367,6 +370,9 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
         await until(served, "one")
         promote("two")
         await until(served, "two")
+        promote("damaged")
+        await asyncio.sleep(0.3)  # thirty looks, one try and one warning
+        ledger.rollback()
         ledger.rollback()
         await until(served, "one")
         following.cancel()
@@ -374,7 +380,8 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
         assert CurrentModel("champion:miniature@staging", "sql_trail", [], store).model.name == "three"
 
     asyncio.run(nights())
-    assert names == ["one", "two", "one"]
+    assert names == ["one", "two", "damaged", "one"]
+    assert caplog.text.count("the champion before goes on serving: no model there") == 1
 
 
 @pytest.mark.parametrize(
