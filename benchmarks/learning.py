@@ -39,7 +39,7 @@ from pipelines.training import watch
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "learning.md"
 CONTROLS = Path(__file__).resolve().parent / "controls"
-DOSES = (0.85, 1.0)  # how often the teacher guesses in its four columns; 0.85 in the miniature
+DOSES = (0.5, 0.85, 0.95, 1.0)  # how often the teacher guesses in its four columns; 0.85 in the miniature
 Scored = dict[int, Scores]  # by seed
 
 
