@@ -258,7 +258,7 @@ class Recording:
 
         step()  # what is made once, such as weights in the compute dtype, is made before
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.device(slots.device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._logits = step()
 
     def replay(self, tokens: Sequence[tuple[int, Span]]) -> Tensor:
