@@ -372,8 +372,39 @@ class Decoder:
                 batch.append((row, Span(row.slot, row.cached, end)))
                 tokens += end - row.cached
 
-        # Forward passes predict, (R, V), for the rows that now have seen all their ids. On a GPU those that lack one
-        # token take a recorded one, and the others one of their own.
+        drawing, predicted = self._predict(batch)
+        if not drawing:
+            return []
+        device, requests = self._model.device, [row.request for row in drawing]
+        seeds = np.array([request.seed % SEEDS for request in requests], dtype=np.uint64)
+        places = np.array([len(row.ids) for row in drawing], dtype=np.uint64)
+        drawn, logprobs = draw(
+            predicted,
+            temperature=torch.tensor([request.sampling.temperature for request in requests], device=device),
+            top_p=torch.tensor([request.sampling.top_p for request in requests], device=device),
+            uniform=torch.from_numpy(uniforms(seeds, places)).to(device),
+        )
+
+        # A turn ends with an end-of-turn token, a stop string or its budget.
+        finished = []
+        for row, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            request, new_ids = row.request, row.ids[len(row.request.token_ids) :]
+            spoken = new_ids[:-1] if token in self._end_ids else new_ids
+            stopped = spoken is not new_ids or self._stops[request.stop].ended(new_ids)
+            if stopped or len(new_ids) >= request.max_tokens:
+                row.generating = False
+                text = cut(self._codec.decode(spoken), request.stop)
+                turn = Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
+                finished.append((request.session, turn))
+        return finished
+
+    def _predict(self, batch: Sequence[tuple[_Conversation, Span]]) -> tuple[list[_Conversation], Tensor]:
+        """Forward passes over a batch: the R conversations that now have seen all their ids, and (R, V) what follows.
+
+        On a GPU those that lack one token, which come first, take a recorded pass, and the others one of their own.
+        """
         device, drawing, predicted = self._model.device, [], []
         lone = [(row, span) for row, span in batch if span.end - span.start == 1] if device.type == "cuda" else []
         if lone:
@@ -394,32 +425,7 @@ class Decoder:
             drawing += [others[index][0] for index in whole]
         for row, span in batch:
             row.cached = span.end
-        if not drawing:
-            return []
-        requests = [row.request for row in drawing]
-        seeds = np.array([request.seed % SEEDS for request in requests], dtype=np.uint64)
-        places = np.array([len(row.ids) for row in drawing], dtype=np.uint64)
-        drawn, logprobs = draw(
-            predicted[0] if len(predicted) == 1 else torch.cat(predicted),
-            temperature=torch.tensor([request.sampling.temperature for request in requests], device=device),
-            top_p=torch.tensor([request.sampling.top_p for request in requests], device=device),
-            uniform=torch.from_numpy(uniforms(seeds, places)).to(device),
-        )
-
-        # A turn ends with an end-of-turn token, a stop string or its budget.
-        finished = []
-        for row, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
-            row.ids.append(token)
-            row.logprobs.append(logprob)
-            request, new_ids = row.request, row.ids[len(row.request.token_ids) :]
-            spoken = new_ids[:-1] if token in self._end_ids else new_ids
-            stopped = spoken is not new_ids or self._stops[request.stop].ended(new_ids)
-            if stopped or len(new_ids) >= request.max_tokens:
-                row.generating = False
-                text = cut(self._codec.decode(spoken), request.stop)
-                turn = Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
-                finished.append((request.session, turn))
-        return finished
+        return drawing, predicted[0] if len(predicted) == 1 else torch.cat(predicted)
 
     @torch.no_grad()
     def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
