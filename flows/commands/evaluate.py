@@ -21,7 +21,7 @@ from pipelines.core.files import read_json, write_atomic, writing_to
 from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.store import Store
 from pipelines.core.types import Database, escape_surrogates, from_dict, to_dict
-from pipelines.databases import card, named
+from pipelines.databases import card, named, of_recipe
 from pipelines.endpoints.client import Endpoint, endpoint
 from pipelines.evaluation.evaluate import of_prediction
 from pipelines.evaluation.summary import Summary
@@ -133,7 +133,7 @@ def evaluate(
     loaded, store = open_recipe(recipe, words, folder)
     more = [] if limit is None else [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
     if questions is not None and loaded.data.linker is None:  # one's own database is shown as `ask` and `serve` show it
-        more += ["data.linker=fit", f"data.linker_tokens={loaded.evaluation.sampling.episode_tokens // 2}"]
+        more += ["data.linker=fit", f"data.linker_tokens={of_recipe.served_tokens(loaded)}"]
     if more:
         loaded, store = open_recipe(recipe, [*words, *more], folder)
     if folder is not None:
@@ -257,9 +257,7 @@ def evaluate_policy(
 def evaluated(
     recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan_only: bool = False
 ) -> tuple[Path, dict[str, float]]:
-    """The folder of a policy's evaluation on the first benchmark of a recipe, or, if only planned, of the questions;
-    and what it asks at most.
-    """
+    """A policy's evaluation on the first benchmark, or the questions' folder if planned; and what it asks at most."""
     how = recipe.slice(*ASKING)
     code = plugin_code(how | recipe.slice("rollout.policy"))
     alone = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"selector": None})})
@@ -649,8 +647,7 @@ def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, re
         listed = ", ".join(f"{figure.replace('_', ' ')} {value:.1f}" for figure, value in six.items())
         say(f"{name}, with the questions that have no answer: {listed}")
     if summary.errors:
-        errors = ", ".join(f"{name} {count}" for name, count in summary.errors.items())
-        say(f"predictions that did not run: {errors}")
+        say("predictions that did not run: " + ", ".join(f"{name} {n}" for name, n in summary.errors.items()))
     for title, left_out in (("gold errors", summary.gold_errors), ("not available", summary.unavailable)):
         if left_out:
             reasons = numbers([f"{idx} {error}" for idx, error in left_out])
@@ -660,9 +657,7 @@ def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, re
         share = f"{100 * summary.unavailable_share:.1f} % of the items are not available"
         say(f"{share}; counted as wrong, they would make {listed}")
     if rewritten:
-        say(
-            "the official test suite replaces the letters value by 1 in predictions:"
-            f" {len(rewritten)} that are right here may be wrong there ({numbers(rewritten)})"
-        )
+        rest = f"{len(rewritten)} that are right here may be wrong there ({numbers(rewritten)})"
+        say(f"the official test suite replaces the letters value by 1 in predictions: {rest}")
     if unanswered:
         say(f"{unanswered} gold queries have no prediction and are not counted")

@@ -43,6 +43,11 @@ def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
     return SqlEngine(Limits.of(recipe.execution), workers, hidden=card.hidden_names())
 
 
+def served_tokens(recipe: Recipe) -> int:
+    """Most tokens, about, of a large schema's part that a served question is shown: half of an episode's."""
+    return recipe.evaluation.sampling.episode_tokens // 2
+
+
 def with_prompt_facts(
     examples: Sequence[Example],
     recipe: Recipe,
@@ -78,7 +83,7 @@ def with_prompt_facts(
         return prompt_schema.gold_linked(asked, schema)
     if (fits or (is_served and not has_gold)) and view in ("full", "filtered"):
         key = prompt_schema.LINKED if view == "filtered" else prompt_schema.FITTED
-        tokens = data.linker_tokens if fits else recipe.evaluation.sampling.episode_tokens // 2
+        tokens = data.linker_tokens if fits else served_tokens(recipe)
         return link_locally(asked, schema, tokens, is_brief, key)
     return asked
 

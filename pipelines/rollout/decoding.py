@@ -438,5 +438,4 @@ class Decoder:
             logits_to_keep=keep,
             slots=self._slots,
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        return output.logits[0]  # type: ignore[no-any-return]

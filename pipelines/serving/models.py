@@ -122,18 +122,17 @@ class CurrentModel:
 
     async def follow(self) -> None:
         """Look at the ledger now and then, until cancelled; questions under way end with the model that began them."""
-        failed, again, said = "", 0.0, ""  # the champion that could not be loaded, when to try it again, and why
+        tried, again, said = "", 0.0, ("", "")  # the newest champion, when it is tried again, and the last warning
         while self.text.startswith(CHAMPION):
             await asyncio.sleep(LOOK_S)
             try:
                 key = champion_of(self.store, self.text.removeprefix(CHAMPION)).key
-                if key != self.model.name and (key != failed or time.monotonic() > again):
-                    failed, again = key, time.monotonic() + RETRY_S
-                    given = (self.text, self.recipe, self.overrides, self.store)
-                    self.model = await asyncio.to_thread(open_model, *given)
+                if key != self.model.name and (key != tried or time.monotonic() > again):
+                    tried, again = key, time.monotonic() + RETRY_S
+                    self.model = await asyncio.to_thread(open_model, self.text, self.recipe, self.overrides, self.store)
                     log.warning("the champion is %s now", key)
             except Exception as error:  # a full memory, too: who serves must go on looking
                 reason = str(error) or type(error).__name__
-                if reason != said:
+                if (tried, reason) != said:
                     log.warning("the champion before goes on serving: %s", reason)
-                said = reason
+                said = tried, reason
