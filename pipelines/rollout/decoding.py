@@ -272,6 +272,7 @@ class Recording:
 
 
 STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are prefilled over several steps
+HOLD = 16  # most steps for which, on a GPU, several new tokens of a conversation wait for those of others
 SEEDS = 2**64
 
 
@@ -301,6 +302,8 @@ class Decoder:
         self._end_ids = frozenset(index for index in many if index is not None)
         self._own_mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=model.device)
         self._recorded: dict[tuple[int, int], Recording] = {}  # on a GPU, by the slots' capacity and the keys read
+        self._hold = HOLD if model.device.type == "cuda" else 0
+        self._held = 0  # steps for which some conversation that lacks several tokens was held by now
 
     @property
     def room(self) -> int:
@@ -363,11 +366,15 @@ class Decoder:
                 self._slots.copy(leader.slot, row.slot, shared)
                 row.cached = shared
             lacking.append(row)
-        # The batch: conversations that lack one token first, then the others, as far as a step's tokens go.
+        # The batch: conversations that lack one token first, then the others, as far as a step's tokens go. On a GPU a
+        # pass of single tokens is recorded, and another one takes as long as several of them: others wait for company.
         batch = [(row, Span(row.slot, row.cached, len(row.ids))) for row in lacking if len(row.ids) - row.cached == 1]
-        tokens = len(batch)
-        for row in lacking:
-            if len(row.ids) - row.cached > 1 and STEP_TOKENS - tokens > 1:
+        others = [row for row in lacking if len(row.ids) - row.cached > 1]
+        tokens, waiting = len(batch), sum(len(row.ids) - row.cached for row in others)
+        is_held = bool(batch and others) and self._held < self._hold and tokens + waiting < STEP_TOKENS
+        self._held = self._held + 1 if is_held else 0
+        for row in others if not is_held else ():
+            if STEP_TOKENS - tokens > 1:
                 end = min(len(row.ids), row.cached + STEP_TOKENS - tokens)
                 batch.append((row, Span(row.slot, row.cached, end)))
                 tokens += end - row.cached
@@ -401,31 +408,23 @@ class Decoder:
         return finished
 
     def _predict(self, batch: Sequence[tuple[_Conversation, Span]]) -> tuple[list[_Conversation], Tensor]:
-        """Forward passes over a batch: the R conversations that now have seen all their ids, and (R, V) what follows.
-
-        On a GPU those that lack one token, which come first, take a recorded pass, and the others one of their own.
-        """
-        device, drawing, predicted = self._model.device, [], []
-        lone = [(row, span) for row, span in batch if span.end - span.start == 1] if device.type == "cuda" else []
-        if lone:
-            n_keys = -(-self._slots.grow([span for _, span in lone]) // GROWTH) * GROWTH
+        """One forward pass: the R conversations that have seen all their ids afterwards, and what follows, (R, V)."""
+        spans = [span for _, span in batch]
+        for row, span in batch:
+            row.cached = span.end
+        drawing = [row for row, span in batch if span.end == len(row.ids)]
+        if self._model.device.type == "cuda" and spans[-1].end - spans[-1].start == 1:  # single tokens alone
+            n_keys = -(-self._slots.grow(spans) // GROWTH) * GROWTH
             key = self._slots.capacity, n_keys
             if key not in self._recorded:
                 self._recorded = {at: one for at, one in self._recorded.items() if at[0] == key[0]}
                 self._recorded[key] = Recording(self._forward, self._slots, n_keys)
-            predicted.append(self._recorded[key].replay([(row.ids[-1], span) for row, span in lone]))
-            drawing += [row for row, _ in lone]
-        if others := batch[len(lone) :]:
-            ids = [token for row, span in others for token in row.ids[span.start : span.end]]
-            ends = list(itertools.accumulate(span.end - span.start for _, span in others))
-            whole = [index for index, (row, span) in enumerate(others) if span.end == len(row.ids)]
-            keep = torch.tensor([ends[index] - 1 for index in whole], dtype=torch.long, device=device)
-            positions = self._slots.plan([span for _, span in others])
-            predicted.append(self._forward(torch.tensor(ids, device=device), positions, keep))
-            drawing += [others[index][0] for index in whole]
-        for row, span in batch:
-            row.cached = span.end
-        return drawing, predicted[0] if len(predicted) == 1 else torch.cat(predicted)
+            return drawing, self._recorded[key].replay([(row.ids[-1], span) for row, span in batch])
+        index = functools.partial(torch.tensor, dtype=torch.long, device=self._model.device)
+        ids = [token for row, span in batch for token in row.ids[span.start : span.end]]
+        ends = itertools.accumulate(span.end - span.start for span in spans)
+        keep = [end - 1 for end, (row, span) in zip(ends, batch, strict=True) if span.end == len(row.ids)]
+        return drawing, self._forward(index(ids), self._slots.plan(spans), index(keep))
 
     @torch.no_grad()
     def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:

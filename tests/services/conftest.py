@@ -50,11 +50,6 @@ def readme_blocks():
     return dict(re.findall(r"^```sh (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
-def _time(text):
-    """A moment as the API writes it, in seconds since 1970; 0 for none."""
-    return datetime.fromisoformat(text).timestamp() if text else 0.0
-
-
 def wait_for(true, seconds, what):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -112,8 +107,9 @@ class Site:
             wait_for(self.healthy, 300, "the Prefect server is up")
         else:
             begun = time.time()
-            heard = lambda: any(_time(one["last_heartbeat_time"]) > begun for one in self.api(WORKERS, {}))  # noqa: E731
-            wait_for(heard, 120, "the worker has said that it listens")
+            heard = lambda: [one["last_heartbeat_time"] or "1970-01-01T00Z" for one in self.api(WORKERS, {})]  # noqa: E731
+            listens = lambda: any(datetime.fromisoformat(text).timestamp() > begun for text in heard())  # noqa: E731
+            wait_for(listens, 120, "the worker has said that it listens")
 
     def kill(self, name):
         """kill -9 of what `up` started: the worker alone, so that its flow may go on; the server with its children."""

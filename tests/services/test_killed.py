@@ -59,7 +59,8 @@ def test_the_next_run_ends_with_the_same_store(site, undisturbed, tmp_path, vict
         site.up(victim)
     succeeded(site.deployment_run("retrain/miniature", LONG, "--watch", store=str(store)))
     assert digests(store) == digests(undisturbed)
-    rows = {row["stage"]: row["state"] for row in _stages(site)}
+    stages = json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])
+    rows = {row["stage"]: row["state"] for row in stages}
     assert all(rows[name.partition("/")[0]] == "cached" for name in done_before)
     wait_for(lambda: site.api(f"flow_runs/{first}")["state"]["type"] in ENDED, 120, "no run is Running for ever")
     state = site.api(f"flow_runs/{first}")["state"]
@@ -67,7 +68,3 @@ def test_the_next_run_ends_with_the_same_store(site, undisturbed, tmp_path, vict
         assert (state["type"], "is gone" in state["message"]) == ("CRASHED", True)
     if victim == "server":  # nobody can see it for a while, and it goes on
         assert state["type"] == "COMPLETED", state["message"]
-
-
-def _stages(site):
-    return json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])

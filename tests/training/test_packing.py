@@ -139,7 +139,7 @@ def test_a_gpu_computes_what_a_cpu_does(network, rows, dtype, most):
     add_fused_lm_head(on_gpu, outputs=("log_probs", "entropy"))
     packing.prepare(on_gpu)
     ids, mask = ids.cuda(), mask.cuda()
-    with profile() as profiled, torch.autocast("cuda", dtype, enabled=dtype is not None):
+    with profile(acc_events=True) as profiled, torch.autocast("cuda", dtype, enabled=dtype is not None):
         got = packing.forward(on_gpu, packing.pack(ids, mask, width), mask[:, -width:])
         found = gradient(on_gpu, got[0], weights.cuda()).cpu()
     for values, plain in zip(got, wanted, strict=False):

@@ -170,6 +170,18 @@ def test_long_conversations_and_prompts_over_several_steps(model, codec, counted
     assert max(counted) == 100
 
 
+def test_on_a_gpu_several_new_tokens_wait_for_company(model, codec, counted):
+    decoder = Decoder(model, codec, 2)
+    decoder._hold = 2  # steps; a GPU's are HOLD
+    decoder.begin(request("0", prompt(0, 20), max_tokens=6))
+    with slot_attention(model):
+        decoder.step()
+    decoder.begin(request("1", prompt(1, 5), max_tokens=3))
+    done = run(decoder, model)
+    assert counted == [20, 1, 1, 1 + 5, 2, 2]
+    assert_close(done["1"].logprobs, plain_logprobs(model, prompt(1, 5), done["1"].token_ids))
+
+
 def test_a_retried_turn_forgets_what_was_drawn(model, codec):
     decoder, context = Decoder(model, codec, 1), prompt(0, 20)
     first, again = (said(decoder, model, "0", context) for _ in range(2))

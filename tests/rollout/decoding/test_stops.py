@@ -3,11 +3,6 @@
 from pipelines.protocols.blocks import StopStrings, cut
 
 
-def spell(codec, text):
-    """One token a character."""
-    return [codec.tokenizer.convert_tokens_to_ids("Ġ" if character == " " else character) for character in text]
-
-
 def test_a_tag_that_is_one_token(codec):
     stops = StopStrings(codec.tokenizer, ("</sql>", "</solution>"), codec.decode)
     ids = codec.agent("<sql> select 1 </sql>")
@@ -16,7 +11,7 @@ def test_a_tag_that_is_one_token(codec):
 
 def test_a_tag_spelt_letter_by_letter(codec):
     stops = StopStrings(codec.tokenizer, ("</sql>",), codec.decode)
-    ids = spell(codec, "x</sql>")
+    ids = codec.tokenizer.convert_tokens_to_ids(list("x</sql>"))
     assert [stops.ended(ids[: i + 1]) for i in range(7)] == [False] * 6 + [True]
 
 
