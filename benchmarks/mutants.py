@@ -240,6 +240,17 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ('return ("", "two_fences") if "```" in inner else (inner, None)', "return inner, None"),
         ('set(arguments) - DATABASE_NAMES != {"sql"}', 'not {"sql"} <= set(arguments)'),
     ],
+    "decoder sampling": [
+        ("self._held < self._hold and", "self._held <= self._hold and"),
+        ("if leader is not row and row.cached < shared:", "if row.cached < shared:"),
+        ("len(request.token_ids) - 1)\n        row.ids", "len(request.token_ids))\n        row.ids"),
+        ("self._slots.copy(row.slot, target, row.cached)", "self._slots.copy(row.slot, target, 1)"),
+        ("mask = keys[:n_keys] <= index(last)", "mask = keys[:n_keys] < index(last)"),
+        ("before = ordered.cumsum(dim=-1) - ordered", "before = ordered.cumsum(dim=-1)"),
+        ("torch.where(probs > own, probs, 0.0)", "torch.where(probs >= own, probs, 0.0)"),
+        ("seeds + _GOLDEN) + positions * _GOLDEN", "seeds + _GOLDEN)"),
+        ("uniform[outside, 1]", "uniform[outside, 0]"),
+    ],
     "episode rollout_engine": [
         ("if self._room < 1:\n", "if self._room < 0:\n"),
         ("if self._room - len(ids) < 1:", "if self._room - len(ids) < 0:"),
