@@ -7,8 +7,8 @@ two minutes), and draw 16 x 6 episodes a step at temperature 1, with the same sa
 judge and the same six reward terms, and train on all of them. TRL's arm gets our tags as tool calls: a parser for
 `<sql>`, an environment whose one tool runs the query, and stops at the closing tags.
 
-A third arm, `padded`, is ours with the training pass as it would be without `pipelines/training/packing.py` and
-`head.py`: each row by itself, with padding, and TRL's head.
+A third arm, `padded`, is ours with the training pass as it would be without `pipelines/training/packing.py`: each row
+by itself, with padding, and TRL's head.
 
 Prints seconds a step by wall clock and CPU, CPU seconds of the training pass (forward and backward), the share of model
 compute (decoding, forward, backward, optimiser), turns an episode, and the ratios. On a machine that is busy with other
