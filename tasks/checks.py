@@ -13,11 +13,11 @@ from pipelines.core.files import read_json, read_json_lines
 from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import result_files
 from pipelines.recipe.config import Recipe
-from pipelines.stages.context import LEAKAGE
-from pipelines.stages.data import QUARANTINE, is_fault
+from pipelines.stages.context import LEAKAGE, QUARANTINE
+from pipelines.stages.data import TRAINED, is_fault
 
-TRAINING, HELD_OUT = ("sft", "rl"), ("dev", "test")
-POOLS = (*TRAINING, *HELD_OUT)
+HELD_OUT = ("dev", "test")
+POOLS = (*TRAINED, *HELD_OUT)
 SAME_QUESTION = ("exact", "normalised")  # kinds of leakage (`pipelines/curation/leakage.py`) that ask the same
 NAMED = pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#")
 LEAKED = "a training pool asks this held-out question too"

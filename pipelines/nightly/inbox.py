@@ -22,10 +22,10 @@ from pipelines.core.types import DATABASE, BadRow
 from pipelines.recipe.config import Nightly
 from pipelines.recipe.recipes import digest
 from pipelines.sql.dialects.dialect import has_password
+from pipelines.stages.context import QUARANTINE
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
 HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask held-out questions, and so take no part
-QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
 OWN = (QUESTIONS, ROWS, HELD_OUT, QUARANTINE, LINKS)  # a link of such a name would lead what is written to the inbox
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
 READ = (".jsonl", ".csv")

@@ -17,7 +17,7 @@ from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.stages import graph
-from pipelines.stages.context import LEAKAGE, examples
+from pipelines.stages.context import LEAKAGE, QUARANTINE, examples
 from pipelines.stages.evaluate import records
 
 Walk = Callable[[Recipe, Store, Sequence[graph.Step], str], list[graph.StageResult]]
@@ -213,7 +213,7 @@ def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, fresh
             if inbox.leave_out(batch, {leak["train"]: leak["held_out"] for leak in leaks if leak["same_database"]}):
                 return _admit(context, ledger, batch, base, fresh)
         places = (steps[0].folder, context.store.work(steps[0].kind, steps[0].key))
-        bad = next((path for folder in places if (path := folder / inbox.QUARANTINE).is_file()), None)
+        bad = next((path for folder in places if (path := folder / QUARANTINE).is_file()), None)
         raise _refuse(ledger, [batch], error, bad) from error
     return keys
 
@@ -223,7 +223,7 @@ def _refuse(ledger: Ledger, batches: Sequence[Path], error: DataError, bad: Path
     rows = sum(len(read_json(path / inbox.ROWS)) for path in batches)
     folders = [ledger.take_back(path, bad) for path in batches]
     ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=rows)
-    where = f"The bad rows, with their reasons, are in {folders[0] / inbox.QUARANTINE}. " if bad and folders else ""
+    where = f"The bad rows, with their reasons, are in {folders[0] / QUARANTINE}. " if bad and folders else ""
     return DataError(error.message, f"{error.hint} {where}All rows of the batch are new again.".strip())
 
 

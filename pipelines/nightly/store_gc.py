@@ -261,41 +261,17 @@ def usage(store: Store) -> dict[str, tuple[int, int]]:
     count: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for kind in folder_names(store.root):
-        own, below = _look(f"{store.root}/{kind}")
-        total[kind] = sum(own.values())
-        for name in below:
-            files, deeper = _look(f"{store.root}/{kind}/{name}")
-            count[kind] += MANIFEST in files and not name.startswith(".")
-            total[kind] += sum(files.values()) + sum(size_of(f"{store.root}/{kind}/{name}/{file}") for file in deeper)
+        keys = folder_names(store.root / kind)
+        count[kind] = sum(os.path.isfile(f"{store.root}/{kind}/{key}/{MANIFEST}") for key in keys)
+        total[kind] = size_of(store.root / kind)
     return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
 
 
-def size_of(folder: str | Path) -> int:
-    """The bytes of all files under a folder."""
-    total, todo = 0, [str(folder)]
-    while todo:
-        place = todo.pop()
-        files, below = _look(place)
-        total += sum(files.values())
-        todo += [f"{place}/{name}" for name in below]
+def size_of(folder: Path) -> int:
+    """The bytes of all files under a folder; links are not followed."""
+    total = 0
+    for place, folders, names in os.walk(folder):
+        for name in (*names, *(name for name in folders if os.path.islink(f"{place}/{name}"))):
+            with contextlib.suppress(FileNotFoundError):  # it may go while the store is read
+                total += os.lstat(f"{place}/{name}").st_size
     return total
-
-
-def _look(folder: str) -> tuple[dict[str, int], list[str]]:
-    """The bytes of each file in a folder, and the names of the folders in it; links are not followed."""
-    files: dict[str, int] = {}
-    below: list[str] = []
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # it may go while the store is read
-        return files, below
-    try:
-        with contextlib.suppress(FileNotFoundError), os.scandir(descriptor) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    below.append(entry.name)
-                else:
-                    files[entry.name] = entry.stat(follow_symlinks=False).st_size
-    finally:
-        os.close(descriptor)
-    return files, below

@@ -19,10 +19,11 @@ from pipelines.core.frames import DATA, LAYOUT
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.recipe.recipes import digest
-from pipelines.stages.data import note_leakage
+from pipelines.stages.context import QUARANTINE
+from pipelines.stages.data import TRAINED, note_leakage
 
 VERSION = 2
-HELD_OUT, TRAINED = ("dev",), ("sft", "rl")
+HELD_OUT = "dev"
 PARTS = "parts"  # of a union: links to the folders that its databases are in
 
 
@@ -77,7 +78,7 @@ def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> 
         link = folder / PARTS / str(index)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.join("..", "..", source.name))
-        pools = [*(HELD_OUT if index == 0 else ()), "sft", *(("rl",) if part.fresh else ())]
+        pools = [*((HELD_OUT,) if index == 0 else ()), "sft", *(("rl",) if part.fresh else ())]
         frame = pl.scan_parquet(source / DATA, glob=False).filter(pl.col("pool").is_in(pools))
         # Locations of files as seen from the union's folder; addresses of servers stay.
         database = pl.col("database")
@@ -93,7 +94,7 @@ def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> 
     note_leakage(folder)
     _join_quarantines(folder, folders)
     pools_there = frames.read(folder / DATA, "pool")["pool"]
-    counts = {f"{pool}_examples": float((pools_there == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
+    counts = {f"{pool}_examples": float((pools_there == pool).sum()) for pool in (*TRAINED, HELD_OUT)}
     write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})
 
 
@@ -118,11 +119,7 @@ def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], r
 
 
 def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:
-    """The lines of `quarantine.jsonl` of all parts, in order; returns how many."""
-    count = 0
-    with (folder / "quarantine.jsonl").open("wb") as out:
-        for source in folders:
-            for line in (source / "quarantine.jsonl").read_bytes().splitlines():
-                out.write(line + b"\n")
-                count += 1
-    return count
+    """The rows that all parts set aside, in order; returns how many."""
+    joined = b"".join((source / QUARANTINE).read_bytes() for source in folders)
+    (folder / QUARANTINE).write_bytes(joined)
+    return joined.count(b"\n")

@@ -1,11 +1,10 @@
 """The report's charts as inline SVG, drawn here so that they need no script and print as they look."""
 
-import dataclasses
 import html
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.evaluation.measures import moving_average
 from pipelines.evaluation.stats import Estimate
@@ -79,8 +78,7 @@ def data(identifier: str, value: Any) -> Html:
 STYLES = 6  # s0 to s5: each a colour and a marker shape, so that colour alone carries nothing
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """Maps values onto pixels; `log2` for sample counts."""
 
     low: float
@@ -96,8 +94,7 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """The plotting area of a chart, in pixels."""
 
     left: float
@@ -194,8 +191,7 @@ WIDE = 1072.0  # the page's column, in pixels
 PERCENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChartRow:
+class ChartRow(NamedTuple):
     """One system's figure in a group of a chart."""
 
     style: int
@@ -203,8 +199,7 @@ class ChartRow:
     estimate: Estimate | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Figures that belong together: one hardness level, one metric."""
 
     label: str
@@ -212,8 +207,7 @@ class Group:
     rows: tuple[ChartRow, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """A point of a line, with its interval when it has one."""
 
     x: float
@@ -222,8 +216,7 @@ class Point:
     high: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """One system's line."""
 
     style: int
@@ -321,13 +314,12 @@ def training_curve(values: Sequence[tuple[float, float]], name: str, style: int)
     return canvas(width, height, label, parts)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """One system's count in a group: `share` is of its own total."""
 
     style: int
     name: str
-    count: int
+    number: int
     share: float
 
 
@@ -335,7 +327,7 @@ def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
     """Counts side by side, group by group: (label, note, bars)."""
     left, pitch, gap = 230.0, 17.0, 14.0
     height = sum(len(members) * pitch + gap for _, _, members in groups) + 6
-    most = max((bar.count for _, _, members in groups for bar in members), default=0) or 1
+    most = max((bar.number for _, _, members in groups for bar in members), default=0) or 1
     scale = Scale(0, most, left, WIDE - 120)
     parts: list[Html] = [tag("line", x1=left, x2=left, y1=2, y2=height - 4, class_="axis")]
     y = 8.0
@@ -343,11 +335,11 @@ def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
         middle = y + len(members) * pitch / 2
         parts += [text(0, middle, name, "row-label"), text(0, middle + 15, note, "row-note")]
         for bar in members:
-            tip = f"{bar.name}: {bar.count} ({formats.percent(bar.share)} % of its wrong answers)"
-            box = {"x": left, "y": y + 2, "width": max(scale(bar.count) - left, 0.5), "height": pitch - 5}
+            tip = f"{bar.name}: {bar.number} ({formats.percent(bar.share)} % of its wrong answers)"
+            box = {"x": left, "y": y + 2, "width": max(scale(bar.number) - left, 0.5), "height": pitch - 5}
             parts.append(tag("rect", **box, rx=2, class_=_styled("bar", bar.style), data_tip=tip))
-            words = f"{formats.count(bar.count)}  ·  {formats.percent(bar.share)} %"
-            parts.append(text(scale(bar.count) + 8, y + pitch / 2 + 3.5, words, "bounds"))
+            words = f"{formats.count(bar.number)}  ·  {formats.percent(bar.share)} %"
+            parts.append(text(scale(bar.number) + 8, y + pitch / 2 + 3.5, words, "bounds"))
             y += pitch
         y += gap
     return canvas(WIDE, height, label, parts, class_="wide")
@@ -407,8 +399,7 @@ def histogram(rates: Sequence[float], label: str) -> Html:
     return canvas(width, height, label, parts)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Dot:
+class Dot(NamedTuple):
     """A point of a cloud: a system's cost and accuracy on one slice of the questions, and a letter for the slice."""
 
     style: int

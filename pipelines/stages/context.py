@@ -88,6 +88,7 @@ def base_of(folder: Path) -> str | None:
 # The files that stages read of one another: examples by pool, trajectories.
 
 COSTS = "costs.json"  # the cost of endpoints' answers, by endpoint
+QUARANTINE = "quarantine.jsonl"  # the rows that a stage set aside, with reasons
 LEAKAGE = "leakage.json"  # of the data stage: the report of `curation/leakage.py` on each training pool
 
 

@@ -24,7 +24,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import similarity
-from pipelines.stages.context import COSTS, LEAKAGE, Context, examples_at, rows_of
+from pipelines.stages.context import COSTS, LEAKAGE, QUARANTINE, Context, examples_at, rows_of
 from pipelines.stages.data import llm_extractors
 from pipelines.stages.shards import Run, Shards
 
@@ -50,7 +50,7 @@ def filter_trajectories(ctx: Context) -> None:
         writer.add(frame)
     writer.close()
     write_lines(
-        ctx.folder / "quarantine.jsonl",
+        ctx.folder / QUARANTINE,
         (
             {
                 "example_id": row["example_id"],
@@ -75,7 +75,7 @@ def filter_trajectories(ctx: Context) -> None:
         reason = next(iter(quality["left_out"]), "there were none")
         raise DataError(
             f"none of {len(selected)} trajectories is kept; most often: {reason}",
-            f"See {ctx.folder / 'quarantine.jsonl'}.",
+            f"See {ctx.folder / QUARANTINE}.",
         )
 
 
@@ -114,13 +114,6 @@ def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> 
     return run
 
 
-@dataclasses.dataclass(frozen=True)
-class Views:
-    """The static extractors' views of one gold SQL."""
-
-    views: dict[str, SchemaItems | None]
-
-
 def make_extraction_run(recipe: Recipe, data: Path, places: Path) -> Run:
     """A process's own schemas; its run writes the static extractors' views of one example a line. `places` has
     the rows of `data` that the items stand for.
@@ -130,7 +123,7 @@ def make_extraction_run(recipe: Recipe, data: Path, places: Path) -> Run:
     def run(items: Sequence[Any], path: Path) -> str:
         pool = examples_at(data, row_of[items[0] : items[-1] + 1].tolist())
         views = ({name: extractor(example) for name, extractor in extractors.items()} for example in pool)
-        write_lines(path, (to_dict(Views(by_name)) for by_name in views))
+        write_lines(path, ({name: items and to_dict(items) for name, items in each.items()} for each in views))
         return ""
 
     return run
@@ -155,12 +148,10 @@ def gold_schema(ctx: Context) -> None:
             schemas = [
                 consensus.consensus(
                     example.id,
-                    {name: views[name] for name in consensus.STATIC}
+                    {name: views[name] and from_dict(SchemaItems, views[name]) for name in consensus.STATIC}
                     | {name: extractor(example) for name, extractor in extractors.items()},
                 )
-                for example, views in zip(
-                    pool, (from_dict(Views, row).views for row in shards.read(index)), strict=True
-                )
+                for example, views in zip(pool, shards.read(index), strict=True)
             ]
             records = [schema.record() for schema in schemas]
             texts = [{name: json.dumps(value, sort_keys=True) for name, value in record.items()} for record in records]

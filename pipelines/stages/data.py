@@ -26,11 +26,10 @@ from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import schemas, sql_engine, with_card_evidence, with_prompt_facts
 from pipelines.databases.schema_filter import link_locally
 from pipelines.recipe.config import Recipe, Source
-from pipelines.stages.context import COSTS, LEAKAGE, Context, each_example
+from pipelines.stages.context import COSTS, LEAKAGE, QUARANTINE, Context, each_example
 from pipelines.stages.context import examples as examples_of_data
 from pipelines.stages.shards import Run, Shards
 
-QUARANTINE = "quarantine.jsonl"
 FLAGGED = "flagged_by_all"
 TRAINED = ("sft", "rl")  # pools that are learned from
 

@@ -46,7 +46,7 @@ from pipelines.rollout.policies.factories import policy
 from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.equalities.official import r_ves
-from pipelines.stages.context import Context, checkpoint_of, examples, single_thread
+from pipelines.stages.context import QUARANTINE, Context, checkpoint_of, examples, single_thread
 from pipelines.stages.keys import Digests
 from pipelines.stages.shards import Run, Shards, policy_for_shards
 
@@ -250,7 +250,7 @@ def texts(folder: Path, passes: Sequence[str]) -> Texts:
 
 def left_out(test: Path) -> dict[str, int]:
     """Questions that a finished `test` stage had to leave out, by the reason, the commonest first."""
-    rows = read_json_lines(test / "quarantine.jsonl")
+    rows = read_json_lines(test / QUARANTINE)
     return dict(Counter(str(row["reason"]).replace("_", " ") for row in rows if row["pool"] == "test").most_common())
 
 
