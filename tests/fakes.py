@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.core import frames
 from pipelines.core.types import Database
 from pipelines.sql.engine import Limits, SqlEngine
 
@@ -161,3 +162,10 @@ def succeeded(done: "subprocess.CompletedProcess[str]") -> "subprocess.Completed
     """What a command left, which must have ended with exit code 0."""
     assert done.returncode == 0, (done.stdout or "") + (done.stderr or "")
     return done
+
+
+def kept_text(path: Path) -> str:
+    """All of a file of a store as one text."""
+    if path.suffix == ".parquet":
+        return json.dumps(frames.read(path).to_dicts(), default=str)
+    return path.read_bytes().decode("utf-8", "replace")

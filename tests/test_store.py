@@ -14,6 +14,7 @@ from pipelines.core import provenance
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import require_room
 from pipelines.core.store import DAMAGED, MANIFEST, Store
+from tests.services.conftest import wait_for
 
 
 def nothing():
@@ -25,10 +26,7 @@ def make(store, key="k1", text="rows", waiting=nothing):
 
 
 def await_file(path):
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.02)
+    wait_for(path.exists, 60, path)
 
 
 def test_a_stage_is_made_once_and_equal_content_has_an_equal_manifest(tmp_path):

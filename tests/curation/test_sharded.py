@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from pipelines.databases import card
 from pipelines.recipe import recipes
 from pipelines.stages import curate, graph, shards
 from pipelines.stages.context import Silent
+from tests.services.conftest import wait_for
 
 SMALL = [
     "data.sft.options={databases: 3, questions: 8}",
@@ -79,10 +79,7 @@ def scheduler(tmp_path):
             for part in parts
         ]
     try:
-        deadline = time.monotonic() + 120
-        while not place.is_file() or not place.read_text().strip():
-            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.3)
+        wait_for(lambda: place.is_file() and place.read_text().strip(), 120, "the scheduler tells its address")
         yield str(json.loads(place.read_text())["address"])
     finally:
         for process in reversed(started):

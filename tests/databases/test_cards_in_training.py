@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.core import frames
 from pipelines.core.store import Store
 from pipelines.core.types import Database
 from pipelines.databases import card, named
@@ -19,7 +18,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import render
 from pipelines.stages import graph
 from pipelines.stages.context import Silent, examples, trajectories
-from tests.fakes import build_database
+from tests.fakes import build_database, kept_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOP = """
@@ -73,12 +72,6 @@ def recipe_of(*overrides):
 
 def keys(recipe, store):
     return {step.name: step.key for step in graph.plan(recipe, Store(store), until="grpo")}
-
-
-def kept_text(path):
-    if path.suffix == ".parquet":
-        return json.dumps(frames.read(path).to_dicts(), default=str)
-    return path.read_bytes().decode("utf-8", "replace")
 
 
 def test_no_stage_keeps_anything_hidden(shop, tmp_path):

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from jsonschema import Draft202012Validator
 
 from pipelines.recipe import recipes
 from tests.fakes import succeeded
+from tests.services.conftest import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
@@ -240,9 +240,7 @@ def test_the_slurm_script_starts_one_launcher_a_machine_and_is_queued_again_when
     own = {"RECIPE": "sql_trail", "STORE": "/shared/store", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["bash", str(INFRA / "slurm" / "train.sbatch"), "seed=1"]
     with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **slurm, **own}) as script:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for((tmp_path / "begun").exists, 30, "the training begins")
         script.terminate()
         assert script.wait(30) == 1
     assert (tmp_path / "calls").read_text() == "requeue 7\n"

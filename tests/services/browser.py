@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import pytest
 from websockets.sync.client import connect
 
+from tests.services.conftest import wait_for
+
 
 class Page:
     def __init__(self, socket):
@@ -36,10 +38,8 @@ class Page:
         self.call("Page.navigate", url=url)
 
     def wait_for(self, text, seconds=60):
-        deadline = time.monotonic() + seconds
-        while text not in (self.evaluate("document.body ? document.body.innerText : ''") or ""):
-            assert time.monotonic() < deadline, f"the page does not show {text!r}"
-            time.sleep(0.3)
+        script = "document.body ? document.body.innerText : ''"
+        wait_for(lambda: text in (self.evaluate(script) or ""), seconds, f"the page shows {text!r}")
 
     def click(self, text, seconds=60):
         """The control with exactly that text, as soon as it is there and enabled."""
@@ -49,10 +49,7 @@ class Page:
             "const control = found && (found.closest('button, a') || found);"
             "if (!control || control.disabled) return false; control.click(); return true; })()"
         )
-        deadline = time.monotonic() + seconds
-        while not self.evaluate(script):
-            assert time.monotonic() < deadline, f"nothing to click says {text!r}"
-            time.sleep(0.3)
+        wait_for(lambda: self.evaluate(script), seconds, f"something to click says {text!r}")
 
     def picture(self, path, rest=2.0):
         time.sleep(rest)
@@ -69,7 +66,8 @@ def browser(folder, width=1400, height=1000):
         [*command, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        port = _port(folder / "DevToolsActivePort")
+        place = folder / "DevToolsActivePort"
+        port, *_ = wait_for(lambda: place.exists() and place.read_text().split(), 60, "Chromium starts")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=30) as answer:
             tab = next(one for one in json.load(answer) if one["type"] == "page")
         with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
@@ -77,11 +75,3 @@ def browser(folder, width=1400, height=1000):
     finally:
         process.terminate()
         process.wait(20)
-
-
-def _port(path):
-    deadline = time.monotonic() + 60
-    while not path.exists() or not path.read_text().strip():
-        assert time.monotonic() < deadline, "Chromium did not start"
-        time.sleep(0.2)
-    return int(path.read_text().splitlines()[0])

@@ -15,7 +15,7 @@ from tasks import mlflow_client, models
 from tasks.mlflow_client import MlflowNotes
 from tasks.run import Tracker, run_step
 from tests.services.conftest import end, wait_for
-from tests.tasks.conftest import recipe, store, toy
+from tests.tasks.conftest import children, recipe, store, toy
 
 __all__ = ["recipe", "store", "toy"]
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
@@ -66,11 +66,6 @@ def walk(recipe, store, said, between=None):
                 between(step.name)
             run_step(step, steps, recipe, store, Silent(), tracker)
     return tracker
-
-
-def children(tracker):
-    query = f"tags.`mlflow.parentRunId` = '{tracker.run.run_id}'"
-    return {run.info.run_name: run for run in tracker.run.client.search_runs([tracker.run.experiment_id], query)}
 
 
 def test_a_server_takes_all_of_a_run(toy, recipe, store):

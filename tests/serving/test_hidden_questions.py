@@ -14,7 +14,6 @@ from mcp import Client
 from served import events, site
 
 from benchmarks.scripted_model import Handler, Server
-from pipelines.core import frames
 from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard, path_of, write
 from pipelines.databases.named import open_card
 from pipelines.recipe import recipes
@@ -22,7 +21,7 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.serving.access import Access
 from pipelines.serving.agent import AnsweringModel
 from pipelines.sql.engine import Limits, SqlEngine
-from tests.fakes import build_database
+from tests.fakes import build_database, kept_text
 
 pytestmark = pytest.mark.services
 TABLES = """
@@ -146,12 +145,6 @@ class Endpoint(Handler):
         return f"<reasoning>{saw}</reasoning>\n<{tag}>{TRIES[question]}</{tag}>"
 
 
-def text_of(path):
-    if path.suffix == ".parquet":
-        return json.dumps(frames.read(path).to_dicts(), default=str)
-    return path.read_bytes().decode("utf-8", "replace")
-
-
 @pytest.mark.timeout(120)
 def test_an_evaluation_of_the_same_questions_and_its_report_show_nothing_hidden(tmp_path, monkeypatch, sqltrain):
     monkeypatch.chdir(tmp_path)
@@ -177,8 +170,8 @@ def test_an_evaluation_of_the_same_questions_and_its_report_show_nothing_hidden(
     assert code == 0, err
     files = [path for path in Path("store").rglob("*") if path.is_file() and not path.is_symlink()]
     assert {"report.html", "data.parquet"} <= {path.name for path in files}
-    assert sum("Show ssn of person by name" in text_of(path) for path in files) >= 2
-    assert not [path for path in files if "SECRET" in text_of(path)]
+    assert sum("Show ssn of person by name" in kept_text(path) for path in files) >= 2
+    assert not [path for path in files if "SECRET" in kept_text(path)]
     assert "SECRET" not in out + err
 
 

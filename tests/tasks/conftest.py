@@ -118,3 +118,8 @@ def recipe():
 @pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "store")
+
+
+def children(tracker):
+    query = f"tags.`mlflow.parentRunId` = '{tracker.run.run_id}'"
+    return {run.info.run_name: run for run in tracker.run.client.search_runs([tracker.run.experiment_id], query)}

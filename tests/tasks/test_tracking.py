@@ -27,6 +27,7 @@ from tasks.run import CurveFollower, Tracker, read_rows, run_step
 from tests.fakes import http_server
 from tests.services.collector import attributes, collecting
 from tests.services.conftest import ROOT
+from tests.tasks.conftest import children
 
 
 def walk(recipe, store, tracker=None):
@@ -39,11 +40,6 @@ def walk(recipe, store, tracker=None):
 
 def with_samples(recipe, samples):
     return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"samples": samples})})
-
-
-def children(tracker):
-    query = f"tags.`mlflow.parentRunId` = '{tracker.run.run_id}'"
-    return {run.info.run_name: run for run in tracker.run.client.search_runs([tracker.run.experiment_id], query)}
 
 
 @pytest.fixture(scope="module")
