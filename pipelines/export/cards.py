@@ -235,7 +235,7 @@ def question_counts(lineage: Lineage) -> Iterator[str]:
         sources = _sources(lineage, pool)
         kinds = " and ".join(dict.fromkeys(f"{source['kind']} ({source['split']})" for source in sources))
         if sources:
-            rows.append((pool, f"{kinds}, {counts.get(pool, 0):,.0f} questions"))
+            rows.append((pool, f"{kinds}, {counts.get(f'{pool}_examples', 0):,.0f} questions"))
     if rows:
         yield f"## Data\n\n{_table(('pool', 'questions'), rows)}"
         yield "What demonstrations it was shown is in `dataset/README.md`."

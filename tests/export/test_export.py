@@ -76,7 +76,7 @@ def store(tmp_path):
         kept.make(stage, f"{stage}1", build, about, lambda: None)
 
     def data(folder):
-        write_json(folder / "metrics.json", {"sft": 90.0, "rl": 60.0, "dev": 10.0})
+        write_json(folder / "metrics.json", {"sft_examples": 90.0, "rl_examples": 60.0, "dev_examples": 10.0})
 
     make("data", {}, ["data.sft", "data.rl", "data.dev", "seed"], data)
     make("filter", {"data": "data1"}, ["filter"], lambda folder: (folder / "card.md").write_text("# Demonstrations\n"))
