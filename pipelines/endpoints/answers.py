@@ -48,6 +48,15 @@ def valid_text(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+def written_text(content: Any) -> str:
+    """The text of a message or of a piece of it, which some servers give in parts; a TypeError for any other value."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content if part.get("type") in ("text", "output_text"))
+    if not isinstance(content, str | None):
+        raise TypeError
+    return content or ""
+
+
 def read_completion(value: Mapping[str, Any]) -> Answer:
     """The first choice of a chat completion."""
     problem = Malformed("the answer tells of an error")
@@ -61,11 +70,7 @@ def read_completion(value: Mapping[str, Any]) -> Answer:
             problem = UnreadableAnswer("the answer has no choice that can be read", (prompt, completion))
         choice = value["choices"][0]
         message = choice["message"]
-        text = "" if message.get("content") is None else message["content"]
-        if isinstance(text, list):  # some servers give it in parts
-            text = "".join(part.get("text") or "" for part in text if part.get("type") in ("text", "output_text"))
-        if not isinstance(text, str):
-            raise TypeError
+        text = written_text(message.get("content"))
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         written = [(item["name"], item["arguments"]) for item in functions]
@@ -160,17 +165,21 @@ async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()
         extra_body=options | {k: v for k, v in body.items() if k not in own},
     )
     async for chunk in stream:
-        value = chunk.model_dump()
-        usage = value.get("usage") or usage
-        for choice in (value.get("choices") or ())[:1]:
-            delta = choice.get("delta") or {}
-            parts["content"].append(delta.get("content") or delta.get("refusal") or "")
-            parts["reasoning_content"].append(delta.get("reasoning_content") or delta.get("reasoning") or "")
-            for call in delta.get("tool_calls") or ():
-                call_parts = calls.setdefault(call.get("index") or 0, {"name": "", "arguments": ""})
-                for name in call_parts:
-                    call_parts[name] += (call.get("function") or {}).get(name) or ""
-            last = {name: choice.get(name) or value for name, value in last.items()}
+        try:
+            value = chunk.model_dump(warnings=False)
+            usage = value.get("usage") or usage
+            for choice in (value.get("choices") or ())[:1]:
+                delta = choice.get("delta") or {}
+                parts["content"].append(written_text(delta.get("content") or delta.get("refusal")))
+                thought = delta.get("reasoning_content") or delta.get("reasoning")
+                parts["reasoning_content"].append(written_text(thought))
+                for call in delta.get("tool_calls") or ():
+                    call_parts = calls.setdefault(call.get("index") or 0, {"name": "", "arguments": ""})
+                    for name in call_parts:
+                        call_parts[name] += (call.get("function") or {}).get(name) or ""
+                last = {name: choice.get(name) or value for name, value in last.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise Malformed("a piece of the stream cannot be read") from None
     if last["finish_reason"] is None:
         raise Malformed("the stream was cut")
     message = {name: "".join(texts) for name, texts in parts.items()}

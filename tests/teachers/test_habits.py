@@ -93,16 +93,16 @@ def test_a_stream_is_put_together_and_a_cut_one_asked_again(tmp_path, serve, mon
     rest = {"index": 0, "function": {"arguments": '"SELECT 1"}'}}
     status, headers, body = pieces({"content": "half"}, end=False)
     within = {**headers, "Content-Length": str(len(body) + 9), "Connection": "close"}
-    cut = [(status, headers, body), (status, within, body[:40])]
+    cut = [(status, headers, body), (status, within, body[:40]), pieces({"content": 7})]
     good = pieces(
-        {"reasoning_content": "look "}, {"reasoning_content": "twice"}, {"content": "a"}, {"content": "b"},
-        {"tool_calls": [call]}, {"tool_calls": [rest]},
+        {"reasoning_content": "look "}, {"reasoning_content": "twice"}, {"content": "a"},
+        {"content": [{"type": "text", "text": "b"}]}, {"tool_calls": [call]}, {"tool_calls": [rest]},
     )  # fmt: skip
     server = serve(lambda _: cut.pop() if cut else good)
     answer, asker = ask(server, tmp_path, stream=True)
     assert (answer.text, answer.reasoning, answer.calls) == ("ab", "look twice", (("run", '{"sql": "SELECT 1"}'),))
     assert (answer.prompt_tokens, answer.completion_tokens, asker.bought.requests) == (30, 10, 1)
-    assert [asked.json["stream"] for asked in server.asked] == [True, True, True]
+    assert [asked.json["stream"] for asked in server.asked] == [True] * 4
 
 
 @pytest.mark.parametrize(
