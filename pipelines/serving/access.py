@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, RecipeError
 from pipelines.recipe.yaml_files import read_yaml
 
 ANYBODY = "local"  # the user of a server without keys, which only this machine reaches
@@ -29,7 +29,10 @@ class Denied(Exception):
 def read_keys(path: Path) -> dict[str, str]:
     """Read the API keys by user from a YAML file."""
     hint = f"Each line is USER: KEY, with a key of at least {SHORTEST_KEY} characters, one of digits in quotes."
-    keys = {str(user): key for user, key in read_yaml(path).items()}
+    try:
+        keys = {str(user): key for user, key in read_yaml(path).items()}
+    except RecipeError as error:  # what follows quotes a line of the file, and so a key
+        raise DataError("".join(error.message.partition(" is not valid YAML")[:2]), hint) from None
     texts = [key for key in keys.values() if isinstance(key, str)]  # digits are a number, perhaps another one
     if not keys or len(texts) < len(keys) or any(len(key) < SHORTEST_KEY or not key.isascii() for key in texts):
         raise DataError(f"{path} holds no keys, or one that is short or no text", hint)

@@ -264,11 +264,12 @@ def test_keys_are_read_and_bad_ones_named(tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("ada: a-key-of-ada-1234567\n")
     assert read_keys(path) == {"ada": "a-key-of-ada-1234567"}
-    octal = "ada: 0777777777777777777"  # for YAML another number
-    for text in ("", "ada: short", "ada: a-key-of-ada-1234567\nbo: a-key-of-ada-1234567", octal):
+    octal, cut = "ada: 0777777777777777777", 'ada: "a-key-of-ada-1234567'  # for YAML another number, and no end
+    for text in ("", "ada: short", "ada: a-key-of-ada-1234567\nbo: a-key-of-ada-1234567", octal, cut):
         path.write_text(text)
-        with pytest.raises(DataError):
+        with pytest.raises(DataError) as refused:
             read_keys(path)
+        assert "a-key-of" not in str(refused.value)  # the words go to a log
 
 
 def test_a_user_asks_so_many_at_a_time():
