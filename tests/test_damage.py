@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.core import files, frames
 from pipelines.core.errors import BoundaryError, DataError, ResourceError
-from pipelines.core.files import disk_full, read_json, write_atomic
+from pipelines.core.files import disk_full, read_json, replacing, write_atomic
 from pipelines.core.store import DAMAGED, MANIFEST, MARK, Store
 from pipelines.nightly import inbox
 from pipelines.nightly.ledger import Ledger
@@ -227,6 +227,15 @@ def test_a_file_beside_the_stages_is_whole_or_as_it_was(tmp_path, monkeypatch):
             write_atomic(path, "[1]")
     assert path.read_text() == "[]"
     assert [each.name for each in tmp_path.iterdir()] == ["pins.json"]
+
+
+def test_two_writers_of_a_file_do_not_share_the_one_beside_it(tmp_path):
+    """Processes of two containers may have the same number, and both write the store's files."""
+    path = tmp_path / "digests.json"
+    with replacing(path) as first, replacing(path) as second:
+        first.write_text("[1]")
+        second.write_text("[2]")
+    assert path.read_text() == "[1]"  # the last one that was put in place
 
 
 def test_a_night_on_a_full_disk_leaves_the_ledger_unchanged(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -76,7 +77,7 @@ def write_atomic(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside a file for the block to write; it is renamed to the file at the end, or removed after an error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # two containers may have processes of one number
     try:
         yield beside
         beside.replace(path)
