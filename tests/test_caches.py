@@ -167,6 +167,11 @@ def test_the_nearest_finished_stage_tells_the_cause_and_what_follows_names_its_i
     assert world.again("grpo.steps=10")["grpo"] == "changed: grpo.steps (60 -> 10)"
 
 
+def test_a_stage_that_is_removed_while_a_plan_looks_for_causes_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "folder_names", lambda folder: ["removed by gc"])
+    assert keys.nearest_changes(tmp_path, {}) == ""
+
+
 def test_one_more_benchmark_has_stages_of_its_own(world):
     first = recipes.load("miniature", world.overrides).data.test[0].model_dump(mode="json")
     second = {**first, "name": "other", "count": 3}

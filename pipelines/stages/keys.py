@@ -238,9 +238,11 @@ def nearest_changes(folder: Path, about: Mapping[str, Any]) -> str:
         folder: of that kind of stage in the store.
         about: all that decides the stage's result.
     """
-    places = [folder / name for name in folder_names(folder)]
-    candidates = []
-    for place in sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)[:LOOKED_AT]:
+    places, candidates = list[tuple[float, Path]](), []
+    for place in (folder / name for name in folder_names(folder)):
+        with contextlib.suppress(FileNotFoundError):  # gc has just removed it
+            places.append((place.stat().st_mtime, place))
+    for _, place in sorted(places, reverse=True)[:LOOKED_AT]:
         with contextlib.suppress(OSError, ValueError):  # a damaged manifest: another check reports it
             old = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
             if isinstance(old, dict):
