@@ -9,13 +9,14 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
+from pipelines.core.errors import DataError
 from pipelines.core.files import locked_file, read_json, try_lock
 from pipelines.core.store import Store
 from tasks.prefect_server import is_away
@@ -63,7 +64,9 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 
 def mark_crashed(path: Path, say: Callable[[str], None]) -> None:
     """Set the flow run of a lock file to Crashed, unless it has ended or the server does not know it."""
-    holder = read_json(path)
+    holder: dict[str, Any] = {}
+    with contextlib.suppress(DataError):  # a power cut may have left it empty
+        holder = read_json(path)
     gone = f"its process {holder.get('pid', '?')} on {holder.get('host', '?')} is gone"
     reason = f"{gone}; the next run goes on from there"
     with get_client(sync_client=True) as client, contextlib.suppress(ObjectNotFound):

@@ -4,9 +4,12 @@ import base64
 import contextlib
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import httpx
 import pytest
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Failed
 
@@ -112,6 +115,15 @@ def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path, monkeypatch):
     assert crashed == ["killed"]
     reaper.mark_dead_runs(store, pytest.fail)
     assert crashed == ["killed"]  # once
+
+
+def test_a_lock_file_that_a_power_cut_left_empty_stops_no_later_run(tmp_path, monkeypatch):
+    (path := tmp_path / reaper.FLOWS / "0b5d1ad2-59a6-4a0e-9a4c-7d6a2e1f0c3b.json").parent.mkdir(parents=True)
+    path.write_text("")
+    client = SimpleNamespace(read_flow_run=Mock(side_effect=ObjectNotFound(Exception())))
+    monkeypatch.setattr(reaper, "get_client", lambda **_: contextlib.nullcontext(client))
+    reaper.mark_dead_runs(Store(tmp_path), pytest.fail)
+    assert not path.exists()
 
 
 def test_a_run_that_is_started_again_while_its_end_is_noted_keeps_its_lock(tmp_path, monkeypatch):
