@@ -18,13 +18,12 @@ from pipelines.nightly import store_gc
 from pipelines.nightly.ledger import Ledger
 
 
-def make(store, stage, key, inputs=None, **about):
+def make(store, stage, key, inputs=None, base=None, **facts):
     def build(folder):
         (folder / "data.txt").write_text("x" * 1000)
-        if stage == "model" and "base" in about:
-            (folder / "reference.json").write_text(json.dumps({"source": str(about["base"])}))
+        if base is not None:
+            (folder / "reference.json").write_text(json.dumps({"source": str(base)}))
 
-    facts = {name: value for name, value in about.items() if name != "base"}
     store.make(stage, key, build, {"inputs": inputs or {}, **facts}, lambda: None)
 
 
@@ -95,9 +94,8 @@ def test_a_champion_and_its_predecessor_keep_theirs_and_older_ones_do_not(store)
     make(store, "evaluate_grpo", "e2", {"grpo": "g2"})
     ledger = Ledger(store, "farms")
     for key in ("g0", "g1", "g2"):
-        ledger.add(
-            "night", decision="promoted", reason="", challenger={"stage": "grpo", "key": key}, new=[], learned=[]
-        )
+        made = {"stage": "grpo", "key": key}
+        ledger.add("night", decision="promoted", reason="", challenger=made, new=[], learned=[])
     assert gone(store) == {"grpo/g0", "evaluate_grpo/e0", "report/r1"}
     ledger.add("rollback", **{"from": "g2", "to": "g1"})
     assert gone(store) == {"grpo/g2", "evaluate_grpo/e2", "model/m2", "data/u2", "data/dx", "report/r1"}
@@ -152,8 +150,7 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store):
     work = store.work("sft", "new")
     work.mkdir()
     (work / "shard").write_text("half")
-    old = time.time() - 10 * 86400
-    os.utime(work, (old, old))
+    os.utime(work, (time.time() - 10 * 86400,) * 2)
     assert "sft/.work-new" in gone(store, days=7)
     with store_gc.claimed(store, [("sft", "new")], {}):
         assert "sft/.work-new" not in gone(store, days=7)
@@ -258,11 +255,9 @@ def test_sizes_count_nested_files_and_not_what_links_lead_to(store, tmp_path):
     before = store_gc.size_of(store.folder("sft", "s1"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "large").write_bytes(bytes(10**6))
-    weights = store.folder("sft", "s1") / "model"
-    weights.mkdir()
+    (weights := store.folder("sft", "s1") / "model").mkdir()
     (weights / "weights").write_bytes(bytes(5000))
-    link = weights / "link"
-    link.symlink_to(tmp_path / "elsewhere")
+    (link := weights / "link").symlink_to(tmp_path / "elsewhere")
     assert store_gc.size_of(store.folder("sft", "s1")) == before + 5000 + link.lstat().st_size
 
 

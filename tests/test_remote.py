@@ -2,9 +2,9 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from flows.commands import operate
 from pipelines.core.errors import DataError, ResourceError, SqltrainError
 from pipelines.core.store import Store
 from pipelines.core.store_remote import Remote, select_stages
+from tests.services.conftest import wait_for
 
 
 def filled(root):
@@ -113,15 +114,13 @@ def bucket(tmp_path, monkeypatch):
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 120
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/sqltrain", method="PUT")
-        while True:
-            try:
-                urllib.request.urlopen(request, timeout=5).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-                time.sleep(0.3)
+
+        def is_up():
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_for(is_up, 120, "the server is up")
+        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/sqltrain", method="PUT")).close()
         yield "s3://sqltrain"
     finally:
         server.terminate()
@@ -136,8 +135,7 @@ def test_a_missing_bucket_is_reported_in_one_line(bucket):
 
 
 def test_a_damaged_stage_is_not_pushed_and_the_others_are(tmp_path):
-    said = []
-    here = filled(tmp_path / "here")
+    here, said = filled(tmp_path / "here"), []
     (here.folder("data", "d1") / "data.txt").write_text("rowz")
     with pytest.raises(SqltrainError, match="1 stage damaged here and not pushed") as caught:
         operate.push(here, f"file://{tmp_path}/there", [], said.append)
@@ -148,8 +146,7 @@ def test_a_damaged_stage_is_not_pushed_and_the_others_are(tmp_path):
 
 @pytest.mark.parametrize("name", ["data.txt", "manifest.json", "links.json"])
 def test_a_stage_that_differs_there_is_pushed_again(tmp_path, name):
-    said = []
-    here, url = filled(tmp_path / "here"), f"file://{tmp_path}/there"
+    here, url, said = filled(tmp_path / "here"), f"file://{tmp_path}/there", []
     operate.push(here, url, [], lambda line: None)
     path = tmp_path / "there" / "data" / "d1" / name
     whole = path.read_bytes()
@@ -175,8 +172,7 @@ def test_a_stage_that_cannot_be_pulled_does_not_keep_the_others_from_coming(tmp_
 
 
 def test_a_damaged_stage_is_set_aside_and_pulled(tmp_path):
-    said = []
-    here, url = filled(tmp_path / "here"), f"file://{tmp_path}/there"
+    here, url, said = filled(tmp_path / "here"), f"file://{tmp_path}/there", []
     operate.push(here, url, [], lambda line: None)
     (here.folder("data", "d1") / "data.txt").write_text("rowz")
     operate.pull(here, url, [], said.append)

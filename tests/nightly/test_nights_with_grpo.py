@@ -25,13 +25,9 @@ GRPO = [
     "sft.epochs=18",  # half of what is sampled is wrong then: GRPO has something to learn
     f"difficulty={{group: 4, keep: 40, explore: 10, sampling: {SAMPLING}}}",
     f"grpo.sampling={SAMPLING}",
-    "grpo.group=8",
-    "grpo.questions_per_step=8",
-    "grpo.micro_batch=64",
-    "grpo.steps=24",
+    *("grpo.group=8", "grpo.questions_per_step=8", "grpo.micro_batch=64", "grpo.steps=24"),
+    *("grpo.held_out=0", "grpo.save_steps=2"),
     "grpo.optimizer={kind: adamw, lr: 1e-3, weight_decay: 0, warmup_ratio: 0.2, schedule: linear}",
-    "grpo.held_out=0",
-    "grpo.save_steps=2",
 ]
 
 

@@ -19,6 +19,8 @@ from pipelines.core.types import ExecutionStatus
 from pipelines.sql.audit import KEPT_FILES, AuditEntry, AuditLog
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from tests.fakes import build_database
+from tests.services.conftest import wait_for
+from tests.sql.servers import is_alive
 
 LONG_ROWS = 5_000_000
 LONG = f"""WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {LONG_ROWS}) SELECT count(*) FROM c"""
@@ -223,11 +225,7 @@ os.kill(os.getpid(), 9)
 """
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-    worker = Path(f"/proc/{int(done.stdout)}/stat")
-    deadline = time.monotonic() + 3
-    while worker.exists() and worker.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not is_alive(int(done.stdout)), 3, "the worker dies with its parent")
 
 
 def test_a_worker_has_no_environment_and_can_write_no_file(shop):
