@@ -1,6 +1,7 @@
 """The cache table: what is changed, which stages run again, and what `sqltrain stages` says is the cause."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import pytest
 from pipelines.core.registry import PROTOCOLS
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
+from pipelines.recipe.config import Source
 from pipelines.stages import graph, keys
 from pipelines.stages.context import Silent
 from tests.fakes import build_database
@@ -165,6 +167,15 @@ def test_the_nearest_finished_stage_tells_the_cause_and_what_follows_names_its_i
     assert found["evaluate_grpo"] == "changed: grpo (its input)"
     world.finish("seed=1", "grpo.steps=9")
     assert world.again("grpo.steps=10")["grpo"] == "changed: grpo.steps (60 -> 10)"
+
+
+def test_corrections_count_where_their_questions_are_read_without_them_too(tmp_path):
+    """The store remembers which files a file of questions names; those that change no more, of the time 0."""
+    (tmp_path / "own.jsonl").write_text("{}\n")
+    os.utime(tmp_path / "own.jsonl", (0, 0))
+    plain = Source(kind="jsonl", path=str(tmp_path / "own.jsonl"))
+    mended = plain.model_copy(update={"corrections": str(tmp_path / "corrections.jsonl")})
+    assert keys.fingerprint([plain], tmp_path) != keys.fingerprint([mended], tmp_path)
 
 
 def test_a_stage_that_is_removed_while_a_plan_looks_for_causes_is_none(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ class Digests:
         name, settled = "", False
         if path.is_file():
             key, settled = self._key(path)
-            name = f"files|{digest([source.kind, source.options])}|{key}"
+            name = f"files|{digest([source.kind, source.options, source.corrections])}|{key}"
             if name in self._known:
                 return [Path(file) for file in self._known[name]]
         own = base.files(source)
