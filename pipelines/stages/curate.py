@@ -74,8 +74,7 @@ def filter_trajectories(ctx: Context) -> None:
     if not len(kept_rows):
         reason = next(iter(quality["left_out"]), "there were none")
         raise DataError(
-            f"none of {len(selected)} trajectories is kept; most often: {reason}",
-            f"See {ctx.folder / QUARANTINE}.",
+            f"none of {len(selected)} trajectories is kept; most often: {reason}", f"See {ctx.folder / QUARANTINE}."
         )
 
 

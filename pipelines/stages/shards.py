@@ -162,6 +162,8 @@ class Shards(Generic[Item]):
             return
         plan = pickle.dumps((make, args, card.FOLDER.absolute()))
         for _ in range(RETRIES):
+            if not missing:  # the workers died with their work done
+                return
             context = multiprocessing.get_context("spawn")
             start = process_state.DiesWithParent(_start)
             count = min(processes, len(missing))

@@ -17,6 +17,7 @@ from pipelines.recipe import recipes
 from pipelines.stages import curate, graph, shards
 from pipelines.stages.context import Silent
 from tests.services.conftest import wait_for
+from tests.sql.servers import children
 
 SMALL = [
     "data.sft.options={databases: 3, questions: 8}",
@@ -115,6 +116,20 @@ def failing():
     return run
 
 
+def dying():
+    def run(items, path):
+        path.with_name(path.name.partition(".part")[0]).write_text(json.dumps("".join(items)))
+        os.kill(os.getpid(), 9)
+
+    return run
+
+
+def test_workers_that_die_when_all_shards_are_written_are_not_replaced(tmp_path):
+    cut = shards.Shards("abcd", 2, tmp_path)
+    cut.run(dying, (), 2, Silent())
+    assert list(cut.rows()) == ["ab", "cd"]
+
+
 def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path):
     """A stage's run holds an SQL engine with its processes, or a model: those of stages before it must go."""
     for suffix in "!?":
@@ -127,12 +142,8 @@ def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path):
 @pytest.mark.slow
 def test_a_failed_shard_leaves_no_worker_behind(tmp_path):
     pytest.importorskip("distributed")
-    before = set(children())
+    before = set(children(os.getpid()))
     plan = pickle.dumps((failing, (), card.FOLDER))
     with pytest.raises(ValueError, match="a shard that cannot be made"):
         shards.fan_out("local", 1, plan, [(["a"], tmp_path / "shard")], lambda items, note: None)
-    assert {pid for pid in children() if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()} <= before
-
-
-def children():
-    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    assert {pid for pid in children(os.getpid()) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()} <= before
