@@ -52,11 +52,13 @@ def look(store, *overrides, until=None):
         (["model.lora={bits: 4}", "hardware.deepspeed=zero3"], "no base of 4 bits"),
         (["synthesis.teacher.kind=policy"], "the tiny one has learned nothing.*model.source"),
         (["data.sft={kind: spider}", "data.rl=[{}, {kind: bird}]"], r"data\.sft, data\.rl\.1 of miniature: no path"),
+        ([f"data.sft={{kind: jsonl, path: {__file__}, options: {{database: 'a://b:s3cret@h/d'}}}}"], "a password"),
     ],
 )
 def test_a_wrong_setting_is_named_first(tmp_path, overrides, said):
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=said) as refused:
         look(tmp_path, *overrides)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_what_training_needs_of_this_machine_is_looked_for_before_the_first_stage(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.policies.factories import device, teaching
+from pipelines.sql.dialects.dialect import has_password
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
 from pipelines.stages.keys import asked_endpoints
 from pipelines.training import combinations
@@ -40,6 +41,10 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
             pools[f"data.test.{place}"] = benchmark
     if not recipe.protocol.abstains and any(source.options.get("unanswerable") for source in pools.values()):
         raise RecipeError("options.unanswerable needs an agent that may abstain", "Set protocol.abstains=true.")
+    options = [text for source in (data.sft, *data.rl, data.dev, *data.test) for text in source.options.values()]
+    if any(isinstance(text, str) and has_password(text) for text in options):  # MLflow and manifests keep a recipe
+        hint = "Use PGPASSWORD, MYSQL_PWD or a password file."
+        raise RecipeError("an address in the options of a source holds a password", hint)
     bare = [name for name, source in pools.items() if source.kind != "miniature" and not source.path]
     if bare:
         paths = " ".join(f"{name}.path=..." for name in bare)
