@@ -66,10 +66,8 @@ def with_store(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def open_recipe(name: str, overrides: Sequence[str] | None, model: Path | None = None) -> tuple[Recipe, Store]:
-    """A recipe with its overrides, and the store that they name.
-
-    Args:
-        model: a checkpoint, whose own card gives the protocol; overrides come last and win.
+    """A recipe with its overrides, and the store that they name. The card of a checkpoint, `model`, gives the protocol;
+    overrides come last and win.
     """
     words = [*(overrides or [])]
     if model is not None:

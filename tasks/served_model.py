@@ -58,11 +58,7 @@ class ServedAgent:
     weights: Path
 
     def predict(self, rows: Any, params: dict[str, Any] | None = None) -> list[str]:
-        """The SQL of each row's question about its database; "" if the agent gave no answer.
-
-        Args:
-            rows: a pandas frame with the columns of the signature.
-        """
+        """The SQL of each row's question, "" without an answer; `rows` is a pandas frame with the columns of inputs."""
         from pipelines.databases.of_recipe import schemas, sql_engine, with_prompt_facts
         from pipelines.protocols.base import build
         from pipelines.rollout.engine import RolloutEngine

@@ -223,12 +223,9 @@ def data_add(
 def add(
     name: str, path: Path, tell: Callable[[str], None], local: Path = LOCAL, called: str | None = None
 ) -> dict[str, Any]:
-    """Check a download and write `conf/local/<slot>.yaml`, which `include=local/<slot>` lays over any recipe.
-
-    Args:
-        called: the slot, and the benchmark's name in reports; by default `name`. Slots of one kind lie side by side.
-
-    Returns the findings as JSON values.
+    """Check a download and write `conf/local/<slot>.yaml`, which `include=local/<slot>` lays over any recipe; returns
+    the findings as JSON values. The slot, and the benchmark's name in reports, is `called`, else `name`: slots of one
+    kind lie side by side.
     """
     slot = called or name
     if not re.fullmatch(r"[\w-]+", slot):
@@ -277,10 +274,8 @@ def add(
 
 
 def chosen(listed: str, tell: Callable[[str], None]) -> str:
-    """The override that puts these benchmarks in a recipe; those that were not added are named and left out.
-
-    Args:
-        listed: names with commas between them, or one of `benchmarks.LISTS`.
+    """The override that puts these benchmarks (names with commas between, or one of `downloads.LISTS`) in a recipe;
+    those that were not added are named and left out.
     """
     names = downloads.LISTS.get(listed) or tuple(listed.split(","))
     here = [name for name in names if (recipes.LOCAL / f"{name}.yaml").is_file()]

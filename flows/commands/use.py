@@ -198,11 +198,8 @@ def newest_model(recipe: Recipe, store: Store) -> Path:
 def ask_model(
     recipe: Recipe, store: Store, question: str, database: str, model: Path | Policy | None, show: Callable[[str], None]
 ) -> None:
-    """Answer a question about a database with the greedy policy, showing each turn.
-
-    Args:
-        database: a file, an address, or a name of databases/.
-        model: a checkpoint folder, by default the recipe's newest, or any policy.
+    """Answer a question about a database (a file, an address, or a name of databases/) with the greedy policy, showing
+    each turn. `model` is a checkpoint folder, by default the recipe's newest, or any policy.
     """
     openable = named.find(database)
     answerer = model or newest_model(recipe, store)

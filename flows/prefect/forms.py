@@ -95,11 +95,8 @@ def set_home() -> dict[str, str]:
 
 
 def check_form(recipe: str, overrides: Sequence[str]) -> None:
-    """Refuse a form that changes other keys than it may; nothing that it names is imported or read for this.
-
-    Args:
-        recipe: the recipe's name.
-        overrides: as in `recipes.load`; `variant=` and `include=` lay the owner's own files over the recipe.
+    """Refuse a form that changes other keys than it may; nothing that it names is imported or read for this. Of its
+    overrides `variant=` and `include=` lay the owner's own files over the recipe.
     """
     if recipe not in recipes.recipe_names():
         raise RecipeError(f"a form takes no recipe but those of conf/recipes (it is {recipe!r})")

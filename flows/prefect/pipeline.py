@@ -62,10 +62,8 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
 def walk(
     recipe: Recipe, store: Store, steps: Sequence[graph.Step], tracker: Tracker, role: str = ""
 ) -> list[graph.StageResult]:
-    """Walk steps of the stage graph inside a flow run, one task a stage, and publish what people want to see.
-
-    Args:
-        role: what the stages are made for, where one run makes several of a name.
+    """Walk steps of the stage graph inside a flow run, one task a stage, and publish what people want to see. `role` is
+    what the stages are made for, where one run makes several of a name.
     """
     done: dict[str, graph.StageResult] = {}
     preflight.check(recipe, steps)
@@ -224,10 +222,8 @@ def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -
 
 
 def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, name: str = "") -> list[graph.StageResult]:
-    """Run a recipe as a flow on the server that the user named, else on one that lives as long as the run.
-
-    Args:
-        name: of the flow run; the recipe and its seed by default.
+    """Run a recipe as a flow on the server that the user named, else on one that lives as long as the run. The flow run
+    has this name, by default the recipe and its seed.
     """
     preflight.check(recipe, graph.plan(recipe, store, until))  # a mistake is told before a server is started
     with prefect_server():

@@ -18,12 +18,9 @@ POLL_S = 5.0
 
 
 def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[str], None]) -> State[Any]:
-    """Run a deployment and return its final state; a server that is away meanwhile is waited for.
+    """Run a deployment ("flow/deployment") and return its final state; a server that is away meanwhile is waited for.
 
     As a part of a flow run it is cancelled when that one is cancelled or fails.
-
-    Args:
-        deployment: "flow/deployment".
     """
     run: Any = retry_until_reachable(
         lambda: run_deployment(deployment, parameters=parameters, timeout=0), f"the start of {deployment}", say

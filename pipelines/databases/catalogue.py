@@ -60,11 +60,8 @@ class DatabaseFinding:
 
 
 def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, int | None]) -> list[DatabaseFinding]:
-    """All findings, table by table.
-
-    Args:
-        samples: by table; a table whose rows could not be read has none.
-        rows: rows of each table; None if not counted.
+    """All findings, table by table. A table whose rows could not be read has no `samples`, and one whose rows were not
+    counted has None for `rows`.
     """
     findings: list[tuple[str, str, str]] = []
     if len(schema.tables) > 1 and not any(table.foreign_keys for table in schema.tables):

@@ -14,13 +14,11 @@ _REF = re.compile(r"""ref\(\s*(?:['"][^'"]*['"]\s*,\s*)?['"]([^'"]+)['"]""")
 
 
 def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[str]]:
-    """The card with a dbt project's facts, and how many of each were taken; what a person wrote in the card stays.
+    """The card with a dbt project's facts (of its `target` folder, or its manifest), and how many of each were taken;
+    what a person wrote in the card stays.
 
     A test says what a column holds: `accepted_values` the values, `unique` and `not_null` that they are, and
     `relationships` is a foreign key. A metric is found by its name in a question, as the card's own metrics are.
-
-    Args:
-        folder: the project's `target`, or its manifest.
     """
     path, hint = folder / "manifest.json" if folder.is_dir() else folder, "Run dbt parse, and pass its target/ folder."
     try:

@@ -90,9 +90,7 @@ def with_prompt_facts(
 
 def with_card_evidence(examples: Sequence[Example], root: Path) -> list[Example]:
     """Add to each example the evidence of its database's card: the notes, and the metrics that the question names.
-
-    Args:
-        root: the folder of relative locations.
+    Relative locations start from `root`.
     """
     cards, noted_examples = card.by_database(), []
     if not cards:

@@ -29,11 +29,7 @@ def _words(name: str) -> list[str]:
 
 
 class SchemaFilter:
-    """Ranks the tables and columns of one schema for questions.
-
-    Args:
-        is_brief: whether prompts are the tiny model's (`protocol.prompt` begins with "brief").
-    """
+    """Ranks the tables and columns of one schema for questions; `is_brief` is whether prompts are the tiny model's."""
 
     def __init__(self, schema: Schema, is_brief: bool) -> None:
         self._schema, self._is_brief = schema, is_brief
@@ -78,11 +74,8 @@ class SchemaFilter:
         return self._whole <= tokens * self._units
 
     def choose(self, question: str, tokens: int, mentioned: Iterable[tuple[str, str]] = ()) -> SchemaItems:
-        """The tables and columns that the question may need, as many as fit; a table comes with its keys.
-
-        Args:
-            tokens: budget of the schema's text.
-            mentioned: columns that hold a value of the question, as (table, column).
+        """The tables and columns that the question may need, as many as fit into so many tokens; a table comes with its
+        keys. `mentioned` are columns that hold a value of the question, as (table, column).
         """
         score: dict[tuple[str, str], float] = defaultdict(float)
         words = [word for word in map(str.lower, _words(question)) if word not in STOP]
@@ -127,11 +120,8 @@ _filter_of = functools.lru_cache(maxsize=8)(SchemaFilter)
 def link_locally(
     examples: Sequence[Example], schemas: Schemas, tokens: int, is_brief: bool, key: str = LINKED
 ) -> list[Example]:
-    """Examples with their part of the schema in `meta[key]`; all of a schema that fits.
-
-    Args:
-        tokens: budget of the schema's text.
-        key: under `FITTED` a schema that fits is not noted.
+    """Examples with their part of the schema, of so many tokens, in `meta[key]`; all of a schema that fits, which under
+    `FITTED` is not noted.
     """
     linked = []
     for example in examples:

@@ -602,11 +602,7 @@ class Recipe(Section):
         return tuple(dict.fromkeys((self.headline, *(self.evaluation.equalities if own is None else own))))
 
     def on(self, name: str) -> Self:
-        """The recipe that the stages of one benchmark see: `data.test` holds that one alone.
-
-        Args:
-            name: the benchmark's; "" for the first.
-        """
+        """The recipe that the stages of one benchmark ("" for the first) see: `data.test` holds that one alone."""
         chosen = next(source for source in self.data.test if name in ("", source.name))
         return self.model_copy(update={"data": self.data.model_copy(update={"test": (chosen,)})})
 

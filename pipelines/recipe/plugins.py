@@ -17,10 +17,8 @@ FILE = "sqltrain_plugin_"  # how the name of a module that is one file begins
 
 
 def load_plugins(names: Sequence[str]) -> None:
-    """Import a recipe's plug-ins, so that their decorators register what they add.
-
-    Args:
-        names: Python files (they end in `.py`; relative paths start from the working folder) or modules.
+    """Import a recipe's plug-ins, so that their decorators register what they add. They are Python files, which end in
+    `.py` (relative paths start from the working folder), or modules.
     """
     for name in names:
         try:
@@ -89,13 +87,10 @@ def import_in_worker(modules: Sequence[tuple[str, str]]) -> None:
 
 
 def plugin_code(values: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of the code of every plug-in that a slice of a recipe uses, by "kind name".
+    """The digest of the code of every plug-in that a slice of a recipe (`Recipe.slice`) uses, by "kind name".
 
     A stage's key holds it, so that a change of a plug-in's code makes the stage again. The digest is of the file that
     registered the part; for a package, of all its Python files.
-
-    Args:
-        values: dotted paths of the recipe and their JSON values, as `Recipe.slice` gives them.
     """
     digests: dict[str, str] = {}
     tree: dict[str, Any] = {}

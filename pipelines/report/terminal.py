@@ -82,10 +82,8 @@ def plain(words: str, lines: bool = False) -> str:
 
 
 def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> ReportTable:
-    """The few figures of a run's end, one system a row, by the systems' names.
-
-    Args:
-        benchmark: what its recipe calls the questions; "" where no recipe names them.
+    """The few figures of a run's end, a system a row, by the systems' names; `benchmark` is what a recipe calls its
+    questions, "" where none names them.
     """
     of_all = summaries.values()
     columns: list[tuple[TableColumn, list[Cell]]] = [

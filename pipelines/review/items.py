@@ -72,10 +72,8 @@ def item_of(
 
 
 def read_file(path: Path, database: str | None) -> tuple[list[Item], list[OpenableDatabase]]:
-    """The questions of a JSONL file, in order, and their databases.
-
-    Args:
-        database: of all of them: a file, an address, or a name of databases/; None to take each line's own.
+    """The questions of a JSONL file, in order, and their databases; `database` is that of all of them (a file, an
+    address, or a name of databases/), or None to take each line's own.
     """
     databases: dict[str, OpenableDatabase] = {}
     items: list[Item] = []
@@ -109,10 +107,8 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
 
 
 def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
-    """All questions of a recipe's sources, those whose gold SQL fails among them; a repeated one once.
-
-    Args:
-        folder: where readers put or make databases.
+    """All questions of a recipe's sources, those whose gold SQL fails among them; a repeated one once. Readers put or
+    make databases in `folder`.
     """
     data = recipe.data
     sources = [source for source in (data.sft, *data.rl, data.dev, *data.test) if source is not None]

@@ -143,11 +143,8 @@ class Agent:
     async def answer(
         self, question: str, model: AnsweringModel | None = None, history: History = ()
     ) -> AsyncGenerator[Event]:
-        """The events of a question, the last one an answer or an error. Closing the generator ends its statement.
-
-        Args:
-            model: answers; by default the current one.
-            history: the last `HISTORY` of it are read.
+        """The events of a question, the last one an answer or an error, by the current model if none is given; the last
+        `HISTORY` of the questions before are read. Closing the generator ends its statement.
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         example = self.openable.example(question, f"chat-{next(self._numbers)}", history[-HISTORY:])

@@ -59,20 +59,14 @@ class Feedback:
     def keep(
         self, id: str, user: str, question: str, evidence: str, model: str, database: str, events: Sequence[Event]
     ) -> None:
-        """Insert a question with its events.
-
-        Args:
-            database: its file or its address without a password, as a night finds it.
-        """
+        """Insert a question with its events; `database` is its file, or its address without a password, for a night."""
         row = (id, utc_time(self._clock()), user, question, evidence, model, database, json.dumps(list(events)))
         with self._change() as db:
             db.execute("INSERT INTO asked VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
 
     def decide(self, id: str, user: str, good: bool, sql: str | None) -> bool:
-        """Insert a user's verdict on an answer, and put the right SQL into the inbox; returns whether there is one.
-
-        Args:
-            sql: the right SQL, which ran before; None if the user wrote none.
+        """Insert a user's verdict on an answer, and put the right SQL into the inbox: `sql`, which ran before, if they
+        wrote one. Returns whether there is a right one.
         """
         with self._change(inbox=True) as db:
             asked = db.execute("SELECT * FROM asked WHERE id = ? AND user = ?", (id, user)).fetchone()

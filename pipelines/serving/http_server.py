@@ -153,11 +153,7 @@ class Metrics:
     seconds: float = 0.0  # of all ended questions.
 
     def text(self, used: Mapping[str, float]) -> str:
-        """All figures in Prometheus' text format.
-
-        Args:
-            used: by endpoints so far, by kind.
-        """
+        """All figures in Prometheus' text format; `used` has those by endpoints so far, by kind."""
         lines = ["# TYPE sqltrain_questions_running gauge", f"sqltrain_questions_running {self.running}"]
         lines.append("# TYPE sqltrain_questions_total counter")
         lines += [f'sqltrain_questions_total{{outcome="{name}"}} {n}' for name, n in sorted(self.outcomes.items())]

@@ -231,12 +231,8 @@ KINDS = ("recipe", "sources", "cards", "weights", "prompt", "endpoints", "versio
 
 
 def nearest_changes(folder: Path, about: Mapping[str, Any]) -> str:
-    """A few changes since the finished stage of a kind that differs in the fewest points, on one line: "changed:
-    grpo.steps (170 -> 50), sft (its input)"; "" if there is none.
-
-    Args:
-        folder: of that kind of stage in the store.
-        about: all that decides the stage's result.
+    """A few changes of `about` since the finished stage in a folder that differs in the fewest points, on one line:
+    "changed: grpo.steps (170 -> 50), sft (its input)"; "" if there is none.
     """
     places, candidates = list[tuple[float, Path]](), []
     for place in (folder / name for name in folder_names(folder)):

@@ -50,13 +50,11 @@ def token_counter(recipe: Recipe) -> tuple[Callable[[str], int], bool]:
 
 
 def count(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
-    """The prompts of each pool that the recipe's stages ask, against the smallest budget of these stages.
+    """The prompts of each pool that the recipe's stages ask, against the smallest budget of these stages. `folders` are
+    those of the finished stages `data` and `test`, by step (`test.NAME` of a further benchmark).
 
     A database's first prompt is counted in tokens, and so is each that is about as long as an episode; the others by
     their characters, at as many for a token.
-
-    Args:
-        folders: of the finished stages `data` and `test`, by step (`test.NAME` of a further benchmark).
     """
     # The settings that bound the episodes of each pool. Those of a teacher that speaks text only are bounded by turn.
     sampling = {"difficulty": recipe.difficulty.sampling, "grpo": recipe.grpo.sampling}

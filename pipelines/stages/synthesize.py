@@ -65,11 +65,7 @@ def build(ctx: Context) -> None:
 
 
 def make_synthesis_run(recipe: Recipe, responses: Path) -> Run:
-    """A process's own engines; their run answers one shard of questions.
-
-    Args:
-        responses: where endpoints' answers are kept.
-    """
+    """A process's own engines; their run answers one shard of questions. Endpoints' answers are kept in `responses`."""
     synthesis = TeacherEngines(recipe, responses)
 
     def run(questions: Sequence[Any], path: Path) -> str:

@@ -111,11 +111,7 @@ SPARE_S = 60.0  # a process that waited too long says so itself
 
 
 def _train(ctx: Context, plan: Plan, shown: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
-    """Train in a child process, with its steps on the bar, and summarise its curves.
-
-    Args:
-        devices: the GPUs that it may use; None for all.
-    """
+    """Train in a child process on these GPUs (None for all), with its steps on the bar, and summarise its curves."""
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "begin":

@@ -121,11 +121,7 @@ def detectable(difference: Paired, runs: int = 1) -> float:
 
 
 def decide_contrasts(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[ContrastResult]:
-    """Each contrast of a claim, over the seeds that all its rows have.
-
-    Args:
-        wanted: the seeds of the sweep: a contrast that lacks one is not measured.
-    """
+    """Each contrast of a claim over the seeds of the sweep, `wanted`: one whose rows lack a seed is not measured."""
     results = []
     for contrast in claim.contrasts:
         first, second = runs.get(contrast.row, {}), runs.get(contrast.over, {})

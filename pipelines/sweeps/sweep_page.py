@@ -74,10 +74,8 @@ def line_class(place: int) -> str:
 
 
 def chart(lines: Sequence[Line], name: str, names: Sequence[str]) -> charts.Html:
-    """One number of training of several runs against the step; each line and its band has its row's name.
-
-    Args:
-        names: all rows, whose places are their colours.
+    """One number of training of several runs against the step; each line and its band has its row's name. The places of
+    all rows, `names`, are their colours.
     """
     width, height = 500.0, 250.0
     frame = charts.Frame(44, 10, width - 12, height - 38)
