@@ -25,7 +25,6 @@ from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import similarity
 from pipelines.stages.context import COSTS, LEAKAGE, QUARANTINE, Context, examples_at, rows_of
-from pipelines.stages.data import llm_extractors
 from pipelines.stages.shards import Run, Shards
 
 BATCH = 1024  # trajectories or examples between two moves of the bar
@@ -137,14 +136,22 @@ def gold_schema(ctx: Context) -> None:
     if data is None:
         data, pools = ctx.inputs["data"], ["sft", "rl", "dev"]
     rows = rows_of(data, *pools)["row"]
-    extractors = llm_extractors(ctx, examples_at(data, rows.to_list())) if ctx.recipe.gold_schema.extractors else {}
+    extractors: dict[str, consensus.Extractor] = {}
+    if names := ctx.recipe.gold_schema.extractors:  # endpoints, each of which is asked about all examples
+        from pipelines.endpoints.asker import Asker
+        from pipelines.teachers import experts
+
+        questions, schema = examples_at(data, rows.to_list()), schemas(ctx.recipe)
+        askers = {name: Asker.named(name, ctx.responses) for name in names}
+        extractors = {name: experts.extractor(asker, questions, schema) for name, asker in askers.items()}
+        write_json(ctx.folder / COSTS, {name: asker.take_used() for name, asker in askers.items()})
     shards = _in_shards(ctx, rows, "gold SQL", make_extraction_run, data=data)
     accepted = apart = 0
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     with (ctx.folder / "disagreements.jsonl").open("w", encoding="utf-8") as file:
         for index in range(len(shards)):
             pool = examples_at(data, [rows[item] for item in shards.part(index)])
-            schemas = [
+            agreed = [
                 consensus.consensus(
                     example.id,
                     {name: views[name] and from_dict(SchemaItems, views[name]) for name in consensus.STATIC}
@@ -152,13 +159,13 @@ def gold_schema(ctx: Context) -> None:
                 )
                 for example, views in zip(pool, shards.read(index), strict=True)
             ]
-            records = [schema.record() for schema in schemas]
+            records = [each.record() for each in agreed]
             texts = [{name: json.dumps(value, sort_keys=True) for name, value in record.items()} for record in records]
             writer.add(pl.DataFrame(texts))
-            accepted += sum(schema.items is not None for schema in schemas)
-            for schema in schemas:
-                if schema.reason:
-                    file.write(json.dumps(schema.record(), ensure_ascii=False, sort_keys=True) + "\n")
+            accepted += sum(each.items is not None for each in agreed)
+            for each in agreed:
+                if each.reason:
+                    file.write(json.dumps(each.record(), ensure_ascii=False, sort_keys=True) + "\n")
                     apart += 1
     writer.close()
     agreement = accepted / len(rows) if len(rows) else 1.0

@@ -22,11 +22,10 @@ from pipelines.core.frames import DATA
 from pipelines.core.store import SHARDS
 from pipelines.core.types import Example
 from pipelines.curation import leakage
-from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import schemas, sql_engine, with_card_evidence, with_prompt_facts
 from pipelines.databases.schema_filter import link_locally
 from pipelines.recipe.config import Recipe, Source
-from pipelines.stages.context import COSTS, LEAKAGE, QUARANTINE, Context, each_example
+from pipelines.stages.context import LEAKAGE, QUARANTINE, Context, each_example
 from pipelines.stages.context import examples as examples_of_data
 from pipelines.stages.shards import Run, Shards
 
@@ -114,7 +113,7 @@ def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart
     return run
 
 
-# Endpoints that recipes ask about their data: cleaners, the linker, extractors of gold schemas.
+# Endpoints that recipes ask about their data: cleaners and the linker.
 
 
 def ask_experts(
@@ -168,23 +167,6 @@ def ask_experts(
     return [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, shown, strict=True)], flagged, figures
 
 
-def llm_extractors(ctx: Context, examples: Sequence[Example]) -> dict[str, Extractor]:
-    """The extractors that the recipe names endpoints for; each has been asked about all examples. What their answers
-    cost is written to `costs.json`.
-    """
-    names = ctx.recipe.gold_schema.extractors
-    if not names:
-        return {}
-    from pipelines.endpoints.asker import Asker
-    from pipelines.teachers import experts
-
-    schema = schemas(ctx.recipe)
-    askers = {name: Asker.named(name, ctx.responses) for name in names}
-    extractors = {name: experts.extractor(asker, examples, schema) for name, asker in askers.items()}
-    write_json(ctx.folder / COSTS, {name: asker.take_used() for name, asker in askers.items()})
-    return extractors
-
-
 def build(ctx: Context) -> None:
     """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl`, the counts, and `leakage.json`:
     the questions of each training pool that one of the dev pool repeats.
@@ -235,6 +217,32 @@ def build_leakage(ctx: Context) -> None:
     ctx.progress.advance(1)
     repeats = {f"{pool}_repeats": sum(counts["same_database"].values()) for pool, counts in leaks.items()}
     ctx.metrics({"questions": len(questions), **repeats})
+
+
+def refuse_shared_ids(path: Path) -> None:
+    """Refuse training pools in which one id stands for two questions: later stages join them by id.
+
+    The same question may be in several sources and pools: then its database is the same, and its words or its gold SQL
+    are, unless a file of corrections has changed them.
+    """
+    texts = {name: pl.col(name).hash() for name in ("id", "question", "gold_sql")}
+    texts |= {
+        "database": pl.col("database").struct.field("id").hash(),
+        "corrected": pl.col("meta").str.contains(f'"{corrections.META}"', literal=True),
+    }
+    asked = frames.read(path, "pool", **texts).with_row_index("row").filter(pl.col("pool").is_in(TRAINED))
+    pairs = asked.join(asked.unique("id", keep="first"), on="id", suffix="_first", maintain_order="left")
+    other = {name: pl.col(name) != pl.col(f"{name}_first") for name in ("question", "gold_sql", "database")}
+    published = ~(pl.col("corrected") | pl.col("corrected_first"))
+    shared = pairs.filter(other["database"] | (published & other["question"] & other["gold_sql"]))
+    if not shared.is_empty():
+        both = frames.read(path, "id", "question")[[shared["row_first"][0], shared["row"][0]]]
+        raise DataError(
+            f"{shared.height} training questions have the id of another question; the first: {both['id'][0]!r} stands "
+            f"for {both['question'][0]!r} and for {both['question'][1]!r}",
+            "Give each question of data.sft and data.rl an id of its own, in all files together. Without ids, the "
+            "files' names must differ.",
+        )
 
 
 def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
@@ -301,27 +309,7 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
             f"Every bad row, with its reason, is in {ctx.folder / QUARANTINE}. Mend them, or raise data.max_bad_share.",
         )
     writer.close()
-    # Later stages join the training pools by id, so one id must not stand for two questions. The same question may be
-    # in several sources and pools: then its database is the same, and its words or its gold SQL are, unless a file of
-    # corrections has changed them.
-    texts = {name: pl.col(name).hash() for name in ("id", "question", "gold_sql")}
-    texts |= {
-        "database": pl.col("database").struct.field("id").hash(),
-        "corrected": pl.col("meta").str.contains(f'"{corrections.META}"', literal=True),
-    }
-    asked = frames.read(path, "pool", **texts).with_row_index("row").filter(pl.col("pool").is_in(TRAINED))
-    pairs = asked.join(asked.unique("id", keep="first"), on="id", suffix="_first", maintain_order="left")
-    other = {name: pl.col(name) != pl.col(f"{name}_first") for name in ("question", "gold_sql", "database")}
-    published = ~(pl.col("corrected") | pl.col("corrected_first"))
-    shared = pairs.filter(other["database"] | (published & other["question"] & other["gold_sql"]))
-    if not shared.is_empty():
-        both = frames.read(path, "id", "question")[[shared["row_first"][0], shared["row"][0]]]
-        raise DataError(
-            f"{shared.height} training questions have the id of another question; the first: {both['id'][0]!r} stands "
-            f"for {both['question'][0]!r} and for {both['question'][1]!r}",
-            "Give each question of data.sft and data.rl an id of its own, in all files together. Without ids, the "
-            "files' names must differ.",
-        )
+    refuse_shared_ids(path)
     if len({pool for pool, _, _ in sources}) < len(sources):
         # Of the questions of one name in a pool, which several sources may have, the first is kept.
         is_first = frames.read(path, "pool", "id").select(pl.struct("pool", "id").is_first_distinct()).to_series()
