@@ -229,8 +229,7 @@ def test_a_file_beside_the_stages_is_whole_or_as_it_was(tmp_path, monkeypatch):
     with replacing(path) as first, replacing(path) as second:  # as two containers, whose processes have one number
         first.write_text("[1]")
         second.write_text("[2]")
-    assert path.read_text() == "[1]"  # the last one that was put in place
-    assert [each.name for each in tmp_path.iterdir()] == ["pins.json"]
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("pins.json", "[1]")]  # the last one
 
 
 def test_a_night_on_a_full_disk_leaves_the_ledger_unchanged(tmp_path, monkeypatch):

@@ -299,7 +299,6 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
             if source.corrections is not None:
                 corrected = corrections.count(frames.from_frame(frame, Example))
                 numbers[f"{name}_corrected"] = numbers.get(f"{name}_corrected", 0.0) + corrected
-            numbers[f"{part.pool}_examples"] = numbers.get(f"{part.pool}_examples", 0.0) + frame.height
             writer.add(frame)
     bad = [(part.pool, row) for part, rows in zip(parts, checked, strict=True) for row in rows.rejected]
     write_lines(ctx.folder / QUARANTINE, ({"pool": pool, **dataclasses.asdict(row)} for pool, row in bad))
@@ -315,4 +314,5 @@ def write_pools(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> Non
         is_first = frames.read(path, "pool", "id").select(pl.struct("pool", "id").is_first_distinct()).to_series()
         if not is_first.all():
             frames.keep(path, is_first.arg_true())
-    ctx.metrics({**numbers, "quarantined": len(bad)})
+    counts = {f"{pool}_examples": float(n) for pool, n in frames.read(path, "pool")["pool"].value_counts().iter_rows()}
+    ctx.metrics({**numbers, **counts, "quarantined": len(bad)})

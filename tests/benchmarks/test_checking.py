@@ -158,7 +158,8 @@ def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_
         other = same | {"id": 1, "question": f"what is {number} ?", "sql": f"SELECT {number} FROM t"}
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (same, other)))
     first, second, own = (f"{{kind: jsonl, path: {tmp_path / name}.jsonl}}" for name in ("first", "second", "own"))
-    build(pooled(first, first, own), tmp_path / "shared")
+    shared = build(pooled(first, f"{first}, {first}", own), tmp_path / "shared")
+    assert json.loads((shared / "metrics.json").read_text())["rl_examples"] == 2  # each once
     told = r"1 training questions have the id of another.*'1' stands for 'what is 1 \?' and"
     for number, rl in enumerate((second, f"{first}, {second}")):
         with pytest.raises(DataError, match=told):
