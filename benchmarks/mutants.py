@@ -187,7 +187,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("(after - before) * 100 / examples * 1000", "(after - before) * 100 / examples"),
         ("ordered = sorted(candidates, key=lambda candidate: candidate.sample)", "ordered = list(candidates)"),
         ('if rule.failing == "vote" or candidate.signature', 'if rule.failing == "vote" and candidate.signature'),
-        ("[str(len(result.columns)), *ordered]", "ordered"),
+        ("[str(len(result.columns)), *sorted(", "[*sorted("),
     ],
     "answers::test_an_interval_is_of_the_questions_that_were_asked": [
         (

@@ -547,7 +547,11 @@ def score(
         if out is not None:
             _write(out, "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in scored))
         summary = scoring.summarise(scored, names)
-        rewritten = scoring.rewritten_by_official_script(scored, predictions)
+        # Right under a test suite here, and changed by the official script before it runs them (`evaluation.py:
+        # evaluate`): it replaces the letters "value" by "1" wherever they stand, also in names.
+        suites = [name for name in EQUALITIES if EQUALITIES[name].suite]
+        with_value = [item for item in scored if item.counted and "value" in predictions[item.idx]]
+        rewritten = [item.idx for item in with_value if any(item.scores.get(name) for name in suites)]
         _show_score(summary, names, len(items) - len(scored), rewritten)
         if report is not None:  # last: what was scored is told whatever becomes of it
             _report_score(report, items, predictions, located, scored, sql)

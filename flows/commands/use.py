@@ -17,7 +17,7 @@ import typer
 
 from flows import terminal
 from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, console, emit, say, with_store
-from pipelines.core.errors import BoundaryError, DataError, UserError
+from pipelines.core.errors import BoundaryError, DataError, ResourceError, UserError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.core.types import ExecutionStatus, StopReason, is_abstention, is_valid_unicode, text_of
@@ -391,7 +391,13 @@ def export(
         raise UserError(f"--quantize: there is no type {unknown[0]!r}", f"There are: {', '.join(BLOCKS)}.")
     if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
         raise UserError(f"--push: {push!r} is not the name of a repository", "Write OWNER/NAME.")
-    token = None if push is None else exports.require_token()  # before a folder is written
+    token = None
+    if push is not None:  # before a folder is written
+        from huggingface_hub import get_token
+
+        token = get_token()
+        if not token:
+            raise ResourceError("there is no token for the hub", exports.HUB_HINT)
     stage, _, key = model.partition("/")
     if Path(model).expanduser().is_dir():
         checkpoint = Path(model).expanduser()

@@ -54,8 +54,7 @@ def price(recipe: Recipe, counts: Counts) -> str:
             episodes = counts["train"] * recipe.synthesis.samples * (1 + recipe.synthesis.rationalise)
             sum_of_all = episodes * tokens * (turns * entry.price_in + entry.price_out) / 1e6  # read again at each turn
             words = f"some {sum_of_all:,.2f} {entry.currency} if each conversation grows to {tokens:,} tokens"
-            cost = words if sum_of_all else "its entry has no price"
-            lines.append(f"{teacher.endpoint}: {cost}")
+            lines.append(f"{teacher.endpoint}: {words if sum_of_all else 'its entry has no price'}")
     others = {
         name for stage in recipe.stages if stage != "synthesize" for name in asked_endpoints(recipe, stage) if name
     }

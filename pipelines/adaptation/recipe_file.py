@@ -57,8 +57,7 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
         return TrainingStart((f"recipes/{name}",), settings, False, about)
 
     if model is None:
-        needed = schema_chars // CHARS + EPISODE
-        context = next((size for size in CONTEXTS if needed <= size), None)
+        context = next((size for size in CONTEXTS if schema_chars // CHARS + EPISODE <= size), None)
         name = _known(recipe or RECIPE)
         if context is None:
             raise DataError(

@@ -84,8 +84,7 @@ def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     for pool in pools:
         pool["path"] = str(path.expanduser().resolve())
         pool["kind"] = "csv" if pool["kind"] == "jsonl" and path.suffix.lower() == ".csv" else pool["kind"]
-    section = HeldOut if "test" in tree["data"] else Source
-    return section.model_validate(pools[0]), tree
+    return (HeldOut if "test" in tree["data"] else Source).model_validate(pools[0]), tree
 
 
 def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:

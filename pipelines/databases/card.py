@@ -187,8 +187,7 @@ def write(path: Path, card: DatabaseCard) -> None:
     """Write a card, whole or not at all."""
     value: dict[str, Any] = {"notes": "", "metrics": {}} | card.model_dump(mode="json", exclude_defaults=True)
     order = ("engine", "location", "password_env", "other_schemas", "notes", "metrics", "tables")
-    ordered = {key: value[key] for key in order if key in value}
-    text = yaml_text(ordered)
+    text = yaml_text({key: value[key] for key in order if key in value})
     with writing_to(path, "Run it in a folder of your own."):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, HEAD.format(name=path.stem) + text)

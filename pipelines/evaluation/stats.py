@@ -239,8 +239,7 @@ Scores = Mapping[str, tuple[str, float]]  # by question: its database, and the v
 def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
     """The mean over questions and runs (one a seed) of scores in [0, 1], with its 95 % interval; None without any."""
     databases, rows, n_runs = _by_question(runs)
-    averages = [math.fsum(row.values()) / len(row) for row in rows]
-    plain = estimate(averages, databases, seed)
+    plain = estimate([math.fsum(row.values()) / len(row) for row in rows], databases, seed)
     values = [value for row in rows for value in row.values()]
     if plain is None or n_runs == 1 or min(values) == max(values):
         return plain

@@ -77,8 +77,7 @@ def signature(result: ExecutionResult, form: Form = "bag") -> str | None:
     if not result.ok:
         return None
     rows = ["\x1e".join(_canonical(cell) for cell in row) for row in result.rows]
-    ordered = sorted(set(rows) if form == "set" else rows)
-    text = "\x1d".join([str(len(result.columns)), *ordered])
+    text = "\x1d".join([str(len(result.columns)), *sorted(set(rows) if form == "set" else rows)])
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from safetensors import SafetensorError
 
-from pipelines.core.errors import DataError, EndpointError, ResourceError, UserError
+from pipelines.core.errors import DataError, EndpointError, UserError
 from pipelines.core.files import read_json, require_room, write_json, writing
 from pipelines.export import cards, llama_cpp
 from pipelines.export.cards import Lineage
@@ -94,16 +94,6 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 # The upload of an export to a hub, if there is a token for it.
 
 HUB_HINT = "Set HF_TOKEN, or run: hf auth login"
-
-
-def require_token() -> str:
-    """The token of the hub."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    if not token:
-        raise ResourceError("there is no token for the hub", HUB_HINT)
-    return token
 
 
 def push(folder: Path, name: str, token: str) -> str:

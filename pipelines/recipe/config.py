@@ -181,6 +181,14 @@ def _in_order(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
+class GrpoOptimizer(Optimizer):
+    """Which optimiser, and its schedule."""
+
+    lr: Amount = 1e-6  # the highest rate.
+    warmup_ratio: Share = 0.0  # share of the steps in which the rate rises from 0.
+    schedule: Literal["cosine", "constant", "linear"] = "constant"  # how the rate falls after the warm-up.
+
+
 class Grpo(Section):
     """Multi-turn GRPO."""
 
@@ -232,9 +240,8 @@ class Grpo(Section):
     importance_level: Literal["token", "sequence"] = "token"
     # an episode is left out when the mean ratio of policy and sampler over its tokens leaves them; null keeps all.
     bounds: Annotated[tuple[Amount, Amount], pydantic.AfterValidator(_in_order)] | None = None
-    sampling: Sampling = Sampling(top_p=0.99)  # how the episodes are drawn.
-    # which optimiser, and its schedule.
-    optimizer: Optimizer = Optimizer(lr=1e-6, schedule="constant", warmup_ratio=0.0)
+    sampling: Sampling = Sampling()  # how the episodes are drawn.
+    optimizer: GrpoOptimizer = GrpoOptimizer()  # which optimiser, and its schedule.
     # questions of the dev pool that the policy answers greedily while it trains, by which one sees whether rewards are
     # hacked; 0 for none.
     held_out: Count = 64
@@ -369,6 +376,12 @@ class Execution(Section):
 # The sections of a recipe that make demonstrations: the teacher, the filter, and the gold schemas.
 
 
+class TeacherSampling(Sampling):
+    """How a teacher's tokens are drawn."""
+
+    temperature: Annotated[float, pydantic.Field(ge=0)] = 0.7  # 0 is greedy.
+
+
 class Teacher(Section):
     """What writes demonstrations: the scripted oracle, an OpenAI-compatible endpoint, or the policy itself."""
 
@@ -379,7 +392,7 @@ class Teacher(Section):
     endpoint: str | None = None
     concurrency: Positive = 16  # requests in flight at once.
     # how an endpoint or the policy draws its tokens, and its token budgets.
-    sampling: Sampling = Sampling(temperature=0.7)
+    sampling: TeacherSampling = TeacherSampling()
     error_rate: Share = 0.1  # share of the oracle's episodes with a mistake that it then puts right.
     # column -> how often the oracle guesses how a value there is stored and does not look; only of questions whose
     # source has the words that they use for the value.
@@ -391,11 +404,19 @@ class Synthesis(Section):
     """Teacher trajectory synthesis."""
 
     teacher: Teacher = Teacher()  # the writer of the demonstrations.
-    mix: tuple[Teacher, ...] = ()  # several teachers, each with its share of the episodes, in place of `teacher`.
+    # several teachers, each with its share of the episodes, in place of `teacher`; one that has no `sampling` draws as
+    # `teacher` does.
+    mix: tuple[Teacher, ...] = ()
     # each teacher of the mix answers every sample of every question, whatever its share (TRUST-SQL, A.2).
     every: bool = False
     samples: Positive = 1  # episodes a question.
     rationalise: bool = False  # run wrong episodes once more with the gold SQL as a hint that is not trained on (STaR).
+
+    @pydantic.field_validator("mix")
+    @classmethod
+    def _draws_alike(cls, mix: tuple[Teacher, ...], info: pydantic.ValidationInfo) -> tuple[Teacher, ...]:
+        alike = {"sampling": info.data["teacher"].sampling} if "teacher" in info.data else {}
+        return tuple(one if "sampling" in one.model_fields_set else one.model_copy(update=alike) for one in mix)
 
     @pydantic.model_validator(mode="after")
     def _hinted(self) -> Self:

@@ -318,18 +318,6 @@ def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary
     )
 
 
-def rewritten_by_official_script(items: Sequence[ScoredItem], predictions: Mapping[int, str]) -> list[int]:
-    """Predictions that are right under a test suite equality here, and that the official script changes before it runs
-    them: it replaces the letters "value" by "1" wherever they stand (`evaluation.py: evaluate`), also in names.
-    """
-    suites = [name for name in EQUALITIES if EQUALITIES[name].suite]
-    return [
-        item.idx
-        for item in items
-        if item.counted and "value" in predictions[item.idx] and any(item.scores.get(name) for name in suites)
-    ]
-
-
 def _figure(name: str, items: Sequence[ScoredItem]) -> float:
     values = [item.scores[name] or 0.0 for item in items]
     return r_ves(values) if name == "r_ves" else 100 * sum(values) / len(values)

@@ -123,8 +123,7 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
         own_records = tuple(records(folder, *passes))
         if own_records:
             trajectories = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
-            own = title == name
-            words, once = (note, single) if own else ("", ())
+            words, once = (note, single) if title == name else ("", ())
             yield System(title, own_records, tuple(trajectories), trained, words, once, missing)
 
 

@@ -43,8 +43,7 @@ class OpenAIPolicy(Policy):
         """One agent turn; errors are those of `Connection.ask`."""
         sample = self._first + request.sample
         answer = await self.asker.ask(request.messages, request.sampling, request.stop, request.max_tokens, sample)
-        keep = self.asker.endpoint.reasoning == "keep"
-        text = as_turn(answer, request.stop, self._agent, keep)
+        text = as_turn(answer, request.stop, self._agent, self.asker.endpoint.reasoning == "keep")
         return Completion(text, finish="length" if answer.kind == "truncated" else "stop")
 
     def take_used(self) -> dict[str, float]:

@@ -13,8 +13,7 @@ from pipelines.report import formats, report_tables, writer
 from pipelines.sql.diagnoses import ERROR_CLASSES
 from tests.fakes import load_script
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "build_published.py"
-build_published = load_script(SCRIPT)
+build_published = load_script(Path(__file__).parents[2] / "docs" / "build_published.py")
 VECTORS = SHARED / build_published.VERDICTS
 pytestmark = pytest.mark.skipif(not VECTORS.is_file(), reason=f"no verdicts at {VECTORS} (SQLTRAIN_SHARED_DATA)")
 EQUALITIES = build_published.EQUALITIES

@@ -29,8 +29,7 @@ def test_each_kind_is_found_once_and_the_strictest_wins():
         ask("c", "Which clubs play in Bonn?", "select T1.name from club as T1 where T1.city = 'Bonn'"),
         ask("d", "How many clubs?", "SELECT count(*) FROM club"),
     ]
-    found = list(leakage.leaks(train, HELD_OUT))
-    shown = [(one.kind, one.train, one.held_out) for one in found]
+    shown = [(one.kind, one.train, one.held_out) for one in leakage.leaks(train, HELD_OUT)]
     assert shown == [("exact", "a", "h1"), ("normalised", "b", "h2"), ("sql", "c", "h2")]
 
 

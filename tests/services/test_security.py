@@ -29,8 +29,7 @@ def answer(site, path, body=None, **headers):
 
 
 def attack(site):
-    marker = site.folder / "attacked"
-    launch = json.dumps(["bash", "-c", f"touch {marker}"])
+    launch = json.dumps(["bash", "-c", f"touch {site.folder / 'attacked'}"])
     return {"parameters": {"recipe": "miniature", "overrides": [*SMALL_DATA, f"hardware.launch={launch}"]}}
 
 

@@ -268,8 +268,7 @@ def test_a_second_machine_trains_with_the_first(tmp_path, recipe, examples, taug
         launch.train(plan, out, lambda event: None)
         return [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]
 
-    port = free_port()
-    meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=test"]
+    meeting = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=test"]
     launcher = (*torchrun, "--nnodes=2", "--nproc-per-node=1", *meeting)
     (tmp_path / "two").mkdir()
     command = [sys.executable, "-m", "pipelines.training.join", str(tmp_path / "two"), *launcher]

@@ -332,8 +332,7 @@ def _filters(family: Family, slots: Slots, database: MiniDatabase) -> Iterator[t
     for column, value in (("c", "v"), ("d", "w")):
         if f"{{{value}}}" in family.sql:
             owner = next(table for table in database.tables if table.name == slots[family.of])
-            form = owner.categories[slots[column]]
-            stored_value = stored(slots[column], slots[value], form)
+            stored_value = stored(slots[column], slots[value], owner.categories[slots[column]])
             yield value, StoredValueFilter(owner.name, slots[column], slots[value], stored_value)
 
 
