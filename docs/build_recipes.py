@@ -28,6 +28,8 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("turn cap in training", "protocol.max_turns"),
         ("turn cap in evaluation", "protocol.max_turns_eval"),
         ("rows of an observation", "protocol.observation_rows"),
+        ("characters of its cells", "protocol.cell_chars"),
+        ("characters of all of it", "protocol.observation_chars"),
         ("reasoning in every turn", "protocol.reasoning"),
         ("what makes a turn malformed", "protocol.format"),
         ("one forced final answer", "protocol.forced_final"),
@@ -39,7 +41,7 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("tokens of a teacher's turn", "synthesis.teacher.sampling.turn_tokens"),
         ("trajectories kept", "filter.keep"),
         ("kept a question", "filter.per_example"),
-        ("levels kept first", "filter.priority"),
+        ("levels kept first, where not all are kept", "filter.priority"),
         ("batch", "sft.batch"),
         ("epochs", "sft.epochs"),
         ("rate", "sft.optimizer.lr"),
@@ -66,7 +68,7 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("questions a step", "grpo.questions_per_step"),
         ("optimiser steps a rollout", "grpo.updates_per_rollout"),
         ("epochs (all: counted by steps)", "grpo.epochs"),
-        ("steps", "grpo.steps"),
+        ("steps, where no epochs are set", "grpo.steps"),
         ("clip below", "grpo.clip_low"),
         ("clip above", "grpo.clip_high"),
         ("KL coefficient", "grpo.beta"),
@@ -127,6 +129,10 @@ This page is written by `python docs/build_recipes.py` from `conf/recipes/`; a t
 second column is the key that holds the number: change it with `sqltrain run RECIPE KEY=VALUE`, or take one of the
 paper's ablations with `variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
 [recipes_measured.md](recipes_measured.md) is what all of them do in miniature.
+
+What all five share and no paper tells: a query may run 30 seconds (`execution.timeout_s`; MTIR-SQL says only that
+its time is bounded), and each token of a rollout from vLLM is weighted by how much likelier the trainer finds it than
+the sampler did, at most twofold (`grpo.importance_cap`).
 
 Besides these there are `arctic_sql` (Arctic-Text2SQL-R1: one turn and an execution reward), `revisql` (ReViSQL:
 verified data, CISPO on adapters) and `csc_sql` (CSC-SQL: merge revision at inference), from public descriptions,

@@ -190,7 +190,16 @@ def test_the_rows_of_sql_trails_table_4():
     assert "name" not in shown("variant=no_headers")
     assert "ann | 0\n(1 row)" in shown("variant=no_headers")
     bare = load("sql_trail", "variant=schemaless").protocol
-    assert (bare.schema_view, bare.options["headers"], bare.prompt) == ("hidden", False, "plain")
+    assert (bare.schema_view, bare.options["headers"]) == ("hidden", False)
+
+
+def test_no_prompt_promises_column_names_or_a_schema_that_the_variant_does_not_show(tmp_path):
+    """SQL-Trail, table 4; SkyRL-SQL, D.1, whose prompt loses the schema in its first words and its example, too."""
+    for variant in ("no_headers", "schemaless", "names_only"):
+        name, headers = ("skyrl_sql", 1) if variant == "names_only" else ("sql_trail", 0)
+        prompt = system(tmp_path, name, f"variant={variant}")
+        assert prompt.count("\nMAX(price)\n18.5") == prompt.count("as a table with column names") == headers
+        assert ("You get a database schema" in prompt) == ("CREATE TABLE" in prompt) == (variant == "no_headers")
 
 
 @pytest.mark.parametrize("variant", ["shots_act", "shots_divide", "shots_plan", "shots_own", "star_sft"])
@@ -229,6 +238,10 @@ def test_every_teacher_of_a_mix_can_answer_everything(example, tmp_path):
     assert [trajectory.sample for trajectory in made] == [0, 1, 2, 3]
     one = TeacherEngines(load("miniature", two.replace("every: true", "every: false")), tmp_path).answer([example])
     assert len(one) == 2
+    mix = "synthesis.mix=[{kind: endpoint, endpoint: a}, {kind: endpoint, endpoint: b, sampling: {turn_tokens: 9}}]"
+    alike, own = (teacher.sampling for teacher in load("trust_sql", mix).synthesis.teachers)
+    # A.2: "a maximum output length of 2,048 tokens per response"; the temperature is the recipe's 0.7
+    assert (alike.turn_tokens, alike.temperature, own.turn_tokens, own.temperature) == (2048, 0.7, 9, 0.7)
 
 
 def test_spiders_own_training_questions_are_7000(tmp_path, example):
@@ -392,16 +405,6 @@ def test_reasoning_sqls_format_asks_for_both_tags_in_either_order(tmp_path):
     assert parse("<answer>SELECT 1</answer>").format_error is not None
     for variant in ("sft_gold", "star_sft"):
         assert "<answer>" in system(tmp_path, "reasoning_sql", f"variant={variant}")
-    assert load("reasoning_sql").grpo.sampling.episode_tokens == 8192
-
-
-def test_observations_are_cut_as_the_heads_say():
-    """By rows, by cells and as a whole; TRUST-SQL's cells hold a table's definition."""
-    bounds = {name: load(name).protocol for name in ("sql_trail", "skyrl_sql", "mtir_sql", "trust_sql")}
-    cut = {name: (one.observation_rows, one.cell_chars, one.observation_chars) for name, one in bounds.items()}
-    assert cut["sql_trail"] == cut["skyrl_sql"] == (50, 200, 8000)
-    assert cut["mtir_sql"] == (10, 200, 8000)
-    assert cut["trust_sql"] == (30, 4000, 16_000)
 
 
 def test_the_optimiser_of_rl_is_what_each_head_says():
@@ -414,11 +417,7 @@ def test_the_optimiser_of_rl_is_what_each_head_says():
 
 
 def test_formats_rewards_and_bounds_are_what_the_heads_say():
-    for sft in (load(name).sft.optimizer for name in ("trust_sql", "reasoning_sql")):
-        assert (sft.warmup_ratio, sft.schedule) == (0.1, "cosine")
-    assert {load(name).grpo.scale for name in ("sql_trail", "skyrl_sql", "mtir_sql")} == {"group"}
-    assert (load("trust_sql").synthesis.samples, load("mtir_sql").execution.timeout_s) == (8, 30)
-    assert load("skyrl_sql", "variant=qwen3_8b").grpo.sampling.turn_tokens == 8192
+    assert load("mtir_sql").execution.timeout_s == 30
     assert speaking("sql_trail").parse("<reasoning>r</reasoning>").format_error == "no_action"
     assert speaking("sql_trail").parse("<sql>SELECT 1</sql>").format_error == "missing_reasoning"
     answer = "<think>t</think>\n<answer>\n```sql\nSELECT 1\n```\n</answer> so"
