@@ -18,15 +18,14 @@ from pipelines.core.types import (
     Trajectory,
     Turn,
     from_dict,
+    is_abstention,
     read_jsonl,
     to_dict,
     write_jsonl,
 )
 from pipelines.nightly.ledger import Ledger, decisions, ledgers
 
-EXAMPLE = Example(
-    "q1", "how many ?", Database("farm", "sqlite", "farm.sqlite"), "SELECT 1", meta={"family": "é", "n": 2}
-)
+EXAMPLE = Example("q1", "how many ?", Database("farm", "sqlite", "farm.db"), "SELECT 1", meta={"family": "é", "n": 2})
 TRAJECTORY = Trajectory(
     example_id="q1",
     sample=0,
@@ -122,3 +121,9 @@ def test_a_ledger_takes_any_character_in_a_reason(tmp_path):
     book.add("night", decision="nothing", reason="", new=[])
     assert [row["reason"] for row in book.lines()] == [f"no such file: x{ENDS}y.sqlite", ""]
     assert decisions(ledgers(Store(tmp_path))["farms"].lines()) == {"0001-a": "kept"}
+
+
+def test_whether_an_answer_abstains_is_told_in_one_pass_over_it():
+    assert is_abstention(" select  'unanswerable' AS answer ; ")
+    for end in (" " * 500_000, " AS a" + ";" * 500_000 + " "):
+        assert not is_abstention(f"SELECT 'unanswerable'{end}x")

@@ -34,7 +34,7 @@ ABSTENTION = "SELECT 'unanswerable'"  # gold SQL, and answer, where the database
 
 def is_abstention(sql: str | None) -> bool:
     """Whether an answer is `ABSTENTION`, in whatever spaces and under whatever column name."""
-    return bool(re.fullmatch(r"\s*(?i:select)\s+'unanswerable'(\s+(?i:as)\s+\S+)?\s*;?\s*", sql or ""))
+    return bool(re.fullmatch(r"\s*(?i:select)\s+'unanswerable'(\s+(?i:as)\s+[^\s;]+)?[\s;]*", sql or ""))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ MISSING = frozenset(  # missing values of pandas.read_csv
     {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"}
     | {"NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
 )
-_INTEGER = re.compile(r"\s*[+-]?\d{1,18}\s*")
-_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|inf|infinity)\s*", re.IGNORECASE)
+_INTEGER = re.compile(r"\s*[+-]?\d{1,18}\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|infinity)\s*", re.IGNORECASE | re.ASCII)
 _TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 Cell = str | float | None
 Gold = Mapping[str, Any]
@@ -71,18 +71,23 @@ def score(gold: Gold, result: ExecutionResult) -> float:
         return 0.0
     # Values as they stand in a CSV file that pandas writes.
     rows_of_text = [["" if cell is None else text_of(cell) for cell in row] for row in result.rows]
-    answer = _columns(rows_of_text, len(result.columns))
     ordered = not gold["ignore_order"]
+    answer = _columns(rows_of_text, len(result.columns), ordered)
     for (header, *rows), wanted in zip(gold["results"], gold["columns"], strict=True):
-        accepted = _columns(rows, len(header))
+        accepted = _columns(rows, len(header), ordered)
         accepted = [accepted[index] for index in wanted] if wanted else accepted
-        if all(any(_same(column, other, ordered) for other in answer) for column in accepted):
+        if len(rows) == len(result.rows) and all(
+            any(all(map(_close, column, other)) for other in answer) for column in accepted
+        ):
             return 1.0
     return 0.0
 
 
-def _columns(rows: Sequence[Sequence[str]], width: int) -> list[list[Cell]]:
-    """Cells by column, with the types that pandas gives a column of a CSV file; a short row lacks its last cells."""
+def _columns(rows: Sequence[Sequence[str]], width: int, ordered: bool = True) -> list[list[Cell]]:
+    """Cells by column, with the types that pandas gives a column of a CSV file; a short row lacks its last cells.
+
+    If the order of rows does not count they stand in the evaluator's: its missing cells are NaN and sort as that text.
+    """
     table: list[list[Cell]] = []
     for index in range(width):
         column = [row[index] if index < len(row) else "" for row in rows]
@@ -94,18 +99,10 @@ def _columns(rows: Sequence[Sequence[str]], width: int) -> list[list[Cell]]:
             table.append([None if cell in MISSING else int(cell) if whole else float(cell) for cell in column])
         else:
             table.append([None if cell in MISSING else cell for cell in column])
+    if not ordered:
+        for cells in table:
+            cells.sort(key=lambda cell: ("nan" if cell is None else str(cell), isinstance(cell, int | float)))
     return table
-
-
-def _same(first: Sequence[Cell], second: Sequence[Cell], ordered: bool) -> bool:
-    if len(first) != len(second):
-        return False
-    if not ordered:  # the evaluator's order of cells: its missing cells are NaN and sort as that text
-        first, second = (
-            sorted(column, key=lambda cell: ("nan" if cell is None else str(cell), isinstance(cell, int | float)))
-            for column in (first, second)
-        )
-    return all(map(_close, first, second))
 
 
 def _close(first: Cell, second: Cell) -> bool:

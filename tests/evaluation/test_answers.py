@@ -114,10 +114,8 @@ def folder(tmp_path):
     data.mkdir(parents=True)
     done.mkdir(parents=True)
     asked = [example(0), example(1), example(2)]
-    frames.write(
-        data / "data.parquet",
-        frames.to_frame(asked, extra=[{"pool": pool, "part": 0} for pool in ("test", "test", "sft")]),
-    )
+    pools = [{"pool": pool, "part": 0} for pool in ("test", "test", "sft")]
+    frames.write(data / "data.parquet", frames.to_frame(asked, extra=pools))
     made = [trajectory(0, number, "greedy", 0) for _, number in PASSES]
     frames.write(done / "data.parquet", frames.to_frame(made, extra=[{"pass": name} for name, _ in PASSES]))
     (done / "manifest.json").write_text(json.dumps({"stage": "evaluations", "key": "e1", "test": "d1"}))
@@ -143,10 +141,8 @@ def test_records_alone_have_no_texts_and_damage_is_reported(folder, tmp_path):
 
 def test_a_prediction_files_texts_lie_beside_its_records(tmp_path):
     made = tuple(trajectory(1, number, "greedy", 0) for number in (0, 1))
-    asked = tuple(
-        dataclasses.replace(each, database=dataclasses.replace(each.database, location="db.sqlite"))
-        for each in (example(0), example(1))
-    )
+    database = dataclasses.replace(example(0).database, location="db.sqlite")
+    asked = tuple(dataclasses.replace(example(number), database=database) for number in (0, 1))
     evaluate.write_texts(tmp_path, asked, System("mine", (), made))
     found = evaluate.texts(tmp_path, ("greedy",))
     assert found.trajectories == made
@@ -270,7 +266,7 @@ def test_shards_of_another_size_than_a_killed_run_cut_are_made_anew(tmp_path):
 
     def made(size):
         shards = Shards(items, size, tmp_path)
-        shards.run(_writes, (), 1, Silent())
+        shards.run(lambda: write, (), 1, Silent())
         return list(shards.rows())
 
     killed = Shards(items, 2, tmp_path)
@@ -281,22 +277,15 @@ def test_shards_of_another_size_than_a_killed_run_cut_are_made_anew(tmp_path):
         assert made(size) == items
 
 
-def _writes():
-    return write
-
-
 def write(items, path):
     path.write_text("".join(f"{item}\n" for item in items))
     return ""
 
 
 def test_an_interval_is_of_the_questions_that_were_asked():
-    asked = [
-        dataclasses.replace(RECORD, example_id=f"q{at}", database="d", scores={"strict": 0.0}) for at in range(100)
-    ]
-    left = [
-        dataclasses.replace(record, example_id=f"r{at}", stop=StopReason.UNASKED) for at, record in enumerate(asked)
-    ]
+    wrong = dataclasses.replace(RECORD, database="d", scores={"strict": 0.0})
+    asked = [dataclasses.replace(wrong, example_id=f"q{at}") for at in range(100)]
+    left = [dataclasses.replace(wrong, example_id=f"r{at}", stop=StopReason.UNASKED) for at in range(100)]
     estimate = metrics.execution_accuracy([*asked, *left], "strict")
     # Wilson's bound of 0 in 100: z^2 / (n + z^2) = 3.8415 / 103.8415; of 0 in 200 it would be half of that.
     assert (estimate.value, estimate.low, estimate.n) == (0.0, 0.0, 100)
@@ -394,6 +383,8 @@ def test_an_answer_that_failed_or_was_cut_is_wrong():
         ["2020-01-01", "2020-01-02", ""],
         ["", "", ""],
         [" 4", "5 ", ".5"],
+        ["9" * 200_000 + "x", "2"],  # is told from a number in one pass
+        ["٤", "5"],  # an Arabic digit is a text
     ],
 )
 def test_columns_get_the_types_that_pandas_gives_them(cells):

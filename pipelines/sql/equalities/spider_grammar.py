@@ -42,7 +42,7 @@ Columns = Mapping[str, Collection[str]]  # lower-cased columns by lower-cased ta
 _QUOTED = re.compile(r'"[^"]*"')
 _TOKEN = re.compile(r"\x00\d+\x00|[()\[\]{}<>;@#$%&?!]|--|,(?!\d)|(?:,(?=\d)|[^\s()\[\]{}<>;@#$%&?!,\x00])+")
 _NAME = re.compile(r"\w+(\.\w+)?$")
-_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|[+-]?(inf|infinity|nan)$")
+_FLOAT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$|[+-]?(inf|infinity|nan)$")
 
 
 class UnreadableQuery(Exception):
