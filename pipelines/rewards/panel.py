@@ -144,6 +144,8 @@ class Rubric:
                 values = [float(value) for value in (paid if entry.by_turn else [0.0] * (turns - 1) + [paid])]
                 if len(values) != turns:
                     raise ValueError(f"it pays for {len(values)} turns of {turns}")
+                if not all(map(math.isfinite, values)):  # NaN would leave the episode out of its group, unseen
+                    raise ValueError(f"it pays {sum(values)}, which is no finite number")
             except Exception as error:
                 code = getattr(inspect.unwrap(entry.pay), "__code__", None)
                 file = code.co_filename if code is not None else "its plug-in"

@@ -38,9 +38,8 @@ def facts(items):
 def test_sql_trails_total_equation_12(outcome, facts):
     right = SQL_TRAIL.score(outcome(**facts))
     assert right.total == pytest.approx(5 + 2 + 1 / 3 + 2 / 4 + 1 + 1)
-    assert right.by_term == pytest.approx(
-        {"exec": 1, "turns": 1, "schema": 1 / 3, "bigram": 0.5, "syntax": 1, "format": 1}
-    )
+    by_term = {"exec": 1, "turns": 1, "schema": 1 / 3, "bigram": 0.5, "syntax": 1, "format": 1}
+    assert right.by_term == pytest.approx(by_term)
     failed = outcome(turns=3, malformed=True, correct=False, status=ExecutionStatus.ERROR, **facts)
     assert SQL_TRAIL.score(failed).total == pytest.approx(1 / 3 + 2 / 4)
 
@@ -107,10 +106,11 @@ def test_each_turn_is_paid_what_it_earned(outcome):
     assert panel({"term": "turn_faults"}).score(failing).by_turn == (0.0, -0.1)  # an answer is a query that is tried
 
 
-def test_a_term_must_pay_each_turn(outcome, monkeypatch):
-    short = REWARDS["turn_faults"]._replace(pay=lambda outcome: [0.0])
-    monkeypatch.setitem(REWARDS._entries, "turn_faults", dataclasses.replace(REWARDS.entry("turn_faults"), value=short))
-    with pytest.raises(RecipeError, match="ValueError: it pays for 1 turns of 2"):
+@pytest.mark.parametrize(("paid", "fault"), [([0.0], "for 1 turns of 2"), ([0.0, float("nan")], "nan, which is no")])
+def test_a_term_must_pay_each_turn_a_finite_number(outcome, monkeypatch, paid, fault):
+    own = REWARDS["turn_faults"]._replace(pay=lambda outcome: paid)
+    monkeypatch.setitem(REWARDS._entries, "turn_faults", dataclasses.replace(REWARDS.entry("turn_faults"), value=own))
+    with pytest.raises(RecipeError, match=f"ValueError: it pays {fault}"):
         panel({"term": "turn_faults"}).score(outcome())
 
 
