@@ -176,7 +176,7 @@ def check_gold(
     rejected: list[Rejected] = []
     for example, (database, _), result in zip(examples, jobs, results, strict=True):
         shown_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
-        if result.status in (ExecutionStatus.OK, ExecutionStatus.LIMIT):
+        if result.ok:
             if drop_empty and not result.rows:
                 rejected.append(Rejected(example.id, EMPTY, shown_sql))
             else:

@@ -136,10 +136,11 @@ def test_every_gold_sql_runs_in_the_sandbox(examples, split, engine):
 def test_a_gold_that_fails_and_a_database_that_is_gone_are_told_apart(examples, engine):
     example = examples["dev"][0]
     wrong = dataclasses.replace(example, gold_sql="SELECT name FROM nowhere")
+    large = dataclasses.replace(example, gold_sql="SELECT zeroblob(2000000000)")  # no verdict can be held against it
     gone = dataclasses.replace(example, database=dataclasses.replace(example.database, location="/nowhere.sqlite"))
-    good, rejected = base.check_gold([example, wrong, gone], engine, root=base.Path())
+    good, rejected = base.check_gold([example, wrong, large, gone], engine, root=base.Path())
     assert good == [example]
-    assert [one.reason for one in rejected] == ["gold_no_such_table", "database_unavailable"]
+    assert [one.reason for one in rejected] == ["gold_no_such_table", "gold_cell_limit", "database_unavailable"]
     assert "nowhere" in rejected[0].detail
 
 

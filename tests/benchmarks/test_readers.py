@@ -271,11 +271,9 @@ def test_a_name_that_is_looked_up_and_the_file_beside_it_are_two_databases(tmp_p
     assert loaded.examples[0].database.location == f"databases/jsonl_{mark}/shop.sqlite"  # as where nothing clashes
 
 
-@pytest.mark.parametrize(
-    ("name", "plain"), [("x" * 200, True), ("x" * 201, False), ("é" * 101, False), ("a b.c", True)]
-)
-def test_a_plain_name_is_no_longer_than_a_files_name_may_be(name, plain):
-    assert base.is_plain_name(name) is plain
+@pytest.mark.parametrize(("name", "fits"), [("x" * 200, True), ("x" * 201, False), ("é" * 101, False), ("a b.c", True)])
+def test_a_plain_name_is_no_longer_than_a_files_name_may_be(name, fits):
+    assert base.is_plain_name(name) is fits
 
 
 def test_a_bird_description_may_be_of_any_length_and_of_any_line_ends(bird, tmp_path):
