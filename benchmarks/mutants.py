@@ -125,7 +125,10 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("place = min(max(place, 1), group - 1)", "place = max(place, 1)"),
         ("if name_of(other.database) == database), None)", "), None)"),
         ("elsewhere = elsewhere or Leak(", "elsewhere = Leak("),
-        ("tuple(sorted(word for word in _WORD.findall(plain)", "tuple((word for word in _WORD.findall(plain)"),
+        (
+            "tuple(sorted(word for word in _WORD.findall(fold(question))",
+            "tuple((word for word in _WORD.findall(fold(question))",
+        ),
         (" if word not in _FILLERS))", "))"),
         ("else sql_shape(example.gold_sql, names=True)", "else sql_shape(example.gold_sql)"),
         ('.sort("late", "rank").head(', '.sort("rank").head('),

@@ -40,7 +40,7 @@ def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
             "near_duplicates": (len(kept) - kept["signature"].n_unique()) / len(kept),  # share of repetitions
             "plans": float(kept["plan"].n_unique()),
             "sql_shapes": float(kept["shape"].n_unique()),
-            "plan_entropy": -math.fsum(share * math.log2(share) for share in shares),  # bits
+            "plan_entropy": math.fsum(share * math.log2(1 / share) for share in shares),  # bits
             "distinct_2": distinct_2,
         }
     turns = kept["turns"].value_counts().sort("turns")
@@ -49,7 +49,7 @@ def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
         "left_out": dict(sorted(reasons.iter_rows(), key=lambda row: (-row[1], row[0]))),  # the most frequent first
         "diversity": diversity,
         "turns": {str(value): count for value, count in turns.iter_rows()},
-        "agent_chars": kept["agent_chars"].sum(),
+        "agent_chars": kept["agent_chars"].cast(pl.Int64).sum(),
     }
 
 

@@ -3,11 +3,11 @@
 import functools
 import itertools
 import re
-import unicodedata
 from collections.abc import Iterable
 
 from pipelines.core.types import Example, Trajectory, is_abstention
-from pipelines.sql.lexical import KEYWORDS
+from pipelines.sql.dialects.base import fold
+from pipelines.sql.lexical import KEYWORDS, without_comments
 
 _WORD = re.compile(r"\w+")
 _FILLERS = frozenset(
@@ -15,7 +15,6 @@ _FILLERS = frozenset(
         r"\w+", "a an the of to in is are was were do does please what which who show list give find tell me all"
     )
 )
-_COMMENT = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|\[[^\]]*\]?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\w+|<>|[<>!=]=|\|\||\S"""
 )
@@ -29,7 +28,7 @@ def sql_shape(sql: str, names: bool = False) -> str:
 
     It reads tokens and no tree: thousands of queries a second, in any dialect.
     """
-    tokens = _TOKEN.findall(_COMMENT.sub(" ", sql))
+    tokens = _TOKEN.findall(without_comments(sql))
     shape: list[str] = []
     for index, token in enumerate(tokens):
         follows = tokens[index + 1] if index + 1 < len(tokens) else ""
@@ -58,8 +57,7 @@ def example_shape(example: Example) -> str:
 
 def normalised(question: str) -> tuple[str, ...]:
     """A question's words, sorted: without case, accents, punctuation and fillers."""
-    plain = unicodedata.normalize("NFKD", question).encode("ascii", "ignore").decode().lower()
-    return tuple(sorted(word for word in _WORD.findall(plain) if word not in _FILLERS))
+    return tuple(sorted(word for word in _WORD.findall(fold(question)) if word not in _FILLERS))
 
 
 # Near-duplicate trajectories: equal in their plan and their SQL's shape, whatever the words and values.

@@ -65,7 +65,7 @@ GRAPH: tuple[Stage, ...] = (
     Stage("test", 4, (*ASKED, *READING), (), "data:build_test", "the held-out questions", ("sqlglot",), True),
     Stage(
         "leakage",
-        3,
+        4,
         (),
         ("data", "test"),
         "data:build_leakage",

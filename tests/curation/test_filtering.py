@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import polars as pl
 import pytest
 
 from pipelines.core.types import Action, ActionKind, ExecutionStatus, StopReason, Turn
@@ -67,7 +68,10 @@ def test_medium_and_hard_come_first_where_keep_binds(outcome):
     kept = [levels[int(id[1:])] for id, _ in selection.kept]
     assert (kept.count("medium"), kept.count("hard")) == (5, 5)
     assert len(kept) == 12
-    assert card.quality(selection.table, 0.0)["left_out"] == {"over_keep": 8}
+    facts = card.quality(selection.table.with_columns(agent_chars=pl.lit(2**30, pl.Int32)), 0.0)
+    assert facts["left_out"] == {"over_keep": 8}
+    assert facts["agent_chars"] == 12 * 2**30  # more than 32 bits hold
+    assert str(facts["diversity"]["plan_entropy"]) == "0.0"  # of one plan; "-0" stood on the card
 
 
 def test_within_a_level_the_seed_decides_and_not_the_order_of_arrival(outcome):
@@ -101,6 +105,8 @@ def test_within_a_level_the_seed_decides_and_not_the_order_of_arrival(outcome):
         ('SELECT a FROM t WHERE b BETWEEN "x" AND "y"', "SELECT a FROM t WHERE b BETWEEN 1 AND 2", True),
         ("SELECT max(a) FROM t", "SELECT min(a) FROM t", False),
         ("SELECT a FROM t", "SELECT DISTINCT a FROM t", False),
+        ("SELECT a FROM t WHERE b = 'x--y' ORDER BY a", "SELECT a FROM t WHERE b = 'x--y'", False),  # a text's signs
+        ("SELECT a FROM t WHERE b LIKE '%/*%' AND a = 1", "SELECT a FROM t WHERE b LIKE '%/*%'", False),
     ],
 )
 def test_a_shape_forgets_values_aliases_and_layout(one, other, alike):

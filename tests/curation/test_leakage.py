@@ -19,6 +19,7 @@ def ask(id, question, sql, database="d"):
 HELD_OUT = [
     ask("h1", "How many singers are there?", "SELECT count(*) FROM singer"),
     ask("h2", "Show the names of all clubs in Köln.", "SELECT name FROM club WHERE city = 'Köln'"),
+    ask("h3", "2023年有多少学生？", "SELECT count(*) FROM student WHERE year = 2023"),
 ]
 
 
@@ -28,9 +29,11 @@ def test_each_kind_is_found_once_and_the_strictest_wins():
         ask("b", "in koln, the clubs' names", "SELECT 1"),
         ask("c", "Which clubs play in Bonn?", "select T1.name from club as T1 where T1.city = 'Bonn'"),
         ask("d", "How many clubs?", "SELECT count(*) FROM club"),
+        ask("e", "2023年的销售额是多少？", "SELECT sum(price) FROM sale WHERE year = 2023"),  # its number is alike
+        ask("f", "2023年有多少学生 ?", "SELECT 1"),
     ]
     shown = [(one.kind, one.train, one.held_out) for one in leakage.leaks(train, HELD_OUT)]
-    assert shown == [("exact", "a", "h1"), ("normalised", "b", "h2"), ("sql", "c", "h2")]
+    assert shown == [("exact", "a", "h1"), ("normalised", "b", "h2"), ("sql", "c", "h2"), ("normalised", "f", "h3")]
 
 
 def test_the_same_words_about_another_database_are_told_apart():
