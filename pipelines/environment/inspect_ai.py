@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import ChatMessageSystem, ChatMessageUser
+from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
@@ -48,7 +48,7 @@ def episode(environment: Environment) -> Solver:
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         session = environment.reset(example_of(state.metadata["row"]))
-        kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
+        kinds = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
         state.messages = [kinds[message["role"]](content=message["content"]) for message in session.messages]
         while not session.done:
             state = await generate(state, stop_seqs=list(session.stop))

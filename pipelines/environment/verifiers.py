@@ -44,10 +44,10 @@ class SqlTaskset(vf.Taskset[SqlTask, SqlConfig]):  # type: ignore[misc]
         environment = self.config.environment()
         for example in environment.questions(self.config.pool):
             messages = environment.reset(example).messages
-            contents = {message["role"]: message["content"] for message in messages}
-            data = SqlData(
-                id=example.id, row=row_of(example), prompt=contents["user"], system_prompt=contents.get("system")
-            )
+            system = messages.pop(0)["content"] if messages[0]["role"] == "system" else None
+            # Of one message the text: not every harness takes a conversation, which a first turn that is given makes.
+            prompt = messages if messages[1:] else messages[0]["content"]
+            data = SqlData(id=example.id, row=row_of(example), prompt=prompt, system_prompt=system)
             yield SqlTask(data, self.config.task)
 
 

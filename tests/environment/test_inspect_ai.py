@@ -33,3 +33,8 @@ def test_inspect_gives_the_verdicts_of_our_equalities(tmp_path):
     assert [value["bird"] for value in values] == [1.0, 0.0, 1.0]
     assert [len(sample.messages) for sample in log.samples] == [5, 5, 5]
     assert "one" in log.samples[0].messages[3].text
+    task = text_to_sql("trust_sql", overrides=[SMALL, "variant=prefill"])  # whose first turn is given
+    outputs[0].completion = "<think>a</think>\n<action>confirm_answer</action>\n<answer>SELECT 1</answer>"
+    model = get_model("mockllm/model", custom_outputs=outputs)
+    (log,) = run(task, model=model, log_dir=str(tmp_path), display="none", limit=1)
+    assert [message.role for message in log.samples[0].messages][1:] == ["user", "assistant", "user", "assistant"]

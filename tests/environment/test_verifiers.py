@@ -31,7 +31,7 @@ def chat(asked, answers):
 def test_verifiers_records_the_rewards_of_our_panel(tmp_path, monkeypatch):
     import verifiers.v1 as vf
 
-    from pipelines.environment.verifiers import SqlEnvConfig
+    from pipelines.environment.verifiers import SqlConfig, SqlEnvConfig, SqlTaskset
 
     (tmp_path / "my_sql.py").write_text(
         "from pipelines.environment.verifiers import SqlEnv, SqlTaskset\n\n__all__ = ['SqlEnv', 'SqlTaskset']\n"
@@ -40,9 +40,7 @@ def test_verifiers_records_the_rewards_of_our_panel(tmp_path, monkeypatch):
     taskset = {"id": "my_sql", "recipe": "skyrl_sql", "overrides": [SMALL], "pool": "rl"}
     with Environment("skyrl_sql", [SMALL]) as environment:
         questions = environment.questions("rl")
-        answers = {
-            question.question: question.gold_sql if place else "SELECT 'no'" for place, question in enumerate(questions)
-        }
+        answers = {asked.question: asked.gold_sql if place else "SELECT 'no'" for place, asked in enumerate(questions)}
         expected = []
         for question in questions:
             session = environment.reset(question)
@@ -59,8 +57,10 @@ def test_verifiers_records_the_rewards_of_our_panel(tmp_path, monkeypatch):
         episodes = asyncio.run(played())
     assert [(episode.ok, episode.errors) for episode in episodes] == [(True, [])] * 3
     traces = [episode.traces[0] for episode in episodes]
-    assert (
-        [trace.rewards["sqltrain"].score for trace in traces] == [step.reward for step in expected] == [0.0, 1.0, 1.0]
-    )
+    scores = [trace.rewards["sqltrain"].score for trace in traces]
+    assert scores == [step.reward for step in expected] == [0.0, 1.0, 1.0]
     assert [trace.metrics["correct"] for trace in traces] == [0.0, 1.0, 1.0]
     assert [trace.num_turns for trace in traces] == [2, 2, 2]
+    config = SqlConfig(id="my_sql", recipe="trust_sql", overrides=[SMALL, "variant=prefill"])
+    given = next(iter(SqlTaskset(config).load())).data.prompt  # with the first turn, which the recipe gives
+    assert [message.role for message in given] == ["user", "assistant", "user"]
