@@ -6,6 +6,7 @@ from pipelines.benchmarks import base
 from pipelines.benchmarks.miniature.world import CATEGORIES, FORMS, KINDS, MEASURES, stored
 from pipelines.protocols.base import build
 from pipelines.recipe.config import Model, ProtocolSection, Sampling
+from pipelines.rollout import model_loading
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy
@@ -28,7 +29,7 @@ def tokenizer(load, tmp_path_factory):
     texts = [text for one in done for text in (one.prompt[0][1], *(t.text + (t.observation or "") for t in one.turns))]
     out = tmp_path_factory.mktemp("model")
     model.make_tiny(Model(), texts, protocol.tags, out, seed=0)
-    return load(out, Model())[1]
+    return model_loading.load(out, Model())[1]
 
 
 def test_every_name_and_every_value_in_every_form_is_one_token(tokenizer):
