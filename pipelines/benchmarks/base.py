@@ -18,14 +18,14 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.benchmarks import corrections
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_lines
 from pipelines.core.registry import DIALECTS, READERS
 from pipelines.core.types import BadRow, Database, Example, ExecutionStatus, gold_queries, is_plain_name, text_field
-from pipelines.recipe.config import Section, Source
+from pipelines.recipe.config import Source
 from pipelines.sql.dialects.dialect import has_password
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it
 EMPTY = "gold_empty"  # the reason of `check_gold` that is not a fault
 HIDDEN_SQL = "its SQL is not repeated here, for the database has hidden parts"
 PROBE_SQL = "SELECT 1"  # run if the gold is a result and not a query: is the database there?
-Options = TypeVar("Options", bound=Section)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,11 +185,6 @@ def check_gold(
         reason = "database_unavailable" if broken else f"gold_{result.error_class or result.status.value}"
         rejected.append(Rejected(example.id, reason, f"{result.error or result.status.value}: {shown_sql}"))
     return good, rejected
-
-
-def read_options(kind: type[Options], source: Source) -> Options:
-    """A reader's own options; the recipe has checked them."""
-    return kind.model_validate(source.options)
 
 
 def source_folder(source: Source) -> Path:

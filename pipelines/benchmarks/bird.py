@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, check_address, read_options, source_folder
+from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, check_address, source_folder
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Section, Source
@@ -48,7 +48,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     def finish(example: Example, row: Any) -> Example:
         own = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
         evidence = text_field(row, "evidence", required=False)
-        if read_options(BirdOptions, source).descriptions:
+        if BirdOptions.model_validate(source.options).descriptions:
             evidence = "\n".join(filter(None, [evidence, descriptions(home / example.database.id)]))
         return dataclasses.replace(example, evidence=evidence, meta={**own, **example.meta})
 
@@ -62,7 +62,7 @@ def files(source: Source) -> Iterator[Path]:
 
 def _layout(source: Source) -> tuple[Layout, Path]:
     """The layout, and the folder of databases."""
-    options, folder, split = read_options(BirdOptions, source), source_folder(source), source.split
+    options, folder, split = BirdOptions.model_validate(source.options), source_folder(source), source.split
     file, mini = folder / (options.questions or f"{split}.json"), folder / "mini_dev_sqlite.json"
     if not options.questions and split == "dev" and mini.is_file() and not file.is_file():
         file = mini

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, read_options, source_folder, split_files
+from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, source_folder, split_files
 from pipelines.core.registry import reader
 from pipelines.core.types import ABSTENTION, Example
 from pipelines.recipe.config import Section, Source
@@ -58,5 +58,5 @@ def _layout(source: Source) -> Layout:
         beside = home / id / f"{id}.sqlite"
         return [beside if beside.is_file() else home / "databases" / id / f"{id}.sqlite"]
 
-    keeps_all = read_options(EhrsqlOptions, source).unanswerable
+    keeps_all = EhrsqlOptions.model_validate(source.options).unanswerable
     return Layout("ehrsql", HINT, files, database, id="id", skip=lambda row: not keeps_all and is_unanswerable(row))

@@ -79,7 +79,7 @@ class LiveSqlBenchOptions(Section):
 @reader("bird_critic", options=LiveSqlBenchOptions)
 def read(source: Source, seed: int, root: Path) -> base.Loaded:
     """The questions in the file's order; `meta` has the ambiguities that a simulated user knows of."""
-    options = base.read_options(LiveSqlBenchOptions, source)
+    options = LiveSqlBenchOptions.model_validate(source.options)
     folder, layout = base.source_folder(source), LAYOUTS[source.kind]
     home = folder / layout.folder
     gold_rows = (row for path in _gold(folder, options) for row in base.read_objects(path, HINT))
@@ -146,7 +146,7 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
 
 def files(source: Source) -> Iterator[Path]:
     """The questions, their gold SQL, and the databases that they name with their knowledge and meanings."""
-    options, folder = base.read_options(LiveSqlBenchOptions, source), base.source_folder(source)
+    options, folder = LiveSqlBenchOptions.model_validate(source.options), base.source_folder(source)
     layout = LAYOUTS[source.kind]
     home = folder / layout.folder
     yield folder / layout.file

@@ -96,7 +96,7 @@ class OwnOptions(Section):
 @reader("jsonl", options=OwnOptions)
 def read(source: Source, seed: int, root: Path) -> base.Loaded:
     """The questions of a file, in order; of a part, those of the part."""
-    options = base.read_options(OwnOptions, source)
+    options = OwnOptions.model_validate(source.options)
     own = _read_file(source, root)
     if not (options.dev or options.test):
         return own
@@ -127,7 +127,7 @@ def addresses(source: Source) -> Iterator[str]:
 
 def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:
     """The file of a person's own questions, and that of the invented ones if there is one."""
-    options = base.read_options(OwnOptions, source)
+    options = OwnOptions.model_validate(source.options)
     invented = source.model_copy(update={"kind": "jsonl", "path": options.invented})
     return [(source, options), *([(invented, options)] if options.invented else [])]
 
@@ -139,7 +139,7 @@ def _names(source: Source, options: OwnOptions) -> list[str]:
 
 
 def _read_file(source: Source, root: Path) -> base.Loaded:
-    options, file = base.read_options(OwnOptions, source), base.source_folder(source)
+    options, file = OwnOptions.model_validate(source.options), base.source_folder(source)
 
     def make(numbered: Row) -> Example:
         number, row = numbered

@@ -40,7 +40,7 @@ def files(source: Source) -> Iterator[Path]:
 
 
 def _layout(source: Source) -> base.Layout:
-    address, folder = base.read_options(ScienceOptions, source).address, base.source_folder(source)
+    address, folder = ScienceOptions.model_validate(source.options).address, base.source_folder(source)
     files = [
         base.QuestionFile(
             path,

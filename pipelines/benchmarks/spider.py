@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, read_options, source_folder
+from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, source_folder
 from pipelines.benchmarks.prompt_schema import tables_of
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
@@ -103,11 +103,7 @@ def turns(entry: Any) -> Iterator[Any]:
         yield entry
 
 
-class KaggleOptions(Section):
-    """It has none."""
-
-
-@reader(KAGGLE, options=KaggleOptions)
+@reader(KAGGLE, options=Section)
 def read_kaggle(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split, by database in the order of their names."""
     return _layout(source).read(source, root)
@@ -130,7 +126,7 @@ def _layout(source: Source) -> Layout:
         places = (folder / "databases", folder / "database")
         home = next((place for place in places if place.is_dir()), places[0])
         return Layout(KAGGLE, KAGGLE_HINT, files, lambda id: [home / id / f"{id}.sqlite"])
-    options = read_options(SpiderOptions, source)
+    options = SpiderOptions.model_validate(source.options)
     variant = VARIANTS[options.variant]
     names = [name for name in variant.files.get(split, ()) if options.others or name != OTHERS]
     found = ([path for name in names if (path := folder / home / name).is_file()] for home in variant.folders)

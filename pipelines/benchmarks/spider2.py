@@ -42,7 +42,7 @@ class Spider2Options(Section):
 @reader("spider2", options=Spider2Options)
 def read(source: Source, seed: int, root: Path) -> base.Loaded:
     """The instances that run on SQLite, in the file's order."""
-    options = base.read_options(Spider2Options, source)
+    options = Spider2Options.model_validate(source.options)
     folder, local = _local(source)
     standards = {str(row.get("instance_id")): row for row in base.read_objects(folder / STANDARDS, HINT)}
 

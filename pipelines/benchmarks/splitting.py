@@ -102,7 +102,5 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
         group = root(pair[0])
         groups[group].append(example)
         smallest[group] = min(*pair, smallest.get(group, pair[0]))
-    digests = {
-        name: hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest() for name, key in smallest.items()
-    }
-    return [groups[name] for name in sorted(groups, key=lambda name: digests[name])]
+    digests = {name: hashlib.sha256(smallest[name].encode("utf-8", "backslashreplace")).digest() for name in groups}
+    return [groups[name] for name in sorted(groups, key=digests.__getitem__)]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.benchmarks.base import Loaded, collect, find_database, link, read_options, source_folder
+from pipelines.benchmarks.base import Loaded, collect, find_database, link, source_folder
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import Database, Example, text_field
@@ -40,7 +40,7 @@ class SynsqlOptions(Section):
 @reader("synsql", options=SynsqlOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style."""
-    options = read_options(SynsqlOptions, source)
+    options = SynsqlOptions.model_validate(source.options)
     folder = source_folder(source)
     filters = tuple(zip(KEPT, (options.complexity, options.styles), strict=True))
     rows: Iterator[tuple[int, Any]] = (  # a row that is no object goes on, to be rejected with its reason

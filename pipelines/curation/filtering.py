@@ -16,7 +16,7 @@ import polars as pl
 from pipelines.core.registry import FILTER_RULES, filter_rule
 from pipelines.core.types import Outcome, StopReason
 from pipelines.recipe.config import Filter
-from pipelines.sql.similarity import plan_shape, sql_shape
+from pipelines.sql.similarity import sql_shape
 
 # Filter rules: named facts for which an episode is left out, as a demonstration or of GRPO's loss.
 
@@ -86,7 +86,9 @@ class CheckedTrajectory:
         reason, detail = fault(outcome) or (None, "")
         if reason is None and (rule := broken_rule(outcome, drop)) is not None:
             reason, detail = f"rule_{rule}", f"the filter rule {rule} leaves it out"
-        turns, answer = plan_shape(trajectory), trajectory.final_sql or ""
+        # The plan of an episode: each turn's action with the shape of its SQL; wording and values left out.
+        turns = tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
+        answer = trajectory.final_sql or ""
         # Near-duplicates have the same database, the same plan, and the same answer but for its values.
         traits = (database, *turns, sql_shape(answer, names=True))
         plan, shape, signature = (

@@ -250,11 +250,7 @@ class Environment(contextlib.ExitStack):
 
     def verdicts(self, example: Example, sql: str | None, equalities: Sequence[str]) -> dict[str, float] | None:
         """The score of an answer under each equality, in [0, 1]; None if the database, or the gold SQL, failed."""
-        pair = Pair.of(example, sql)
-        if result_files.is_decided_by_files([example], equalities):
-            (verdict,) = result_files.verdicts([pair], [example.meta[result_files.META]], self.sql)
-        else:
-            (verdict,) = self.sql.verdicts([pair], equalities)
+        (verdict,) = result_files.verdicts([example], [Pair.of(example, sql)], equalities, self.sql)
         return None if verdict.broken else dict(verdict.scores)
 
 

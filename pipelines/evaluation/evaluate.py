@@ -66,12 +66,8 @@ def evaluate(
         raise ValueError("a verdict needs a named equality")
     asked = [examples[trajectory.example_id] for trajectory in trajectories]
     pairs = [Pair.of(example, trajectory.final_sql) for example, trajectory in zip(asked, trajectories, strict=True)]
-    if verdicts is not None:
-        pass
-    elif result_files.is_decided_by_files(asked, equalities):
-        verdicts = result_files.verdicts(pairs, [example.meta[result_files.META] for example in asked], sql)
-    else:
-        verdicts = sql.verdicts(pairs, equalities)
+    if verdicts is None:
+        verdicts = result_files.verdicts(asked, pairs, equalities, sql)
     signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
     answers = [
         JudgedAnswer(example, trajectory, verdict, signatures.get(pair))

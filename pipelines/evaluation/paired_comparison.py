@@ -24,10 +24,8 @@ class Question(NamedTuple):
 
 def questions(records: Iterable[EpisodeRecord]) -> list[Question]:
     """Each question of some records once, in their order."""
-    by_name = {record.example_id: record for record in records}
-    return [
-        Question(name, record.database, record.gold_digest, record.question_digest) for name, record in by_name.items()
-    ]
+    by_id = {record.example_id: record for record in records}
+    return [Question(id, record.database, record.gold_digest, record.question_digest) for id, record in by_id.items()]
 
 
 def matched(first: Sequence[Question], second: Sequence[Question]) -> dict[str, str]:
@@ -80,10 +78,8 @@ def common_names(runs: Sequence[Sequence[EpisodeRecord]]) -> list[Mapping[str, s
         pairs = matched(earlier, later)
         for question in later:
             if question.id not in pairs:
-                numbered = (f"{question.id} ({number})" for number in itertools.count(2))
-                pairs[question.id] = next(
-                    name for name in itertools.chain([question.id], numbered) if name not in taken
-                )
+                others = (f"{question.id} ({number})" for number in itertools.count(2))
+                pairs[question.id] = next(name for name in itertools.chain([question.id], others) if name not in taken)
                 taken.add(pairs[question.id])
                 earlier.append(question._replace(id=pairs[question.id]))
         names.append(pairs)

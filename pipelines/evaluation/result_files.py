@@ -29,8 +29,10 @@ Cell = str | float | None
 Gold = Mapping[str, Any]
 
 
-def is_decided_by_files(examples: Sequence[Example], equalities: Sequence[str]) -> bool:
-    """Whether result files decide here, and not gold queries."""
+def verdicts(
+    examples: Sequence[Example], pairs: Sequence[Pair], equalities: Sequence[str], sql: SqlEngine
+) -> list[Verdict]:
+    """Verdicts on predictions: by result files where these decide, else by gold queries; each answer runs once."""
     by_files = EQUALITY in equalities
     if by_files and len(set(equalities)) > 1:
         raise DataError(
@@ -43,25 +45,21 @@ def is_decided_by_files(examples: Sequence[Example], equalities: Sequence[str]) 
             f"{len(wrong)} examples have no {lack}, the first is {wrong[0]}",
             f"Equality {EQUALITY} is for Spider 2.0's questions, and only it: include=data/spider2_lite.",
         )
-    return by_files
-
-
-def verdicts(pairs: Sequence[Pair], golds: Sequence[Gold], sql: SqlEngine) -> list[Verdict]:
-    """Verdicts under this equality, in order; each different answer runs once."""
+    if not by_files:
+        return sql.verdicts(pairs, equalities)
     queries = [(pair.database, pair.predicted_sql) for pair in pairs]
     jobs = list(dict.fromkeys((database, text) for database, text in queries if text is not None))
     results = dict(zip(jobs, sql.execute_many(jobs), strict=True))
     judged = []
-    for pair, gold in zip(pairs, golds, strict=True):
-        rows = len(gold["results"][0]) - 1
+    for example, pair in zip(examples, pairs, strict=True):
+        gold = example.meta[META]
+        n_gold = len(gold["results"][0]) - 1
         if pair.predicted_sql is None:
-            judged.append(Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, rows))
-        else:
-            result = results[pair.database, pair.predicted_sql]
-            scores = {EQUALITY: score(gold, result)}
-            judged.append(
-                Verdict(scores, result.status, ExecutionStatus.OK, result.error_class, len(result.rows), rows)
-            )
+            judged.append(Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, n_gold))
+            continue
+        result = results[pair.database, pair.predicted_sql]
+        facts = result.status, ExecutionStatus.OK, result.error_class, len(result.rows), n_gold
+        judged.append(Verdict({EQUALITY: score(gold, result)}, *facts))
     return judged
 
 
@@ -84,10 +82,7 @@ def score(gold: Gold, result: ExecutionResult) -> float:
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int, ordered: bool = True) -> list[list[Cell]]:
-    """Cells by column, with the types that pandas gives a column of a CSV file; a short row lacks its last cells.
-
-    If the order of rows does not count they stand in the evaluator's: its missing cells are NaN and sort as that text.
-    """
+    """Cells by column, with the types that pandas gives a column of a CSV file; a short row lacks its last cells."""
     table: list[list[Cell]] = []
     for index in range(width):
         column = [row[index] if index < len(row) else "" for row in rows]
@@ -99,7 +94,7 @@ def _columns(rows: Sequence[Sequence[str]], width: int, ordered: bool = True) ->
             table.append([None if cell in MISSING else int(cell) if whole else float(cell) for cell in column])
         else:
             table.append([None if cell in MISSING else cell for cell in column])
-    if not ordered:
+    if not ordered:  # the evaluator's order of cells: its missing cells are NaN and sort as that text
         for cells in table:
             cells.sort(key=lambda cell: ("nan" if cell is None else str(cell), isinstance(cell, int | float)))
     return table

@@ -12,9 +12,9 @@ from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
 from pipelines.sql.diagnoses import ERROR_CLASSES
+from pipelines.sql.scoring import DIFFICULTIES
 
 KS = (1, 2, 4, 8)
-BIRD_LEVELS = ("simple", "moderate", "challenging")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,10 +181,10 @@ def summarise(
         errors={name: of_class[name] for name in ERROR_CLASSES},  # every class, so that tables of two systems line up
         hints=counts(kind for diagnosis in wrong for kind in {hint.kind for hint in diagnosis.hints}),
         by_hardness=slices(lambda record: record.hardness, HARDNESS_LEVELS),
-        by_difficulty=slices(lambda record: record.difficulty, BIRD_LEVELS),
+        by_difficulty=slices(lambda record: record.difficulty, DIFFICULTIES),
         by_database=slices(lambda record: record.database),
-        # The number of columns that gold names, as text that sorts: " 2", "10".
-        by_links=slices(lambda record: f"{record.linking.columns.gold:2d}" if record.linking is not None else ""),
+        # The number of columns that gold names, as text that sorts: "   2", "  10".
+        by_links=slices(lambda record: f"{record.linking.columns.gold:4d}" if record.linking is not None else ""),
         n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
         ex_with_broken=with_broken,
     )

@@ -83,12 +83,10 @@ def grade(
     ]
     cases = sorted({key for key in keys if key is not None})
     try:
-        answers = ask([messages(examples[example_id], sql, scale) for example_id, sql in cases])
+        texts = ask([messages(examples[example_id], sql, scale) for example_id, sql in cases])
     except (BoundaryError, RecipeError):  # all failed: by their texts, or by the endpoint
-        answers = [None] * len(cases)
-    grades = {
-        case: read_grade(text, scale) or 0.0 for case, text in zip(cases, answers, strict=True) if text is not None
-    }
+        texts = [None] * len(cases)
+    grades = {case: read_grade(text, scale) or 0.0 for case, text in zip(cases, texts, strict=True) if text is not None}
     failed = [case for case in cases if case not in grades]
     parts = [(example_id, part) for example_id, sql in failed for part in (sql[: min(len(sql) // 2, MOST_AGAIN)], "")]
     again = ask([messages(examples[example_id], part, scale) for example_id, part in parts]) if failed else []

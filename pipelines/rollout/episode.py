@@ -196,9 +196,8 @@ class Episode:
                 elif self.stop is None:
                     result: ExecutionResult | None = None
                     for attempt in range(0 if query is None else ATTEMPTS):
-                        result = yield SqlRequest(
-                            str(query), attempt, BACKOFF_S * 2 ** (attempt - 1) if attempt else 0.0
-                        )
+                        delay_s = BACKOFF_S * 2 ** (attempt - 1) if attempt else 0.0
+                        result = yield SqlRequest(str(query), attempt, delay_s)
                         if result is None or result.status is not ExecutionStatus.UNAVAILABLE:
                             break
                     self.observe(result)

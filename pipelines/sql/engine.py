@@ -256,9 +256,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         return Verdict(verdict.scores, ExecutionStatus.TIMEOUT, ExecutionStatus.OK, "timeout", 0, 0)
 
     def _log(self, answered: Iterable[tuple[Database, tuple[Any, ...], Any]]) -> None:
-        """Audit the statements of jobs, each with its database and reply, but not kept results, nor the rewritten
-        queries of an equality.
-        """
+        """Audit the statements of jobs, each with its database and reply, but no kept results and no rewritten ones."""
         if self._audit is None:
             return
         entries = []

@@ -5,10 +5,9 @@ Such gold queries cost a benchmark its meaning: no prediction can be right if go
 may read, any empty result is right if gold is empty, and for the last three chance decides on a right prediction.
 """
 
-import collections
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from pipelines.core.types import Database, Example, ExecutionStatus
 from pipelines.sql import analyst
@@ -102,11 +101,8 @@ def count_reasons(findings: Sequence[GoldFinding]) -> dict[str, int]:
 
 def report_lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
     """The report for a person: each reason with its first examples."""
-    by_reason: Mapping[str, list[GoldFinding]] = collections.defaultdict(list)
-    for finding in findings:
-        by_reason[finding.reason].append(finding)
     for reason in REASONS:
-        group = by_reason[reason]
+        group = [finding for finding in findings if finding.reason == reason]
         yield f"{reason.replace('_', ' ')}: {len(group)} gold queries"
         for finding in group[:SHOWN]:
             yield f"  {finding.example_id}: {finding.detail}: {' '.join(finding.sql.split())}"

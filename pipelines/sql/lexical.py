@@ -5,14 +5,12 @@ import itertools
 import re
 import sqlite3
 
-KEYWORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "select from where group by having order limit offset join left right full outer cross natural on using union "
-        "all intersect except distinct and or not in exists between like ilike is null case when then else end "
-        "asc desc with recursive over partition rows values true false ",
-    )
-)
+_KEYWORDS = """
+    select from where group by having order limit offset join left right full outer cross natural on using union all
+    intersect except distinct and or not in exists between like ilike is null case when then else end asc desc with
+    recursive over partition rows values true false
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|--[^\n]*|/\*.*?(?:\*/|$)|\d+(?:\.\d+)?|\w+|<>|[<>!=]=|\|\||::|->>?|\S""",
     re.DOTALL,

@@ -10,11 +10,8 @@ from pipelines.sql.dialects.base import fold
 from pipelines.sql.lexical import KEYWORDS, without_comments
 
 _WORD = re.compile(r"\w+")
-_FILLERS = frozenset(
-    re.findall(
-        r"\w+", "a an the of to in is are was were do does please what which who show list give find tell me all"
-    )
-)
+_FILLING = "a an the of to in is are was were do does please what which who show list give find tell me all"
+_FILLERS = frozenset(_FILLING.split())
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|\[[^\]]*\]?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\w+|<>|[<>!=]=|\|\||\S"""
 )
@@ -58,14 +55,6 @@ def example_shape(example: Example) -> str:
 def normalised(question: str) -> tuple[str, ...]:
     """A question's words, sorted: without case, accents, punctuation and fillers."""
     return tuple(sorted(word for word in _WORD.findall(fold(question)) if word not in _FILLERS))
-
-
-# Near-duplicate trajectories: equal in their plan and their SQL's shape, whatever the words and values.
-
-
-def plan_shape(trajectory: Trajectory) -> tuple[str, ...]:
-    """The plan of an episode: each turn's action with the shape of its SQL; wording and values left out."""
-    return tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
 
 
 def distinct_2(trajectories: Iterable[Trajectory]) -> float:

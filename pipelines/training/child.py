@@ -82,7 +82,7 @@ def _prepare(plan: Plan, emit: Any) -> None:
             emit({"event": "note", "text": warning})
     torch.set_num_threads(plan.recipe.hardware.threads)
     # On a CPU the process group is opened by hand: transformers gives it no time-out, and DeepSpeed looks for MPI.
-    if trainer.on_cpu(plan) and trainer.world_size() > 1:
+    if place == "cpu" and trainer.world_size() > 1:
         timeout = timedelta(seconds=plan.recipe.hardware.timeout_s)
         if plan.recipe.hardware.deepspeed:
             import deepspeed

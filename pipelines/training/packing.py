@@ -224,9 +224,7 @@ def prepare(network: Any) -> None:
 
 
 def forward(model: Any, packed: Packed, mask: Tensor) -> Forward:
-    """(B, C) log-probabilities and entropies of the completion tokens that are there (`mask`, (B, C)), by a model with
-    TRL's fused head.
-    """
+    """(B, C) log-probabilities and entropies of the completion tokens in `mask` (B, C), by a model with TRL's head."""
     out = model(
         input_ids=packed.input_ids,
         attention_mask=packed.input_ids.new_zeros(1, 1, 1, 1),  # of four dimensions: taken for a finished one

@@ -21,6 +21,7 @@ from pipelines.core.registry import OPTIMIZERS
 from pipelines.recipe.config import Optimizer
 from pipelines.recipe.recipes import CONF
 from pipelines.rollout.model_loading import load
+from pipelines.rollout.policies.factories import device
 from pipelines.training.model import whole_weights
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, STOP, Plan
 from pipelines.training.record import WHOLE, CurveRecorder, last_whole_checkpoint
@@ -223,12 +224,6 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def on_cpu(plan: Plan) -> bool:
-    """Whether this run trains on the CPU."""
-    device = plan.recipe.hardware.device
-    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-
-
 def lean_head() -> None:
     """Let TRL's fused LM head on the CPU skip unlabelled positions, as it does on CUDA, and compute in small tiles.
 
@@ -277,7 +272,7 @@ def keeps_small_updates(network: nn.Module) -> None:
 
 def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
     """Arguments of TRL's configurations that SFT and GRPO share."""
-    cpu, optimizer = on_cpu(plan), plan.optimizer
+    cpu, optimizer = device(plan.recipe, 0) == "cpu", plan.optimizer
     return {
         "learning_rate": optimizer.lr,
         "adam_beta1": optimizer.betas[0],

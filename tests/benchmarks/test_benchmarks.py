@@ -108,11 +108,10 @@ def test_spider_realistic_keeps_its_name_and_a_missing_file_is_named(spider, tmp
 
 def test_a_test_database_may_bear_a_dev_databases_name(spider, tmp_path):
     make_database(spider / "test_database" / "harbour" / "harbour.sqlite")
-    write(spider / "dev.json", json.dumps([spider_row()]))
-    write(spider / "test.json", json.dumps([spider_row()]))
-    places = {
-        read("spider", spider, tmp_path / "stage", split).examples[0].database.location for split in ("dev", "test")
-    }
+    places = set()
+    for split in ("dev", "test"):
+        write(spider / f"{split}.json", json.dumps([spider_row()]))
+        places.add(read("spider", spider, tmp_path / "stage", split).examples[0].database.location)
     assert len(places) == 2
 
 
@@ -123,11 +122,8 @@ def test_kaggledbqa_splits_are_files_of_each_database(tmp_path):
     make_database(tmp_path / "kaggle" / "databases" / "harbour" / "harbour.sqlite")
     for ending, count in (("", 3), ("_fewshot", 1), ("_test", 2)):
         write(tmp_path / "kaggle" / "examples" / f"harbour{ending}.json", json.dumps([spider_row()] * count))
-    counts = {
-        split: len(read("kaggledbqa", tmp_path / "kaggle", tmp_path / "stage", split).examples)
-        for split in ("dev", "train", "test")
-    }
-    assert counts == {"dev": 3, "train": 1, "test": 2}
+    for split, count in (("dev", 3), ("train", 1), ("test", 2)):
+        assert len(read("kaggledbqa", tmp_path / "kaggle", tmp_path / "stage", split).examples) == count
     with pytest.raises(DataError, match="no questions of split test"):
         read("kaggledbqa", tmp_path, tmp_path / "stage", "test")
 

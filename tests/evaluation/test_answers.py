@@ -234,8 +234,8 @@ def test_broken_episodes_stand_beside_ex(evaluated):
     """Ten episodes with three right and the others broken told 100 %."""
 
     def say(request):
-        if request.example.question in ("q0", "q1", "q2"):
-            return f"<think>x</think><solution>SELECT {request.example.question[1:]}</solution>"
+        if (question := request.example.question) in ("q0", "q1", "q2"):
+            return f"<think>x</think><solution>SELECT {question[1:]}</solution>"
         raise ConnectionError("the server is away")
 
     figures = json.loads((evaluated(say) / "metrics.json").read_text())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.base import Loaded, read_options
+from pipelines.benchmarks.base import Loaded
 from pipelines.benchmarks.miniature.world import CATEGORIES, MEASURES, MiniDatabase, Split, build, draw, stored
 from pipelines.core.registry import reader
 from pipelines.core.types import Database, Example, Hardness
@@ -406,7 +406,7 @@ class MiniatureOptions(Section):
 @reader("miniature", options=MiniatureOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; their databases are built under `root/databases/miniature`."""
-    options = read_options(MiniatureOptions, source)
+    options = MiniatureOptions.model_validate(source.options)
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     examples: list[Example] = []
     for index in range(options.first, options.first + options.databases):

@@ -254,9 +254,7 @@ def build(database: MiniDatabase, path: Path) -> None:
 
 
 def statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple[str, str, list[Row]]]:
-    """CREATE TABLE, INSERT and its rows for each table, parents first, in SQL that any engine takes, with the
-    driver's parameter mark.
-    """
+    """CREATE TABLE, INSERT and its rows for each table, parents first, in any engine's SQL with the driver's mark."""
     for table in database.tables:
         lines = ["id INTEGER PRIMARY KEY"]
         if table.parent:

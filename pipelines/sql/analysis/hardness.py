@@ -47,9 +47,7 @@ def level(counts: Counts) -> Hardness:
 
 
 def count(sql: str, engine: EngineName = "sqlite") -> Counts | None:
-    """The counts of a query (`count_component1`, `count_component2` and `count_others`); None if neither parser reads
-    it.
-    """
+    """The counts (`count_component1`, `count_component2`, `count_others`); None if neither parser reads the query."""
     if len(sql) > MAX_CHARS:
         return None
     query = spider_grammar.read(sql)

@@ -95,9 +95,8 @@ class _Source:
     columns: tuple[str, ...] | None
 
     def has(self, column: str) -> bool:
-        return (
-            self.columns is None or column in self.columns or (self.table is not None and column in _BUILT_IN_COLUMNS)
-        )
+        is_built_in = self.table is not None and column in _BUILT_IN_COLUMNS
+        return is_built_in or self.columns is None or column in self.columns
 
 
 _STRING = _Source(None, ())  # no source at all: SQLite reads an unknown "name" as a string

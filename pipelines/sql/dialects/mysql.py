@@ -189,13 +189,11 @@ def _server_refusal(sql: str) -> base.RawResult | None:
             return base.failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
     tokens = lexed(sql)[0]
     words = [word for _, word in tokens]
-    for (kind, word), following in zip(tokens, [*words[1:], ""], strict=True):
-        is_part = word in ("#", "@", "into", "lock", "procedure") or (
-            word == "for" and following in ("update", "share")
-        )
+    for (kind, word), after in zip(tokens, [*words[1:], ""], strict=True):
+        is_part = word in ("#", "@", "into", "lock", "procedure") or (word == "for" and after in ("update", "share"))
         if is_part and kind != "name":
             return base.failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {word}")
-        if word in _SCHEMAS and following == ".":
+        if word in _SCHEMAS and after == ".":
             return base.failure(REFUSED, "not_authorized", f"not authorized to use {word}")
     for first, second, third in zip(words, words[1:], words[2:], strict=False):
         if (first, second) == ("information_schema", ".") and third not in _DESCRIBED:

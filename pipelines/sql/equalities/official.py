@@ -56,9 +56,7 @@ def reliability(cases: Sequence[tuple[bool, bool, bool]]) -> dict[str, float]:
         precision = sum(case[right] for case in answered) / len(answered) if answered else 0.0
         recall = sum(case[1] and case[right] for case in answerable) / len(answerable) if answerable else 0.0
         f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        return {
-            f"{key}_{name}": 100 * value for key, value in (("precision", precision), ("recall", recall), ("f1", f1))
-        }
+        return {f"precision_{name}": 100 * precision, f"recall_{name}": 100 * recall, f"f1_{name}": 100 * f1}
 
     return {**pair("ans", 0), **pair("exec", 2)}
 

@@ -319,9 +319,7 @@ class ParserNames(NamedTuple):
 
 
 class DatabaseNames:
-    """The names that value units are read by, of each database, with Spider's tables.json; without it names stay as
-    they are.
-    """
+    """The names that value units are read by, of each database; without Spider's tables.json they stay as they are."""
 
     def __init__(self, tables: Path | None = None) -> None:
         self._keys: dict[str, dict[str, str]] | None = None
