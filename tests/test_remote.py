@@ -224,7 +224,7 @@ ABOVE = {"../../../escaped": {"bytes": 0, "sha256": HASH}}
         ({}, [], "no mapping"),
         ({"files": ABOVE}, {}, "points out"),
         ({"files": {"/etc/escaped": {"bytes": 0, "sha256": HASH}}}, {}, "points out"),
-        ({"files": {"a\0b": {"bytes": 0, "sha256": HASH}}}, {}, "points out"),
+        ({"files": {"a\x1b[2Jb": {"bytes": 4, "sha256": HASH}}}, {}, "points out"),  # a terminal would run it
         ({"files": {"data.txt": {"bytes": 10**18, "sha256": HASH}}}, {}, "has 4 bytes, and its manifest says 1000"),
         ({"files": {"data.txt": {"bytes": -1, "sha256": HASH}}}, {}, "no size or digest"),
         ({"files": {"data.txt": {"bytes": 1, "sha256": HASH}}}, {}, "has 4 bytes, and its manifest says 1"),

@@ -206,8 +206,8 @@ def path_inside(work: Path, name: str) -> Path:
 
 
 def _is_below(name: Any) -> bool:
-    """Whether a name is a relative path without a step up, of characters that a file's name may have."""
-    if not isinstance(name, str) or not name or "\0" in name or "\\" in name or len(name) > 1000:
+    """Whether a name is a relative path without a step up, of characters that a terminal shows as they are."""
+    if not isinstance(name, str) or not name or not name.isprintable() or "\\" in name or len(name) > 1000:
         return False
     parts = name.split("/")
     return all(part not in ("", ".", "..") and len(part.encode("utf-8", "replace")) <= 255 for part in parts)
