@@ -310,8 +310,11 @@ def plan(
 
     loaded, _ = open_recipe(recipe, overrides)
     if sizes:
-        for line in fitting(loaded):
+        lines = fitting(loaded)
+        for line in lines:
             say(line)
+        if as_json:
+            emit({"sizes": lines})
         return
     shape = memory.shape_of(loaded.model)
     kinds: list[Literal["sft", "grpo"]] = [kind for kind in ("sft", "grpo") if kind in loaded.stages]

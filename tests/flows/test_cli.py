@@ -16,7 +16,6 @@ import pydantic
 import pytest
 
 from flows import cli
-from flows.commands import train
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
@@ -253,8 +252,9 @@ def test_the_plan_of_a_recipe_has_a_row_for_each_stage_and_number_of_gpus(sqltra
     assert rows[3]["weights"] == pytest.approx(2 * 7_615_616_512 / 8 / 2**30, abs=0.01)
 
 
-def test_the_ways_that_fit_have_their_most_rows():
-    lines = train.fitting(recipes.load("sql_trail", ["grpo.sampling.episode_tokens=8192", "rollout.slots=16"]))
+def test_the_ways_that_fit_have_their_most_rows(sqltrain):
+    how = ("grpo.sampling.episode_tokens=8192", "rollout.slots=16", "--sizes", "--json")
+    lines = json.loads(sqltrain.ok("plan", "sql_trail", *how).splitlines()[-1])["sizes"]
     assert "\n".join(line for line in lines if line.startswith("|")) in GPU_PAGE.read_text(encoding="utf-8")
     assert lines[2].startswith("| Qwen2.5-Coder-0.5B-Instruct | full 8, lora 16, qlora 16 |")
     seven = next(line for line in lines if "Coder-7B" in line)
