@@ -23,7 +23,7 @@ from pipelines.stages.context import QUARANTINE
 from pipelines.stages.data import TRAINED, note_leakage
 
 VERSION = 2
-HELD_OUT = "dev"
+HELD_OUT = ("dev",)
 PARTS = "parts"  # of a union: links to the folders that its databases are in
 
 
@@ -78,7 +78,7 @@ def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> 
         link = folder / PARTS / str(index)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.join("..", "..", source.name))
-        pools = [*((HELD_OUT,) if index == 0 else ()), "sft", *(("rl",) if part.fresh else ())]
+        pools = [*(HELD_OUT if index == 0 else ()), "sft", *(("rl",) if part.fresh else ())]
         frame = pl.scan_parquet(source / DATA, glob=False).filter(pl.col("pool").is_in(pools))
         # Locations of files as seen from the union's folder; addresses of servers stay.
         database = pl.col("database")
@@ -94,7 +94,7 @@ def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> 
     note_leakage(folder)
     _join_quarantines(folder, folders)
     pools_there = frames.read(folder / DATA, "pool")["pool"]
-    counts = {f"{pool}_examples": float((pools_there == pool).sum()) for pool in (*TRAINED, HELD_OUT)}
+    counts = {f"{pool}_examples": float((pools_there == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
     write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})
 
 
@@ -120,6 +120,10 @@ def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], r
 
 def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:
     """The rows that all parts set aside, in order; returns how many."""
-    joined = b"".join((source / QUARANTINE).read_bytes() for source in folders)
-    (folder / QUARANTINE).write_bytes(joined)
-    return joined.count(b"\n")
+    count = 0
+    with (folder / QUARANTINE).open("wb") as out:
+        for source in folders:
+            rows = (source / QUARANTINE).read_bytes()
+            count += rows.count(b"\n")
+            out.write(rows)
+    return count
