@@ -173,7 +173,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("ordered[math.ceil(0.95 * n) - 1]", "ordered[math.ceil(0.95 * n) - 2]"),
         ("z * z / (4 * n * n))", "z * z / (4 * n))"),
         ("means[max(math.ceil(share * resamples) - 1, 0)]", "means[math.ceil(share * resamples)]"),
-        ("for share in ((1 - confidence) / 2, (1 + confidence) / 2)", "for share in (1 - confidence, confidence)"),
+        ("shares = (1 - confidence) / 2, (1 + confidence) / 2", "shares = 1 - confidence, confidence"),
         ("observed = abs(math.fsum(moved)) - 1e-12", "observed = abs(math.fsum(moved))"),
         ("return min(tail / (1 << n) * 2, 1.0)", "return tail / (1 << n) * 2"),
         ("math.sqrt(discordant - difference**2)", "math.sqrt(discordant)"),

@@ -90,10 +90,8 @@ def _natural_names(path: Path) -> dict[str, Words]:
             columns = zip(entry["column_names"], entry["column_names_original"], strict=True)
             texts = entry.get("column_descriptions") or [""] * len(entry["column_names"])
             of_tables = [(originals[at], name, natural) for (_, natural), (at, name) in columns if at >= 0]
-            more = texts[len(texts) - len(of_tables) :]
-            pairs = [
-                (table, name, text or natural) for (table, name, natural), text in zip(of_tables, more, strict=True)
-            ]
+            described = zip(of_tables, texts[len(texts) - len(of_tables) :], strict=True)
+            pairs = [(table, name, text or natural) for (table, name, natural), text in described]
             pairs += [(name, "", natural) for name, natural in zip(originals, tables, strict=True)]
             names[id] = {
                 (table.lower(), name.lower()): words

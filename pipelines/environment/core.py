@@ -311,9 +311,8 @@ def asked_question(
             raise DataError(f"the pool {pool!r} has no question {index}", f"It has {len(examples)}, from 0 on.")
         return examples[index]
     if databases is None:
-        raise DataError(
-            "this server takes no rows of its clients", "Ask by pool and index, or start it with --database FOLDER."
-        )
+        hint = "Ask by pool and index, or start it with --database FOLDER."
+        raise DataError("this server takes no rows of its clients", hint)
     if not isinstance(name := asked.get("database"), str) or "record" in asked:
         raise DataError("the row's field 'database' is missing or is no text")
     try:

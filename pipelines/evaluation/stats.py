@@ -157,10 +157,8 @@ def bootstrap(
         resample = draw.choices(units, k=len(units))
         means.append(sum(total for total, _ in resample) / sum(count for _, count in resample))
     means.sort()
-    # Nearest-rank quantiles.
-    low, high = (
-        means[max(math.ceil(share * resamples) - 1, 0)] for share in ((1 - confidence) / 2, (1 + confidence) / 2)
-    )
+    shares = (1 - confidence) / 2, (1 + confidence) / 2
+    low, high = (means[max(math.ceil(share * resamples) - 1, 0)] for share in shares)  # nearest-rank quantiles
     return low, high
 
 

@@ -215,8 +215,7 @@ def single_turn(protocol: config.ProtocolSection) -> tuple[config.ProtocolSectio
         return protocol.model_copy(update={"forced_final": True}), 0
     prompts = PROTOCOLS[protocol.name].single_turn_prompts
     if prompts is None:
-        raise RecipeError(
-            f"the protocol {protocol.name} has no prompt for one turn", "Set evaluation.forced_single_turn=false."
-        )
+        problem = f"the protocol {protocol.name} has no prompt for one turn"
+        raise RecipeError(problem, "Set evaluation.forced_single_turn=false.")
     prompt = prompts.get(protocol.reasoning, protocol.prompt)
     return protocol.model_copy(update={"prompt": prompt, "max_turns_eval": 1, "forced_final": False}), 1

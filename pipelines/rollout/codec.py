@@ -60,9 +60,8 @@ class ChatCodec:
             if len(self._prompts) >= PROMPTS_KEPT:
                 self._prompts.clear()
             first = next((i for i, (role, _) in enumerate(key) if role == "assistant"), len(key))
-            ids = self._encode(
-                self._render([{"role": role, "content": self._defuse(text)} for role, text in key[:first]])
-            )
+            begun = [{"role": role, "content": self._defuse(text)} for role, text in key[:first]]
+            ids = self._encode(self._render(begun))
             for role, text in key[first:]:
                 ids += self.agent(text) if role == "assistant" else self.observation(text)
             self._prompts[key] = ids

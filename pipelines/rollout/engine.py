@@ -134,9 +134,8 @@ class RolloutEngine:
                 # A run in which nothing works stops, instead of working through all its episodes.
                 if len(done) == FIRST_EPISODES and all(one.stop is StopReason.BROKEN for one in done.values()):
                     classes = ", ".join(sorted({str(one.failure) for one in done.values()}))
-                    raise BoundaryError(
-                        f"the first {FIRST_EPISODES} episodes all broke: {classes}", "The log says more."
-                    )
+                    problem = f"the first {FIRST_EPISODES} episodes all broke: {classes}"
+                    raise BoundaryError(problem, "The log says more.")
                 if on_done is not None:
                     on_done(event.trajectory)
 

@@ -56,9 +56,8 @@ def load(
         file = cached_file(name, "config.json", revision=revision, local_files_only=True)
         network.config._name_or_path = str(Path(file).parent)
     if len(tokenizer) <= len(tokenizer.added_tokens_encoder):
-        raise DataError(
-            f"no tokenizer in {name}", "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
-        )
+        hint = "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
+        raise DataError(f"no tokenizer in {name}", hint)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return network, tokenizer

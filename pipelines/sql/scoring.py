@@ -82,9 +82,8 @@ def _gold_records(path: Path, records: Any) -> list[GoldQuery]:
         if "is_impossible" in row:
             sql = official.ehrsql_query(sql)  # as published, some of EHRSQL's queries do not run
         id = "" if row.get("id") is None else str(row["id"])
-        golds.append(
-            GoldQuery(sql, db_id, level or None, question, evidence, id, tuple(meta.get(GOLD_SQLS, ())), answerable)
-        )
+        more = tuple(meta.get(GOLD_SQLS, ()))
+        golds.append(GoldQuery(sql, db_id, level or None, question, evidence, id, more, answerable))
     return golds
 
 

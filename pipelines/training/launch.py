@@ -104,9 +104,8 @@ def launcher(hardware: Hardware) -> list[str]:
     """The command of a training child: its Python, torchrun for several processes, or `hardware.launch`."""
     python = shutil.which(hardware.python or sys.executable)
     if python is None:
-        raise ResourceError(
-            f"no such Python for training: {hardware.python}", "Set hardware.python to one that exists."
-        )
+        problem = f"no such Python for training: {hardware.python}"
+        raise ResourceError(problem, "Set hardware.python to one that exists.")
     if not hardware.launch:
         return [python] if hardware.processes == 1 else [python, *TORCHRUN, f"--nproc-per-node={hardware.processes}"]
     places = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])

@@ -95,9 +95,8 @@ def _tree_counts(tree: exp.Expr) -> Counts:
     second += sum(len(_outermost(node, exp.Query)) for node in (*conditions, *select.expressions, *group, *order))
     # An aggregation inside a query is that query's.
     kinds = (*AGGREGATES, exp.Query)
-    aggregates = sum(
-        any(isinstance(node, AGGREGATES) for node in _outermost(item, kinds)) for item in select.expressions
-    )
+    items = (_outermost(item, kinds) for item in select.expressions)
+    aggregates = sum(any(isinstance(node, AGGREGATES) for node in nodes) for nodes in items)
     aggregates += sum(isinstance(node, AGGREGATES) for key in order for node in _outermost(key, kinds))
     aggregates += sum(isinstance(leaf, exp.Not) or bool(leaf.args.get("negate")) for leaf in (*where, *having))
     others = (aggregates > 1) + sum(len(part) > 1 for part in (select.expressions, where, group))

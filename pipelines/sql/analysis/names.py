@@ -55,9 +55,8 @@ def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
         if above is None or (isinstance(above, exp.Table) and not is_pragma):
             own.append(node.name)
             writes = True
-    own += [
-        column.name for column in tree.find_all(exp.Column) if not column.table and f'"{column.name.lower()}"' in text
-    ]
+    bare = (column.name for column in tree.find_all(exp.Column) if not column.table)
+    own += [name for name in bare if f'"{name.lower()}"' in text]
     called = (node.name if isinstance(node, exp.Anonymous) else node.sql_name() for node in tree.find_all(exp.Func))
     writes = writes or any(name.lower() in _WRITERS for name in called)
     return sorted(names), sorted({word for name in own for word in _WORD.findall(name.lower())}), writes

@@ -82,6 +82,9 @@ class OpenFailure(Exception):
     """
 
 
+UNREACHED = ("database_missing", "the database server cannot be reached, or turned us away")
+
+
 class DatabaseSession(abc.ABC):
     """An open database in a worker.
 

@@ -59,7 +59,7 @@ _COMMON = """
     jsonb_each jsonb_each_text jsonb_object_keys jsonb_typeof
 """
 _DUCKDB = """
-    add ceil contains prefix suffix left right len strlen substring_grapheme printf levenshtein damerau_levenshtein
+    add contains prefix suffix left right len strlen substring_grapheme printf levenshtein damerau_levenshtein
     editdist3 jaccard jaro_similarity jaro_winkler_similarity hamming strip_accents unicode ord string_split str_split
     split regexp_extract regexp_extract_all regexp_full_match regexp_split_to_table like_escape hex unhex bin
     list_value list_extract list_element list_aggregate list_aggr list_sort list_reverse_sort list_contains list_has
@@ -81,7 +81,7 @@ _POSTGRES = """
     width_bucket scale min_scale trim_scale acosd asind atand cosd sind tand
     left right substring_index regexp_match regexp_split_to_table normalize unistr to_ascii convert_from convert_to
     encode decode string_to_table parse_ident overlay sha256
-    date text clock_timestamp statement_timestamp transaction_timestamp timeofday date_bin justify_interval isfinite
+    date text clock_timestamp statement_timestamp transaction_timestamp timeofday date_bin justify_interval
     timezone xmlagg range_agg regr_avgx regr_avgy regr_count regr_r2 regr_sxx regr_sxy regr_syy bit_xor num_nonnulls
     num_nulls array_dims array_lower array_ndims array_positions array_replace array_upper trim_array
     generate_subscripts json_to_record json_to_recordset json_populate_record jsonb_to_record jsonb_to_recordset
@@ -90,15 +90,13 @@ _POSTGRES = """
     plainto_tsquery phraseto_tsquery websearch_to_tsquery ts_rank ts_headline setweight similarity
 """
 _MYSQL = """
-    add adddate addtime acos asin atan bit_length char_length character_length concat concat_ws conv cot crc32 curdate
-    curtime datediff date_add date_format date_sub dayname dayofmonth dayofweek dayofyear elt field find_in_set format
-    from_days from_unixtime get_format group_concat hex unhex ifnull if insert instr isnull json_array json_arrayagg
-    json_contains json_depth json_extract json_keys json_length json_object json_objectagg json_type json_unquote
-    json_valid json_value last_day lcase left length locate log2 lpad ltrim makedate maketime md5 microsecond mid mod
-    monthname now oct ord period_add period_diff quarter rand regexp_instr regexp_replace regexp_substr right rpad sha1
-    sha2 sec_to_time soundex space std str_to_date strcmp subdate substring_index subtime sysdate time_format
-    time_to_sec timediff timestampadd timestampdiff to_days to_seconds truncate ucase unix_timestamp utc_date utc_time
-    utc_timestamp week weekday weekofyear year yearweek bit_xor var_samp convert char binary values nullif
+    add adddate addtime conv crc32 curdate curtime date_format dayofmonth elt field find_in_set from_days from_unixtime
+    get_format hex unhex ifnull if insert isnull json_array json_arrayagg json_contains json_depth json_extract
+    json_keys json_length json_objectagg json_type json_unquote json_valid json_value last_day lcase left locate
+    makedate maketime microsecond mid oct ord period_add period_diff rand regexp_instr right sha1 sha2 sec_to_time
+    soundex space std str_to_date strcmp subdate substring_index subtime sysdate time_format time_to_sec timediff
+    timestampadd timestampdiff to_days to_seconds truncate ucase unix_timestamp utc_date utc_time utc_timestamp weekday
+    weekofyear yearweek bit_xor convert char binary values nullif
 """
 # Relations and functions that show the server instead of the data, and words that need no brackets to do so.
 HIDDEN = re.compile(r"(pg|duckdb|pragma|sqlite)_", re.I)

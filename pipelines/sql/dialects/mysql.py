@@ -302,14 +302,11 @@ class MysqlSession(base.DatabaseSession):
                 cursor.execute("SHOW GRANTS")
                 grants = [str(row[0]) for row in cursor.fetchall()]
         except (pymysql.Error, OSError, ValueError):
-            raise base.OpenFailure(
-                "database_missing", "the database server cannot be reached, or turned us away"
-            ) from None
+            raise base.OpenFailure(*base.UNREACHED) from None
         if not all(map(is_reader, grants)):
             connection.close()
-            raise base.OpenFailure(
-                "too_privileged", "the user of this connection may do more than read; use a plain one"
-            )
+            reason = "the user of this connection may do more than read; use a plain one"
+            raise base.OpenFailure("too_privileged", reason)
         return connection
 
     def answer(self, sql: str, max_rows: int) -> base.RawResult:

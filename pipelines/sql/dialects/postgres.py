@@ -270,14 +270,11 @@ class PostgresSession(base.DatabaseSession):
             self._calls: dict[str, bool] = dict(connection.execute(_CALLS).fetchall())
             ((self._schemas,),) = connection.execute("SELECT current_schemas(false)::text[]").fetchall()
         except psycopg.Error:
-            raise base.OpenFailure(
-                "database_missing", "the database server cannot be reached, or turned us away"
-            ) from None
+            raise base.OpenFailure(*base.UNREACHED) from None
         if row is None or row[0]:
             connection.close()
-            raise base.OpenFailure(
-                "too_privileged", "the role of this connection may do more than read; use a plain one"
-            )
+            reason = "the role of this connection may do more than read; use a plain one"
+            raise base.OpenFailure("too_privileged", reason)
 
         # Values are read as text that psycopg would make more of.
         class TextLoader(Loader):

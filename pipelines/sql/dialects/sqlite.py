@@ -36,16 +36,13 @@ PRAGMA, READ, SELECT, UPDATE, FUNCTION, RECURSIVE = 19, 20, 21, 23, 31, 33
 ALLOW, DENY = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
 
 # Those that only read; a full-text table asks data_version.
-PRAGMAS = frozenset(
-    (
-        "collation_list", "data_version", "foreign_key_list", "index_info", "index_list", "index_xinfo", "table_info",
-        "table_list", "table_xinfo",
-    )
-)  # fmt: skip
+_PRAGMAS = """
+    collation_list data_version foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo
+"""
+PRAGMAS = frozenset(_PRAGMAS.split())
 # Eponymous virtual tables that show raw pages, prepared statements or paths instead of data.
-HIDDEN_TABLES = frozenset(
-    ("dbstat", "sqlite_dbpage", "sqlite_dbdata", "sqlite_dbptr", "sqlite_stmt", "bytecode", "tables_used")
-)
+_HIDDEN = "dbstat sqlite_dbpage sqlite_dbdata sqlite_dbptr sqlite_stmt bytecode tables_used"
+HIDDEN_TABLES = frozenset(_HIDDEN.split())
 _FUNCTIONS = """
     abs char coalesce concat concat_ws format glob hex ifnull iif if instr length like likelihood likely lower ltrim
     max min nullif octet_length printf quote random randomblob replace round rtrim sign soundex substr substring trim
@@ -336,9 +333,8 @@ class SqliteSession(base.DatabaseSession):
         if (refused := unreadable(sql)) is not None:
             return refused
         if self.hidden is not None and any(match[1] is None for match in _UNASKED.finditer(sql)):
-            return base.failure(
-                REFUSED, "hidden", "join with ON here, without USING and NATURAL, and without INDEXED BY"
-            )
+            reason = "join with ON here, without USING and NATURAL, and without INDEXED BY"
+            return base.failure(REFUSED, "hidden", reason)
         is_decoded = is_in_memory = False
         try:
             while True:
@@ -534,9 +530,8 @@ class StatefulSession(SqliteSession):
             source.execute("SELECT 1 FROM sqlite_master").fetchall()  # takes the read lock, within the time for it
             (pages,), (size,) = (source.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
             if pages * size > self._most_bytes:
-                raise base.OpenFailure(
-                    "database_too_large", f"the database is larger than {self._most_bytes >> 20} MiB"
-                )
+                reason = f"the database is larger than {self._most_bytes >> 20} MiB"
+                raise base.OpenFailure("database_too_large", reason)
             copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=0)
             source.backup(copy)
             copy.execute(f"PRAGMA max_page_count={self._most_bytes // size}")
