@@ -81,7 +81,7 @@ def levels(examples: Iterable[Example]) -> dict[str, Hardness]:
     """Each example's level, by its id; if it has none, its gold SQL's."""
     by_id = {example.id: example for example in examples}
     unrated = {(one.gold_sql, one.database.engine) for one in by_id.values() if one.hardness is None}
-    measured = {query: _GOLD_LEVELS[query] for query in unrated if query in _GOLD_LEVELS}
+    measured = {query: level for query in unrated if (level := _GOLD_LEVELS.get(query))}
     if new := sorted(unrated - measured.keys()):
         if len(_GOLD_LEVELS) > GOLD_KEPT:
             _GOLD_LEVELS.clear()
@@ -105,7 +105,7 @@ class Analysis:
         gold = dict.fromkeys((pair.database, pair.gold_sql) for pair in pairs if pair.gold_sql)
         others = [(pair.database, pair.predicted_sql) for pair in pairs if predicted and pair.predicted_sql]
         of = {database: self.schemas(database) for database, _ in (*gold, *others)}
-        kept = {query: _GOLD_ITEMS[query] for query in gold if query in _GOLD_ITEMS}
+        kept = {query: pair for query in gold if (pair := _GOLD_ITEMS.get(query))}
         self._items |= {query: items for query, (schema, items) in kept.items() if schema == of[query[0]]}
         new = [query for query in dict.fromkeys((*gold, *others)) if query not in self._items]
         answers = analyst.schema_items([(sql, of[database], database.engine) for database, sql in new])

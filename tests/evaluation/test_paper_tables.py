@@ -88,9 +88,8 @@ def test_a_tables_command_names_what_its_recipes_does(name):
 
 def recipe_of(name, row, miniature=False):
     """The recipe that a row's checkpoint is evaluated by."""
-    cell = next(
-        cell for cell in sweep_plan.cells_of_paper_table(name, [], None, miniature)[0] if cell.values[ROW] == row
-    )
+    cells, *_ = sweep_plan.cells_of_paper_table(name, [], None, miniature)
+    cell = next(cell for cell in cells if cell.values[ROW] == row)
     return recipes.load(cell.source, [*cell.overrides, *cell.asked])
 
 

@@ -160,9 +160,8 @@ def test_one_run_s_checkpoints_are_an_axis_that_makes_nothing_twice(tmp_path):
 
 def test_as_many_samples_vote_as_were_drawn(tmp_path):
     store = Store(tmp_path)
-    found = sweep_plan.cells(
-        "miniature", ["evaluation.samples=3", "evaluation.ks=[1,2,8]", "data.test.0.equality=bird"]
-    )
+    settings = ["evaluation.samples=3", "evaluation.ks=[1,2,8]", "data.test.0.equality=bird"]
+    found = sweep_plan.cells("miniature", settings)
     (only,) = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     assert only.run.k == 2
 
@@ -313,9 +312,8 @@ def test_measures_are_read_from_records():
     assert measure("turns deviation").fold([3, 3, 5]) == pytest.approx((8 / 9) ** 0.5)
     assert measures.title("greedy [simple]") == "EX [simple]"
     linked = dataclasses.replace(RECORD, linking=Linking(Overlap(2, 1, 1), Overlap(1, 1, 1)))
-    assert [value for _, value in measure("schema").scores(FinishedEvaluation((linked,))).values()] == [
-        pytest.approx(2 / 3)
-    ]
+    ((_, value),) = measure("schema").scores(FinishedEvaluation((linked,))).values()
+    assert value == pytest.approx(2 / 3)
 
 
 MEASURED = {

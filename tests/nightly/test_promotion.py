@@ -207,10 +207,8 @@ NEW = [("d", "What is the name of each port ?", "SELECT name FROM port")]
 def questions(store, stage, key, asked, pool, name="harbour"):
     database = Database(name, "sqlite", f"{name}.sqlite")
     made = [Example(id, question, database, sql) for id, question, sql in asked]
-    rows = [{"pool": pool, "part": 0}] * len(made)
-    store.make(
-        stage, key, lambda folder: frames.write(folder / DATA, frames.to_frame(made, extra=rows)), {}, pytest.fail
-    )
+    table = frames.to_frame(made, extra=[{"pool": pool, "part": 0}] * len(made))
+    store.make(stage, key, lambda folder: frames.write(folder / DATA, table), {}, pytest.fail)
 
 
 def trained(store, key, data):
@@ -245,9 +243,8 @@ def write_text(text, folder):
 
 
 def record(id, right):
-    return dataclasses.replace(
-        RECORD, example_id=id, scores={"strict": float(right)}, question_digest=id, gold_digest=id
-    )
+    digests = {"question_digest": id, "gold_digest": id}
+    return dataclasses.replace(RECORD, example_id=id, scores={"strict": float(right)}, **digests)
 
 
 @pytest.mark.parametrize(

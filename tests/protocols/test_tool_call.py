@@ -42,9 +42,8 @@ def test_the_tool_answers_in_json_and_a_fault_asks_to_rethink(protocol):
     mtir = protocol("tool_call", observation_rows=10)
     look = Action(ActionKind.SQL, "S", "t")
     empty = ExecutionResult(ExecutionStatus.OK, ("max_label",), ((None,),))
-    assert mtir.observe(look, empty, 5) == (
-        '<tool_response>\n{"columns": ["max_label"], "data": [[null]]}\n</tool_response>'
-    )
+    shown = '<tool_response>\n{"columns": ["max_label"], "data": [[null]]}\n</tool_response>'
+    assert mtir.observe(look, empty, 5) == shown
     many = ExecutionResult(ExecutionStatus.OK, ("n",), tuple((i,) for i in range(11)))
     assert '[9]], "more": true}' in mtir.observe(look, many, 5)
     assert mtir.observe(Action(ActionKind.INVALID), None, 5) == "That action was not correct. Rethink it and act again."

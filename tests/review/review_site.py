@@ -29,9 +29,8 @@ def shop(folder):
     """The database, its card in databases/ of the working folder (what an item cost is hidden), and questions."""
     build_database(folder / "shop.sqlite", SHOP)
     names = {"id": ColumnCard(key=True), "name": ColumnCard(), "price": ColumnCard(), "cost": ColumnCard(hidden=True)}
-    known = DatabaseCard(
-        engine="sqlite", location=str(folder / "shop.sqlite"), tables={"item": TableCard(columns=names)}
-    )
+    tables = {"item": TableCard(columns=names)}
+    known = DatabaseCard(engine="sqlite", location=str(folder / "shop.sqlite"), tables=tables)
     card.write(card.path_of("shop"), known)
     path = folder / "mine.jsonl"
     rows = [{"database": "shop.sqlite", **row} for row in QUESTIONS]

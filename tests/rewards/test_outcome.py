@@ -16,6 +16,7 @@ from pipelines.core.types import (
     Trajectory,
     Turn,
 )
+from pipelines.rewards import outcome
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import analyst
 from pipelines.sql.schema import introspect
@@ -41,13 +42,8 @@ def judged(example, engine, *trajectories, **more):
 
 
 def test_an_outcome_holds_the_verdict_and_both_queries_parts(example, engine):
-    right, wrong, failed = judged(
-        example,
-        engine,
-        episode("SELECT name FROM singer"),
-        episode("SELECT kind FROM singer"),
-        episode("SELECT wages FROM singer"),
-    )
+    finals = ("SELECT name FROM singer", "SELECT kind FROM singer", "SELECT wages FROM singer")
+    right, wrong, failed = judged(example, engine, *map(episode, finals))
     gold = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")}))
     assert (right.correct, right.executable, right.n_rows, right.predicted_schema) == (True, True, 1, gold)
     assert (wrong.correct, wrong.executable, wrong.gold_schema) == (False, True, gold)
@@ -103,6 +99,21 @@ def test_a_gold_query_is_analysed_once(example, engine, monkeypatch):
     assert again == whole
 
 
+class Forgetful(dict):
+    """Another thread forgets all that is kept as soon as it was looked for."""
+
+    def __contains__(self, key):
+        return super().__contains__(key) and (self.clear() or True)
+
+
+def test_what_another_thread_forgets_meanwhile_is_analysed_again(example, engine, monkeypatch):
+    example = dataclasses.replace(example, hardness=None)
+    whole = judged(example, engine, episode("SELECT 1"))
+    for name in ("_GOLD_ITEMS", "_GOLD_LEVELS"):
+        monkeypatch.setattr(outcome, name, Forgetful(getattr(outcome, name)))
+    assert judged(example, engine, episode("SELECT 1")) == whole
+
+
 def test_an_analysis_that_may_have_failed_is_not_kept(example, engine, monkeypatch):
     example = dataclasses.replace(example, gold_sql="SELECT kind AS k FROM singer", hardness=None)
     none = episode(None, StopReason.TURN_LIMIT)
@@ -123,6 +134,6 @@ def test_a_gold_query_is_analysed_again_when_its_schema_has_changed(example, eng
         "ALTER TABLE band RENAME COLUMN title TO heading; ALTER TABLE singer ADD COLUMN title TEXT",
     ):
         build_database(example.database.location, change)
-        (outcome,) = judged(example, engine, episode(None, StopReason.TURN_LIMIT), reads={"schema"})
-        found.append(outcome.gold_items.columns)
+        (one,) = judged(example, engine, episode(None, StopReason.TURN_LIMIT), reads={"schema"})
+        found.append(one.gold_items.columns)
     assert found == [{("band", "title")}, {("singer", "title")}]

@@ -23,10 +23,9 @@ from pipelines.training.plan import Plan
 
 @pytest.fixture
 def plan(tmp_path, recipe, checkpoint, trajectories):
-    write_jsonl(tmp_path / "t.jsonl", trajectories)
-    return Plan(
-        kind="sft", recipe=recipe, checkpoint_in=str(checkpoint), data=tmp_path / "t.jsonl", out=tmp_path / "run"
-    )
+    data = tmp_path / "t.jsonl"
+    write_jsonl(data, trajectories)
+    return Plan(kind="sft", recipe=recipe, checkpoint_in=str(checkpoint), data=data, out=tmp_path / "run")
 
 
 def alive(word):
