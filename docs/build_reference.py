@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -123,8 +123,9 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
 
 
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
+def _default(field: FieldInfo, name: str = "", own: Section | None = None) -> str:
+    """A field's default: that of the section at its place, where it differs from the section's class."""
+    value = field.get_default(call_default_factory=True) if own is None else getattr(own, name)
     return "must be given" if value is PydanticUndefined else f"`{_value(value)}`"
 
 
@@ -133,7 +134,7 @@ def recipe_page() -> str:
     return "\n".join([RECIPE_INTRO, *_section("", Recipe)])
 
 
-def _section(path: str, kind: type[Section]) -> Iterator[str]:
+def _section(path: str, kind: type[Section], own: Section | None = None) -> Iterator[str]:
     """A section's table, then those of the sections that it holds."""
     said = inspect.cleandoc(kind.__doc__ or "")
     yield f"## {f'`{path}`' if path else 'The recipe'}\n"
@@ -146,14 +147,15 @@ def _section(path: str, kind: type[Section]) -> Iterator[str]:
         key = f"{path}.{name}" if path else name
         if inner is None:
             kinds = type_of(field.annotation).replace("|", "\\|")
-            yield f"| `{name}` | {kinds} | {_default(field)} | {_cell(about.get(name, ''))} |"
+            yield f"| `{name}` | {kinds} | {_default(field, name, own)} | {_cell(about.get(name, ''))} |"
         else:
             listed = "list of " if type_of(field.annotation).startswith("list of") else ""
             yield f"| `{name}` | {listed}[section](#{_anchor(key)}) | | {_cell(about.get(name, ''))} |"
-            below.append((key, inner))
+            keeps = any(isinstance(part, BeforeValidator) for part in field.metadata)  # its own, if named in part
+            below.append((key, inner, field.default if keeps else None))
     yield ""
-    for key, inner in below:
-        yield from _section(key, inner)
+    for key, inner, there in below:
+        yield from _section(key, inner, there)
 
 
 def _anchor(text: str) -> str:

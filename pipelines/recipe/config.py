@@ -38,6 +38,11 @@ class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
+def _beside(**defaults: Any) -> pydantic.BeforeValidator:
+    """The defaults of a section at its place, which it keeps where some of its keys are named."""
+    return pydantic.BeforeValidator(lambda given: {**defaults, **given} if isinstance(given, Mapping) else given)
+
+
 def _refuse(flag: str, reason: str) -> pydantic.AfterValidator:
     """A check of an equality's name: one with the flag is refused."""
 
@@ -181,12 +186,7 @@ def _in_order(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
-class GrpoOptimizer(Optimizer):
-    """Which optimiser, and its schedule."""
-
-    lr: Amount = 1e-6  # the highest rate.
-    warmup_ratio: Share = 0.0  # share of the steps in which the rate rises from 0.
-    schedule: Literal["cosine", "constant", "linear"] = "constant"  # how the rate falls after the warm-up.
+GRPO_RATE: dict[str, Any] = {"lr": 1e-6, "schedule": "constant", "warmup_ratio": 0.0}
 
 
 class Grpo(Section):
@@ -241,7 +241,8 @@ class Grpo(Section):
     # an episode is left out when the mean ratio of policy and sampler over its tokens leaves them; null keeps all.
     bounds: Annotated[tuple[Amount, Amount], pydantic.AfterValidator(_in_order)] | None = None
     sampling: Sampling = Sampling()  # how the episodes are drawn.
-    optimizer: GrpoOptimizer = GrpoOptimizer()  # which optimiser, and its schedule.
+    # which optimiser, and its schedule.
+    optimizer: Annotated[Optimizer, _beside(**GRPO_RATE)] = Optimizer(**GRPO_RATE)
     # questions of the dev pool that the policy answers greedily while it trains, by which one sees whether rewards are
     # hacked; 0 for none.
     held_out: Count = 64
@@ -376,12 +377,6 @@ class Execution(Section):
 # The sections of a recipe that make demonstrations: the teacher, the filter, and the gold schemas.
 
 
-class TeacherSampling(Sampling):
-    """How a teacher's tokens are drawn."""
-
-    temperature: Annotated[float, pydantic.Field(ge=0)] = 0.7  # 0 is greedy.
-
-
 class Teacher(Section):
     """What writes demonstrations: the scripted oracle, an OpenAI-compatible endpoint, or the policy itself."""
 
@@ -392,7 +387,7 @@ class Teacher(Section):
     endpoint: str | None = None
     concurrency: Positive = 16  # requests in flight at once.
     # how an endpoint or the policy draws its tokens, and its token budgets.
-    sampling: TeacherSampling = TeacherSampling()
+    sampling: Annotated[Sampling, _beside(temperature=0.7)] = Sampling(temperature=0.7)
     error_rate: Share = 0.1  # share of the oracle's episodes with a mistake that it then puts right.
     # column -> how often the oracle guesses how a value there is stored and does not look; only of questions whose
     # source has the words that they use for the value.

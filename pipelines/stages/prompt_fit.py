@@ -60,7 +60,6 @@ def count(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
     sampling = {"difficulty": recipe.difficulty.sampling, "grpo": recipe.grpo.sampling}
     trained: dict[str, Sampling] = {name: of for name, of in sampling.items() if name in recipe.stages}
     name, teachers = "synthesis." + ("mix.{}" if recipe.synthesis.mix else "teacher"), recipe.synthesis.teachers
-    own: dict[str, Sampling]
     own = {name.format(place): one.sampling for place, one in enumerate(teachers) if one.kind == "policy"}
     taught = own if "synthesize" in recipe.stages else {}
     if "difficulty" in trained and any(recipe.difficulty.explore_parts[:1]):
