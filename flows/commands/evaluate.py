@@ -556,24 +556,23 @@ def score(
         if report is not None:  # last: what was scored is told whatever becomes of it
             _report_score(report, items, predictions, located, scored, sql)
     if as_json:
-        emit(
-            {
-                "scored": summary.counts["all"],
-                "counts": dict(summary.counts),
-                "equalities": {name: _rounded(of) for name, of in summary.figures.items()},
-                "disagreements": [
-                    {"yes": yes, "no": no, "count": len(numbers), "items": list(numbers)}
-                    for (yes, no), numbers in summary.disagreements.items()
-                ],
-                "gold_errors": [{"idx": idx, "error": error} for idx, error in summary.gold_errors],
-                "unavailable": [{"idx": idx, "error": error} for idx, error in summary.unavailable],
-                "errors": dict(summary.errors),
-                "unavailable_share": round(summary.unavailable_share, 6),
-                "with_unavailable": _rounded(summary.with_unavailable),
-                "reliability": {name: _rounded(of) for name, of in summary.reliability.items()},
-                "rewritten_there": rewritten,
-            }
-        )
+        facts = {
+            "scored": summary.counts["all"],
+            "counts": dict(summary.counts),
+            "equalities": {name: _rounded(of) for name, of in summary.figures.items()},
+            "disagreements": [
+                {"yes": yes, "no": no, "count": len(numbers), "items": list(numbers)}
+                for (yes, no), numbers in summary.disagreements.items()
+            ],
+            "gold_errors": [{"idx": idx, "error": error} for idx, error in summary.gold_errors],
+            "unavailable": [{"idx": idx, "error": error} for idx, error in summary.unavailable],
+            "errors": dict(summary.errors),
+            "unavailable_share": round(summary.unavailable_share, 6),
+            "with_unavailable": _rounded(summary.with_unavailable),
+            "reliability": {name: _rounded(of) for name, of in summary.reliability.items()},
+            "rewritten_there": rewritten,
+        }
+        emit(facts)
     if not summary.counts["all"] or summary.unavailable_share > MOST_UNAVAILABLE:
         raise typer.Exit(1)
 

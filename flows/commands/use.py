@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import sqlite3
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +41,7 @@ from pipelines.serving.access import Access, read_keys
 from pipelines.serving.agent import CANNOT_ANSWER, Agent, QuestionBudget, why_unanswered
 from pipelines.serving.feedback import Feedback
 from pipelines.serving.models import CHAMPION, KINDS, CurrentModel, champion_of
+from pipelines.sql.audit import append
 from pipelines.sql.dialects.dialect import engine_of_address
 from pipelines.stages import graph
 from pipelines.teachers.experts import linking
@@ -131,8 +131,7 @@ def connect(
             raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")
         if not allow_writes:
             raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
-    first = card.name_of(openable.address)
-    if old is None and first is not None:
+    if old is None and (first := card.name_of(openable.address)) is not None:
         say(f"note: {card.path_of(first)} describes this database, too; the hidden names of both hold")
     # The password of an address is not written; the card names a variable for it.
     is_address = engine_of_address(database) is not None
@@ -171,16 +170,8 @@ def connect(
     if database_card.password_env is not None and is_address:
         say(f"the password is not in it: set the environment variable {database_card.password_env}")
     if as_json:
-        emit(
-            {
-                "name": title,
-                "card": str(place),
-                "engine": database_card.engine,
-                "tables": len(database_card.tables),
-                "columns": sum(len(table.columns) for table in database_card.tables.values()),
-                "findings": dict(Counter(finding.kind for finding in problems)),
-            }
-        )
+        facts = {"name": title, "card": str(place), "engine": database_card.engine, "tables": len(tables)}
+        emit({**facts, "columns": columns, "findings": {kind: len(found) for kind, found in by_kind.items()}})
 
 
 def newest_model(recipe: Recipe, store: Store) -> Path:
@@ -337,6 +328,7 @@ def serve(
         model = CHAMPION + names[0]
     served = CurrentModel(model, recipe, rest, store)
     folder = store.root / "serve" / openable.database.id
+    append(folder / "questions.jsonl", [])  # refused now, and not at the first question
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     with openable.sql(served.model.recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
         shown = served.model.recipe.protocol

@@ -1,5 +1,6 @@
 """The review's HTTP server: a person looks through questions in a browser, and each decision is kept at once."""
 
+import asyncio
 import contextlib
 import secrets
 import socket
@@ -53,7 +54,8 @@ class ReviewApp:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        yield
+        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C, pressed again: the files are written all the same
+            yield
         counts = self.review.counts()
         line = ", ".join(f"{count} {choice}" for choice, count in counts.items())
         if counts["open"] < sum(counts.values()):
@@ -74,19 +76,18 @@ class ReviewApp:
         decision = self.review.decisions.get(item.key)
         is_mended = decision is not None and decision.choice == "mended"
         fields = [f"{name} {item.row[name]}" for name in SHOWN_FIELDS if isinstance(item.row.get(name), str)]
-        return JSONResponse(
-            {
-                "key": item.key,
-                "id": item.example.id,
-                "about": [f"database {item.example.database.id}", *fields],
-                "doubts": list(item.doubts),
-                "votes": [{"by": vote.by, "sql": vote.sql, "agrees": vote.agrees} for vote in item.votes],
-                "was": item.texts,
-                **({name: getattr(decision, name) for name in item.texts} if is_mended else item.texts),
-                "choice": self.review.choice(item.key),
-                "reason": "" if decision is None else decision.reason,
-            }
-        )
+        shown = {
+            "key": item.key,
+            "id": item.example.id,
+            "about": [f"database {item.example.database.id}", *fields],
+            "doubts": list(item.doubts),
+            "votes": [{"by": vote.by, "sql": vote.sql, "agrees": vote.agrees} for vote in item.votes],
+            "was": item.texts,
+            **({name: getattr(decision, name) for name in item.texts} if is_mended else item.texts),
+            "choice": self.review.choice(item.key),
+            "reason": "" if decision is None else decision.reason,
+        }
+        return JSONResponse(shown)
 
     async def _run(self, request: Request, user: str) -> Response:
         body = await body_of(request)

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipelines.benchmarks.prompt_schema import NO_TEXT
-from pipelines.core.errors import SqltrainError
+from pipelines.core.errors import ResourceError, SqltrainError
 from pipelines.core.types import History, is_valid_unicode
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
@@ -65,9 +65,8 @@ def completion(id: str, model: str, created: int, events: Sequence[Event]) -> di
         "sqltrain": list(events),
     }
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    whole = {"id": id, "object": "chat.completion", "created": created, "model": model}
-    return {**whole, "choices": [choice], "usage": usage}
+    whole = {"id": id, "object": "chat.completion", "created": created, "model": model, "choices": [choice]}
+    return {**whole, "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}}
 
 
 def _delta(event: Event) -> dict[str, Any]:
@@ -133,11 +132,11 @@ def questions_to_try(schema: Schema) -> list[str]:
     table = max(schema.tables, key=lambda table: len(table.columns), default=None)
     if table is None:
         return []
-    questions = [f"How many rows are in {table.name} ?"]
     keys = {key.column for key in table.foreign_keys}
     others = [column for column in table.columns if not column.primary_key and column.name not in keys]
     texts = [column.name for column in others if not any(word in column.type.upper() for word in NO_TEXT)]
     numbers = [column.name for column in others if any(word in column.type.upper() for word in NUMBERS)]
+    questions = [f"How many rows are in {table.name} ?"]
     questions += [f"What are the values of {name} in {table.name} ?" for name in texts[:1]]
     return questions + [f"What is the largest {name} in {table.name} ?" for name in numbers[:1]]
 
@@ -204,7 +203,8 @@ class Service:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         background = [asyncio.ensure_future(begin()) for begin in self.background]
         async with self.mcp_sessions():
-            yield
+            with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C, pressed again
+                yield
         # Requests have ended here, so nothing waits for the model or writes feedback any more.
         for task in background:
             task.cancel()
@@ -217,9 +217,11 @@ class Service:
         append(self.audit, [{"at": utc_time(), **facts}])
 
     async def _health(self, _: Request) -> Response:
-        is_healthy = (await self.agent.run("SELECT 1"))["type"] == "answer"
-        state = {"status": "ok" if is_healthy else "the database is away", "model": self.agent.model().name}
-        return JSONResponse(state, 200 if is_healthy else 503)
+        try:
+            status = "ok" if (await self.agent.run("SELECT 1"))["type"] == "answer" else "the database is away"
+        except ResourceError:
+            status = "the audit log cannot be written"
+        return JSONResponse({"status": status, "model": self.agent.model().name}, 200 if status == "ok" else 503)
 
     async def _metrics(self, _: Request, user: str) -> Response:
         return PlainTextResponse(self.metrics.text(self.agent.used), media_type="text/plain; version=0.0.4")
@@ -307,9 +309,13 @@ class Chat:
 
     async def stream(self) -> AsyncGenerator[str]:
         """Server-sent events, one for each event of the agent."""
-        async with contextlib.aclosing(self.events()) as events:
-            async for event in events:
-                yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, event))}\n\n"
+        try:
+            async with contextlib.aclosing(self.events()) as events:
+                async for event in events:
+                    yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, event))}\n\n"
+        except ResourceError as error:  # the audit log, which is written after the last event
+            event = {"type": "error", "message": str(error)}
+            yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, event))}\n\n"
         yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, None))}\n\ndata: [DONE]\n\n"
 
     async def whole(self) -> dict[str, Any]:
@@ -321,8 +327,7 @@ class Chat:
 
     async def events(self) -> AsyncGenerator[Event]:
         """The agent's events; at their end the question is counted, appended to the audit log and kept as feedback."""
-        service, started = self.service, time.monotonic()
-        metrics = service.metrics
+        service, metrics, started = self.service, self.service.metrics, time.monotonic()
         metrics.running += 1
         try:
             async with contextlib.aclosing(service.agent.answer(self.question, self.model, self.history)) as events:

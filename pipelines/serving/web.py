@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp
 
-from pipelines.core.errors import SqltrainError, UserError
+from pipelines.core.errors import ResourceError, SqltrainError, UserError
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 
@@ -78,9 +78,10 @@ def guarded(
             if denied_by_status is not None:
                 denied_by_status[denied.status] += 1
         except SqltrainError as error:
-            denied = Denied(400, str(error))
+            denied = Denied(503 if isinstance(error, ResourceError) else 400, str(error))  # 503: of a full disk, say
         # An error as OpenAI's protocol has it, so that its clients show the message.
-        body = {"message": denied.message, "type": "invalid_request_error", "param": None, "code": denied.status}
+        kind = "server_error" if denied.status >= 500 else "invalid_request_error"
+        body = {"message": denied.message, "type": kind, "param": None, "code": denied.status}
         headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
         return JSONResponse({"error": body}, denied.status, headers=headers)
 

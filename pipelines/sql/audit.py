@@ -50,11 +50,9 @@ class AuditLog:
 def append(path: Path, rows: Sequence[Mapping[str, Any]], max_bytes: int = MAX_BYTES) -> None:
     """Append JSON lines in one write, so that several processes may share a file, which is rotated when it has grown.
 
-    A full file becomes NAME.1, what was NAME.1 becomes NAME.2, and so on up to `KEPT_FILES`.
+    A full file becomes NAME.1, NAME.1 becomes NAME.2, and so on up to `KEPT_FILES`. Without rows the file is made.
     """
     lines = [json.dumps(row, ensure_ascii=True, separators=(",", ":")) + "\n" for row in rows]
-    if not lines:
-        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size >= max_bytes:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,9 +42,8 @@ def test_what_is_right_comes_out_as_questions_and_the_rest_with_its_reason(mine)
     assert out[0] == {**COUNT, "database": "shop.sqlite", "id": "mine_1", "review": {"choice": "accepted"}}
     assert (out[1]["sql"], out[1]["review"]["was"]) == (BETTER, {"sql": DEAREST["sql"]})
     assert [(row["question"], row["reason"]) for row in rejected] == [(HIDDEN["question"], "nobody may know")]
-    read = own_questions.read(
-        Source(kind="jsonl", path=str(mine.with_name("mine.reviewed.jsonl"))), 0, mine.parent / "stage"
-    )
+    source = Source(kind="jsonl", path=str(mine.with_name("mine.reviewed.jsonl")))
+    read = own_questions.read(source, 0, mine.parent / "stage")
     assert [one.gold_sql for one in read.examples] == [COUNT["sql"], BETTER]
 
 
@@ -302,10 +302,8 @@ def test_it_fits_a_phone_in_dark_and_light_and_shows_text_as_text(running, phone
 @contextmanager
 def command(folder):
     words = [sys.executable, "-m", "flows.cli", "review", "mine.jsonl"]
-    root = str(Path(__file__).resolve().parents[2])
-    process = subprocess.Popen(
-        words, cwd=folder, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -328,7 +326,9 @@ def test_what_was_decided_outlives_a_kill(tmp_path, monkeypatch):
         process.kill()
     with command(tmp_path) as (process, url, headers):
         assert [row[2] for row in httpx.get(f"{url}/v1/review", headers=headers).json()["items"]].count("rejected") == 1
-        process.send_signal(signal.SIGINT)
+        for _ in range(2):  # pressed again while it ends
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
         said, _ = process.communicate(timeout=30)
         assert "0 accepted, 0 mended, 1 rejected, 3 open" in said
         assert process.returncode == 0

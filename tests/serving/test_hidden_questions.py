@@ -99,11 +99,6 @@ def running(where, worst, tmp_path):
         yield opened
 
 
-def streamed(running, question):
-    body = {"stream": True, "messages": [{"role": "user", "content": question}]}
-    return running.post("/v1/chat/completions", body).text
-
-
 def over_mcp(running, questions):
     async def ask():
         async with Client(f"{running.url}/mcp") as client:
@@ -118,8 +113,9 @@ def over_mcp(running, questions):
 @pytest.mark.timeout(120)
 def test_two_hundred_questions_get_nothing_hidden_out(running, where, worst, tmp_path):
     assert len(TRIES) == 200
+    bodies = [{"stream": True, "messages": [{"role": "user", "content": question}]} for question in TRIES]
     with ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(lambda question: streamed(running, question), TRIES))
+        texts = list(pool.map(lambda body: running.post("/v1/chat/completions", body).text, bodies))
     assert len([text for text in texts if '"type": "error"' in text and '"type": "answer"' not in text]) == 200
     first = running.ask(next(iter(TRIES)))["id"]
     mended = [running.post("/v1/feedback", {"id": first, "good": False, "sql": sql}) for sql in TRIES.values()]

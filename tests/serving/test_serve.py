@@ -249,7 +249,7 @@ def test_an_address_that_others_reach_wants_keys(running):
 
 
 @pytest.mark.parametrize("host", ["no such host", "x" * 100, "192.0.2.1"])  # the last is set aside for examples
-def test_an_address_that_is_not_this_machines_is_one_plain_line(host, tmp_path, sqltrain):
+def test_an_address_or_a_store_that_cannot_be_used_is_one_plain_line(host, tmp_path, sqltrain):
     people(tmp_path)
     scripted(tmp_path)
     (tmp_path / "keys.yaml").write_text("ada: ada-0123456789abcdef\n")
@@ -258,6 +258,21 @@ def test_an_address_that_is_not_this_machines_is_one_plain_line(host, tmp_path, 
     told = sqltrain("serve", str(tmp_path / "people.sqlite"), place, *options, f"--host={host}", "--port=8099")
     assert (told[0], told[1], len(told[2].splitlines())) == (2, "", 1), told
     assert f"cannot listen at {host}, port 8099" in told[2]
+    place = f"--store={tmp_path / 'keys.yaml'}"  # a file is no store: told now, and not at the first question
+    told = sqltrain("serve", str(tmp_path / "people.sqlite"), place, *options, "--port=8099")
+    assert (told[:2], "cannot be written: Not a directory" in told[2]) == ((2, ""), True), told
+
+
+def test_an_audit_log_that_cannot_be_written_is_no_fault_of_a_client(running):
+    (running.folder / "questions.jsonl").mkdir()
+    assert running.post("/v1/sql", {"sql": "SELECT 1"}).status_code == 503
+    body = {"stream": True, "messages": [{"role": "user", "content": QUESTION}]}
+    *_, event, _, done, _ = running.post("/v1/chat/completions", body).text.split("\n\n")
+    assert ("cannot be written: Is a directory" in event, done) == (True, "data: [DONE]")
+    (running.folder / "statements.jsonl").unlink()
+    (running.folder / "statements.jsonl").mkdir()
+    away = httpx.get(f"{running.url}/health")
+    assert (away.status_code, away.json()["status"]) == (503, "the audit log cannot be written")
 
 
 def test_keys_are_read_and_bad_ones_named(tmp_path):
