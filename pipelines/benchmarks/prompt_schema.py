@@ -153,7 +153,10 @@ STOP = frozenset(
     much name names no not number of on or show than that the their there these this those to was were what when where
     which who whose with""".split()  # noqa: SIM905
 )
-NO_TEXT = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC", "BOOL", "BLOB", "DATE", "TIME")  # in a declared type
+NUMBER = re.compile(
+    r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC)"
+)  # a declared type; an ENUM's values are texts
+NO_TEXT = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC|BOOL|BLOB|DATE|TIME)")
 Place = tuple[str, str]  # table and column
 
 
@@ -172,7 +175,7 @@ class ValueIndex:
         is_sqlite = database.engine == "sqlite"
         for table in schema.tables:
             for column in table.columns:
-                if any(word in column.type.upper() for word in NO_TEXT):
+                if NO_TEXT.match(column.type):
                     continue
                 name = value = quoted(column.name)
                 if not is_sqlite:

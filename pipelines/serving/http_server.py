@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipelines.benchmarks.prompt_schema import NO_TEXT
+from pipelines.benchmarks.prompt_schema import NO_TEXT, NUMBER
 from pipelines.core.errors import ResourceError, SqltrainError
 from pipelines.core.types import History, is_valid_unicode
 from pipelines.report.terminal import plain
@@ -36,7 +36,6 @@ from pipelines.sql.audit import append
 from pipelines.sql.schema import Schema
 
 PAGE = Path(__file__).with_name("page.html")
-NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")  # in a declared type
 SHOWN_TABLES = 50  # of which the chat page names the columns
 SHOWN_ROWS = 50  # of a Markdown table; `sqltrain` has all of them
 FENCE = re.compile(r"(`{3,})(\w*)")  # a line that opens a block of Markdown
@@ -134,8 +133,8 @@ def questions_to_try(schema: Schema) -> list[str]:
         return []
     keys = {key.column for key in table.foreign_keys}
     others = [column for column in table.columns if not column.primary_key and column.name not in keys]
-    texts = [column.name for column in others if not any(word in column.type.upper() for word in NO_TEXT)]
-    numbers = [column.name for column in others if any(word in column.type.upper() for word in NUMBERS)]
+    texts = [column.name for column in others if not NO_TEXT.match(column.type)]
+    numbers = [column.name for column in others if NUMBER.match(column.type)]
     questions = [f"How many rows are in {table.name} ?"]
     questions += [f"What are the values of {name} in {table.name} ?" for name in texts[:1]]
     return questions + [f"What is the largest {name} in {table.name} ?" for name in numbers[:1]]

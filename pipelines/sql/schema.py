@@ -217,8 +217,9 @@ def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
             pairs = zip(columns, to_columns, strict=True)
             foreign.setdefault(table, []).extend(ForeignKey(a, to_table, b) for a, b in pairs)
     by_table: dict[str, list[DeclaredColumn]] = {}
-    for table, name, kind in query(dialect.columns_query):
-        by_table.setdefault(table, []).append((name, str(kind).upper(), (table, name) in primary))
+    for table, name, kind in query(dialect.columns_query):  # the values of an ENUM stay as they are stored
+        declared = kind if "'" in kind else kind.upper()
+        by_table.setdefault(table, []).append((name, declared, (table, name) in primary))
     views = {row[0] for row in query(dialect.views_query)} if values else set()
     schemas = [name for name, place in query(dialect.schema_query) if place] if dialect.schema_query else []
     schema, tables = Schema((), engine, tuple(schemas[1:])), []

@@ -219,17 +219,14 @@ def test_spider2_questions_and_results_may_hold_anything(spider2, tmp_path):
 # SynSQL-2.5M
 
 
-def synsql_row(number, **changes):
-    row = {"db_id": "harbour", "question": f"Question {number} ?", "sql": "SELECT name FROM ship", "cot": "x" * 50}
-    return row | {"sql_complexity": "Simple", "question_style": "Formal", "external_knowledge": ""} | changes
-
-
 @pytest.fixture
 def synthetic(tmp_path):
     folder = tmp_path / "synsql"
     make_database(folder / "databases" / "harbour" / "harbour.sqlite")
     levels = ("Simple", "Moderate", "Complex", "Highly Complex")
-    rows = [synsql_row(number, sql_complexity=levels[number % 4]) for number in range(40)]
+    row = {"db_id": "harbour", "sql": "SELECT name FROM ship", "cot": "x" * 50, "question_style": "Formal"}
+    row["external_knowledge"] = ""
+    rows = [row | {"question": f"Question {n} ?", "sql_complexity": levels[n % 4]} for n in range(40)]
     rows[3] |= {"db_id": "harbour.db", "external_knowledge": "NO is Norway."}
     rows.append("no row")
     write(folder / "data.json", json.dumps(rows, indent=1))

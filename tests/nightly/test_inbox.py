@@ -26,10 +26,9 @@ def lines(batch):
 
 @pytest.fixture
 def collected(tmp_path):
-    def collect_from(place="inbox", table=None, batches="batches"):
-        return collect(Nightly(inbox=str(tmp_path / place), table=table), tmp_path / batches)
-
-    return collect_from
+    return lambda place="inbox", table=None, batches="batches": collect(
+        Nightly(inbox=str(tmp_path / place), table=table), tmp_path / batches
+    )
 
 
 def test_a_row_is_taken_once_and_an_edited_row_is_a_new_one(tmp_path, collected):

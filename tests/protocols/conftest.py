@@ -27,7 +27,4 @@ def example():
 
 @pytest.fixture
 def protocol():
-    def make(name="react", prompt="full", **settings):
-        return build(config.ProtocolSection(name=name, prompt=prompt, **settings))
-
-    return make
+    return lambda name="react", **settings: build(config.ProtocolSection(name=name, **{"prompt": "full", **settings}))

@@ -18,10 +18,7 @@ def turn(action, content, think="<think>r</think>"):
 
 @pytest.fixture
 def phases(protocol):
-    def make(**settings):
-        return protocol("phases", schema_view=settings.pop("schema_view", "hidden"), observation_rows=30, **settings)
-
-    return make
+    return lambda **settings: protocol("phases", **{"schema_view": "hidden", "observation_rows": 30, **settings})
 
 
 def test_each_action_has_its_content(phases):

@@ -107,9 +107,10 @@ def test_nothing_hidden_is_told_and_the_audit_log_has_every_question(running):
 
 
 def test_no_question_to_try_is_for_the_largest_key():
-    columns = (Column("id", "INT", True), Column("guest", "INT"), Column("nights", "INT"))
+    columns = (Column("id", "INT", True), Column("guest", "INT"), Column("fee", "INT"), Column("by", "ENUM('int')"))
     booking = Table("booking", columns, (ForeignKey("guest", "guest", "id"),))
-    assert questions_to_try(Schema((booking,)))[1:] == ["What is the largest nights in booking ?"]
+    asked = ["What are the values of by in booking ?", "What is the largest fee in booking ?"]
+    assert questions_to_try(Schema((booking,)))[1:] == asked
 
 
 def test_health_figures_and_a_database_that_goes_away(running):

@@ -225,7 +225,7 @@ def test_connect_reads_the_schemas_that_are_named(server, sqltrain, tmp_path, mo
         for name in ("sales", '"My HR"', "vault"):
             admin.execute(f"CREATE SCHEMA {name}; GRANT USAGE ON SCHEMA {name} TO reader".encode())
             admin.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {name} GRANT SELECT ON TABLES TO reader".encode())
-        admin.execute("CREATE TABLE sales.person (id INT PRIMARY KEY, name TEXT)")
+        admin.execute("CREATE TABLE sales.person (id INT PRIMARY KEY, name TEXT, marks INT[])")
         admin.execute("CREATE TABLE vault.safe (id INT PRIMARY KEY)")
         keys = "id INT REFERENCES sales.person, safe INT REFERENCES vault.safe"
         admin.execute(f'CREATE TABLE "My HR".person ({keys}, ssn TEXT)'.encode())
@@ -251,7 +251,8 @@ def test_connect_reads_the_schemas_that_are_named(server, sqltrain, tmp_path, mo
     assert shown.splitlines() == [
         "CREATE TABLE person (",
         "    id INTEGER PRIMARY KEY, -- e.g. 1",
-        "    name TEXT -- e.g. 'Ada'",
+        "    name TEXT, -- e.g. 'Ada'",
+        "    marks INTEGER[]",
         ");",
         'CREATE TABLE "My HR".person (',
         "    id INTEGER, -- e.g. 1",
@@ -268,7 +269,7 @@ def test_a_query_finds_every_name_as_a_schema_prints_it(kind, tmp_path, request,
     made = sorted({*ODD_NAMES, *(word for name in DIALECTS for word in DIALECTS[name].reserved)})
     quote, location = DIALECTS[kind].quote, str(tmp_path / f"odd.{kind}")
     begin = ["CREATE SCHEMA odd", "CREATE SCHEMA plain", "GRANT USAGE ON SCHEMA odd, plain TO reader"]
-    begin.append("SET search_path = odd")
+    begin += ["SET search_path = odd", "CREATE TYPE marks AS ENUM ('marker')"]
     begin.append("ALTER DEFAULT PRIVILEGES IN SCHEMA odd GRANT SELECT ON TABLES TO reader")
     if kind == "sqlite":
         connection, begin = sqlite3.connect(location, isolation_level=None), ["PRAGMA synchronous = OFF"]
@@ -287,9 +288,10 @@ def test_a_query_finds_every_name_as_a_schema_prints_it(kind, tmp_path, request,
     with contextlib.closing(connection), contextlib.closing(connection.cursor()) as cursor:
         for sql in begin:
             cursor.execute(sql)
+        column = {"sqlite": "varchar(9)", "postgres": "marks"}.get(kind, "ENUM('marker')")
         for name in made:
             quoted = quote + name.replace(quote, quote * 2) + quote
-            cursor.execute(f"CREATE TABLE {quoted} ({quoted} varchar(9))")
+            cursor.execute(f"CREATE TABLE {quoted} ({quoted} {column})")
             cursor.execute(f"INSERT INTO {quoted} VALUES ('marker')")
     check_printed_names(Database("odd", kind, location), made, engine)
     if kind == "postgres":
@@ -300,9 +302,10 @@ def test_a_query_finds_every_name_as_a_schema_prints_it(kind, tmp_path, request,
 def check_printed_names(database, made, engine):
     schema = introspect(database)
     assert sorted(table.name for table in schema.tables) == made
-    lines = render(schema, "ddl").replace("CHARACTER VARYING", "VARCHAR").splitlines()
+    lines = render(schema, "ddl").splitlines()
     tables = [line.removeprefix("CREATE TABLE ").removesuffix(" (") for line in lines[::3]]
     columns = [line.strip().rpartition(" ")[0] for line in lines[1::3]]
+    assert {line.rpartition(" ")[2] for line in lines[1::3]} < {"varchar(9)", "ENUM('marker')", "enum('marker')"}
     assert render(schema, "compact") == " ; ".join(map(" : ".join, zip(tables, columns, strict=True)))
     queries = [f"SELECT {column} FROM {table}" for column, table in zip(columns, tables, strict=True)]
     results = engine.execute_many([(database, query) for query in queries])

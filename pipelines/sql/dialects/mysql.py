@@ -98,8 +98,8 @@ class Mysql(Dialect):
     password_variable = "MYSQL_PWD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = database()"
     columns_query = (
-        "SELECT table_name, column_name, data_type FROM information_schema.columns"
-        " WHERE table_schema = database() ORDER BY table_name, ordinal_position"
+        "SELECT table_name, column_name, IF(data_type IN ('enum', 'set'), column_type, data_type)"
+        " FROM information_schema.columns WHERE table_schema = database() ORDER BY table_name, ordinal_position"
     )
     views_query = "SELECT table_name FROM information_schema.views WHERE table_schema = database()"
     keys_query = (

@@ -130,16 +130,17 @@ WHERE has_schema_privilege(oid, 'USAGE') AND nspname !~ '^pg_' AND nspname <> 'i
 """
     password_variable = "PGPASSWORD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
-    # information_schema leaves materialized views out.
+    # information_schema leaves materialized views out, and does not say what an array or a type of the user's holds.
     columns_query = f"""
-SELECT CASE spot WHEN current_schema() THEN '' ELSE spot || '.' END || table_name, column_name, data_type FROM (
-    SELECT table_schema::name AS spot, table_name, column_name, data_type::text, ordinal_position::int AS place
-    FROM information_schema.columns
-    UNION ALL
-    SELECT n.nspname, c.relname, a.attname, format_type(a.atttypid, NULL), a.attnum
-    FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relkind = 'm' AND a.attnum > 0 AND NOT a.attisdropped AND has_table_privilege(c.oid, 'SELECT')
-) columns WHERE spot = ANY({_READ}) ORDER BY array_position({_READ}, spot), table_name, place
+SELECT CASE nspname WHEN current_schema() THEN '' ELSE nspname || '.' END || relname, attname, CASE typtype
+    WHEN 'e' THEN (SELECT 'ENUM(' || string_agg(quote_literal(enumlabel), ', ' ORDER BY enumsortorder) || ')'
+        FROM pg_enum WHERE enumtypid = t.oid)
+    ELSE format_type(CASE typtype WHEN 'd' THEN typbasetype ELSE t.oid END, NULL) END
+FROM pg_attribute JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace
+    JOIN pg_type t ON t.oid = atttypid
+WHERE nspname = ANY({_READ}) AND relkind IN ('r', 'p', 'v', 'f', 'm') AND attnum > 0 AND NOT attisdropped
+    AND has_column_privilege(c.oid, attnum, 'SELECT')
+ORDER BY array_position({_READ}, nspname), relname, attnum
 """
     views_query = f"""
 SELECT CASE table_schema WHEN current_schema() THEN '' ELSE table_schema || '.' END || table_name

@@ -7,14 +7,9 @@ import torch
 from pipelines.rollout.decoding import draw, uniforms
 
 
-def grid(side):
-    """(side^2, 2) midpoints: every pair of uniform numbers once, so that shares are exact up to 1 / side."""
-    axis = (torch.arange(side) + 0.5) / side
-    return torch.cartesian_prod(axis, axis)
-
-
 def shares(probs, temperature, top_p, side=100):
-    uniform = grid(side)
+    axis = (torch.arange(side) + 0.5) / side
+    uniform = torch.cartesian_prod(axis, axis)  # every pair of midpoints once: shares are exact up to 1 / side
     n = len(uniform)
     logits = torch.tensor(probs).log().expand(n, -1)
     ids, _ = draw(logits, torch.full((n,), temperature), torch.full((n,), top_p), uniform)
