@@ -186,9 +186,9 @@ def introspect(database: Database, values: int = 0) -> Schema:
 
 
 def _of_sqlite(opened: Catalog, values: int) -> Schema:
-    query = opened.query
-    tables = []
-    for name, kind in query(_SQLITE_TABLES):
+    query, tables = opened.query, list[Table]()
+    shadows = {row[1] for row in query("PRAGMA table_list") if row[2] == "shadow"}  # where a text index keeps its words
+    for name, kind in (row for row in query(_SQLITE_TABLES) if row[0] not in shadows):
         try:
             rows = query(f"PRAGMA table_xinfo({quoted(name)})")  # table_info leaves generated columns out
             declared = [(row[1], row[2], bool(row[5])) for row in rows if row[6] != _HIDDEN]

@@ -71,7 +71,7 @@ def test_keys_without_columns_mean_the_primary_key_in_its_order_and_computed_col
     )
     schema = introspect(database, 1)
     tables = {table.name: table for table in schema.tables}
-    assert list(tables)[:7] == ['odd "name', "u", "v", "o", "p", "c", "words"]
+    assert list(tables) == ['odd "name', "u", "v", "o", "p", "c", "words"]
     assert tables["u"].foreign_keys == (ForeignKey("x", 'odd "name', "k"),)
     assert '"odd ""name"' in render(schema, "ddl")
     assert [column.name for column in tables["o"].columns] == ["price", "n", "total", "twice"]
