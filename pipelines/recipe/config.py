@@ -301,7 +301,7 @@ class Data(Section):
     # the pools of questions that difficulty scoring and GRPO draw on.
     rl: tuple[Source, ...] = (Source(split="train"),)
     # held-out questions that settings are chosen by and that GRPO is measured on while it trains.
-    dev: Source = Source(split="dev")
+    dev: Annotated[Source, _beside(split="dev")] = Source(split="dev")
     # the benchmarks of the reported figures, each with stages of its own. The first is the one that a recipe's
     # headline, its champion and the table of a sweep are about; what a text there names (`local/spider_dk`) are the
     # benchmarks of that file of `conf/`.
