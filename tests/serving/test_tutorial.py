@@ -53,7 +53,10 @@ def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser
             page.wait_for("Download CSV")
             cells = page.evaluate("[...document.querySelectorAll('tbody td')].map(e => e.textContent).join()")
     finally:
-        for group in {shell.pid, *_groups(shell.pid)}:
+        # With `set -m` each job of a shell has a process group of its own.
+        command = ["ps", "-o", "pgid=", "--ppid", str(shell.pid)]
+        jobs = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        for group in {shell.pid, *map(int, jobs.split())}:
             os.killpg(group, signal.SIGKILL)
         shell.wait()
     with sqlite3.connect(work / "shop.sqlite") as shop:
@@ -66,9 +69,3 @@ def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser
     (row,) = map(json.loads, (work / "feedback" / "inbox" / "serve.jsonl").read_text().splitlines())
     assert row["evidence"] == "revenue = sum of amount over paid purchases"
     assert row["sql"] == "SELECT sum(amount) AS revenue FROM purchase WHERE status = 1"
-
-
-def _groups(parent):
-    """The process groups of a shell's jobs: with `set -m` each has its own."""
-    found = subprocess.run(["ps", "-o", "pgid=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
-    return [int(group) for group in found.stdout.split()]

@@ -70,7 +70,7 @@ def test_a_run_is_a_parent_with_a_child_a_stage(toy, recipe, store):
     tracker = walk(recipe, store)
     parent = tracker.run.client.get_run(tracker.run.run_id)
     assert parent.info.status == "FINISHED"
-    assert parent.data.params["grpo.sampling.top_p"] == "0.99"
+    assert parent.data.params["grpo.sampling.top_p"] == "1.0"
     assert parent.data.params["seed"] == "3"
     assert parent.data.metrics["evaluate_sft/ex"] == 0.75
     found = {file.path for file in tracker.run.client.list_artifacts(tracker.run.run_id)}
