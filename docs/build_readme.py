@@ -1,6 +1,6 @@
 """Puts the real output of a first `sqltrain run miniature` into docs/index.md, and its table into README.md.
 
-python docs/build_readme.py    # fifteen minutes on two fast cores, in a store made for it
+python docs/build_readme.py    # eight minutes on two fast cores, in a store made for it
 """
 
 import os

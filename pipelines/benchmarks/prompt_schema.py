@@ -153,9 +153,8 @@ STOP = frozenset(
     much name names no not number of on or show than that the their there these this those to was were what when where
     which who whose with""".split()  # noqa: SIM905
 )
-NUMBER = re.compile(
-    r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC)"
-)  # a declared type; an ENUM's values are texts
+# Declared types; the values of an ENUM are texts.
+NUMBER = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC)")
 NO_TEXT = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC|BOOL|BLOB|DATE|TIME)")
 Place = tuple[str, str]  # table and column
 
