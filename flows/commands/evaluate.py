@@ -653,8 +653,8 @@ def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, re
         say("predictions that did not run: " + ", ".join(f"{name} {n}" for name, n in summary.errors.items()))
     for title, left_out in (("gold errors", summary.gold_errors), ("not available", summary.unavailable)):
         if left_out:
-            reasons = numbers([f"{idx} {error}" for idx, error in left_out])
-            say(f"{title}, not counted: {len(left_out)} items ({reasons})")
+            reasons = numbers([f"item {idx}: {error}" for idx, error in left_out])
+            say(f"{title}, not counted: {len(left_out)} ({reasons})")
     if summary.with_unavailable:
         listed = ", ".join(f"{name} {value:.1f}" for name, value in summary.with_unavailable.items())
         share = f"{100 * summary.unavailable_share:.1f} % of the items are not available"

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import shlex
-import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 from flows import terminal
 from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, console, emit, say, with_store
 from pipelines.core.errors import BoundaryError, DataError, ResourceError, UserError
+from pipelines.core.files import replacing, write_atomic
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.core.types import ExecutionStatus, StopReason, is_abstention, is_valid_unicode, text_of
@@ -100,9 +100,9 @@ def connect(
     if database is None:  # the example: files that are there stay
         database, shipped = "shop.sqlite", recipes.CONF / "example"
         if not Path("questions.csv").exists():
-            shutil.copyfile(shipped / "questions.csv", "questions.csv")
+            write_atomic(Path("questions.csv"), (shipped / "questions.csv").read_text(encoding="utf-8"))
         if not Path(database).exists():
-            with contextlib.closing(sqlite3.connect(database)) as shop:
+            with replacing(Path(database)) as beside, contextlib.closing(sqlite3.connect(beside)) as shop:
                 shop.executescript((shipped / "shop.sql").read_text(encoding="utf-8"))
         say("the example: shop.sqlite, and questions.csv with 192 questions and their SQL")
     openable = named.find(database, "Pass a file, or an address such as postgresql://reader@host/shop.")

@@ -95,7 +95,7 @@ def test_every_item_under_every_equality_in_one_pass(folder):
     assert facts["with_unavailable"]["strict"] == round(0.8 * facts["equalities"]["strict"]["all"], 4)
     assert "20.0 % of the items are not available; counted as wrong, they would make strict" in output
     assert {"yes": "bird", "no": "strict", "count": 3, "items": [0, 2, 4]} in facts["disagreements"]
-    assert "gold errors, not counted: 1 items (3 gold_no_such_column)" in output
+    assert "gold errors, not counted: 1 (item 3: gold_no_such_column)" in output
     assert "bird yes, strict no: 3 items (0, 2, 4)" in output
 
 
@@ -247,7 +247,7 @@ def test_a_file_in_which_nothing_can_be_scored_is_exit_code_1(folder):
     (folder / "pred.sql").write_text("SELECT 1\n")
     code, output = run(folder, gold="one.sql")
     assert code == 1
-    assert "not available, not counted: 1 items (0 database_missing)" in output
+    assert "not available, not counted: 1 (item 0: database_missing)" in output
 
 
 def test_what_is_no_regular_file_is_written_through(folder):
