@@ -32,7 +32,6 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python benchmarks/house.py --check
 
 # Against real benchmark files and the official evaluators' verdicts, where SQLTRAIN_SHARED_DATA has them.
 conformance: $(VENV)/.test

@@ -1,19 +1,15 @@
 """The figures of the house: how much code there is, room by room, and how it is cut.
 
-    python benchmarks/house.py            # the table, beside the bounds of benchmarks/house.json
-    python benchmarks/house.py --check    # exit 1 if a figure is worse than its bound; CI runs this
-    python benchmarks/house.py --write    # lower the bounds to today's figures
+    python benchmarks/house.py
 
-A bound only goes down. If a feature must raise one, edit house.json in the same commit and give the reason there.
+Figures to look at: none of them is a bound.
 """
 
 import argparse
 import ast
 import io
-import json
 import statistics
 import subprocess
-import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -22,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
-BOUNDS = Path(__file__).with_suffix(".json")
 LAYERS = ("flows", "tasks", "pipelines")
 LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
@@ -82,10 +77,8 @@ def room_figures(files: list[dict]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table; with --check, fail if a figure is worse than its bound."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit 1 if a figure is worse than its bound")
-    parser.add_argument("--write", action="store_true", help="lower the bounds to today's figures")
     parser.add_argument("--names", action="store_true", help="list the class and file names that are used again")
     options = parser.parse_args()
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -107,32 +100,14 @@ def main() -> None:
         table.add_column(figure, justify="right", min_width=max(6, *map(len, figure.split())))
     for name, figures in columns.items():
         table.add_row(name, *(f"{figures.get(figure, ''):,}" if figure in figures else "" for figure in whole))
-    bounds: dict[str, float] = json.loads(BOUNDS.read_text()) if BOUNDS.exists() else {}
     table.add_section()
     table.add_row("in all", *(f"{value:,}" for value in whole.values()))
-    table.add_row("bound", *(f"{bounds[figure]:,}" if figure in bounds else "" for figure in whole))
     Console(width=220).print(table)
     if options.names:
         for kind in ("classes", "name"):
             values = [file[kind] if kind == "classes" else {file[kind]} for file in house]
             again = Counter(name for names in values for name in names)
             print(kind, *sorted(f"{name} ({count})" for name, count in again.items() if count > 1))
-    if options.write:
-        lowered = {
-            figure: min(value, bounds.get(figure, whole[figure])) for figure, value in whole.items() if figure in bounds
-        }
-        BOUNDS.write_text(json.dumps(lowered, indent=2) + "\n")
-    worse = [
-        f"{figure}: {whole[figure]:,}, the bound is {bound:,}"
-        for figure, bound in bounds.items()
-        if whole[figure] > bound
-    ]
-    if options.check and worse:
-        sys.exit(
-            "The house became heavier:\n  "
-            + "\n  ".join(worse)
-            + "\nMake it lighter, or raise the bound with a reason."
-        )
 
 
 if __name__ == "__main__":
