@@ -222,6 +222,23 @@ def lexed(sql: str) -> tuple[list[tuple[str, str]], str]:
     return tokens, ""
 
 
+def common_tables(sql: str) -> list[str]:
+    """The common table expressions that a statement begins with; none if a part of it is not understood."""
+    tokens, rest = lexed(sql)
+    words = [word for _, word in tokens]
+    if words[:1] != ["with"] or rest.strip("; \n") or "[" in words:  # SQLite's [name] may have brackets in it
+        return []
+    names, depth, begins = [], 0, True
+    for at in range(2 if words[1:2] == ["recursive"] else 1, len(words)):
+        if begins:
+            names.append(words[at])
+        depth += (words[at] == "(") - (words[at] == ")")
+        begins = depth == 0 and words[at] == ","
+        if depth == 0 and words[at] == "select":
+            break
+    return names
+
+
 def _word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:
     """The reason to refuse a word where it stands; "" if there is none."""
     before = tokens[index - 1][1] if index else ""

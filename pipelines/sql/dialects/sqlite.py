@@ -27,6 +27,7 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, OK, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
+from pipelines.sql.dialects.guard import common_tables
 from pipelines.sql.lexical import MOST_STATEMENTS, ORDERED, OUTCOME, statements
 
 # The actions that SQLite's authorizer allows, and the meaning of SQLite's errors.
@@ -160,6 +161,7 @@ _UNASKED = re.compile(
     r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$))|\b(?:using|natural|indexed)\b""",
     re.DOTALL | re.IGNORECASE,
 )
+_USED = re.compile(r"\s*\(([^()]*)\)")
 _PLANS = (
     ("addr", "opcode", "p1", "p2", "p3", "p4", "p5", "comment"),
     ("id", "parent", "notused", "detail"),
@@ -190,6 +192,29 @@ def executed(connection: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
         if len(parts) != 1:
             raise
         return connection.execute(parts[0])
+
+
+def mentions(sql: str, names: Iterable[str]) -> bool:
+    """Whether a text has any of these folded names as a word, within quotes or without."""
+    words = "|".join(map(re.escape, names))
+    text = base.fold(sql).replace("''", "'").replace('""', '"').replace("``", "`")
+    return bool(words) and re.search(rf"(?<!\w)(?:{words})(?!\w)", text) is not None
+
+
+def reads_unasked(sql: str, hidden: base.Hidden) -> bool:
+    """Whether a statement may read something hidden without SQLite's asking the authorizer: it has the name of a table
+    with hidden columns, and joins it by columns that it leaves unsaid or that are hidden.
+    """
+    words = [match for match in _UNASKED.finditer(sql) if match[1] is None]
+    if not words or not mentions(sql, hidden.tables | hidden.columns.keys()):
+        return False
+    if mentions(sql, hidden.tables):
+        return True
+    for word in words:
+        used = _USED.match(sql, word.end()) if word[0].lower() == "using" else None
+        if used is None or mentions(used[1], frozenset().union(*hidden.columns.values())):
+            return True
+    return False
 
 
 @dialect("sqlite")
@@ -252,6 +277,7 @@ class SqliteSession(base.DatabaseSession):
     _connection: sqlite3.Connection
     _guard: Callable[..., int] = staticmethod(guard)
     _sql = ""  # the running statement
+    _own_names: frozenset[str] = frozenset()  # where something is hidden: its common table expressions
     _holder: sqlite3.Cursor | None = None  # of the read lock
 
     def _connect(self) -> sqlite3.Connection:
@@ -290,51 +316,72 @@ class SqliteSession(base.DatabaseSession):
         connection.set_authorizer(self._guard)
 
     def closure(self, hidden: base.Hidden) -> base.Hidden:
-        """The hidden names; a virtual table with its shadow tables, also one that is made over a hidden table or
-        column (a text index holds their words); generated columns beside a hidden one, which SQLite computes without
-        asking the authorizer. From here on the authorizer denies what is hidden, also through views.
+        """The hidden names; views that read them, or whose query is not understood; a virtual table with its shadow
+        tables, also one that is made over a hidden table, view or column (a text index holds their words); generated
+        columns beside a hidden one, which SQLite computes without asking the authorizer. From here on the authorizer
+        denies what is hidden, also through views.
         """
         connection = self._connection
         connection.set_authorizer(None)
         kinds = {row[1]: row[2] for row in connection.execute("PRAGMA table_list") if row[0] == "main"}
-        names = {base.fold(name) for name, kind in kinds.items() if kind == "virtual"}
-        rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
-        statements_of = {base.fold(name): base.fold(sql) for name, sql in rows if base.fold(name) in names}
-        # Virtual tables that are hidden, or whose statement names what is hidden, or one of these, and so on.
-        virtual: set[str] = set()
-        while veiled := hidden.tables | hidden.columns.keys() | virtual:
-            mention = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, veiled))})(?!\w)")
-            more = {name for name, sql in statements_of.items() if name not in virtual and mention.search(sql)}
-            if not more:
-                break
-            virtual |= more
-        starts = tuple(f"{name}_" for name in virtual)
-        shadows = [name for name, kind in kinds.items() if kind == "shadow" and base.fold(name).startswith(starts)]
+        made = {str(name): str(sql) for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")}
+        views = {name: made[name] for name, kind in kinds.items() if kind == "view"}
+        virtual = {name: made[name] for name, kind in kinds.items() if kind == "virtual"}
+        shadows = [name for name, kind in kinds.items() if kind == "shadow"]
         generated = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
-        computed = [(table, row[0]) for table in hidden.columns for row in connection.execute(generated, (table,))]
-        closure = hidden.extended([*virtual, *shadows], computed)
+        tables = [name for name, kind in kinds.items() if kind == "table"]
+        computed = [(table, row[0]) for table in tables for row in connection.execute(generated, (table,))]
+        closure = hidden.extended(computed=computed)
+        view_names = frozenset(map(base.fold, views))
+        while True:
+            self._guard = self._hiding_guard(closure, closure.tables & view_names)
+            connection.set_authorizer(self._guard)
+            more = [name for name, sql in views.items() if reads_unasked(sql, closure) or not self._may_read(name)]
+            more += [name for name, sql in virtual.items() if mentions(sql, closure.tables | closure.columns.keys())]
+            starts = tuple(f"{base.fold(name)}_" for name in more if name in virtual)
+            more += [name for name in shadows if base.fold(name).startswith(starts)]
+            if closure.tables.issuperset(map(base.fold, more)):
+                return closure
+            closure = closure.extended(more)
 
-        def hiding_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+    def _may_read(self, view: str) -> bool:
+        """Whether the authorizer lets a statement read a view; the view is compiled and not run."""
+        try:
+            self._connection.execute(f"EXPLAIN SELECT * FROM {base.quoted(view)}").close()
+        except sqlite3.Error:
+            return False
+        return True
+
+    def _hiding_guard(self, closure: base.Hidden, hidden_views: frozenset[str]) -> Callable[..., int]:
+        """The authorizer's callback for a database with hidden names."""
+
+        def hiding_guard(action: int, first: str | None, second: str | None, *place: str | None) -> int:
+            schema, within = place
             if action == PRAGMA and first != "data_version":  # a text index asks for it by itself
+                return DENY
+            # A view whose columns are not read, as in count(*), is named here alone.
+            if action == SELECT and within is not None and base.fold(within) in hidden_views:
                 return DENY
             if action == READ and first is not None:  # the engine's own tables name and sample what is hidden
                 own = first.lower().startswith(("sqlite_", "pragma_"))
                 if own or closure.hides(first, second or ""):
-                    return DENY
-            return guard(action, first, second, *rest)
+                    # A common table expression without a column read is asked about as a table is.
+                    is_own_name = schema is None and not second and base.fold(first) in self._own_names
+                    return ALLOW if is_own_name else DENY
+            return guard(action, first, second, *place)
 
-        self._guard = hiding_guard
-        connection.set_authorizer(hiding_guard)
-        return closure
+        return hiding_guard
 
     def answer(self, sql: str, max_rows: int) -> base.RawResult:
         """Run a statement; again, within the same time, when it failed for a setting of ours that can be changed."""
         self._sql = sql
         if (refused := unreadable(sql)) is not None:
             return refused
-        if self.hidden is not None and any(match[1] is None for match in _UNASKED.finditer(sql)):
-            reason = "join with ON here, without USING and NATURAL, and without INDEXED BY"
-            return base.failure(REFUSED, "hidden", reason)
+        if self.hidden is not None:
+            if reads_unasked(sql, self.hidden):
+                reason = "join with ON here, without USING and NATURAL, and without INDEXED BY"
+                return base.failure(REFUSED, "hidden", reason)
+            self._own_names = frozenset(map(base.fold, common_tables(sql)))
         is_decoded = is_in_memory = False
         try:
             while True:
