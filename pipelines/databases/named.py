@@ -16,7 +16,14 @@ from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
 from pipelines.recipe.config import Execution
 from pipelines.sql.dialects.base import identity, quoted
-from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, engine_of_head, file_suffixes
+from pipelines.sql.dialects.dialect import (
+    ENCODING,
+    engine_of_address,
+    engine_of_file,
+    engine_of_head,
+    file_suffixes,
+    raw_sign_fault,
+)
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect
 
@@ -38,6 +45,8 @@ REASONS = {
 
 def split_password(address: str) -> tuple[str, str | None]:
     """An address without its password, and the password."""
+    if (fault := raw_sign_fault(address)) is not None:
+        raise DataError(fault, ENCODING)
     try:
         parts = urlsplit(address)
         _ = parts.port
@@ -58,6 +67,8 @@ def split_password(address: str) -> tuple[str, str | None]:
 
 def driver_address(address: str, engine: str, password: str | None) -> str:
     """The address that a driver gets: with the password, which then is in this process's memory alone."""
+    if (fault := raw_sign_fault(address)) is not None:
+        raise DataError(fault, ENCODING)
     try:
         DIALECTS[engine].check_address(address)
         return address if password is None else str(DIALECTS[engine].with_password(address, password))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from pipelines.databases import named as addresses
 from pipelines.databases.catalogue import examine
 from pipelines.recipe import yaml_files
 from pipelines.recipe.config import Execution
+from pipelines.sql.dialects.dialect import has_password
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
 from tests.fakes import build_database
 
@@ -156,6 +158,28 @@ def test_a_password_is_taken_out_and_put_in_from_a_variable(monkeypatch):
         addresses.split_password(given)
     assert "hunter2" not in str(refused.value)
     assert addresses.split_password("postgresql://me@host/shop?passfile=p")[0] == "postgresql://me@host/shop?passfile=p"
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mariadb", "postgres", "postgresql"])
+@pytest.mark.parametrize("raw", ["#1", "p@#1", "p/w", "p@ss/w", "1/2", "p?w", "p@?w", "p[w", "p]w", "p@h:9/w", "/@"])
+def test_a_raw_sign_of_a_password_is_named_at_once_with_its_remedy(scheme, raw, sqltrain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = sqltrain.refused("connect", f"{scheme}://me:{raw}@127.0.0.1:1/shop")
+    assert "holds a raw sign" in error
+    assert "Write @ as %40" in error
+    assert has_password(f"{scheme}://me:{raw}@127.0.0.1:1/shop")
+    written = f"{scheme}://me:{quote(raw, safe='')}@127.0.0.1:1/shop"
+    assert addresses.split_password(written) == (f"{scheme}://me@127.0.0.1:1/shop", raw)
+
+
+@pytest.mark.parametrize("raw", ["p@w", "@", "p:w", "p%w", "p w", "p&w=1", "pä"])
+def test_a_sign_of_a_password_that_ends_nothing_is_read(raw):
+    assert addresses.split_password(f"mysql://me:{raw}@h:1/shop") == ("mysql://me@h:1/shop", raw)
+
+
+@pytest.mark.parametrize("text", ["postgresql://h:5432/shop?user=a@b", "mysql://me@h/shop", "see http://x.org/@me"])
+def test_a_sign_where_it_belongs_is_no_password(text):
+    assert not has_password(text)
 
 
 def test_text_that_looks_like_a_number_stays_text(tmp_path, monkeypatch):

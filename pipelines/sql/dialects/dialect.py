@@ -181,6 +181,32 @@ def file_suffixes() -> tuple[str, ...]:
     return tuple(dict.fromkeys(suffix for name in DIALECTS for suffix in DIALECTS[name].suffixes))
 
 
-def has_password(address: str) -> bool:
-    """Whether a database's address holds a password, which would be kept in datasets."""
-    return bool(re.search(r"\w+://[^/@]*:[^/@]+@", address)) or "password=" in address
+_RAW_SIGNS = "/ ? # [ ]"  # signs that end the part of an address in which user and password stand
+ENCODING = "Write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23, [ as %5B and ] as %5D in a user or a password."
+
+
+def raw_sign_fault(address: str) -> str | None:
+    """Why the user or the password of a server's address cannot be told from its host; None if they can.
+
+    A raw sign ends the part before the host too early, so that an `@` stands where none belongs: in the path, behind
+    a host without a path, in the name of an option, or behind a `#`, which no address of a database has.
+    """
+    rest = address.partition("://")[2]
+    beginning = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    behind = rest[len(beginning) :]
+    path, _, query = behind.partition("?")
+    option_names = [option.partition("=")[0] for option in query.split("&")]
+    is_misread = "@" in path or "#" in rest or any("@" in name for name in option_names)
+    is_misread = is_misread or ("@" in query and not path.strip("/"))
+    is_misread = is_misread or "[" in beginning.rpartition("@")[0] or "]" in beginning.rpartition("@")[0]
+    if not is_misread:
+        return None
+    return f"the address cannot be read: its user or its password holds a raw sign, such as {_RAW_SIGNS}"
+
+
+def has_password(text: str) -> bool:
+    """Whether a text holds a database's address with a password, which would be kept in datasets."""
+    if re.search(r"\w+://[^/@]*:[^/@]+@", text) or "password=" in text:
+        return True
+    addresses = (word for word in re.findall(r"\w+://[^\s\"']+", text) if engine_of_address(word))
+    return any("@" in address and raw_sign_fault(address) is not None for address in addresses)
