@@ -124,9 +124,14 @@ def connect(
         raise DataError(f"this role finds no schema {', '.join(absent)}", hint)
     if role.writes:
         say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
-        say("an administrator makes a role that only reads with:")
-        for line in dialect.reader_grants(openable.address, read):
-            say(f"  {line}")
+        if role.revocations:
+            say("PUBLIC has rights that every role has, too; an administrator takes them away with:")
+            for line in role.revocations:
+                say(f"  {line}")
+        if role.has_own_writes:
+            say("an administrator makes a role that only reads with:")
+            for line in dialect.reader_grants(openable.address, read):
+                say(f"  {line}")
         if role.is_turned_away:
             raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")
         if not allow_writes:

@@ -50,6 +50,9 @@ class Role(NamedTuple):
 
     writes: tuple[str, ...] = ()  # in words, such as "write to orders"; () for a plain reader.
     is_turned_away: bool = False  # whether the sandbox refuses every statement of it, whatever a person allows.
+    # Statements that take from PUBLIC, whose rights every role has, what a reader must not have.
+    revocations: tuple[str, ...] = ()
+    has_own_writes: bool = True  # whether some of `writes` are the role's own, so that another role would be better.
 
 
 class Dialect(abc.ABC):

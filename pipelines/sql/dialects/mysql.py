@@ -60,6 +60,10 @@ _RESERVED = """
 """
 # The grants of a plain reader: nothing on the server, SELECT on databases and tables that are named.
 _GRANT = re.compile(r"GRANT (USAGE ON \*\.\*|(SELECT|SELECT \([^)]*\))(, SHOW VIEW)? ON [`'\"])", re.IGNORECASE)
+_PUBLIC_GRANT = re.compile(
+    r"GRANT (?P<rights>.+) ON (?P<place>.+) TO [`'\"]?PUBLIC[`'\"]?(?P<option> WITH GRANT OPTION)?"
+)
+_RIGHT = re.compile(r"((?:[A-Z]+ ?)+)(\([^)]*\))?(?:, |$)")  # one of a grant, with its columns
 _BACKTICKED = re.compile(r"`(?:[^`\r\n]|``)+`")
 # Comments whose text this engine runs, unlike the lexer of `guard`.
 _RUNNING_COMMENTS = ("/*!", "/*M", "/*m", "/*+")
@@ -123,8 +127,10 @@ class Mysql(Dialect):
     def role(query: Query) -> Role:
         """The rights beside reading; the sandbox refuses a user who has one."""
         grants = [str(row[0]) for row in query("SHOW GRANTS")]
-        more = tuple(grant.partition(" TO ")[0] for grant in grants if not is_reader(grant))
-        return Role(more, bool(more))
+        more = [grant for grant in grants if not is_reader(grant)]
+        writes = tuple(grant.partition(" TO ")[0] for grant in more)
+        of_public = [match for match in map(_PUBLIC_GRANT.fullmatch, more) if match is not None]
+        return Role(writes, bool(more), tuple(map(_revocation, of_public)), len(of_public) < len(more))
 
     @staticmethod
     def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
@@ -221,6 +227,15 @@ def _statement_names(sql: str) -> base.StatementNames:
 def is_reader(grant: str) -> bool:
     """Whether a line of SHOW GRANTS grants reading and nothing else."""
     return _GRANT.match(grant) is not None and "WITH GRANT OPTION" not in grant
+
+
+def _revocation(grant: re.Match[str]) -> str:
+    """The statement that takes from PUBLIC what a grant gives it beside reading."""
+    rights = [(name.strip(), columns or "") for name, columns in _RIGHT.findall(grant["rights"])]
+    more = [f"{name} {columns}".strip() for name, columns in rights if name not in ("SELECT", "SHOW VIEW", "USAGE")]
+    more += ["GRANT OPTION"] if grant["option"] else []
+    statement = f"REVOKE {', '.join(more)} ON {grant['place']} FROM PUBLIC;"
+    return re.sub(r'"((?:[^"]|"")*)"', lambda match: f"`{match[1]}`", statement)  # as any mode reads names
 
 
 def encryption_of(address: str) -> dict[str, Any]:

@@ -69,7 +69,21 @@ _WRITABLE = """
 SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND c.relkind IN ('r', 'p', 'v', 'f')
     AND (has_table_privilege(c.oid, 'DELETE, TRUNCATE') OR has_any_column_privilege(c.oid, 'INSERT, UPDATE'))
-ORDER BY 1 LIMIT 3
+ORDER BY 1
+"""
+_NAMED = 3  # tables that a role may write to, as they are listed to a person
+# What PUBLIC may write, table by table, with the columns that it may write alone.
+_PUBLIC_WRITES = """
+SELECT 'REVOKE ' || string_agg(DISTINCT privilege_type || columns, ', ') || ' ON ' || relation || ' FROM PUBLIC;'
+FROM (
+    SELECT oid, privilege_type, '' AS columns FROM pg_class, aclexplode(relacl) WHERE grantee = 0
+    UNION ALL SELECT attrelid, privilege_type, ' (' || quote_ident(attname) || ')'
+    FROM pg_attribute, aclexplode(attacl) WHERE grantee = 0
+) AS of_public JOIN pg_class c USING (oid)
+    CROSS JOIN LATERAL (SELECT relnamespace::regnamespace || '.' || quote_ident(relname)) AS named(relation)
+WHERE privilege_type IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE') AND relkind IN ('r', 'p', 'v', 'f')
+    AND relnamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+GROUP BY relation ORDER BY relation
 """
 # The schemas that are read: those that the address itself has in its search path; of any other path the first.
 _READ = """(
@@ -183,7 +197,12 @@ WHERE n.nspname = ANY({_READ})
     def role(query: Query) -> Role:
         if any(row[0] for row in query(PRIVILEGES)):
             return Role(("act as a superuser, or make roles and databases, or reach the server's files",), True)
-        return Role(tuple(f"write to {row[0]}" for row in query(_WRITABLE)))
+        writable = [str(row[0]) for row in query(_WRITABLE)]
+        writes = [f"write to {name}" for name in writable[:_NAMED]]
+        if len(writable) > _NAMED:
+            writes.append(f"write to {len(writable) - _NAMED} more tables")
+        revocations = tuple(str(row[0]) for row in query(_PUBLIC_WRITES))
+        return Role(tuple(writes), False, revocations, len(revocations) < len(writable))
 
     @staticmethod
     def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:

@@ -1,0 +1,91 @@
+"""`sqltrain connect` on real servers: rights that are too many, partitions, names, the server's own SQL mode."""
+
+import contextlib
+import re
+
+import psycopg
+import pymysql
+import pytest
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "500")
+    return tmp_path
+
+
+@pytest.fixture
+def mariadb_admin(mysql_port):
+    owner = pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True)
+    with contextlib.closing(owner), owner.cursor() as cursor:
+        yield cursor.execute
+
+
+@pytest.fixture
+def postgres_admin(server):
+    with psycopg.connect(server.admin, autocommit=True) as connection:
+        yield lambda sql: connection.execute(sql.encode())
+
+
+def postgres_address(server, user="reader:secret"):
+    port = re.findall("port=([0-9]+)", server.admin)[0]
+    return f"postgresql://{user}@127.0.0.1:{port}/postgres"
+
+
+def revocations(output):
+    return [line.strip() for line in output.splitlines() if line.strip().startswith("REVOKE")]
+
+
+def test_the_remedy_for_rights_of_mariadbs_public_is_to_revoke_them(mariadb_admin, mysql_port, sqltrain, folder):
+    """The installer of MariaDB gives everyone all rights of the databases `test` and `test_...`."""
+    address = f"mysql://plain:secret@127.0.0.1:{mysql_port}/ware"
+    for statement in (
+        "CREATE DATABASE ware",
+        "CREATE TABLE ware.item (`the id` int PRIMARY KEY)",
+        "CREATE USER plain@'%' IDENTIFIED BY 'secret'",
+        "GRANT SELECT, SHOW VIEW ON ware.* TO plain@'%'",
+        "GRANT ALL ON test.* TO PUBLIC",
+        r"GRANT ALL ON `test\_%`.* TO PUBLIC",
+        "GRANT SELECT, INSERT (`the id`), DELETE ON ware.item TO PUBLIC WITH GRANT OPTION",
+    ):
+        mariadb_admin(statement)
+    code, out, err = sqltrain("connect", address)
+    assert (code, "refuses a role with such rights" in err) == (2, True)
+    assert "CREATE USER" not in out  # a new user would have these rights, too
+    assert sorted(revocations(out)) == [
+        r"REVOKE ALL PRIVILEGES ON `test\_%`.* FROM PUBLIC;",
+        "REVOKE ALL PRIVILEGES ON `test`.* FROM PUBLIC;",
+        "REVOKE INSERT (`the id`), DELETE, GRANT OPTION ON `ware`.`item` FROM PUBLIC;",
+    ]
+    mariadb_admin("GRANT INSERT ON ware.* TO plain@'%'")
+    assert "CREATE USER" in sqltrain("connect", address)[1]
+    mariadb_admin("REVOKE INSERT ON ware.* FROM plain@'%'")
+    for statement in revocations(out):
+        mariadb_admin(statement)
+    sqltrain.ok("connect", address)
+
+
+def test_the_remedy_for_rights_of_postgresqls_public_is_to_revoke_them(server, postgres_admin, sqltrain, folder):
+    for statement in (
+        'CREATE SCHEMA "Ware"; GRANT USAGE ON SCHEMA "Ware" TO reader',
+        'CREATE TABLE "Ware".item (id int, "a b" int); CREATE TABLE "Ware".bill (id int)',
+        'GRANT ALL ON "Ware".item TO PUBLIC; GRANT SELECT, UPDATE (id) ON "Ware".bill TO PUBLIC',
+    ):
+        postgres_admin(statement)
+    words = ("connect", postgres_address(server), "--schema", "Ware", "--name", "ware")
+    try:
+        code, out, err = sqltrain(*words)
+        assert (code, "this role may write" in err) == (2, True)
+        assert "CREATE ROLE" not in out
+        assert revocations(out) == [
+            'REVOKE UPDATE (id) ON "Ware".bill FROM PUBLIC;',
+            'REVOKE DELETE, INSERT, TRUNCATE, UPDATE ON "Ware".item FROM PUBLIC;',
+        ]
+        for statement in revocations(out):
+            postgres_admin(statement)
+        sqltrain.ok(*words)
+    finally:
+        postgres_admin('DROP SCHEMA "Ware" CASCADE')
