@@ -45,7 +45,8 @@ def describe(schema: Schema, database: Database) -> Schema:
             dataclasses.replace(column, description=words.get((name, column.name.lower()), ""))
             for column in table.columns
         )
-        tables.append(dataclasses.replace(table, columns=columns, description=words.get((name, ""), "")))
+        description = "; ".join(filter(None, (words.get((name, "")), table.description)))
+        tables.append(dataclasses.replace(table, columns=columns, description=description))
     return dataclasses.replace(schema, tables=tuple(tables))
 
 

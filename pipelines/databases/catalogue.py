@@ -170,7 +170,7 @@ def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCar
                 values=tuple(shown)[:SHOWN_VALUES],
             )
         cards[table.name] = TableCard(
-            description=comments.get((table.name.lower(), ""), ""),
+            description="; ".join(filter(None, (comments.get((table.name.lower(), "")), table.description))),
             rows=rows.get(table.name),
             columns=columns,
             references=tuple(Reference(**asdict(key)) for key in table.foreign_keys),

@@ -38,7 +38,7 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table or view; its description is "" unless asked for."""
+    """A table or view; its description is "" unless asked for, or unless it has partitions."""
 
     name: str
     columns: tuple[Column, ...]
@@ -222,10 +222,12 @@ def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
         by_table.setdefault(table, []).append((name, declared, (table, name) in primary))
     views = {row[0] for row in query(dialect.views_query)} if values else set()
     schemas = [name for name, place in query(dialect.schema_query) if place] if dialect.schema_query else []
+    partitions = dict(query(dialect.partitions_query)) if dialect.partitions_query else {}
     schema, tables = Schema((), engine, tuple(schemas[1:])), []
     for name, columns_of_table in by_table.items():
         columns = _with_values(opened, schema.written(name), name in views, columns_of_table, values)
-        tables.append(Table(name, columns, tuple(foreign.get(name, ()))))
+        description = f"has {partitions[name]} partitions" if name in partitions else ""
+        tables.append(Table(name, columns, tuple(foreign.get(name, ())), description))
     return replace(schema, tables=tuple(tables))
 
 

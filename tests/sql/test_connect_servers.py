@@ -7,6 +7,10 @@ import psycopg
 import pymysql
 import pytest
 
+from pipelines.core.types import Database
+from pipelines.databases import card
+from pipelines.sql.schema import introspect, render
+
 pytestmark = pytest.mark.services
 
 
@@ -89,3 +93,43 @@ def test_the_remedy_for_rights_of_postgresqls_public_is_to_revoke_them(server, p
         sqltrain.ok(*words)
     finally:
         postgres_admin('DROP SCHEMA "Ware" CASCADE')
+
+
+def test_a_partitioned_table_is_one_table_with_a_word_that_it_has_partitions(server, postgres_admin, sqltrain, folder):
+    """Partitions of partitions too, some of another schema; a key to the table is no key to its partitions."""
+    for statement in (
+        "CREATE SCHEMA metered; CREATE SCHEMA metered_parts",
+        "CREATE TABLE metered.reading (id int, month int, PRIMARY KEY (id, month)) PARTITION BY LIST (month)",
+        *(f"CREATE TABLE metered.reading_{n} PARTITION OF metered.reading FOR VALUES IN ({n})" for n in range(1, 12)),
+        "CREATE TABLE metered_parts.december PARTITION OF metered.reading FOR VALUES IN (12) PARTITION BY HASH (id)",
+        "CREATE TABLE metered_parts.d0 PARTITION OF metered_parts.december FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+        "CREATE TABLE metered_parts.d1 PARTITION OF metered_parts.december FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+        "COMMENT ON TABLE metered.reading IS 'what meters show'",
+        "CREATE TABLE metered.note (reading int, month int,"
+        " FOREIGN KEY (reading, month) REFERENCES metered.reading (id, month))",
+        "GRANT USAGE ON SCHEMA metered, metered_parts TO reader",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA metered, metered_parts TO reader",
+        "INSERT INTO metered.reading SELECT n, 1 + n % 12 FROM generate_series(1, 30) n",
+    ):
+        postgres_admin(statement)
+    try:
+        both = ("--schema", "metered", "--schema", "metered_parts", "--name", "both")
+        sqltrain.ok("connect", postgres_address(server), *both)
+        tables = card.read(folder / "databases" / "both.yaml").tables
+        assert list(tables) == ["note", "reading"]
+        assert (tables["reading"].description, tables["reading"].rows) == ("what meters show; has 13 partitions", 30)
+        pairs = [(key.column, key.to_table, key.to_column) for key in tables["note"].references]
+        assert pairs == [("reading", "reading", "id"), ("month", "reading", "month")]
+        located = f"{server.reader} options=-csearch_path=metered"
+        shown = render(introspect(Database("metered", "postgres", located)), "ddl")
+        assert shown.count("CREATE TABLE") == 2
+        assert "CREATE TABLE reading ( -- has 13 partitions" in shown
+        # Where their table is not shown, the partitions are all that there is of its rows.
+        parts = Database("parts", "postgres", f"{server.reader} options=-csearch_path=metered_parts")
+        found = [(table.name, table.description) for table in introspect(parts).tables]
+        assert found == [("december", "has 2 partitions")]
+        postgres_admin("REVOKE SELECT ON metered.reading FROM reader")
+        tables = introspect(Database("metered", "postgres", located)).tables
+        assert [table.name for table in tables] == ["note", *sorted(f"reading_{n}" for n in range(1, 12))]
+    finally:
+        postgres_admin("DROP SCHEMA metered, metered_parts CASCADE")

@@ -84,6 +84,9 @@ class Dialect(abc.ABC):
     )
     # table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
     keys_query: ClassVar[str] = ""
+    # each partitioned table and the number of its partitions, which themselves are not listed; "" if the engine shows
+    # partitions as one table.
+    partitions_query: ClassVar[str] = ""
     # table, column ("" for the table itself) and its comment; "" if the engine has no comments.
     comments_query: ClassVar[str] = ""
     # each schema that the role may use, and its place among those that are read (null: it is not), in that order; "" if

@@ -60,9 +60,7 @@ _RESERVED = """
 """
 # The grants of a plain reader: nothing on the server, SELECT on databases and tables that are named.
 _GRANT = re.compile(r"GRANT (USAGE ON \*\.\*|(SELECT|SELECT \([^)]*\))(, SHOW VIEW)? ON [`'\"])", re.IGNORECASE)
-_PUBLIC_GRANT = re.compile(
-    r"GRANT (?P<rights>.+) ON (?P<place>.+) TO [`'\"]?PUBLIC[`'\"]?(?P<option> WITH GRANT OPTION)?"
-)
+_PUBLIC_GRANT = re.compile(r"GRANT (?P<rights>.+) ON (?P<place>.+) TO \W?PUBLIC\W?(?P<option> WITH GRANT OPTION)?")
 _RIGHT = re.compile(r"((?:[A-Z]+ ?)+)(\([^)]*\))?(?:, |$)")  # one of a grant, with its columns
 _BACKTICKED = re.compile(r"`(?:[^`\r\n]|``)+`")
 # Comments whose text this engine runs, unlike the lexer of `guard`.

@@ -95,6 +95,16 @@ _SHOWN = f"""(
     SELECT CASE nspname WHEN current_schema() THEN '' ELSE nspname || '.' END || relname
     FROM pg_class r JOIN pg_namespace s ON s.oid = relnamespace WHERE r.oid = {{}} AND nspname = ANY({_READ})
 )"""
+# Each partition, at any depth, beside each partitioned table above it.
+_PARTITIONS = """WITH RECURSIVE partition(above, oid) AS (
+    SELECT inhparent, inhrelid FROM pg_inherits JOIN pg_class p ON p.oid = inhparent WHERE p.relkind = 'p'
+    UNION ALL SELECT above, inhrelid FROM partition JOIN pg_inherits ON inhparent = partition.oid
+)"""
+# Whether a relation is no partition of a table that is shown: that one has its rows.
+_IS_WHOLE = f"""NOT EXISTS (
+    SELECT FROM partition JOIN pg_class r ON r.oid = above JOIN pg_namespace s ON s.oid = relnamespace
+    WHERE partition.oid = {{}} AND nspname = ANY({_READ}) AND has_any_column_privilege(above, 'SELECT')
+)"""
 # The names by which `Hidden` is enforced have their schema, always.
 _QUALIFIED = (
     "(SELECT nspname || '.' || relname FROM pg_class r JOIN pg_namespace s ON s.oid = relnamespace WHERE r.oid = {})"
@@ -146,14 +156,14 @@ WHERE has_schema_privilege(oid, 'USAGE') AND nspname !~ '^pg_' AND nspname <> 'i
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
     # information_schema leaves materialized views out, and does not say what an array or a type of the user's holds.
     columns_query = f"""
-SELECT CASE nspname WHEN current_schema() THEN '' ELSE nspname || '.' END || relname, attname, CASE typtype
+{_PARTITIONS} SELECT CASE nspname WHEN current_schema() THEN '' ELSE nspname || '.' END || relname, attname, CASE typtype
     WHEN 'e' THEN (SELECT 'ENUM(' || string_agg(quote_literal(enumlabel), ', ' ORDER BY enumsortorder) || ')'
         FROM pg_enum WHERE enumtypid = t.oid)
     ELSE format_type(CASE typtype WHEN 'd' THEN typbasetype ELSE t.oid END, NULL) END
 FROM pg_attribute JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace
     JOIN pg_type t ON t.oid = atttypid
 WHERE nspname = ANY({_READ}) AND relkind IN ('r', 'p', 'v', 'f', 'm') AND attnum > 0 AND NOT attisdropped
-    AND has_column_privilege(c.oid, attnum, 'SELECT')
+    AND has_column_privilege(c.oid, attnum, 'SELECT') AND {_IS_WHOLE.format("c.oid")}
 ORDER BY array_position({_READ}, nspname), relname, attnum
 """
     views_query = f"""
@@ -162,15 +172,19 @@ FROM information_schema.tables WHERE table_schema = ANY({_READ}) AND table_type 
 """
     # information_schema shows constraints to their owner only; the catalog shows them to every reader.
     keys_query = f"""
-SELECT {_SHOWN.format("c.conrelid")},
+{_PARTITIONS} SELECT {_SHOWN.format("c.conrelid")},
     CASE c.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'FOREIGN KEY' END,
     ARRAY(SELECT a.attname::text FROM unnest(c.conkey) WITH ORDINALITY k(n, o)
         JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.n ORDER BY k.o),
-    {_SHOWN.format("c.confrelid")},
+    CASE WHEN {_IS_WHOLE.format("c.confrelid")} THEN {_SHOWN.format("c.confrelid")} END,
     ARRAY(SELECT a.attname::text FROM unnest(c.confkey) WITH ORDINALITY k(n, o)
         JOIN pg_attribute a ON a.attrelid = c.confrelid AND a.attnum = k.n ORDER BY k.o)
 FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
 WHERE n.nspname = ANY({_READ}) AND c.contype IN ('p', 'f') ORDER BY c.conrelid, c.oid
+"""
+    partitions_query = f"""
+{_PARTITIONS} SELECT {_SHOWN.format("above")}, count(*) FROM partition JOIN pg_class p ON p.oid = partition.oid
+WHERE p.relkind <> 'p' GROUP BY above
 """
     comments_query = f"""
 SELECT {_SHOWN.format("c.oid")}, coalesce(a.attname::text, ''), d.description
