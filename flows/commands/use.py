@@ -30,11 +30,12 @@ from pipelines.export.llama_cpp import BLOCKS
 from pipelines.nightly.ledger import ledgers
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.recipe.checkpoint import folder_of, require_sound
+from pipelines.recipe.checkpoint import require_sound
 from pipelines.recipe.config import Execution, Recipe
 from pipelines.report.terminal import plain
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeEvent, EpisodeRequest, ResultEvent
+from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies.base import Policy
 from pipelines.serving import models
 from pipelines.serving.access import Access, read_keys
@@ -44,6 +45,7 @@ from pipelines.serving.models import CHAMPION, KINDS, CurrentModel, champion_of
 from pipelines.sql.audit import append
 from pipelines.sql.dialects.dialect import engine_of_address
 from pipelines.stages import graph
+from pipelines.stages.gguf_folders import model_folder
 from pipelines.teachers.experts import linking
 
 app = typer.Typer()
@@ -258,7 +260,9 @@ def ask(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Instead: a checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl."),
+        typer.Option(
+            help="Instead: a checkpoint folder, a GGUF file, champion:RECIPE, endpoint:NAME or script:FILE.jsonl."
+        ),
     ] = None,
 ) -> None:
     """Ask a trained model about a database and watch its turns.
@@ -280,7 +284,7 @@ def ask(
         opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)
         ask_model(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
-    folder = None if model is None else folder_of(Path(model))
+    folder = None if model is None else model_folder(model, terminal.split_store(overrides)[1], say)
     loaded, store = terminal.open_recipe(recipe or "miniature", overrides, folder)
     ask_model(loaded, store, question, database, folder, typer.echo)
 
@@ -396,8 +400,8 @@ def export(
         if not token:
             raise ResourceError("there is no token for the hub", exports.HUB_HINT)
     stage, _, key = model.partition("/")
-    if Path(model).expanduser().is_dir():
-        checkpoint = Path(model).expanduser()
+    if Path(model).expanduser().is_dir() or is_gguf(model):
+        checkpoint = model_folder(model, store, say)
     elif model.startswith(CHAMPION):
         champion = champion_of(store, model.removeprefix(CHAMPION))
         checkpoint = store.folder(champion.stage, champion.key) / "model"

@@ -16,6 +16,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import yaml_text
+from pipelines.rollout.gguf_model import is_gguf, read_header
 
 # The model that is adapted: the tiny one, one of ours, or any from a folder or the hub.
 
@@ -45,7 +46,7 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
     """The start of training: the weights, and the recipe.
 
     Args:
-        model: a folder or a hub name; None for the tiny model.
+        model: a folder, a GGUF file or a hub name; None for the tiny model.
         recipe: a shipped one, by name; None for that of a checkpoint's card, else `RECIPE`.
         schema_chars: the length of the schema in a prompt.
     """
@@ -68,6 +69,11 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
         settings = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": most}}
         settings |= {stage: {"sampling": {"episode_tokens": most}} for stage in SAMPLED}
         return TrainingStart((f"recipes/{name}", TINY), settings, True, "the tiny model, made from scratch")
+    if is_gguf(model):
+        file = Path(model).expanduser().resolve()
+        n_weights = read_header(file).n_weights
+        about = f"{file.name} ({n_weights / 1e6:,.0f} million weights), {about_adapters}"
+        return large(str(file), _known(recipe or RECIPE), about)
     folder = folder_of(Path(model))
     if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         from huggingface_hub import HfApi

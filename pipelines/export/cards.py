@@ -21,6 +21,7 @@ from pipelines.evaluation.summary import Summary
 from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe.checkpoint import CheckpointCard, read_card, require_sound
 from pipelines.recipe.yaml_files import yaml_text
+from pipelines.rollout.gguf_model import is_gguf
 
 # The records of a store about a checkpoint: the stages that made it, and the evaluations of it.
 
@@ -141,8 +142,15 @@ def model_card(lineage: Lineage, name: str, kind: str) -> str:
     # A path of one machine stands in no card.
     model = dict(lineage.setting("model") or {})
     if model.get("source") not in (None, "tiny") and base is None:
-        model["source"] = LOCAL
-    origin = f"`{base}`" if base else "a small model made from scratch" if model.get("source") == "tiny" else LOCAL
+        source = str(model["source"])
+        model["source"] = f"the GGUF file {Path(source).name}" if is_gguf(source) else LOCAL
+    origin = (
+        f"`{base}`"
+        if base
+        else "a small model made from scratch"
+        if model.get("source") == "tiny"
+        else model.get("source", LOCAL)
+    )
     stage = f", after its stage `{lineage.card.stage}`" if lineage.card else ""
     recipe = f" with the recipe `{lineage.card.recipe}`" if lineage.card else ""
     parts = [

@@ -106,7 +106,7 @@ class Lora(Section):
 class Model(Section):
     """What is trained."""
 
-    source: str = "tiny"  # "tiny" is made from scratch; anything else is a local path or a hub name.
+    source: str = "tiny"  # "tiny" is made from scratch; anything else is a folder, a GGUF file or a hub name.
     tiny: TinyModel = TinyModel()  # the sizes of `source: tiny`.
     lora: Lora | None = None  # train low-rank adapters and hold the base in `compute_dtype`; null trains all weights.
     # the type of products. Weights under training are kept in float32 whatever it is: at the rates of

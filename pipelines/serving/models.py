@@ -12,12 +12,14 @@ from pipelines.core.files import read_lines
 from pipelines.core.store import Store
 from pipelines.nightly.ledger import PROD, STAGING, TIERS, Champion, Ledger
 from pipelines.recipe import recipes
-from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
+from pipelines.recipe.checkpoint import read_card, require_sound
+from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies.base import Policy, Request, ScriptedPolicy
 from pipelines.serving.agent import AnsweringModel
+from pipelines.stages.gguf_folders import model_folder
 
 ENDPOINT, SCRIPT, CHAMPION = "endpoint:", "script:", "champion:"
-KINDS = "a checkpoint folder, champion:RECIPE, champion:RECIPE@staging, endpoint:NAME or script:FILE.jsonl"
+KINDS = "a checkpoint folder, a GGUF file, champion:RECIPE, champion:RECIPE@staging, endpoint:NAME or script:FILE.jsonl"
 DEFAULT_RECIPE = "sql_trail"  # gives an endpoint or a script its protocol, unless another is named
 SLOTS = 16  # episodes that a model in this process decodes together
 ANY = "*"  # the question of a script's line that answers all others
@@ -45,8 +47,9 @@ def open_model(text: str, recipe: str, overrides: Sequence[str], store: Store) -
     if text.startswith(CHAMPION):
         champion = champion_of(store, text.removeprefix(CHAMPION))
         return _checkpoint(store.folder(champion.stage, champion.key) / "model", recipe, overrides, champion.key)
-    folder = folder_of(Path(text)).resolve()
-    return _checkpoint(folder, recipe, overrides, folder.parent.name if folder.name == "model" else folder.name)
+    folder = model_folder(text, store, log.warning).resolve()
+    name = folder.parent.name if folder.name == "model" else folder.name
+    return _checkpoint(folder, recipe, overrides, Path(text).stem if is_gguf(text) else name)
 
 
 def champion_of(store: Store, text: str) -> Champion:

@@ -20,6 +20,7 @@ from pipelines.protocols.one_action import SCRIPTED, Ask
 from pipelines.recipe.config import MERGE, ProtocolSection, Recipe, Source
 from pipelines.recipe.recipes import digest
 from pipelines.rewards.panel import RUBRIC, endpoint_of
+from pipelines.rollout import gguf_model
 from pipelines.sql.dialects.base import identity
 
 CACHE = "digests.json"
@@ -142,9 +143,22 @@ def folder_digest(folder: Path, store: Path | None = None) -> str:
     return files
 
 
+def gguf_key(file: Path, store: Store) -> str:
+    """The key of a GGUF file's folder in the store: a digest of its bytes, and of the way that they are read."""
+    path = file.expanduser().resolve()
+    if not path.is_file():
+        raise DataError(f"there is no file {file}", "Give a GGUF file, a local folder or a hub name as the model.")
+    digests = Digests(store.root)
+    key = digest([digests.of(path), gguf_model.VERSION])
+    digests.save()
+    return key
+
+
 def weights(source: str, store: Store) -> str | None:
     """A digest of the weights under a local `model.source`; None for the tiny model and for a hub's name."""
     path = Path(source).expanduser()
+    if gguf_model.is_gguf(path):
+        return gguf_key(path, store)
     if source == "tiny" or not path.exists():
         return None
     stage = stage_at(source, store)

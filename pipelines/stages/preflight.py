@@ -1,6 +1,7 @@
 """The check of a run before its first stage: hours of work should not end at a missing key or a bad name."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import POLICIES
@@ -8,6 +9,7 @@ from pipelines.endpoints.client import Connection, endpoint
 from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.panel import Rubric
+from pipelines.rollout.gguf_model import is_gguf, read_header
 from pipelines.rollout.policies.factories import device, teaching
 from pipelines.sql.dialects.dialect import has_password
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
@@ -55,6 +57,8 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
             f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {count} pools",
             "They are the SFT pool's and each RL pool's, in order.",
         )
+    if missing & {"model", "synthesize"} and is_gguf(recipe.model.source):
+        read_header(Path(recipe.model.source).expanduser())
     teaches = "synthesize" in missing and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
     if teaches:
         teaching(recipe)

@@ -1,6 +1,7 @@
 """Stage 2: teachers answer the SFT questions, turn by turn, against the real databases."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from pipelines.core import frames
 from pipelines.core.errors import BoundaryError
 from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
+from pipelines.core.store import Store
 from pipelines.core.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.protocols.base import build as build_protocol
@@ -16,9 +18,11 @@ from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import RolloutEngine, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
+from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import COSTS, Context, examples
+from pipelines.stages.gguf_folders import gguf_folder
 from pipelines.stages.shards import Run, Shards, policy_for_shards
 from pipelines.teachers.policy import HintedPolicy, OpenAIPolicy, pick, teacher_policies
 
@@ -33,6 +37,10 @@ def build(ctx: Context) -> None:
     """Write `data.parquet` (one trajectory a row) from shards that a killed run leaves behind."""
     questions = examples(ctx.inputs["data"], "sft")
     kinds = {teacher.kind for teacher in ctx.recipe.synthesis.teachers}
+    if "policy" in kinds and is_gguf(ctx.recipe.model.source):
+        folder = gguf_folder(Path(ctx.recipe.model.source), Store(ctx.folder.parent.parent), ctx.progress.say)
+        base = ctx.recipe.model.model_copy(update={"source": str(folder)})
+        ctx = dataclasses.replace(ctx, recipe=ctx.recipe.model_copy(update={"model": base}))
     local = "endpoint" not in kinds
     shards = Shards(questions, SHARD if local else BOUGHT_SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")

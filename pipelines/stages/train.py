@@ -11,14 +11,17 @@ from pipelines.core import frames
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_lines, write_json
 from pipelines.core.frames import DATA
+from pipelines.core.store import Store
 from pipelines.core.types import Trajectory, write_jsonl
 from pipelines.curation.filtering import seeded_rank
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build as build_protocol
 from pipelines.recipe.checkpoint import write_card
+from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies.factories import serving
 from pipelines.stages.context import REFERENCE, Context, each_example, examples, examples_at, rows_of
+from pipelines.stages.gguf_folders import gguf_folder, link_folder
 from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import values
@@ -27,7 +30,7 @@ CORPUS = 4000  # texts are enough for a tokenizer of some 1,300 entries
 
 
 def model(ctx: Context) -> None:
-    """Write `model/` (a tiny model that has learned nothing) or a reference to the recipe's base model."""
+    """Write `model/` (a tiny model that has learned nothing, or a GGUF file's) or a reference to the base model."""
     source = ctx.recipe.model.source
     ctx.progress.begin(ctx.stage, 1, "model")
     if source == "tiny":
@@ -46,6 +49,9 @@ def model(ctx: Context) -> None:
                 texts += (text for _, text in protocol.prompt(example, schema(example.database), 1))
                 texts.append(example.gold_sql)
         make_tiny(ctx.recipe.model, texts, protocol.tags, ctx.folder / "model", ctx.recipe.seed)
+        _write_card(ctx)
+    elif is_gguf(source):
+        link_folder(gguf_folder(Path(source), Store(ctx.folder.parent.parent), ctx.progress.say), ctx.folder / "model")
         _write_card(ctx)
     else:
         # A checkpoint of the same store is referred to by a relative path, for a store may move.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.recipe.config import Model, Recipe
+from pipelines.rollout.gguf_model import config_of, is_gguf
 from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.samples import LIKE_ROWS, micro_rows
 
@@ -73,6 +74,7 @@ class Shape:
 
 # From each model's config.json on its hub.
 SHAPES = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": Shape(576, 30, 9, 3, 1536, 49152, True, 64),
     "Qwen/Qwen2.5-Coder-0.5B-Instruct": Shape(896, 24, 14, 2, 4864, 151936, True, 64, bias=True),
     "Qwen/Qwen2.5-Coder-1.5B-Instruct": Shape(1536, 28, 12, 2, 8960, 151936, True, 128, bias=True),
     "Qwen/Qwen2.5-Coder-3B-Instruct": Shape(2048, 36, 16, 2, 11008, 151936, True, 128, bias=True),
@@ -92,6 +94,8 @@ def shape_of(model: Model) -> Shape:
         return Shape(tiny.width, tiny.layers, *heads, tied=True, head=head, norms=True)
     if model.source in SHAPES:
         return SHAPES[model.source]
+    if is_gguf(model.source):
+        return _read(config_of(Path(model.source).expanduser()))
     path = Path(model.source).expanduser() / "config.json"
     try:
         return _read(json.loads(path.read_text(encoding="utf-8")))

@@ -25,6 +25,7 @@ def how(way, gpus=1, **changes):
 def test_parameters_are_those_that_the_hub_counts():
     counts = {name.rpartition("/")[2]: shape.parameters for name, shape in memory.SHAPES.items()}
     assert counts == {
+        "SmolLM2-135M-Instruct": 134_515_008,
         "Qwen2.5-Coder-0.5B-Instruct": 494_032_768,
         "Qwen2.5-Coder-1.5B-Instruct": 1_543_714_304,
         "Qwen2.5-Coder-3B-Instruct": 3_085_938_688,

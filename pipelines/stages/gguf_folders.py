@@ -1,0 +1,45 @@
+"""Folders of GGUF files: each file is read once into the store, under a digest of its bytes."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from pipelines.core.store import Store
+from pipelines.recipe.checkpoint import folder_of
+from pipelines.rollout import gguf_model
+from pipelines.stages.keys import gguf_key
+
+STAGE = "gguf"  # of the store; no recipe has it
+
+
+def gguf_folder(file: Path, store: Store, say: Callable[[str], None]) -> Path:
+    """The plain checkpoint folder of a GGUF file, in the store; it is made at the file's first use."""
+
+    def build(work: Path) -> None:
+        say(f"{file.name} is read into a plain folder, once; it takes a minute or more")
+        shutil.rmtree(work / "model", ignore_errors=True)  # of a killed run
+        gguf_model.write_folder(file.expanduser(), work / "model")
+
+    about = {"file": file.name, "version": gguf_model.VERSION}
+    waiting = f"another run is reading {file.name}; waiting"
+    return store.make(STAGE, gguf_key(file, store), build, about, lambda: say(waiting)) / "model"
+
+
+def model_folder(named: str, store: Store, say: Callable[[str], None]) -> Path:
+    """The checkpoint folder that a command's `--model` names: a folder, a training stage's, or that of a GGUF file."""
+    path = Path(named)
+    return gguf_folder(path, store, say) if gguf_model.is_gguf(path) else folder_of(path)
+
+
+def link_folder(source: Path, target: Path) -> None:
+    """Put a folder's files at another place of the store, without a copy where the file system has hard links."""
+
+    def link(file: str, place: str) -> None:
+        try:
+            os.link(file, place)
+        except OSError:
+            shutil.copyfile(file, place)
+
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, copy_function=link)
