@@ -48,7 +48,8 @@ def test_sqlite_hides_views_that_join_by_a_hidden_column_without_saying_so(sqlit
 def test_sqlite_hides_an_index_of_text_over_a_view_that_reads_something_hidden(sqlite):
     people = sqlite(
         """CREATE VIEW "it's" AS SELECT id, ssn AS n FROM person""",
-        "CREATE VIRTUAL TABLE f USING fts5(n, content='it''s', content_rowid='id'); INSERT INTO f(f) VALUES ('rebuild')",
+        "CREATE VIRTUAL TABLE f USING fts5(n, content='it''s', content_rowid='id')",
+        "INSERT INTO f(f) VALUES ('rebuild')",
         "CREATE VIRTUAL TABLE words USING fts5vocab(f, 'row')",
         "CREATE VIRTUAL TABLE g USING fts5(name, content='staff', content_rowid='id')",
         "INSERT INTO g(g) VALUES ('rebuild')",
