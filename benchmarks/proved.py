@@ -72,8 +72,11 @@ def is_borne_out(pair: Pair, score: float, script: str) -> bool:
         tables = {table.name.lower(): table for table in introspect(pair.database).tables}
         with sqlite3.connect(pair.database.location) as old:
             ddl = dict(old.execute(analyst._TABLES))
+            required = {(table.lower(), column.lower()) for table, column in old.execute(analyst._REQUIRED)}
         trees = [tree for text in texts if (tree := parse(text))]
-        scripts = [equivalence._script(ddl, tables, trees, random.Random(number)) for number in range(CHECKED)]
+        scripts = [
+            equivalence._script(ddl, tables, trees, required, random.Random(number)) for number in range(CHECKED)
+        ]
     for each in scripts:
         connection = sqlite3.connect(":memory:")
         connection.executescript(each)

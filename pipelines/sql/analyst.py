@@ -31,6 +31,11 @@ _TABLES = """
 SELECT name, (SELECT group_concat(sql, ';') FROM sqlite_master WHERE tbl_name = t.name AND type <> 'trigger')
 FROM sqlite_master AS t WHERE type = 'table' AND sql NOT LIKE '%COLLATE%' AND sql NOT LIKE 'CREATE VIRTUAL%'
 """
+# The columns of tables that are taken to hold no NULL: those declared so, and primary keys, as SQL has it.
+_REQUIRED = """
+SELECT t.name, c.name FROM sqlite_master AS t JOIN pragma_table_xinfo(t.name) AS c
+WHERE t.type = 'table' AND t.sql NOT LIKE 'CREATE VIRTUAL%' AND (c."notnull" OR c.pk)
+"""
 UNREAD = "the analysis could not read it within its limits"
 Item = tuple[str, str]  # (table, column)
 
@@ -86,9 +91,11 @@ functions: SqlAnalysis[tuple[str, EngineName], tuple[str, ...]] = SqlAnalysis("f
 # the rows that the SELECT reads before its cut, and the number of sort keys behind the columns.
 tie_probes: SqlAnalysis[tuple[str, EngineName], tuple[tuple[str, int, int], ...]]
 tie_probes = SqlAnalysis("tie_probes", tuple[tuple[str, int, int], ...], ())
-# Of two queries, a schema and the statements that make its tables: whether the normal forms are equal, gold with either
+# Of two queries, a schema, the statements that make its tables and the columns without NULL: whether the normal forms are equal, gold with either
 # end of what chance may choose, and scripts of databases on which the two may differ.
-proof_plan: SqlAnalysis[tuple[str, str, Schema, Mapping[str, str]], tuple[bool, tuple[str, ...], tuple[str, ...]]]
+proof_plan: SqlAnalysis[
+    tuple[str, str, Schema, Mapping[str, str], Sequence[Item]], tuple[bool, tuple[str, ...], tuple[str, ...]]
+]
 proof_plan = SqlAnalysis("proof_plan", tuple[bool, tuple[str, ...], tuple[str, ...]], (False, (), ()))
 # The texts that each query compares with columns of known tables, in reading order.
 lookups: SqlAnalysis[tuple[str, Schema | None, EngineName], tuple[Compared, ...]]
@@ -142,9 +149,10 @@ def prove(pair: Pair, sql: SqlEngine) -> tuple[float | None, str]:
     0.0 with the script of a database on which they differ and chance has no part in gold; None if neither is so.
     """
     database, texts = pair.database, (pair.gold_sql, pair.predicted_sql or "")
-    (ddl,) = sql.execute_many([(database, _TABLES)])
-    request = (*texts, introspect(database), {str(name): str(text) for name, text in ddl.rows})
-    is_same, ends, scripts = proof_plan([request])[0] if ddl.ok else (False, (), ())
+    ddl, required = sql.execute_many([(database, _TABLES), (database, _REQUIRED)])
+    never_null = [(str(table), str(column)) for table, column in required.rows]
+    request = (*texts, introspect(database), {str(name): str(text) for name, text in ddl.rows}, never_null)
+    is_same, ends, scripts = proof_plan([request])[0] if ddl.ok and required.ok else (False, (), ())
     made, facts = Database(database.id, "sqlite_stateful", os.devnull), Gold(ordered=is_ordered(pair.gold_sql))
     strict = EQUALITIES["strict"].compare
     for script in scripts:

@@ -222,7 +222,9 @@ def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
         by_table.setdefault(table, []).append((name, declared, (table, name) in primary))
     views = {row[0] for row in query(dialect.views_query)} if values else set()
     schemas = [name for name, place in query(dialect.schema_query) if place] if dialect.schema_query else []
-    partitions = dict(query(dialect.partitions_query)) if dialect.partitions_query else {}
+    partitions: dict[str, int] = {}
+    for table, number in query(dialect.partitions_query) if dialect.partitions_query else ():
+        partitions[table] = number
     schema, tables = Schema((), engine, tuple(schemas[1:])), []
     for name, columns_of_table in by_table.items():
         columns = _with_values(opened, schema.written(name), name in views, columns_of_table, values)

@@ -5,10 +5,11 @@ for SQLite's affinities matter there, and so are those that NULLs or duplicate r
 """
 
 import contextlib
+import math
 import random
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 
 from sqlglot import errors, exp
 from sqlglot.optimizer.merge_subqueries import merge_subqueries
@@ -21,10 +22,11 @@ from pipelines.sql.dialects.base import quoted
 from pipelines.sql.schema import Schema, Table
 
 DATABASES = 32
+Item = tuple[str, str]  # (table, column), lower-cased
 Tables = Mapping[str, Table]  # by lower-cased name
 _NODES = """
 Select Union Intersect Except From Join Table TableAlias Identifier Column Literal Null Boolean Star Alias Where Group
-Having Order Ordered Limit Offset Distinct Subquery Paren And Or Not EQ NEQ LT LTE GT GTE Is In Between Like Exists Case
+Having Order Ordered Limit Offset Distinct Subquery Paren And Or Not EQ NEQ NullSafeEQ NullSafeNEQ LT LTE GT GTE Is In Between Like Exists Case
 If Count Sum Avg Min Max Add Sub Mul Div Mod Neg DPipe Abs Round Lower Upper Trim Replace Length Substring Coalesce
 Nullif Cast DataType With CTE
 """  # those that the rules were made for: none of them is chance
@@ -39,8 +41,11 @@ class Sound(Simplifier):
     _simplify_comparison = lambda *_, **__: None  # noqa: E731  `a > 10 AND a > 9`: not so if `a` is a text
 
 
-def proof_plan(gold: str, predicted: str, schema: Schema, ddl: Mapping[str, str]) -> tuple[bool, list[str], list[str]]:
+def proof_plan(
+    gold: str, predicted: str, schema: Schema, ddl: Mapping[str, str], required: Sequence[tuple[str, str]]
+) -> tuple[bool, list[str], list[str]]:
     """See `analyst.proof_plan`."""
+    never_null = {(table.lower(), column.lower()) for table, column in required}
     tables = {table.name.lower(): table for table in schema.tables if table.name in ddl}
     names = {name.lower() for table in tables.values() for name in (table.name, *(each.name for each in table.columns))}
     trees, ends = [unwrap(parse(text) or exp.Placeholder()).copy() for text in (gold, predicted)], list[str]()
@@ -50,11 +55,12 @@ def proof_plan(gold: str, predicted: str, schema: Schema, ddl: Mapping[str, str]
             column.replace(exp.Literal.string(column.name))
     with contextlib.suppress(errors.SqlglotError, ValueError, KeyError):
         ends = [_end(_qualified(trees[0], tables, names), is_last) for is_last in (False, True)]
-        one, other = (_form(_qualified(tree, tables, names), tables, trees[0].args.get("order")) for tree in trees)
+        order = trees[0].args.get("order")
+        one, other = (_form(_qualified(tree, tables, names), never_null, order) for tree in trees)
         if one == other and not _UNPARSED.search(gold + predicted):
             return True, [], []
     rngs = [random.Random(f"{n}{gold}") for n in range(DATABASES if ends else 0)]
-    return gold == predicted, ends, [_script(ddl, tables, trees, rng) for rng in rngs]
+    return gold == predicted, ends, [_script(ddl, tables, trees, never_null, rng) for rng in rngs]
 
 
 def _qualified(tree: exp.Expr, tables: Tables, names: set[str]) -> exp.Expr:
@@ -97,7 +103,7 @@ def _end(tree: exp.Expr, is_last: bool) -> str:
     return tree.sql("sqlite")
 
 
-def _form(tree: exp.Expr, tables: Tables, order: exp.Expr | None) -> exp.Expr:
+def _form(tree: exp.Expr, never_null: Set[Item], order: exp.Expr | None) -> exp.Expr:
     """The normal form of a qualified query, beside a gold query with this ORDER BY."""
     if not order and not tree.args.get("limit"):
         tree.set("order", None)
@@ -114,25 +120,29 @@ def _form(tree: exp.Expr, tables: Tables, order: exp.Expr | None) -> exp.Expr:
             select.set("from_", exp.From(this=first))
             select.set("joins", [exp.Join(this=table) for table in others])
     tree = qualify(tree, dialect="sqlite", canonicalize_table_aliases=True, validate_qualify_columns=False)
-    # Nothing reads the names of the result's columns, and a key is never NULL.
+    # Nothing reads the names of the result's columns, and some columns never hold NULL.
     named = {each.alias: each.unalias() for each in tree.expressions}
     for key in tree.args["order"].expressions if tree.args.get("order") else ():
         if isinstance(key.this, exp.Column) and not key.this.table:
             key.set("this", named[key.this.name].copy())
     tree.set("expressions", [each.unalias() for each in tree.expressions])
     is_inner = not any(part.args.get("side") for part in _sources(tree))
-    owners = [(part.this.alias, tables.get(part.this.name)) for part in _sources(tree) if is_inner]
-    keys = {(alias, each.name.lower()) for alias, of in owners if of for each in of.columns if each.primary_key}
+    table_of = {part.this.alias: part.this.name.lower() for part in _sources(tree) if is_inner}
     for count in tree.find_all(exp.Count):
-        is_key = isinstance(count.this, exp.Column) and (count.this.table, count.this.name) in keys
-        if count.parent_select is tree and (is_key or isinstance(count.this, exp.Literal)):
+        counted = count.this
+        is_value = isinstance(counted, exp.Literal)
+        if isinstance(counted, exp.Column):
+            is_value = (table_of.get(counted.table, ""), counted.name.lower()) in never_null
+        if count.parent_select is tree and is_value:
             count.set("this", exp.Star())
     return sound.simplify(tree)
 
 
-def _script(ddl: Mapping[str, str], tables: Tables, trees: list[exp.Expr], rng: random.Random) -> str:
-    """A small database of the tables that the queries name, with values that they name: what keys, NOT NULL and CHECK
-    refuse is not inserted, and a row that refers to none is deleted.
+def _script(
+    ddl: Mapping[str, str], tables: Tables, trees: list[exp.Expr], never_null: Set[Item], rng: random.Random
+) -> str:
+    """A small database of the tables that the queries name, with values that they name: what keys and CHECK refuse is
+    not inserted, and a row that refers to none is deleted. Most of these databases hold NULLs, in every column that may.
     """
     near, counts = defaultdict[str, list[Scalar]](list), [0, 1, 2, 3, 4, 6, 9]
     for each in [each for tree in trees for each in tree.find_all(exp.Literal)]:
@@ -151,14 +161,15 @@ def _script(ddl: Mapping[str, str], tables: Tables, trees: list[exp.Expr], rng: 
         for key, to in ((key, quoted(key.to_column)) for key in references):
             known = f"SELECT {to} FROM {quoted(key.to_table)} WHERE {to} IS NOT NULL"
             deletes.append(f"DELETE FROM {quoted(table.name)} WHERE {quoted(key.column)} NOT IN ({known})")
-        nulls, pools = rng.choice((0, 0, 0.25)), list[list[Scalar]]()
+        null_share, pools = rng.choice((0, 0.2, 0.5)), list[list[Scalar]]()
         for column in table.columns:
             is_number = bool(re.search("INT|REAL|FLOA|DOUB|NUM|DEC|BOOL", column.type.upper()))
             values = [value for value in near[column.name.lower()] if isinstance(value, float) == is_number]
             other: list[Scalar] = [*range(1, 9)] if is_number else [*"abBcd1", "2001-02-03", "2010-12-31"]
             is_key = column.primary_key or any(column.name == key.column for key in table.foreign_keys)
             pool = [*other, *values] if is_key else rng.choices([*values * 2, *other], k=rng.choice((2, 3, 5)))
-            pools.append(pool + [None] * (not column.primary_key and rng.random() < nulls))
+            may_be_null = (table.name.lower(), column.name.lower()) not in never_null
+            pools.append(pool + [None] * (math.ceil(len(pool) * null_share) if may_be_null else 0))
         rows = [exp.convert(tuple(map(rng.choice, pools))).sql("sqlite") for _ in range(rng.choice(counts))]
         names = ", ".join(quoted(column.name) for column in table.columns)
         inserts += [f"INSERT OR IGNORE INTO {quoted(table.name)} ({names}) VALUES {', '.join(rows)}"] if rows else []
