@@ -152,7 +152,8 @@ def connect(
     database_card = fresh if old is None else card.merge(fresh, old)
     if dbt_target is not None:
         database_card, taken = dbt.with_dbt(database_card, dbt_target)
-        kinds = ("descriptions", "tests", "references", "metrics", "models without a table here")
+        kinds = ["descriptions", "tests", "references", "metrics", "models without a table here"]
+        kinds += [kind for kind in taken if kind not in kinds]
         say(f"dbt: {', '.join(f'{taken[kind]} {kind}' for kind in kinds)}")
     card.write(place, database_card)
     tables = fresh.tables.values()

@@ -31,19 +31,21 @@ from pipelines.sql.dialects.base import quoted
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
 
-Words = Mapping[tuple[str, str], str]  # by (table, column), lower-cased; a table's own under column ""
+# By (table, column), a table's own under column ""; those of a benchmark's files are lower-cased.
+Words = Mapping[tuple[str, str], str]
 TABLES = ("tables.json", "test_tables.json", "KaggleDBQA_tables.json")
 
 
 def describe(schema: Schema, database: Database) -> Schema:
     """The schema with descriptions of its tables and columns, if there are any."""
-    words = catalogs.comments(database) if database.engine != "sqlite" else beside(Path(database.location))
+    is_of_files = database.engine == "sqlite"
+    words = beside(Path(database.location)) if is_of_files else catalogs.comments(database)
+    key = str.lower if is_of_files else str
     tables = []
     for table in schema.tables:
-        name = table.name.lower()
+        name = key(table.name)
         columns = tuple(
-            dataclasses.replace(column, description=words.get((name, column.name.lower()), ""))
-            for column in table.columns
+            dataclasses.replace(column, description=words.get((name, key(column.name)), "")) for column in table.columns
         )
         description = "; ".join(filter(None, (words.get((name, "")), table.description)))
         tables.append(dataclasses.replace(table, columns=columns, description=description))

@@ -7,7 +7,7 @@ person has looked at is not shown. A card never has a password.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from pipelines.core.types import EngineName
 from pipelines.recipe.config import Section
 from pipelines.recipe.yaml_files import read_yaml, yaml_text
 from pipelines.sql.dialects.base import HiddenNames, identity
+from pipelines.sql.dialects.dialect import find_name
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 
 FOLDER = Path("databases")
@@ -95,11 +96,7 @@ class DatabaseCard(Section):
         tables = []
         for name, facts_by_column in columns.items():
             table = self.tables[name]
-            keys = (
-                ForeignKey(key.column, key.to_table, key.to_column)
-                for key in table.references
-                if key.column in facts_by_column and key.to_column in columns.get(key.to_table, {})
-            )
+            keys = (key for reference in table.references if (key := self._key(reference, name, columns)) is not None)
             shown = (
                 Column(column, facts.type, facts.key, facts.values, _description(facts))
                 for column, facts in facts_by_column.items()
@@ -107,6 +104,17 @@ class DatabaseCard(Section):
             if facts_by_column:
                 tables.append(Table(name, tuple(shown), tuple(keys), _description(table)))
         return Schema(tuple(tables), self.engine, self.other_schemas)
+
+    def _key(
+        self, reference: Reference, table: str, shown: Mapping[str, Mapping[str, ColumnCard]]
+    ) -> ForeignKey | None:
+        """A reference with the names that the card has for what it names; None if that is not shown."""
+        column = find_name(reference.column, shown[table], self.engine)
+        to_table = find_name(reference.to_table, shown, self.engine)
+        to_column = find_name(reference.to_column, shown[to_table], self.engine) if to_table is not None else None
+        if column is None or to_table is None or to_column is None:
+            return None
+        return ForeignKey(column, to_table, to_column)
 
     def with_hidden(self, hidden: HiddenNames) -> DatabaseCard:
         """The same card with these tables and columns hidden, too, whether or not it names them."""
@@ -195,26 +203,33 @@ def write(path: Path, card: DatabaseCard) -> None:
 
 def merge(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
     """A catalogue that was read again, with the edits of the old card: nothing that was hidden comes back."""
-    hidden = {
-        name: {column: facts for column, facts in table.columns.items() if table.hidden or facts.hidden}
-        for name, table in old.tables.items()
-    }
     tables = dict(fresh.tables)
-    for name, table in old.tables.items():
-        if name in fresh.tables:
-            found = fresh.tables[name].columns
-            columns = {column: _edited(facts, table.columns.get(column)) for column, facts in found.items()}
-            columns |= {column: facts for column, facts in hidden[name].items() if column not in columns}
-            tables[name] = _edited(fresh.tables[name], table).model_copy(update={"columns": columns})
-        elif table.hidden or hidden[name]:  # it may come back
-            tables[name] = table.model_copy(update={"columns": hidden[name]})
+    for old_name, table in old.tables.items():
+        hidden = {column: facts for column, facts in table.columns.items() if table.hidden or facts.hidden}
+        name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
+        if name is None:
+            if table.hidden or hidden:  # it may come back
+                tables[old_name] = table.model_copy(update={"columns": hidden})
+            continue
+        columns = dict(fresh.tables[name].columns)
+        for old_column, facts in table.columns.items():
+            column = _renewed_name(old_column, table.columns, columns, fresh.engine)
+            if column is not None:
+                columns[column] = _edited(columns[column], facts)
+            elif old_column in hidden:
+                columns[old_column] = facts
+        tables[name] = _edited(fresh.tables[name], table).model_copy(update={"columns": columns})
     kept = {"password_env": fresh.password_env or old.password_env, "notes": old.notes, "metrics": old.metrics}
     return fresh.model_copy(update={**kept, "tables": tables})
 
 
-def _edited(fresh: Part, old: Part | None) -> Part:
+def _renewed_name(name: str, old: Iterable[str], fresh: Iterable[str], engine: EngineName) -> str | None:
+    """The name that has a name of the old card now; None if it is gone, or was another's before."""
+    renewed = find_name(name, fresh, engine)
+    return renewed if renewed == name or renewed not in set(old) else None
+
+
+def _edited(fresh: Part, old: Part) -> Part:
     """A table or a column with the description, the synonyms and the mark that a person gave it."""
-    if old is None:
-        return fresh
     kept: Mapping[str, Any] = {"synonyms": old.synonyms, "hidden": old.hidden}
     return fresh.model_copy(update={**kept, "description": old.description or fresh.description})

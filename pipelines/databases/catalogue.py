@@ -63,7 +63,7 @@ def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, i
     """All findings, table by table. A table whose rows could not be read has no `samples`, and one whose rows were not
     counted has None for `rows`.
     """
-    findings: list[tuple[str, str, str]] = []
+    findings = [("left out", name, reason) for name, reason in schema.left_out]
     if len(schema.tables) > 1 and not any(table.foreign_keys for table in schema.tables):
         findings.append(("no keys", "the database", "no foreign keys: say in the descriptions which columns join"))
     for table in schema.tables:
@@ -166,11 +166,11 @@ def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCar
             columns[column.name] = ColumnCard(
                 type=column.type,
                 key=column.primary_key,
-                description=comments.get((table.name.lower(), column.name.lower()), ""),
+                description=comments.get((table.name, column.name), ""),
                 values=tuple(shown)[:SHOWN_VALUES],
             )
         cards[table.name] = TableCard(
-            description="; ".join(filter(None, (comments.get((table.name.lower(), "")), table.description))),
+            description="; ".join(filter(None, (comments.get((table.name, "")), table.description))),
             rows=rows.get(table.name),
             columns=columns,
             references=tuple(Reference(**asdict(key)) for key in table.foreign_keys),

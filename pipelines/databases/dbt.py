@@ -3,14 +3,17 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError
 from pipelines.databases.card import DatabaseCard, Reference, TableCard
+from pipelines.sql.dialects.dialect import find_name
 
 TABLES = ("model", "seed", "snapshot", "source")  # kinds of nodes that are tables or views
-_REF = re.compile(r"""ref\(\s*(?:['"][^'"]*['"]\s*,\s*)?['"]([^'"]+)['"]""")
+_CALL = re.compile(r"(ref|source)\((.*?)\)", re.DOTALL)
+_NAME = re.compile(r"""(?<![=\w])\s*['"]([^'"]+)['"]""")  # an argument that has no keyword
 
 
 def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[str]]:
@@ -29,24 +32,24 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
         raise DataError(f"{path} is not a dbt manifest: it has no nodes", hint)
     taken: Counter[str] = Counter()
     nodes: dict[str, Any] = {**manifest["nodes"], **(manifest.get("sources") or {})}
-    names = {name.lower(): name for name in card.tables}
     tables: dict[str, TableCard] = dict(card.tables)
-    table_of: dict[str, str] = {}  # tables by the ids of nodes, and by the names of models
+    table_of: dict[str, str] = {}  # tables by the ids of nodes
     for id, node in nodes.items():
         if node.get("resource_type") in TABLES:
             stored = str(node.get("alias") or node.get("identifier") or node.get("name"))
-            if (qualified := f"{node.get('schema')}.{stored}").lower() in names:
-                stored = qualified
-            if stored.lower() not in names:
+            candidates = (f"{node.get('schema')}.{stored}", stored)
+            matches = (find_name(candidate, card.tables, card.engine) for candidate in candidates)
+            name = next(filter(None, matches), None)
+            if name is None:
                 taken["models without a table here"] += 1
                 continue
-            name = table_of[id] = table_of[str(node.get("name"))] = names[stored.lower()]
-            described = {column.lower(): facts for column, facts in (node.get("columns") or {}).items()}
+            table_of[id] = name
             columns = dict(tables[name].columns)
-            for column, facts in columns.items():
-                text = str((described.get(column.lower()) or {}).get("description") or "").strip()
-                if text and not facts.description:
-                    columns[column] = facts.model_copy(update={"description": text})
+            for described, about in (node.get("columns") or {}).items():
+                text = str((about or {}).get("description") or "").strip()
+                column = find_name(_bare(described), columns, card.engine)
+                if text and column is not None and not columns[column].description:
+                    columns[column] = columns[column].model_copy(update={"description": text})
                     taken["descriptions"] += 1
             update: dict[str, Any] = {"columns": columns}
             if (text := str(node.get("description") or "").strip()) and not tables[name].description:
@@ -55,17 +58,21 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
             tables[name] = tables[name].model_copy(update=update)
     for node in nodes.values():
         test = node.get("test_metadata") or {}
-        owner, arguments = table_of.get(str(node.get("attached_node"))), test.get("kwargs") or {}
-        asked = str(node.get("column_name") or arguments.get("column_name") or "").strip('"`').lower()
-        tested = next((name for name in tables[owner].columns if name.lower() == asked), None) if owner else None
+        owner, arguments = table_of.get(str(node.get("attached_node"))), _arguments(test)
+        asked = _bare(str(node.get("column_name") or arguments.get("column_name") or ""))
+        tested = find_name(asked, tables[owner].columns, card.engine) if owner else None
         if owner is None or tested is None:
             continue
         facts = tables[owner].columns[tested]
         if test["name"] == "relationships":
-            target = _REF.search(str(arguments.get("to")))
-            to_table = table_of.get(target[1]) if target else None
-            reference = Reference(column=tested, to_table=to_table or "", to_column=str(arguments.get("field")))
-            if to_table and reference not in tables[owner].references:
+            to_table = table_of.get(_referred(str(arguments.get("to")), nodes) or "")
+            field = _bare(str(arguments.get("field")))
+            to_column = find_name(field, tables[to_table].columns, card.engine) if to_table else None
+            if to_table is None or to_column is None:
+                taken["relationships to what is not here"] += 1
+                continue
+            reference = Reference(column=tested, to_table=to_table, to_column=to_column)
+            if reference not in tables[owner].references:
                 references = (*tables[owner].references, reference)
                 tables[owner] = tables[owner].model_copy(update={"references": references})
                 taken["references"] += 1
@@ -86,3 +93,30 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
             metrics[name] = text
             taken["metrics"] += 1
     return card.model_copy(update={"tables": tables, "metrics": metrics}), taken
+
+
+def _bare(name: str) -> str:
+    """A name without the quotes that a project may write around it."""
+    return name.strip('"`[]')
+
+
+def _arguments(test: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a test; newer projects write them under `arguments`."""
+    written = test.get("kwargs") or {}
+    return {**written, **(written.get("arguments") or {})}
+
+
+def _referred(to: str, nodes: Mapping[str, Any]) -> str | None:
+    """The id of the node that `ref('model')`, `ref('package', 'model')` or `source('schema', 'table')` means."""
+    call = _CALL.search(to)
+    names = _NAME.findall(call[2]) if call is not None else []
+    if call is None or not names:
+        return None
+    for id, node in nodes.items():
+        kind = node.get("resource_type")
+        if kind not in TABLES or node.get("name") != names[-1] or (kind == "source") != (call[1] == "source"):
+            continue
+        home = node.get("source_name") if kind == "source" else node.get("package_name")
+        if len(names) == 1 or home in (None, names[0]):
+            return id
+    return None

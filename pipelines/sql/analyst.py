@@ -91,8 +91,8 @@ functions: SqlAnalysis[tuple[str, EngineName], tuple[str, ...]] = SqlAnalysis("f
 # the rows that the SELECT reads before its cut, and the number of sort keys behind the columns.
 tie_probes: SqlAnalysis[tuple[str, EngineName], tuple[tuple[str, int, int], ...]]
 tie_probes = SqlAnalysis("tie_probes", tuple[tuple[str, int, int], ...], ())
-# Of two queries, a schema, the statements that make its tables and the columns without NULL: whether the normal forms are equal, gold with either
-# end of what chance may choose, and scripts of databases on which the two may differ.
+# Of two queries, a schema, the statements that make its tables and the columns without NULL: whether the normal forms
+# are equal, gold with either end of what chance may choose, and scripts of databases on which the two may differ.
 proof_plan: SqlAnalysis[
     tuple[str, str, Schema, Mapping[str, str], Sequence[Item]], tuple[bool, tuple[str, ...], tuple[str, ...]]
 ]

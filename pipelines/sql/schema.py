@@ -54,6 +54,8 @@ class Schema:
     engine: EngineName = "sqlite"
     # PostgreSQL's schemas behind the first one: the names of their tables are qualified ("hr.person").
     other_schemas: tuple[str, ...] = ()
+    # What the database has and the tables do not show: its name, and the reason.
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def written(self, table: str, part: Callable[[str], str] = quoted) -> str:
         """A table's name in a statement, each of its parts as `part` writes it."""
@@ -153,7 +155,7 @@ DeclaredColumn = tuple[str, str, bool]  # name, type, whether it is of the prima
 
 
 def comments(database: Database) -> dict[tuple[str, str], str]:
-    """The comments of tables and columns, by (table, column), lower-cased; a table's under column "".
+    """The comments of tables and columns, by (table, column); a table's under column "".
 
     Empty if the engine has no comments.
     """
@@ -165,7 +167,7 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
             rows = list(opened.query(dialect.comments_query))
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"the comments of {database.id} cannot be read: {type(error).__name__}") from None
-    return {(table.lower(), column.lower()): " ".join(str(comment).split()) for table, column, comment in rows}
+    return {(table, column): " ".join(str(comment).split()) for table, column, comment in rows}
 
 
 def introspect(database: Database, values: int = 0) -> Schema:
@@ -186,15 +188,16 @@ def introspect(database: Database, values: int = 0) -> Schema:
 
 
 def _of_sqlite(opened: Catalog, values: int) -> Schema:
-    query, tables = opened.query, list[Table]()
+    query, tables, left_out = opened.query, list[Table](), list[tuple[str, str]]()
     shadows = {row[1] for row in query("PRAGMA table_list") if row[2] == "shadow"}  # where a text index keeps its words
     for name, kind in (row for row in query(_SQLITE_TABLES) if row[0] not in shadows):
         try:
             rows = query(f"PRAGMA table_xinfo({quoted(name)})")  # table_info leaves generated columns out
             declared = [(row[1], row[2], bool(row[5])) for row in rows if row[6] != _HIDDEN]
-        except Exception:  # of a view whose query does not run, nothing is known, and nobody can ask it
+        except Exception as error:  # nobody can ask a view whose query does not run
             if kind != "view":
                 raise
+            left_out.append((name, f"the view does not run, so it is left out: {error}"))
             continue
         keys = []
         references = sorted(query(f"PRAGMA foreign_key_list({quoted(name)})"), key=lambda row: (row[0], row[1]))
@@ -204,7 +207,7 @@ def _of_sqlite(opened: Catalog, values: int) -> Schema:
                 to_column = parts[position][1] if position < len(parts) else column
             keys.append(ForeignKey(column, to_table, to_column))
         tables.append(Table(name, _with_values(opened, quoted(name), kind == "view", declared, values), tuple(keys)))
-    return Schema(tuple(tables))
+    return Schema(tuple(tables), left_out=tuple(left_out))
 
 
 def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
@@ -220,7 +223,8 @@ def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
     for table, name, kind in query(dialect.columns_query):  # the values of an ENUM stay as they are stored
         declared = kind if "'" in kind else kind.upper()
         by_table.setdefault(table, []).append((name, declared, (table, name) in primary))
-    views = {row[0] for row in query(dialect.views_query)} if values else set()
+    views = {row[0] for row in query(dialect.views_query)}
+    left_out = [(name, "the view does not run, so it is left out") for name in sorted(views - by_table.keys())]
     schemas = [name for name, place in query(dialect.schema_query) if place] if dialect.schema_query else []
     partitions: dict[str, int] = {}
     for table, number in query(dialect.partitions_query) if dialect.partitions_query else ():
@@ -230,7 +234,7 @@ def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
         columns = _with_values(opened, schema.written(name), name in views, columns_of_table, values)
         description = f"has {partitions[name]} partitions" if name in partitions else ""
         tables.append(Table(name, columns, tuple(foreign.get(name, ())), description))
-    return replace(schema, tables=tuple(tables))
+    return replace(schema, tables=tuple(tables), left_out=tuple(left_out))
 
 
 def _with_values(

@@ -1,10 +1,13 @@
 """A dbt manifest's facts in a card, by `sqltrain connect --dbt`."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from pipelines.databases import card
+from pipelines.sql.schema import ForeignKey
 from tests.fakes import build_database
 
 TABLES = """
@@ -59,6 +62,44 @@ def test_descriptions_tests_and_metrics_of_a_dbt_project_become_the_card(folder,
     assert known.evidence("what is the order value of Ada ?") == "order value = sum of amount over orders"
     assert sqltrain("connect", "shop", "--dbt", "target/manifest.json")[0] == 0  # again: nothing comes twice
     assert card.read(folder / "databases" / "shop.yaml") == known
+
+
+@pytest.mark.parametrize(
+    ("to", "field", "table"),
+    [
+        ("ref('customers')", "ID", "Customers"),
+        ('ref("shop", "customers")', '"id"', "Customers"),
+        ("ref('customers', version=2)", "id", "Customers"),
+        ("source('raw', 'customers')", "`Id`", "raw_customers"),
+        ("{{ source( 'raw' , 'customers' ) }}", "id", "raw_customers"),
+    ],
+)
+def test_relationships_are_keys_however_a_project_names_their_columns(to, field, table, folder, sqltrain):
+    """A model and a source of one name are two tables; newer projects write a test's arguments apart."""
+    with closing(sqlite3.connect(folder / "shop.sqlite")) as shop:
+        shop.execute("CREATE TABLE raw_customers (id INTEGER PRIMARY KEY)")
+    nodes = {**MANIFEST["nodes"], "test.4": column_test("relationships", "model.shop.orders", "CUSTOMER")}
+    nodes["test.4"]["test_metadata"]["kwargs"]["arguments"] = {"to": to, "field": field}
+    nodes["model.shop.customers"] = {**nodes["model.shop.customers"], "package_name": "shop"}
+    raw = {"resource_type": "source", "name": "customers", "source_name": "raw", "identifier": "RAW_CUSTOMERS"}
+    manifest = {**MANIFEST, "nodes": nodes, "sources": {"source.shop.raw.customers": raw}}
+    (folder / "target" / "manifest.json").write_text(json.dumps(manifest))
+    sqltrain.ok("connect", "shop.sqlite", "--dbt", "target")
+    known = card.read(folder / "databases" / "shop.yaml")
+    keys = {shown.name: shown.foreign_keys for shown in known.shown().tables}
+    assert keys["fct_orders"] == (ForeignKey("customer", table, "id"),)
+
+
+def test_relationships_to_what_is_not_in_the_card_are_counted(folder, sqltrain):
+    nodes = {
+        **MANIFEST["nodes"],
+        "test.6": column_test("relationships", "model.shop.orders", "amount", to="ref('other')", field="id"),
+        "test.7": column_test("relationships", "model.shop.orders", "amount", to="ref('customers')", field="gone"),
+    }
+    (folder / "target" / "manifest.json").write_text(json.dumps({**MANIFEST, "nodes": nodes}))
+    said = sqltrain.ok("connect", "shop.sqlite", "--dbt", "target")
+    assert "1 references" in said
+    assert "2 relationships to what is not here" in said
 
 
 def test_what_a_person_wrote_stays(folder, sqltrain):

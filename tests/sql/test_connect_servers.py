@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.core.types import Database
 from pipelines.databases import card
-from pipelines.sql.schema import introspect, render
+from pipelines.sql.schema import ForeignKey, introspect, render
 
 pytestmark = pytest.mark.services
 
@@ -133,3 +133,47 @@ def test_a_partitioned_table_is_one_table_with_a_word_that_it_has_partitions(ser
         assert [table.name for table in tables] == ["note", *sorted(f"reading_{n}" for n in range(1, 12))]
     finally:
         postgres_admin("DROP SCHEMA metered, metered_parts CASCADE")
+
+
+def test_names_that_differ_in_case_are_two_tables_of_postgresql(server, postgres_admin, sqltrain, folder):
+    for statement in (
+        "CREATE SCHEMA cased; GRANT USAGE ON SCHEMA cased TO reader",
+        'CREATE TABLE cased.artist (id int PRIMARY KEY); CREATE TABLE cased."Artist" ("Id" int PRIMARY KEY, id int)',
+        'CREATE TABLE cased.song (a int REFERENCES cased.artist, b int REFERENCES cased."Artist")',
+        """COMMENT ON TABLE cased."Artist" IS 'the upper one'; COMMENT ON COLUMN cased."Artist"."Id" IS 'its key'""",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA cased TO reader",
+    ):
+        postgres_admin(statement)
+    try:
+        sqltrain.ok("connect", postgres_address(server), "--schema", "cased", "--name", "cased")
+        known = card.read(folder / "databases" / "cased.yaml")
+        tables = {table.name: table for table in known.shown().tables}
+        assert tables["song"].foreign_keys == (ForeignKey("a", "artist", "id"), ForeignKey("b", "Artist", "Id"))
+        assert [tables[name].description for name in ("artist", "Artist")] == ["", "the upper one"]
+        described = [(column.name, column.description) for column in tables["Artist"].columns]
+        assert described == [("Id", "its key"), ("id", "")]
+    finally:
+        postgres_admin("DROP SCHEMA cased CASCADE")
+
+
+def test_mariadbs_keys_and_views_that_do_not_run(mariadb_admin, mysql_port, sqltrain, folder):
+    for statement in (
+        "CREATE DATABASE tune; CREATE DATABASE elsewhere",
+        "CREATE TABLE elsewhere.artist (id int PRIMARY KEY)",
+        "CREATE TABLE tune.Artist (`Artist Id` int PRIMARY KEY)",
+        "CREATE TABLE tune.artist (id int PRIMARY KEY)",
+        "CREATE TABLE tune.song (A int, b int, c int, FOREIGN KEY (a) REFERENCES tune.Artist (`ARTIST ID`),"
+        " FOREIGN KEY (B) REFERENCES tune.artist (ID), FOREIGN KEY (c) REFERENCES elsewhere.artist (id))",
+        "CREATE TABLE tune.gone (id int)",
+        "CREATE VIEW tune.broken AS SELECT id FROM tune.gone",
+        "DROP TABLE tune.gone",
+        "CREATE USER tuner@'%' IDENTIFIED BY 'secret'",
+        "GRANT SELECT, SHOW VIEW ON tune.* TO tuner@'%'",
+    ):
+        for single in statement.split("; "):
+            mariadb_admin(single)
+    out = sqltrain.ok("connect", f"mysql://tuner:secret@127.0.0.1:{mysql_port}/tune")
+    assert "broken: the view does not run" in out
+    tables = {table.name: table for table in card.read(folder / "databases" / "tune.yaml").shown().tables}
+    assert set(tables) == {"Artist", "artist", "song"}
+    assert set(tables["song"].foreign_keys) == {ForeignKey("A", "Artist", "Artist Id"), ForeignKey("b", "artist", "id")}

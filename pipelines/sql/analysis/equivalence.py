@@ -26,9 +26,9 @@ Item = tuple[str, str]  # (table, column), lower-cased
 Tables = Mapping[str, Table]  # by lower-cased name
 _NODES = """
 Select Union Intersect Except From Join Table TableAlias Identifier Column Literal Null Boolean Star Alias Where Group
-Having Order Ordered Limit Offset Distinct Subquery Paren And Or Not EQ NEQ NullSafeEQ NullSafeNEQ LT LTE GT GTE Is In Between Like Exists Case
-If Count Sum Avg Min Max Add Sub Mul Div Mod Neg DPipe Abs Round Lower Upper Trim Replace Length Substring Coalesce
-Nullif Cast DataType With CTE
+Having Order Ordered Limit Offset Distinct Subquery Paren And Or Not EQ NEQ NullSafeEQ NullSafeNEQ LT LTE GT GTE Is In
+Between Like Exists Case If Count Sum Avg Min Max Add Sub Mul Div Mod Neg DPipe Abs Round Lower Upper Trim Replace
+Length Substring Coalesce Nullif Cast DataType With CTE
 """  # those that the rules were made for: none of them is chance
 # The parser drops a sign that takes a column's affinity away, and reads these types, numbers in SQLite, as other ones.
 _UNPARSED = re.compile(r"\+|\b(STR(ING)?|LONG|SHORT|BYTE|BYTEA)\b", re.IGNORECASE)
@@ -142,7 +142,7 @@ def _script(
     ddl: Mapping[str, str], tables: Tables, trees: list[exp.Expr], never_null: Set[Item], rng: random.Random
 ) -> str:
     """A small database of the tables that the queries name, with values that they name: what keys and CHECK refuse is
-    not inserted, and a row that refers to none is deleted. Most of these databases hold NULLs, in every column that may.
+    not inserted, and a row that refers to none is deleted. Most of these databases hold NULLs in every column that may.
     """
     near, counts = defaultdict[str, list[Scalar]](list), [0, 1, 2, 3, 4, 6, 9]
     for each in [each for tree in trees for each in tree.find_all(exp.Literal)]:

@@ -40,8 +40,12 @@ class Resolved:
 
 
 def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:
-    """Column names by table name, all lower-cased."""
-    return {table.name.lower(): tuple(column.name.lower() for column in table.columns) for table in schema.tables}
+    """Column names by table name, all lower-cased; of tables whose names differ in case alone those of all."""
+    columns: dict[str, tuple[str, ...]] = {}
+    for table in schema.tables:
+        names = (column.name.lower() for column in table.columns)
+        columns[table.name.lower()] = (*columns.get(table.name.lower(), ()), *names)
+    return columns
 
 
 def known_name(table: exp.Expr, known: Container[str]) -> str:

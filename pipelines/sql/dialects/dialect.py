@@ -165,6 +165,25 @@ class Dialect(abc.ABC):
         raise DataError(f"--schema is not for {cls.title}", "Pass it with the address of a PostgreSQL database.")
 
 
+def find_name(name: str, names: Iterable[str], engine: str) -> str | None:
+    """The one of these names that the engine reads a name of a statement, a card or a dbt project as; None if there is
+    none. The same letters always match. Beyond that PostgreSQL reads a name without quotes in lower case, and the
+    others compare without case, SQLite and DuckDB that of ASCII letters alone; of several such names none matches.
+    """
+    known = list(names)
+    if name in known:
+        return name
+    if DIALECTS[engine].folds_names:
+        return name.lower() if name.lower() in known else None
+    fold = str.lower if DIALECTS[engine].is_server else _ascii_lower
+    matches = [each for each in known if fold(each) == fold(name)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _ascii_lower(name: str) -> str:
+    return "".join(sign.lower() if sign.isascii() else sign for sign in name)
+
+
 def engine_of_file(path: Path) -> str | None:
     """The engine of a file by its suffix."""
     return next((name for name in DIALECTS if path.suffix in DIALECTS[name].suffixes), None)

@@ -106,7 +106,8 @@ class Mysql(Dialect):
     views_query = "SELECT table_name FROM information_schema.views WHERE table_schema = database()"
     keys_query = (
         "SELECT table_name, IF(constraint_name = 'PRIMARY', 'PRIMARY KEY', 'FOREIGN KEY'), column_name,"
-        " referenced_table_name, referenced_column_name FROM information_schema.key_column_usage"
+        " IF(referenced_table_schema = database(), referenced_table_name, NULL), referenced_column_name"
+        " FROM information_schema.key_column_usage"
         " WHERE table_schema = database() AND (constraint_name = 'PRIMARY' OR referenced_table_name IS NOT NULL)"
         " ORDER BY table_name, constraint_name, ordinal_position"
     )

@@ -156,8 +156,8 @@ WHERE has_schema_privilege(oid, 'USAGE') AND nspname !~ '^pg_' AND nspname <> 'i
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
     # information_schema leaves materialized views out, and does not say what an array or a type of the user's holds.
     columns_query = f"""
-{_PARTITIONS} SELECT CASE nspname WHEN current_schema() THEN '' ELSE nspname || '.' END || relname, attname,
-CASE typtype
+{_PARTITIONS}
+SELECT CASE nspname WHEN current_schema() THEN '' ELSE nspname || '.' END || relname, attname, CASE typtype
     WHEN 'e' THEN (SELECT 'ENUM(' || string_agg(quote_literal(enumlabel), ', ' ORDER BY enumsortorder) || ')'
         FROM pg_enum WHERE enumtypid = t.oid)
     ELSE format_type(CASE typtype WHEN 'd' THEN typbasetype ELSE t.oid END, NULL) END
