@@ -266,6 +266,11 @@ class Source(Section):
     # options of that reader alone (see its docstring).
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(READERS.check_options, "kind"))] = {}
 
+    @property
+    def lacks_path(self) -> bool:
+        """Whether the recipe does not say yet where its questions lie; the miniature's are generated."""
+        return self.kind != "miniature" and not self.path
+
 
 class Benchmark(Source):
     """Held-out questions of which figures are reported."""
@@ -329,6 +334,12 @@ class Data(Section):
         if twice is not None:
             raise ValueError(f"two benchmarks are called {twice!r}: give each a name of its own")
         return benchmarks
+
+    @property
+    def pools(self) -> dict[str, Source]:
+        """The pools that training reads, by their keys in the recipe; the dev pool is one of them."""
+        rl = {f"data.rl.{number}": source for number, source in enumerate(self.rl)}
+        return {"data.sft": self.sft, **rl, "data.dev": self.dev}
 
 
 class ProtocolSection(Section):

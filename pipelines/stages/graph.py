@@ -40,6 +40,8 @@ VERDICTS = ("evaluation", "benchmark.equality", "benchmark.equalities")
 CODE = "code.json"  # in a work folder's shards: the digest of the code that began it
 _COUNTED: set[tuple[str, ...]] = set()  # recipes, and folders of questions, whose prompts this process has counted
 BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads: another benchmark trains nothing again
+OF_POOLS = ("data", "gold_schema")  # stages that read the training pools, and are for training alone
+LEARNING = {"synthesize", "filter", "sft", "difficulty", "grpo"}  # stages that learn, or make what is learned
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,19 @@ def active(recipe: Recipe) -> list[Stage]:
         wanted |= {"leakage"} if wanted & {"sft", "grpo"} else set()
     if "report" in wanted:
         wanted.add("test")
+    if evaluates_without_pools(recipe):
+        wanted -= set(OF_POOLS)
     return by_benchmark([stage for stage in GRAPH if stage.name in wanted], recipe)
+
+
+def evaluates_without_pools(recipe: Recipe) -> bool:
+    """Whether a recipe only evaluates a model that is there, and has a training pool without a path.
+
+    It then reads no training pool. Pools that all have a path are read, and a tiny model learns its tokens from them.
+    """
+    if "evaluate" not in recipe.stages or LEARNING & set(recipe.stages) or recipe.model.source == "tiny":
+        return False
+    return any(pool.lacks_path for pool in recipe.data.pools.values())
 
 
 def by_benchmark(stages: Sequence[Stage], recipe: Recipe) -> list[Stage]:
@@ -216,6 +230,9 @@ def plan(
         names = [stage.name for stage in stages]
         last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
         ends = [place for place, name in enumerate(names) if last in (name, kind_of(name))]
+        if not ends and last in OF_POOLS and evaluates_without_pools(recipe):
+            bare = [f"{key}.path=..." for key, pool in recipe.data.pools.items() if pool.lacks_path]
+            raise RecipeError(f"{recipe.name} trains nothing here and has no path to its pools", f"Set {' '.join(bare)}")
         if not ends:
             raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
         stages = stages[: ends[-1] + 1]

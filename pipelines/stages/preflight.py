@@ -36,8 +36,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     data = recipe.data
     pools: dict[str, Source] = {}
     if "data" in to_do:
-        rl = {f"data.rl.{number}": source for number, source in enumerate(data.rl)}
-        pools |= {"data.sft": data.sft, **rl, "data.dev": data.dev}
+        pools |= data.pools
     for place, benchmark in enumerate(data.test):
         if (f"test.{benchmark.name}" if place else "test") in to_do:
             pools[f"data.test.{place}"] = benchmark
@@ -47,7 +46,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     if any(isinstance(text, str) and has_password(text) for text in options):  # MLflow and manifests keep a recipe
         hint = "Use PGPASSWORD, MYSQL_PWD or a password file."
         raise RecipeError("an address in the options of a source holds a password", hint)
-    bare = [name for name, source in pools.items() if source.kind != "miniature" and not source.path]
+    bare = [name for name, source in pools.items() if source.lacks_path]
     if bare:
         paths = " ".join(f"{name}.path=..." for name in bare)
         raise RecipeError(f"{', '.join(bare)} of {recipe.name}: no path to the questions", f"Set {paths}")
