@@ -59,11 +59,37 @@ def load(name, *overrides):
     return recipes.load(name, overrides)
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", [name for name in PAPERS if name != "skyrl_sql"])
 def test_no_prompt_tells_how_many_turns_there_are(name, example, schema):
     """TRUST-SQL trains with 10 and evaluates with 15: the paper's prompts say nothing of either."""
     protocol = build(load(name).protocol)
     assert protocol.prompt(example, schema, 10) == protocol.prompt(example, schema, 15)
+
+
+@pytest.mark.parametrize("variant", ["none", "qwen3_8b", "names_only"])
+def test_skyrl_sqls_prompt_tells_how_many_turns_there_are(variant, example, schema):
+    """Section 4: "the agent is told the total number of turns it has before it needs to commit"."""
+    protocol = build(load("skyrl_sql", *([] if variant == "none" else [f"variant={variant}"])).protocol)
+    assert "You have 5 turns." in protocol.prompt(example, schema, 5)[0][1]
+    assert "You have 3 turns." in protocol.prompt(example, schema, 3)[0][1]
+
+
+CONSIDERATIONS = ("analyse the question", "sum up", "new ideas", "check that", "mend", "use the database", "go back")
+
+
+@pytest.mark.parametrize("variant", ["", "variant=qwen3_8b", "variant=names_only"])
+def test_skyrl_sqls_prompt_has_all_seven_considerations(variant, tmp_path):
+    """Appendix A names seven; D.1 and D.2 change other parts of the prompt."""
+    prompt = system(tmp_path, "skyrl_sql", *([variant] if variant else []))
+    (rule,) = [line for line in prompt.splitlines() if line.startswith("3. Before the final query")]
+    assert [words for words in CONSIDERATIONS if words in rule] == list(CONSIDERATIONS)
+
+
+def test_trust_sqls_prompt_asks_for_the_querys_optimisation(example, schema):
+    """Appendix C.3: "Consider query optimization (indexes, joins, filters)"."""
+    (system_text, *_) = build(load("trust_sql").protocol).prompt(example, schema, 10)
+    generate = system_text[1].partition("generate_sql: ")[2].partition("confirm_answer: ")[0]
+    assert all(word in generate for word in ("indexes", "joins", "filters"))
 
 
 @pytest.mark.parametrize(("name", "variant"), SINGLE)

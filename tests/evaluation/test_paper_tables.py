@@ -185,7 +185,7 @@ def test_curves_of_accuracy_are_of_held_out_questions(name):
         ("trust_sql/table2", "TRUST-SQL-4B, prefilled", ("protocol.schema_view", "prefill")),
         ("trust_sql/table10", "TRUST-SQL-8B, prefilled", ("protocol.schema_view", "prefill")),
         ("trust_sql/figure6", "8 turns, asked in 12", ("protocol.max_turns_eval", 12)),
-        ("skyrl_sql/table1", "trained on one turn, asked in many", ("protocol.prompt", "plain")),
+        ("skyrl_sql/table1", "trained on one turn, asked in many", ("protocol.prompt", "steps")),
         ("skyrl_sql/table4", "SkyRL-SQL-7B, names", ("protocol.schema_view", "names")),
         ("reasoning_sql/table1", "Qwen2.5-Coder-7B; correct schema", ("data.linker", "gold")),
         ("reasoning_sql/table2", "14B SFT; correct schema", ("protocol.schema_view", "filtered")),
