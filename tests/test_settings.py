@@ -96,6 +96,7 @@ GIVEN = {
 }
 WITH = {  # what goes with another value of a field
     "sft.optimizer.kind": ("sft.optimizer.options", {}),
+    "gold_schema.static": ("gold_schema.extractors", ["a", "b"]),
     "grpo.optimizer.options": ("grpo.optimizer.kind", "muon"),
     "rewards.options": ("rewards.term", "turns"),
     **{f"data.{pool}.kind": (f"data.{pool}.options", {}) for pool in ("sft", "rl", "dev", "test")},

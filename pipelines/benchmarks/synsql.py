@@ -12,7 +12,7 @@ import functools
 import hashlib
 import heapq
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from pipelines.benchmarks.base import Loaded, collect, find_database, link, sour
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import Database, Example, text_field
-from pipelines.recipe.config import Section, Source
+from pipelines.recipe.config import Positive, Section, Source
 
 HINT = "SynSQL's layout is data.json and databases/<db_id>/<db_id>.sqlite"
 CHUNK = 1 << 20  # characters read at once
@@ -33,7 +33,8 @@ Complexity = Literal["Simple", "Moderate", "Complex", "Highly Complex"]
 class SynsqlOptions(Section):
     """The rows that are read."""
 
-    complexity: tuple[Complexity, ...] | None = None  # SynSQL's own levels of the SQL; null takes all.
+    # SynSQL's own levels of the SQL, or how many rows of each level are drawn by the seed; null takes all.
+    complexity: tuple[Complexity, ...] | dict[Complexity, Positive] | None = None
     styles: tuple[str, ...] | None = None  # question styles ("Formal", "Colloquial", "Vague", ...); null takes all.
 
 
@@ -42,13 +43,16 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style."""
     options = SynsqlOptions.model_validate(source.options)
     folder = source_folder(source)
-    filters = tuple(zip(KEPT, (options.complexity, options.styles), strict=True))
+    levels = None if options.complexity is None else tuple(options.complexity)
+    filters = tuple(zip(KEPT, (levels, options.styles), strict=True))
     rows: Iterator[tuple[int, Any]] = (  # a row that is no object goes on, to be rejected with its reason
         (number, row)
         for number, row in stream(folder / "data.json")
         if not isinstance(row, dict) or all(wanted is None or row.get(key) in wanted for key, wanted in filters)
     )
-    if source.count is not None:
+    if isinstance(options.complexity, dict):
+        rows = iter(draw_by_level(rows, options.complexity, seed))
+    elif source.count is not None:
         rows = iter(draw(rows, source.count * (SPARE if source.hardness else 1), seed))
 
     @functools.cache  # a few databases, millions of rows
@@ -80,12 +84,47 @@ def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[i
     """`count` rows in their order, drawn by the smallest seeded digests of their numbers: memory of `count` rows."""
     best: list[tuple[int, int, Any]] = []
     for number, row in rows:
-        ticket = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
-        entry = (-int.from_bytes(ticket, "big"), number, row)
-        if len(best) < count:
-            heapq.heappush(best, entry)
-        elif entry[0] > best[0][0]:
-            heapq.heapreplace(best, entry)
+        _keep_smallest(best, count, seed, number, row)
+    return _in_order(best)
+
+
+def draw_by_level(
+    rows: Iterator[tuple[int, Any]], counts: Mapping[Complexity, int], seed: int
+) -> list[tuple[int, Any]]:
+    """So many rows of each of SynSQL's levels, in the file's order, each level drawn as `draw` does.
+
+    Raises:
+        DataError: the file has fewer rows of a level.
+    """
+    best: dict[Complexity, list[tuple[int, int, Any]]] = {level: [] for level in counts}
+    rest: list[tuple[int, Any]] = []  # rows that are no objects, to be rejected with their reason
+    for number, row in rows:
+        level = row["sql_complexity"] if isinstance(row, dict) else None
+        if level is None:
+            rest.append((number, row))
+        else:
+            _keep_smallest(best[level], counts[level], seed, number, row)
+    for level, count in counts.items():
+        if len(best[level]) < count:
+            raise DataError(
+                f"SynSQL's file has {len(best[level])} rows of the level {level!r}, and {count} are asked for",
+                "Lower its number in the source's options.complexity.",
+            )
+    drawn = [entry for entries in best.values() for entry in entries]
+    return sorted([*_in_order(drawn), *rest], key=lambda pair: pair[0])
+
+
+def _keep_smallest(best: list[tuple[int, int, Any]], count: int, seed: int, number: int, row: Any) -> None:
+    """Keep a row among the `count` whose seeded digests are the smallest; the largest of them is the heap's first."""
+    ticket = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    entry = (-int.from_bytes(ticket, "big"), number, row)
+    if len(best) < count:
+        heapq.heappush(best, entry)
+    elif entry[0] > best[0][0]:
+        heapq.heapreplace(best, entry)
+
+
+def _in_order(best: list[tuple[int, int, Any]]) -> list[tuple[int, Any]]:
     return sorted(((number, row) for _, number, row in best), key=lambda pair: pair[0])
 
 

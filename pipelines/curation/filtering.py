@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import polars as pl
@@ -79,12 +79,12 @@ class CheckedTrajectory:
     signature: int
 
     @classmethod
-    def of(cls, outcome: Outcome, database: str, drop: Sequence[str] = ()) -> CheckedTrajectory:
-        """Check an outcome of a question on that database, also by the filter rules of `drop`."""
+    def of(cls, outcome: Outcome, database: str, settings: Filter) -> CheckedTrajectory:
+        """Check an outcome of a question on that database, also by the recipe's filter rules."""
         assert outcome.hardness is not None, "a selection by level reads it"
         trajectory = outcome.trajectory
-        reason, detail = fault(outcome) or (None, "")
-        if reason is None and (rule := broken_rule(outcome, drop)) is not None:
+        reason, detail = fault(outcome, settings.well_formed) or (None, "")
+        if reason is None and (rule := broken_rule(outcome, settings.drop)) is not None:
             reason, detail = f"rule_{rule}", f"the filter rule {rule} leaves it out"
         # The plan of an episode: each turn's action with the shape of its SQL; wording and values left out.
         turns = tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
@@ -112,18 +112,21 @@ class CheckedTrajectory:
         )
 
 
-def fault(outcome: Outcome) -> tuple[str, str] | None:
+def fault(outcome: Outcome, well_formed: bool = True) -> tuple[str, str] | None:
     """The reason for which a trajectory cannot be a demonstration, with its detail; None if it can be one.
 
     The reason is a short stable word: "broken_<class>", "format_<error>", "no_answer_<stop>", "sql_<status>" or
     "wrong_result", by the equality that the outcome names.
+
+    Args:
+        well_formed: whether a malformed turn is a fault.
     """
     trajectory = outcome.trajectory
     if trajectory.stop is StopReason.BROKEN or outcome.broken:
         cause = trajectory.failure or "execution"
         return f"broken_{cause}", "a boundary failed: not the teacher's fault, worth another try"
     for number, turn in enumerate(trajectory.turns, 1):
-        if turn.action.format_error:
+        if well_formed and turn.action.format_error:
             return f"format_{turn.action.format_error}", f"turn {number} of {len(trajectory.turns)}"
     if trajectory.final_sql is None:
         return f"no_answer_{trajectory.stop.value}", f"after {len(trajectory.turns)} turns"

@@ -350,8 +350,9 @@ class ProtocolSection(Section):
     max_turns: Positive = 10  # the turn cap T while training data is made and the policy is trained.
     max_turns_eval: Positive = 10  # the turn cap in evaluation.
     observation_rows: Positive = 50  # rows that an observation shows.
-    cell_chars: Positive = 200  # characters that an observation shows of one cell.
-    observation_chars: Positive = 8000  # characters that an observation shows of all rows together.
+    cell_chars: Positive | None = 200  # characters that an observation shows of one cell; null for no bound.
+    # characters that an observation shows of all rows together; null for no bound.
+    observation_chars: Positive | None = 8000
     # how much of the schema the prompt shows.
     schema_view: Literal["full", "names", "hidden", "prefill", "filtered"] = "full"
     schema_values: Count = 0  # example values that the prompt shows beside each column.
@@ -446,12 +447,22 @@ class Filter(Section):
     per_example: Positive | None = 1  # maximum demonstrations of one question; null for no bound.
     # filter rules: a trajectory that one of them holds of is left out, right or not (docs/extending.md).
     drop: tuple[FilterRule, ...] = ()
+    # whether every turn must be well-formed; false asks for a right answer alone (SQL-Trail, A.6).
+    well_formed: Annotated[bool, pydantic.Field(exclude_if=lambda well_formed: well_formed)] = True
 
 
 class GoldSchema(Section):
-    """Consensus gold schemas."""
+    """Consensus gold schemas: two extractors must agree exactly."""
 
     extractors: tuple[str, ...] = ()  # endpoints that are asked beside the two static extractors.
+    # whether the two static extractors vote, too; false leaves the vote to the endpoints (TRUST-SQL, A.3).
+    static: Annotated[bool, pydantic.Field(exclude_if=lambda static: static)] = True
+
+    @pydantic.model_validator(mode="after")
+    def _can_agree(self) -> Self:
+        if not self.static and len(self.extractors) < 2:
+            raise ValueError("two extractors must agree: name two endpoints or more in extractors, or set static=true")
+        return self
 
 
 # The sections of a recipe that evaluate, and those about machines, contracts and nights.

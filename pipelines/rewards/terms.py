@@ -23,14 +23,15 @@ def execution(outcome: Outcome) -> float:
 
 
 @reward("turns", wrong=(0.0, 1.0), right=(0.0, 1.0), reads={"level"})
-def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
+def turns(outcome: Outcome, easy: int = 2, medium: int = 3, unanswered: bool = False) -> float:
     """1 within the turn budget of the question's level (SQL-Trail, equation 7).
 
     Easy: t <= 2. Medium: t <= 3. Hard and extra: right, and t < T. Else 0. t is the number of the finishing turn, the
-    forced one included; an episode without a final SQL has no finishing turn and gets 0.
+    forced one included; an episode without a final SQL has no finishing turn and gets 0, unless `unanswered` pays it
+    by its last turn as equation 7 is written.
     """
     finished = len(outcome.trajectory.turns)  # t
-    if outcome.trajectory.final_sql is None:
+    if outcome.trajectory.final_sql is None and not unanswered:
         return 0.0
     if outcome.hardness in ("easy", "medium"):
         return float(finished <= (easy if outcome.hardness == "easy" else medium))

@@ -102,9 +102,9 @@ def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> 
         outcomes = make_outcomes(
             *(trajectories, by_id, sql, None, recipe.execution.equality, recipe.protocol.max_turns), reads={"level"}
         )
-        drop = recipe.filter.drop
         judged = (
-            filtering.CheckedTrajectory.of(outcome, by_id[outcome.example_id].database.id, drop) for outcome in outcomes
+            filtering.CheckedTrajectory.of(outcome, by_id[outcome.example_id].database.id, recipe.filter)
+            for outcome in outcomes
         )
         write_lines(path, map(dataclasses.asdict, judged))
         return f"{sum(outcome.correct for outcome in outcomes)}/{len(outcomes)} right"
@@ -116,7 +116,8 @@ def make_extraction_run(recipe: Recipe, data: Path, places: Path) -> Run:
     """A process's own schemas; its run writes the static extractors' views of one example a line. `places` has
     the rows of `data` that the items stand for.
     """
-    extractors, row_of = consensus.static_extractors(schemas(recipe)), np.load(places, mmap_mode="r")
+    extractors = consensus.static_extractors(schemas(recipe)) if recipe.gold_schema.static else {}
+    row_of = np.load(places, mmap_mode="r")
 
     def run(items: Sequence[Any], path: Path) -> str:
         pool = examples_at(data, row_of[items[0] : items[-1] + 1].tolist())
@@ -147,6 +148,7 @@ def gold_schema(ctx: Context) -> None:
         write_json(ctx.folder / COSTS, {name: asker.take_used() for name, asker in askers.items()})
     shards = _in_shards(ctx, rows, "gold SQL", make_extraction_run, data=data)
     accepted = apart = 0
+    static = consensus.STATIC if ctx.recipe.gold_schema.static else ()
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     with (ctx.folder / "disagreements.jsonl").open("w", encoding="utf-8") as file:
         for index in range(len(shards)):
@@ -154,7 +156,7 @@ def gold_schema(ctx: Context) -> None:
             agreed = [
                 consensus.consensus(
                     example.id,
-                    {name: views[name] and from_dict(SchemaItems, views[name]) for name in consensus.STATIC}
+                    {name: views[name] and from_dict(SchemaItems, views[name]) for name in static}
                     | {name: extractor(example) for name, extractor in extractors.items()},
                 )
                 for example, views in zip(pool, shards.read(index), strict=True)

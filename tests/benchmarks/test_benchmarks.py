@@ -254,6 +254,27 @@ def test_synsql_levels_and_a_seeded_sample(synthetic, tmp_path):
     assert [one.id for one in every if one in some] == [one.id for one in some]  # in the file's order
 
 
+def test_synsql_gives_as_many_of_each_level_as_a_recipe_asks_for(synthetic, tmp_path):
+    """TRUST-SQL's table 5 counts its questions by level; a row that is no object is still told."""
+
+    def drawn(seed=0, **counts):
+        levels = {level.replace("_", " "): count for level, count in counts.items()}
+        settings = Source(kind="synsql", path=str(synthetic), options={"complexity": levels})
+        return base.read(settings, seed, tmp_path / "stage")
+
+    loaded = drawn(Moderate=3, Highly_Complex=2)
+    assert sorted(one.meta["difficulty"] for one in loaded.examples) == ["Highly Complex"] * 2 + ["Moderate"] * 3
+    assert reasons(loaded) == [("data.json[40]", "not_an_object")]
+    numbers = [int(one.id.removeprefix("synsql_")) for one in loaded.examples]
+    assert numbers == sorted(numbers)  # in the file's order
+    assert drawn(Moderate=3, Highly_Complex=2).examples == loaded.examples
+    assert drawn(1, Moderate=3, Highly_Complex=2).examples != loaded.examples
+    with pytest.raises(DataError, match="10 rows of the level 'Complex', and 11 are asked for"):
+        drawn(Complex=11)
+    with pytest.raises(ValueError, match="complexity"):
+        drawn(Hard=1)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

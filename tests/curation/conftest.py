@@ -48,7 +48,8 @@ class Selection(NamedTuple):
 
 
 def select(outcomes, settings, seed=0, databases=None):
-    judged = [filtering.CheckedTrajectory.of(one, (databases or {}).get(one.example_id, "d")) for one in outcomes]
+    by_question = databases or {}
+    judged = [filtering.CheckedTrajectory.of(one, by_question.get(one.example_id, "d"), settings) for one in outcomes]
     table = pl.DataFrame(list(map(dataclasses.asdict, judged)), schema=filtering.COLUMNS)
     found = filtering.select(table, settings, seed)
     rows = list(found.select("example_id", "sample", pl.col("reason").cast(pl.String)).iter_rows())

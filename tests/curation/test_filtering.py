@@ -23,6 +23,16 @@ def test_a_right_answer_does_not_excuse_a_malformed_turn(outcome):
     assert fault(malformed)[1] == "turn 1 of 2"
 
 
+def test_a_recipe_may_keep_what_is_right_whatever_its_form(outcome):
+    """SQL-Trail, A.6: trajectories "that produce correct final SQL predictions"."""
+    right_answers = Filter(keep=None, per_example=None, well_formed=False)
+    malformed = outcome(format_error="two_actions", correct=True)
+    wrong = outcome(format_error="two_actions", correct=False)
+    assert select([malformed], right_answers).kept == [("a", 0)]
+    assert select([wrong], right_answers).left == [("a", "wrong_result")]
+    assert "well_formed" not in EVERYTHING.model_dump()  # recipes that do not set it keep their keys
+
+
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [

@@ -46,6 +46,8 @@ def test_the_turn_table_equation_7(outcome, hardness, turns, correct, reward):
 
 def test_the_turn_budget_is_a_recipes_and_no_answer_has_no_finishing_turn(outcome):
     assert terms.turns(outcome(turns=1, final=None)) == 0.0
+    assert terms.turns(outcome(turns=2, final=None), unanswered=True) == 1.0  # equation 7 as it is written: t <= 2
+    assert terms.turns(outcome(turns=3, final=None), unanswered=True) == 0.0
     assert terms.turns(outcome(turns=3), easy=3) == 1.0
     assert terms.turns(outcome(turns=3, hardness="medium"), medium=2) == 0.0
 

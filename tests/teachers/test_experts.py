@@ -10,7 +10,7 @@ import pytest
 from teacher_world import make, recipe_of
 
 from benchmarks.judge import check
-from pipelines.core.errors import BoundaryError
+from pipelines.core.errors import BoundaryError, RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.core.types import (
@@ -197,6 +197,22 @@ def test_an_extractor_is_a_third_voice_in_the_stage(tmp_path, servers, name_endp
     assert len(lied) == len(apart) > 0
     assert all(row["accepted"] and row["agree"] == ["scope", "authorizer"] for row in lied)
     assert sum(server.delivered.values()) == len(pool)  # each gold SQL once
+
+
+def test_language_models_may_vote_alone(tmp_path, servers, name_endpoint):
+    """TRUST-SQL, A.3: "at least two out of three models"; the two static extractors had always a vote each."""
+    own = "gold_schema={static: false, extractors: [teacher, other]}"
+    recipe, store = recipe_of(1, own, "synthesis.teacher.kind=oracle"), Store(tmp_path / "store")
+    make(recipe, store, "data")
+    first, second = servers(lambda messages: "no schema"), servers(lambda messages: "no schema either")
+    name_endpoint(first, second)
+    made = make(recipe, store, "gold_schema")
+    assert gold_schemas(made) == {}
+    rows = [json.loads(line) for line in (made / "disagreements.jsonl").read_text().splitlines()]
+    assert {tuple(row["views"]) for row in rows} == {("other", "teacher")}
+    with pytest.raises(RecipeError, match="two extractors must agree: name two endpoints or more"):
+        recipe_of(1, "gold_schema={static: false, extractors: [teacher]}")
+    assert "static" not in recipe_of(1).gold_schema.model_dump()  # recipes that do not set it keep their keys
 
 
 def test_where_no_authorizer_reads_the_extractor_decides(tmp_path, asker):
