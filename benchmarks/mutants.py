@@ -224,8 +224,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("return value if value - value == 0.0 else str(value)", "return value"),
         ('shown.partition("\\n")[2]', 'shown.partition("\\n")[0]'),
         (
-            "(self.config.observation_rows, self.config.cell_chars, self.config.observation_chars)",
-            "(self.config.observation_rows, self.config.observation_chars, self.config.cell_chars)",
+            "(self.config.observation_rows, self.cell_chars, self.observation_chars)",
+            "(self.config.observation_rows, self.observation_chars, self.cell_chars)",
         ),
         ('"question": observations.defuse(', '"question": str('),
         ("if demanded and not thoughts[0]:", "if demanded and not thoughts:"),

@@ -24,6 +24,7 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("protocol", "protocol.name"),
         ("schema in the prompt", "protocol.schema_view"),
         ("example values a column", "protocol.schema_values"),
+        ("stored values that the question names", "data.values"),
         ("descriptions of columns", "protocol.schema_descriptions"),
         ("turn cap in training", "protocol.max_turns"),
         ("turn cap in evaluation", "protocol.max_turns_eval"),
@@ -67,6 +68,7 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("group G", "grpo.group"),
         ("questions a step", "grpo.questions_per_step"),
         ("optimiser steps a rollout", "grpo.updates_per_rollout"),
+        ("generations sampled ahead", "grpo.staleness"),
         ("epochs (all: counted by steps)", "grpo.epochs"),
         ("steps, where no epochs are set", "grpo.steps"),
         ("clip below", "grpo.clip_low"),
@@ -210,7 +212,9 @@ def _plain(value: Any) -> str:
 
 def _source(source: dict[str, Any]) -> str:
     parts = [source["kind"], source["split"], _plain(source["count"])]
-    levels = source["hardness"] or source["options"].get("complexity")
+    levels = source["hardness"] or source["options"].get("complexity") or []
+    if isinstance(levels, dict):
+        levels = [f"{count:,} {level}" for level, count in levels.items()]
     return " ".join(parts + ([f"({', '.join(levels)})"] if levels else []))
 
 

@@ -163,6 +163,18 @@ def test_a_tables_definition_is_shown_whole(example):
     assert "the_last_column" in shown
 
 
+@pytest.mark.parametrize("name", ["sql_trail", "trust_sql", "skyrl_sql", "mtir_sql"])
+def test_observations_are_cut_by_rows_alone(name):
+    """Each paper bounds rows (50, 30, 50, 10), and neither a cell nor all of an observation."""
+    limit = {"sql_trail": 50, "trust_sql": 30, "skyrl_sql": 50, "mtir_sql": 10}[name]
+    long = "x" * 3000
+    result = ExecutionResult(ExecutionStatus.OK, ("name",), tuple((long,) for _ in range(60)))
+    shown = speaking(name).observe(LOOK, result, 4)
+    assert shown.count(long) == limit
+    cut = speaking(name, "protocol.cell_chars=200", "protocol.observation_chars=8000").observe(LOOK, result, 4)
+    assert (long not in cut, len(cut) < 9000) == (True, True)
+
+
 @pytest.mark.parametrize(
     "sql", ["SELECT count(*) FROM stock", "SELECT a FROM t GROUP BY a", "SELECT * FROM t JOIN u ON t.a = u.a"]
 )

@@ -49,11 +49,13 @@ class Summary:
     measured: Mapping[str, Measure]
     errors: Mapping[str, int]  # wrong episodes by error class; hints: wrong episodes that have a clue of a kind.
     hints: Mapping[str, int]
-    # by_hardness, by_difficulty, by_database, by_links: the slices; by_links counts gold columns.
+    # by_hardness, by_difficulty, by_database, by_links, by_predicted_links: the slices; a link is a column, of gold or of
+    # the predicted SQL.
     by_hardness: tuple[Level, ...]
     by_difficulty: tuple[Level, ...]
     by_database: tuple[Level, ...]
     by_links: tuple[Level, ...]
+    by_predicted_links: tuple[Level, ...]
     # questions of the benchmark that could not be asked, by the reason.
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     n_unasked: int = 0  # episodes that were not asked, for the model had been given up; they count as wrong.
@@ -183,8 +185,11 @@ def summarise(
         by_hardness=slices(lambda record: record.hardness, HARDNESS_LEVELS),
         by_difficulty=slices(lambda record: record.difficulty, DIFFICULTIES),
         by_database=slices(lambda record: record.database),
-        # The number of columns that gold names, as text that sorts: "   2", "  10".
+        # Numbers of columns, as text that sorts: "   2", "  10".
         by_links=slices(lambda record: f"{record.linking.columns.gold:4d}" if record.linking is not None else ""),
+        by_predicted_links=slices(
+            lambda record: f"{record.linking.columns.predicted:4d}" if record.linking is not None else ""
+        ),
         n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
         ex_with_broken=with_broken,
     )

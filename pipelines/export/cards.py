@@ -215,11 +215,12 @@ def _asking(card: CheckpointCard, name: str) -> Iterator[str]:
         "tags that the database's side writes": [f"<{tag}>" for tag in protocol.environment],
         "what ends its turn": protocol.stop,
     }
+    characters = "any number" if settings.observation_chars is None else f"{settings.observation_chars:,}"
     rows = [
         *((title, " ".join(f"`{mark}`" for mark in listed)) for title, listed in marks.items()),
         ("turns at most", f"{settings.max_turns_eval}{', the last one an answer' if settings.forced_final else ''}"),
         ("schema in the prompt", f"{settings.schema_view}, {settings.schema_values} example values a column"),
-        ("rows and characters of a result", f"{settings.observation_rows}, {settings.observation_chars:,}"),
+        ("rows and characters of a result", f"{settings.observation_rows}, {characters}"),
         ("tokens of a turn and of all", f"{card.sampling.turn_tokens:,}, {card.sampling.episode_tokens:,}"),
     ]
     yield _table(("protocol", f"`{settings.name}`, prompt `{settings.prompt}`"), rows)

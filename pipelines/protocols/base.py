@@ -4,6 +4,7 @@ import abc
 import functools
 import re
 import string
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +21,7 @@ from pipelines.sql.schema import Schema, render
 
 PROMPTS = CONF / "protocols" / "prompts"
 ROLES = ("system", "user")
+UNCUT = sys.maxsize  # characters, more than any text has
 EXECUTED = (ActionKind.SQL, ActionKind.EXPLORE, ActionKind.GENERATE)
 SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
     "names": "Only the names of the tables are given. Find out the columns yourself.",
@@ -66,6 +68,8 @@ class Protocol(abc.ABC):
             )
         self.config = config
         self.brief = config.is_brief
+        self.cell_chars = UNCUT if config.cell_chars is None else config.cell_chars
+        self.observation_chars = UNCUT if config.observation_chars is None else config.observation_chars
         self.strict = config.format == "strict"  # whether more than the tags counts
         self.prompt_file = self.prompts / f"{self.name}_{config.prompt}.txt"
         self.agent = (self.thought, *actions)  # names of the tags that the agent may write.
@@ -133,7 +137,7 @@ class Protocol(abc.ABC):
 
     def observe_reply(self, answer: str, turns_left: int) -> str:
         """The text of the user message that brings the user's answer: escaped and cut, as any text from outside."""
-        shown = observations.defuse(answer[: self.config.observation_chars])
+        shown = observations.defuse(answer[: self.observation_chars])
         return self._respond(f"The user says: {shown}\nTurns left: {turns_left}")
 
     @abc.abstractmethod
@@ -159,12 +163,12 @@ class Protocol(abc.ABC):
             return " noted" if self.brief else self.noted
         if result is None:
             return " invalid" if self.brief else self.faults.get(action.format_error, self.invalid)
-        limits = (self.config.observation_rows, self.config.cell_chars, self.config.observation_chars)
+        limits = (self.config.observation_rows, self.cell_chars, self.observation_chars)
         if self.as_json and not self.brief:
             return observations.json_text(observations.records(result, *limits))
         if not result.ok:
             word = " error " if self.brief else "Error executing SQL: "
-            return word + observations.failure(result, self.config.cell_chars)
+            return word + observations.failure(result, self.cell_chars)
         return observations.table(result, *limits, brief=self.brief)
 
     def _respond(self, body: str) -> str:

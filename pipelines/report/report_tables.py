@@ -22,7 +22,7 @@ def all_tables(data: ReportData) -> Iterator[ReportTable]:
     """Every table that has something to show, in the page's order."""
     makers: tuple[Callable[[ReportData], ReportTable | None], ...] = (
         *(leader, equalities, behaviour, costs, likeness, paired, samples),
-        *(hardness, difficulty, errors, clues, links, databases, thresholds),
+        *(hardness, difficulty, errors, clues, links, predicted_links, databases, thresholds),
     )
     yield from (table for maker in makers if (table := maker(data)) is not None and table.rows)
     yield from data.tables
@@ -229,6 +229,12 @@ def _slices(data: ReportData, what: str, title: str, attribute: str) -> ReportTa
 hardness = functools.partial(_slices, what="hardness", title="By hardness", attribute="by_hardness")
 difficulty = functools.partial(_slices, what="difficulty", title="By difficulty", attribute="by_difficulty")
 links = functools.partial(_slices, what="gold columns", title="By number of schema links", attribute="by_links")
+predicted_links = functools.partial(
+    _slices,
+    what="predicted columns",
+    title="By number of schema links in the predicted SQL",
+    attribute="by_predicted_links",
+)
 databases = functools.partial(_slices, what="database", title="By database", attribute="by_database")
 
 

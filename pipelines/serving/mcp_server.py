@@ -26,6 +26,7 @@ from pipelines.core.types import BadRow, Database, History, history_field, is_va
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.protocols import observations, tools
+from pipelines.protocols.base import build
 from pipelines.recipe.config import Execution, ProtocolSection
 from pipelines.serving.access import Denied
 from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, QuestionBudget
@@ -33,7 +34,7 @@ from pipelines.serving.http_server import Chat, Service
 from pipelines.serving.web import while_connected
 from pipelines.sql.engine import SqlEngine
 
-SHOWN = ProtocolSection()  # the limits of an observation
+SHOWN = build(ProtocolSection())  # the limits of an observation
 DATABASE = "db_name"
 ASK = "ask"
 ASK_DESCRIPTION = "Answer a question about the database: a trained agent writes the SQL, runs it, and returns both."

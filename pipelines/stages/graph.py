@@ -116,7 +116,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "report",
-        10,
+        11,
         ("name", "title", "benchmark.name"),
         (
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
@@ -232,7 +232,8 @@ def plan(
         ends = [place for place, name in enumerate(names) if last in (name, kind_of(name))]
         if not ends and last in OF_POOLS and evaluates_without_pools(recipe):
             bare = [f"{key}.path=..." for key, pool in recipe.data.pools.items() if pool.lacks_path]
-            raise RecipeError(f"{recipe.name} trains nothing here and has no path to its pools", f"Set {' '.join(bare)}")
+            message = f"{recipe.name} trains nothing here and has no path to its pools"
+            raise RecipeError(message, f"Set {' '.join(bare)}")
         if not ends:
             raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
         stages = stages[: ends[-1] + 1]

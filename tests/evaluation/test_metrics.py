@@ -243,6 +243,22 @@ def test_figures_by_birds_levels_stand_in_their_order_with_characters_and_deviat
     assert flat["ex_strict_difficulty_challenging"] in (0.0, 1.0)
 
 
+def test_reasoning_is_sliced_by_the_links_of_gold_and_by_those_of_the_predicted_sql(record):
+    """Figure 7 of SQL-Trail counts "the number of schema links in the predicted SQL" (A.8)."""
+    gold = items("ships", "ships.name")
+    longer = Linking.of(items("ships", "ships.name ships.flag ships.port"), gold)
+    episodes = [
+        record(example_id="q1", linking=Linking.of(gold, gold), reasoning_chars=100),
+        record(example_id="q2", linking=longer, reasoning_chars=300),
+        record(example_id="q3", linking=longer, reasoning_chars=500),
+    ]
+    summary = summarise(episodes, "strict")
+    by_gold = [(level.name, level.n, level.reasoning_chars.mean) for level in summary.by_links]
+    assert by_gold == [("1", 3, 300.0)]  # gold names one column
+    predicted = [(level.name, level.n, level.reasoning_chars.mean) for level in summary.by_predicted_links]
+    assert predicted == [("1", 1, 100.0), ("3", 2, 400.0)]
+
+
 def test_the_tables_show_turns_tokens_and_reasoning(record):
     data = report_data()
     names = [column.name for column in report_tables.databases(data).columns]

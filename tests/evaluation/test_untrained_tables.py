@@ -1,4 +1,4 @@
-"""Tables in which nothing is trained: the command of their head, whole, asks for the benchmark and for no other pool."""
+"""Tables in which nothing is trained: the command of their head, whole, asks for the benchmark alone."""
 
 import json
 import re
@@ -35,8 +35,9 @@ def bird(tmp_path, monkeypatch):
         "CREATE TABLE ship (id INTEGER PRIMARY KEY, name TEXT)",
         "INSERT INTO ship VALUES (1, 'Aurora'), (2, 'Egret')",
     )
-    row = {"question_id": 7, "db_id": "port", "question": "How many ships are there?", "SQL": "SELECT count(*) FROM ship"}
-    (folder / "dev.json").write_text(json.dumps([row | {"evidence": "", "difficulty": "simple"}]))
+    row = {"question_id": 7, "db_id": "port", "evidence": "", "difficulty": "simple"}
+    row |= {"question": "How many ships are there?", "SQL": "SELECT count(*) FROM ship"}
+    (folder / "dev.json").write_text(json.dumps([row]))
     local.mkdir()
     noted = {"name": "bird_dev", "kind": "bird", "split": "dev", "path": str(folder)}
     (local / "bird_dev.yaml").write_text(json.dumps({"data": {"test": [noted]}}))

@@ -39,6 +39,7 @@ SUMMARY = Summary(
     by_difficulty=(),
     by_database=(Level("secret_db", 12, ESTIMATE, None, None, None, None, None),),
     by_links=(),
+    by_predicted_links=(),
     **EMPTY,
 )
 
