@@ -132,9 +132,7 @@ second column is the key that holds the number: change it with `sqltrain run REC
 paper's ablations with `variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
 [recipes_measured.md](recipes_measured.md) is what all of them do in miniature.
 
-What all five share and no paper tells: a query may run 30 seconds (`execution.timeout_s`; MTIR-SQL says only that
-its time is bounded), and each token of a rollout from vLLM is weighted by how much likelier the trainer finds it than
-the sampler did, at most twofold (`grpo.importance_cap`).
+[deviations.md](deviations.md) says where each of them does other than its paper, and what several share.
 
 Besides these there are `arctic_sql` (Arctic-Text2SQL-R1: one turn and an execution reward), `revisql` (ReViSQL:
 verified data, CISPO on adapters) and `csc_sql` (CSC-SQL: merge revision at inference), from public descriptions,
@@ -229,6 +227,7 @@ def _paper(name: str, recipe: Recipe) -> Iterator[str]:
     yield "```text"
     yield from _head(name)
     yield "```\n"
+    yield "[All its deviations](deviations.md), with the setting and the test of each.\n"
     yield "The paper reports: " + ", ".join(f"{key} {value:g}" for key, value in recipe.reported.items()) + ".\n"
     yield "| variant | sets |"
     yield "|---|---|"

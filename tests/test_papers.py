@@ -64,6 +64,7 @@ def test_each_recipe_opens_with_paper_command_and_deviations(name):
     head = (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ntitle:")[0]
     assert all(line.startswith("#") for line in head.splitlines())
     assert all(f"\n# {word}" in head for word in ("Paper  ", "Command  ", "Deviates  "))
+    assert 1 <= head.count("\n#            - ") <= 5  # those that move a figure; conf/deviations has the rest
     assert "equation" in head or name == "skyrl_sql"  # SkyRL-SQL's only formula has no number
     assert f"sqltrain run {name}" in head
 

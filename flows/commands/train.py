@@ -30,7 +30,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.nightly import night
 from pipelines.nightly.ledger import PROD, Champion, Ledger
 from pipelines.protocols.base import build
-from pipelines.recipe import recipes
+from pipelines.recipe import deviations, recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import read_yaml, yaml_text
 from pipelines.report import formats, writer
@@ -360,12 +360,26 @@ def fitting(recipe: Recipe) -> list[str]:
 
 @app.command()
 @with_store
-def show(recipe: RecipeName, overrides: Overrides = None) -> None:
+def show(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    deviating: Annotated[
+        bool, typer.Option("--deviations", help="Print the deviations from the paper that act in this run.")
+    ] = False,
+) -> None:
     """Print the resolved recipe as YAML: includes, variant and overrides applied.
 
-    Example: sqltrain show sql_trail variant=no_turns
+    Examples:
+
+      sqltrain show sql_trail variant=no_turns
+
+      sqltrain show trust_sql --deviations
     """
     loaded, _ = open_recipe(recipe, overrides)
+    if deviating:
+        for line in deviations.lines(loaded):
+            typer.echo(line)
+        return
     typer.echo(yaml_text(loaded.model_dump(mode="json"), width=80), nl=False)
 
 

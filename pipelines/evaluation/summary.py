@@ -49,8 +49,8 @@ class Summary:
     measured: Mapping[str, Measure]
     errors: Mapping[str, int]  # wrong episodes by error class; hints: wrong episodes that have a clue of a kind.
     hints: Mapping[str, int]
-    # by_hardness, by_difficulty, by_database, by_links, by_predicted_links: the slices; a link is a column, of gold or of
-    # the predicted SQL.
+    # by_hardness, by_difficulty, by_database, by_links, by_predicted_links: the slices; a link is a column of gold, or
+    # of the predicted SQL.
     by_hardness: tuple[Level, ...]
     by_difficulty: tuple[Level, ...]
     by_database: tuple[Level, ...]

@@ -590,6 +590,7 @@ class Recipe(Section):
     name: Annotated[str, pydantic.Field(pattern=r"^\w[\w.-]{0,59}$")]  # of the recipe, of its folders and of its files.
     title: str = ""  # of the report and of lists.
     reported: dict[str, float] = {}  # the paper's own figures, which docs/recipes.md shows.
+    paper: str = ""  # the file of conf/deviations that says where the recipe deviates from its paper; "" for none.
     seed: int = 0  # of everything that is drawn.
     # Python files or modules that add parts (docs/extending.md); they are imported when the recipe is read.
     plugins: tuple[str, ...] = ()

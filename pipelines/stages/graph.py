@@ -117,7 +117,7 @@ GRAPH: tuple[Stage, ...] = (
     Stage(
         "report",
         11,
-        ("name", "title", "benchmark.name"),
+        ("name", "title", "paper", "benchmark.name"),
         (
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
             *("evaluate_model", "evaluate_sft", "evaluate_grpo"),

@@ -12,9 +12,11 @@ from pipelines.core.frames import DATA
 from pipelines.core.types import Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.voting import Rule
+from pipelines.recipe import deviations
 from pipelines.recipe.config import Recipe, Source
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System, with_texts
+from pipelines.report.formats import ReportTable, TableColumn
 from pipelines.stages import evaluate
 from pipelines.stages.context import Context, examples
 from pipelines.stages.evaluate import EFFICIENCY, SELECTED, SINGLE_TURN, latencies, records
@@ -64,8 +66,10 @@ def gather(ctx: Context) -> ReportData:
     if "difficulty" in ctx.inputs:
         frame = frames.read(ctx.inputs["difficulty"] / DATA).filter(pl.col("samples") > 0)
         rates = tuple((frame["right"] / frame["samples"]).to_list())
+    acting = deviations_table(ctx.recipe)
     return dataclasses.replace(
         base,
+        tables=(*base.tables, *([acting] if acting.rows else [])),
         curves={
             name.upper(): [row for _, row in read_lines(ctx.inputs[name] / "curves.jsonl")]
             for name in ("sft", "grpo")
@@ -74,6 +78,17 @@ def gather(ctx: Context) -> ReportData:
         pass_rates=rates,
         group=ctx.recipe.difficulty.group,
     )
+
+
+def deviations_table(recipe: Recipe) -> ReportTable:
+    """The deviations from the recipe's paper that acted in this run; no rows for a recipe without a paper."""
+    columns = tuple(map(TableColumn, ("in the paper", "kind", "the paper", "here", "setting")))
+    rows = tuple(
+        (each.where, each.kind, each.paper, each.ours, " ".join(each.setting) or None)
+        for each in deviations.acting(recipe)
+    )
+    note = "The setting does it the paper's way, or by the other reading. docs/deviations.md has the tests."
+    return ReportTable("deviations", f"Deviations from the paper: {recipe.paper}", columns, rows, note)
 
 
 def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> ReportData:

@@ -1,0 +1,54 @@
+"""Writes docs/deviations.md from conf/deviations, so that the two cannot differ: `python docs/build_deviations.py`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pipelines.recipe import deviations
+from pipelines.recipe.deviations import Deviation
+
+PAGE = Path(__file__).with_name("deviations.md")
+PAPERS = {
+    "sql_trail": "SQL-Trail",
+    "trust_sql": "TRUST-SQL",
+    "reasoning_sql": "Reasoning-SQL",
+    "skyrl_sql": "SkyRL-SQL",
+    "mtir_sql": "MTIR-SQL",
+}
+INTRO = """# Where the recipes deviate from their papers
+
+This page is written by `python docs/build_deviations.py` from `conf/deviations/`; a test compares the two, resolves
+each setting and looks for each test. `sqltrain show RECIPE --deviations` prints those that act in a run, and the run's
+report lists them.
+
+A setting does it the paper's way, or by the other reading; words in capitals are yours to fill in. Where there is none,
+no setting does it. The kinds:
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    kinds = [f"- **{kind}**: {about}." for kind, about in deviations.KINDS.items()]
+    parts = [INTRO, *kinds, "", "## What several papers share", "", *_table(deviations.read(deviations.SHARED), True)]
+    for name, title in PAPERS.items():
+        parts += ["", f"## {title} (`conf/recipes/{name}.yaml`)", "", *_table(deviations.read(name), False)]
+    return "\n".join(parts) + "\n"
+
+
+def _table(rows: Sequence[Deviation], shared: bool) -> Iterator[str]:
+    yield "| where | the paper | here | kind | setting | test |" + (" papers |" if shared else "")
+    yield "|---|---|---|---|---|---|" + ("---|" if shared else "")
+    for each in rows:
+        settings = "<br>".join(f"`{setting}`" for setting in each.setting) or "–"
+        cells = [*map(_prose, (each.where, each.paper, each.ours)), each.kind, settings, f"`{each.test}`"]
+        if shared:
+            cells.append(", ".join(PAPERS[name] for name in each.papers) or "all")
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _prose(text: str) -> str:
+    """A text in which a protocol's tag is no tag of HTML."""
+    return text.replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

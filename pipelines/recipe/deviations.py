@@ -1,0 +1,139 @@
+"""Where a recipe does other than its paper says: `conf/deviations/PAPER.yaml`, and `shared.yaml` for several papers.
+
+docs/deviations.md shows all of them, `sqltrain show RECIPE --deviations` those of a recipe, and a run's report those
+that acted in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal
+
+import pydantic
+
+from pipelines.core.errors import RecipeError
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe, Section
+from pipelines.recipe.yaml_files import parse_value, read_yaml
+
+FOLDER = recipes.CONF / "deviations"
+SHARED = "shared"
+KINDS = {
+    "silent": "the paper does not say",
+    "contradiction": "the paper says two things",
+    "reading": "the paper's words can be read in several ways",
+    "default": "the paper's way needs what a default run has not, such as an endpoint",
+    "impossible": "the paper's way cannot be had here",
+    "ours": "we chose otherwise",
+}
+Kind = Literal["silent", "contradiction", "reading", "default", "impossible", "ours"]
+Stage = Literal["data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo", "evaluate", "report"]
+
+
+class Deviation(Section):
+    """One point in which a recipe deviates from its paper."""
+
+    where: str  # the place in the paper.
+    paper: str  # what the paper says there.
+    ours: str  # what the recipe does.
+    kind: Kind
+    # overrides by which a run does it the paper's way, or by the other reading; a word in capitals is to be filled in.
+    setting: tuple[str, ...] = ()
+    test: str  # the test that holds what the recipe does, as pytest names it.
+    stages: tuple[Stage, ...] = ()  # the stages in which it acts; () for all.
+    when: tuple[str, ...] = ()  # settings without which it does not act: `rollout.policy=vllm`.
+    papers: tuple[str, ...] = ()  # of a shared one: the papers that share it; () for all.
+
+    def acts(self, recipe: Recipe) -> bool:
+        """Whether it acted in a run: one of its stages is there, and the run keeps a setting that it speaks of as the
+        recipe has it.
+        """
+        if self.stages and not set(self.stages) & set(recipe.stages):
+            return False
+        run = recipe.model_dump(mode="json")
+        if any(_at(run, key) != value for key, value in _settings(self.when, recipe.paper)):
+            return False
+        published = _published(recipe.paper)
+        keys = [key for key, _ in _settings(self.setting, recipe.paper)]
+        return not keys or any(_at(run, key) == _at(published, key) for key in keys)
+
+
+def papers() -> list[str]:
+    """The papers that have a file."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != SHARED)
+
+
+@cache
+def of_paper(paper: str) -> tuple[Deviation, ...]:
+    """The deviations of a paper's recipe: its own, then those that it shares with others."""
+    if paper not in papers():
+        raise RecipeError(f"there are no deviations of {paper!r}", f"conf/deviations has: {', '.join(papers())}.")
+    shared = [each for each in read(SHARED) if paper in (each.papers or (paper,))]
+    return (*read(paper), *shared)
+
+
+@cache
+def read(name: str) -> tuple[Deviation, ...]:
+    """The deviations of one file."""
+    path = FOLDER / f"{name}.yaml"
+    try:
+        return tuple(Deviation.model_validate(entry) for entry in read_yaml(path)["deviations"])
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "an entry"
+        raise RecipeError(f"{path}: {place}: {first['msg']}") from None
+
+
+def acting(recipe: Recipe) -> list[Deviation]:
+    """The deviations that acted in a run of a recipe; none of a recipe without a paper."""
+    return [each for each in of_paper(recipe.paper) if each.acts(recipe)] if recipe.paper else []
+
+
+def lines(recipe: Recipe) -> Iterator[str]:
+    """The deviations that act in a recipe's runs, as text.
+
+    Raises:
+        RecipeError: the recipe follows no paper.
+    """
+    if not recipe.paper:
+        raise RecipeError(f"{recipe.name} follows no paper", f"Recipes of papers: {', '.join(papers())}.")
+    shown = acting(recipe)
+    for each in shown:
+        yield f"{each.where} ({each.kind}: {KINDS[each.kind]})"
+        yield f"  paper   {each.paper}"
+        yield f"  here    {each.ours}"
+        if each.setting:
+            yield f"  setting {' '.join(each.setting)}"
+        yield f"  test    {each.test}"
+    yield f"{len(shown)} of {len(of_paper(recipe.paper))} deviations of {recipe.paper} act here"
+
+
+def _settings(overrides: tuple[str, ...], paper: str) -> Iterator[tuple[str, Any]]:
+    """The keys and values of overrides; a variant stands for its own."""
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if key == "variant":
+            yield from _settings(tuple(recipes.variants(paper)[text]), paper)
+        else:
+            yield key, parse_value(text)
+
+
+@cache
+def _published(paper: str) -> dict[str, Any]:
+    """The recipe's file as it is."""
+    return recipes.load(paper).model_dump(mode="json")
+
+
+def _at(tree: Any, key: str) -> Any:
+    """The value at a dotted key, by `term` or number in a list; None if there is nothing."""
+    for part in key.split("."):
+        if isinstance(tree, dict):
+            tree = tree.get(part)
+        elif isinstance(tree, list) and part.isdigit():
+            tree = tree[int(part)] if int(part) < len(tree) else None
+        elif isinstance(tree, list):
+            tree = next((item for item in tree if isinstance(item, dict) and item.get("term") == part), None)
+        else:
+            return None
+    return tree
