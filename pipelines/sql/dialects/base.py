@@ -212,7 +212,10 @@ class _Watchdog:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.running: tuple[float, Callable[[], object], list[float]] | None = None
-        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            threading.Thread(target=self._watch, daemon=True).start()
+        except RuntimeError:  # there is no room for its stack
+            raise MemoryError from None
 
     def _watch(self) -> None:
         with self.changed:

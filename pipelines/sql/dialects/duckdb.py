@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core.registry import dialect
@@ -50,28 +50,45 @@ _MISTAKES = (
     ("exception_message", "aggregate ", "misuse"),
     ("exception_message", "Max expression depth", "too_complex"),
 )
+# Why a file cannot be opened, by the start of DuckDB's message: (start, class, message).
+_FAULTS = (
+    ("IO Error: Could not set lock on file", "database_locked", "somebody writes to it"),
+    ("IO Error: Cannot open file", "database_unreadable", "its file cannot be read"),
+)
 # Types with values that Python's lack: months, nanoseconds, more days than a timedelta holds. The engine writes them.
 _INEXACT = ("INTERVAL", "_NS")
 _ENDS = ("0001-01-01", "9999-12-31")
+_opening = threading.Lock()
 _KEPT_CHECKS, _KEPT_CHARS = 256, 2_000  # refusals that are kept, of statements up to this length
 
 
-def settings(bounds: base.Bounds) -> Mapping[str, Any]:
-    """The settings of a connection: no file but its own, no network, no extension, no Python variable as a table."""
-    return {
-        "enable_external_access": "false",
+def opened(location: str, bounds: base.Bounds) -> duckdb.DuckDBPyConnection:
+    """A read-only connection with locked settings: no file but its own, no network, no extension, no Python variable as
+    a table, no thread. Raises the driver's error.
+    """
+    import duckdb
+
+    # Cursors inherit these, and DuckDB applies them in an order of its own.
+    config: dict[str, Any] = {
         "python_enable_replacements": "false",
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
         "allow_community_extensions": "false",
         "allow_persistent_secrets": "false",
         "threads": "1",
+        "async_threads": "0",  # else eight threads beside the one, 68 MiB each
         "memory_limit": f"{bounds.memory_mb * 3 // 4}MiB",
         "temp_directory": "",
         "max_temp_directory_size": "0KiB",
         "errors_as_json": "true",
-        "lock_configuration": "true",  # last: what follows cannot be set
     }
+    with _opening:  # connections of one process to one file share their settings
+        connection = duckdb.connect(location, read_only=True, config=config)
+        is_locked = connection.execute("SELECT current_setting('lock_configuration')").fetchone()
+        if is_locked != (True,):
+            # Either forbids some of the settings above, so both come behind them, and before any other statement.
+            connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+    return connection
 
 
 @dialect("duckdb")
@@ -104,11 +121,8 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
     @contextlib.contextmanager
     def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
         """An open catalog, with the settings of the sandbox."""
-        import duckdb
-
         bounds = base.Bounds(view_seconds, SAMPLED_ROWS, 64_000_000, 2048)
-        config = dict(settings(bounds))
-        with open(location, "rb"), duckdb.connect(location, read_only=True, config=config) as connection:
+        with open(location, "rb"), opened(location, bounds) as connection:
             until = time.monotonic() + view_seconds
 
             def view(sql: str) -> Iterable[Sequence[Any]]:
@@ -139,12 +153,16 @@ class DuckdbSession(base.DatabaseSession):
         if not os.path.isfile(self._location):
             raise base.OpenFailure("database_missing", "the database cannot be opened: no such file")
         try:
-            return duckdb.connect(self._location, read_only=True, config=dict(settings(self.bounds)))
+            return opened(self._location, self.bounds)
+        except (duckdb.OutOfMemoryException, MemoryError):
+            raise base.OpenFailure("memory_limit", "the database cannot be opened in the memory that is left") from None
         except duckdb.Error as error:
-            # DuckDB opens the file or fails, with one type of exception; no statement has been read here.
-            reason = "database_locked" if "lock" in str(error).lower() else "database_corrupt"
-            message = "the database cannot be opened: it is no DuckDB file, or somebody writes to it"
-            raise base.OpenFailure(reason, message) from None
+            # No statement has been read here, so all of the text is DuckDB's own, but for the file's name at its end.
+            for start, reason, message in _FAULTS:
+                if str(error).startswith(start):
+                    raise base.OpenFailure(reason, f"the database cannot be opened: {message}") from None
+            message = "it is no DuckDB file, or it is damaged"
+            raise base.OpenFailure("database_corrupt", f"the database cannot be opened: {message}") from None
 
     def _cursor(self) -> contextlib.closing[duckdb.DuckDBPyConnection]:
         """A cursor, which is a connection with a state of its own."""

@@ -41,6 +41,7 @@ from pipelines.sql.lexical import differ_in_case_alone
 from pipelines.sql.sandbox.wire import HEADER, RETIRED, StatusPage
 
 OPEN_DATABASES = 128
+DATABASE_MB = 16  # of its memory for each open database: DuckDB takes some 4 MiB, and keeps pages beside
 OPEN_SECONDS = 20.0
 FLUSH_BYTES = 200_000
 FLUSH_SECONDS = 0.02
@@ -61,6 +62,7 @@ class OpenDatabases:
         self._kept = 0
         self.hidden: Mapping[str, base.HiddenNames] = {}  # what no statement may read, by its database's `identity`.
         self._keep = bounds.memory_mb << 20 >> 5  # bytes, marshalled; Python's objects take some 4 times as many
+        self._most = max(1, min(OPEN_DATABASES, bounds.memory_mb // DATABASE_MB))
 
     def refresh(self, locations: set[str]) -> None:
         """Forget what is known of databases whose file changed since it was last looked at."""
@@ -102,9 +104,13 @@ class OpenDatabases:
         finally:
             self._page.set_opening(False)
         self._sessions[location] = session
-        if len(self._sessions) > OPEN_DATABASES:
+        if len(self._sessions) > self._most:
             self._sessions.popitem(last=False)[1].close()
         return session
+
+    def share_memory(self) -> bool:
+        """Whether several databases are open, each of which may have taken what another one lacks."""
+        return len(self._sessions) > 1
 
     def hold(self, location: str, on: bool) -> None:
         """Several statements on this database follow, or are done."""
@@ -182,12 +188,15 @@ class JobServer:
                         self._flush()  # nothing would tell that a long statement holds back the answers before it
                     self._page.begin(number, 0)
                     reply = self._reply(number, job)
-                    self._pickler.dump(reply)
                     causes = [facts[1] for facts in reply[1:] if facts] if job[0] == "verdict" else [reply[5]]
-                    # What a query took is not given back: a fresh worker has all of the memory.
+                    # What a query took is not given back: a fresh worker has all of the memory. Where other databases
+                    # may have taken it, the job has no answer yet: it is the first of that worker.
                     if "memory_limit" in causes:
+                        if number == 1 or not self._databases.share_memory():
+                            self._pickler.dump(reply)
                         self._flush()
                         sys.exit(RETIRED)
+                    self._pickler.dump(reply)
                     if self._replies.tell() > FLUSH_BYTES or perf_counter() - self._flushed > FLUSH_SECONDS:
                         self._flush()
                 self._databases.hold(location, False)
