@@ -19,7 +19,7 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect
-from pipelines.sql.dialects.guard import body, check, lexed
+from pipelines.sql.dialects.guard import DUCKDB_TOKEN, body, check, lexed, with_pivot_values
 from pipelines.sql.dialects.parse_trees import duckdb_names, duckdb_refusal
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class DuckdbSession(base.DatabaseSession):
             while True:
                 if as_text:
                     shown = ", ".join(f"#{n + 1}::VARCHAR" if n in as_text else f"#{n + 1}" for n in range(len(types)))
-                    cursor.execute(f"SELECT {shown} FROM ({body(sql)}\n) AS answer")
+                    cursor.execute(f"SELECT {shown} FROM ({body(sql, DUCKDB_TOKEN)}\n) AS answer")
                 raw = self.result(cursor, max_rows)
                 # The driver reads an infinite date as Python's first or last one.
                 dates = [n for n, kind in enumerate(types) if kind.startswith(("DATE", "TIMESTAMP"))]
@@ -218,9 +218,13 @@ class DuckdbSession(base.DatabaseSession):
         """By the type of the exception, and by DuckDB's account of the error: a JSON object behind the type's name."""
         import duckdb
 
-        if not isinstance(error, duckdb.Error):
+        if isinstance(error, UnicodeDecodeError):  # a message that quotes part of a character, as of unhex('é')
+            text = bytes(error.object).decode(errors="replace")
+        elif isinstance(error, duckdb.Error):
+            text = str(error)
+        else:
             return None
-        name, _, text = str(error).partition(": ")
+        name, _, text = text.partition(": ")
         try:
             facts = json.loads(text)
         except ValueError:
@@ -253,7 +257,13 @@ class DuckdbSession(base.DatabaseSession):
 
 
 def _serialized(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """A statement's tree as JSON."""
+    """A statement's tree as JSON; that of a PIVOT which finds its values itself, as if they were given."""
+    tree = _tree(cursor, sql)
+    is_several = '"error_type":"not implemented"' in tree and "pivot" in sql.lower()
+    return _tree(cursor, with_pivot_values(sql)) if is_several else tree
+
+
+def _tree(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
     quoted = sql.replace("'", "''")
     row = cursor.execute(f"SELECT json_serialize_sql('{quoted}', skip_null := true, skip_empty := true)").fetchone()
     return str(row[0]) if row else ""

@@ -36,7 +36,9 @@ _DUCKDB_FORMS = _words(
     struct_extract array_extract array_slice row map trim overlay position substring date_part count_star unnest
     """
 )
-_DUCKDB_TABLE_FUNCTIONS = _words("generate_series json_each range repeat unnest")  # others take a table by its name
+_DUCKDB_TABLE_FUNCTIONS = _words(
+    "generate_series json_each json_tree range repeat repeat_row unnest"
+)  # others take a table by its name
 # The fields whose text names no column that is read; what another field holds may be one. Of `path`, see `uses`.
 _DUCKDB_NAMELESS = _words(
     """
