@@ -70,7 +70,7 @@ def connect(
     ] = False,
     schemas: Annotated[
         list[str] | None,
-        typer.Option("--schema", help="A PostgreSQL schema to read, again for each; the first is the default one."),
+        typer.Option("--schema", help="A schema to read, again for each; the first is PostgreSQL's default one."),
     ] = None,
     dbt_target: Annotated[
         Path | None, typer.Option("--dbt", help="A dbt project's target/: its descriptions, tests and metrics.")
@@ -124,6 +124,10 @@ def connect(
     if absent := [schema for schema in schemas or () if schema not in read]:
         hint = f"There are: {', '.join(places)}. An administrator grants a role the USAGE of another."
         raise DataError(f"this role finds no schema {', '.join(absent)}", hint)
+    if dialect.is_server and (unread := [schema for schema in places if schema not in read]):
+        say(f"note: these schemas are not read: {', '.join(unread)}; --schema names those to read")
+    # The schemas of a server are in its address; those of a file in its card.
+    in_file = () if dialect.is_server else tuple(schemas or (old.schemas if old is not None else ()))
     if role.writes:
         say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
         if role.revocations:
@@ -146,7 +150,7 @@ def connect(
     variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
     with Bars(console) as bars:
         bars.begin("read", 1, "tables")
-        fresh, problems = catalogue.read(openable, variable)
+        fresh, problems = catalogue.read(openable, variable, in_file)
         bars.advance(1)
     # The edits of an earlier card stay.
     database_card = fresh if old is None else card.merge(fresh, old)

@@ -69,6 +69,8 @@ class DatabaseCard(Section):
     # the environment variable that holds the password; null if none is needed, or if the driver's own sources
     # (PGPASSWORD, a password file, MYSQL_PWD) have it.
     password_env: str | None = None
+    # the schemas of a DuckDB file that connect was told to read; () for all.
+    schemas: tuple[str, ...] = ()
     other_schemas: tuple[str, ...] = ()  # behind the first one of `location`; their tables are named "hr.person".
     notes: str = ""  # shown in every prompt beside the schema; Markdown.
     # definitions by name ("revenue: sum of amount over paid orders"): a prompt shows those that its question names.
@@ -84,7 +86,18 @@ class DatabaseCard(Section):
             for name, table in self.tables.items()
             if (names := tuple(column for column, facts in table.columns.items() if facts.hidden))
         }
+        if self.engine == "duckdb":  # a hidden name holds in every schema of a file
+            tables = tuple(map(self._without_schema, tables))
+            merged: dict[str, tuple[str, ...]] = {}
+            for name, hidden in columns.items():
+                bare = self._without_schema(name)
+                merged[bare] = (*merged.get(bare, ()), *hidden)
+            columns = merged
         return (tables, columns) if tables or columns else None
+
+    def _without_schema(self, table: str) -> str:
+        home = next((f"{name}." for name in self.other_schemas if table.startswith(f"{name}.")), "")
+        return table.removeprefix(home)
 
     def shown(self) -> Schema:
         """The schema as prompts show it: without hidden names, and without keys that hold one."""
@@ -194,7 +207,7 @@ def hidden_names() -> dict[str, HiddenNames]:
 def write(path: Path, card: DatabaseCard) -> None:
     """Write a card, whole or not at all."""
     value: dict[str, Any] = {"notes": "", "metrics": {}} | card.model_dump(mode="json", exclude_defaults=True)
-    order = ("engine", "location", "password_env", "other_schemas", "notes", "metrics", "tables")
+    order = ("engine", "location", "password_env", "schemas", "other_schemas", "notes", "metrics", "tables")
     text = yaml_text({key: value[key] for key in order if key in value})
     with writing_to(path, "Run it in a folder of your own."):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -116,10 +116,16 @@ def role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None]]:
         raise DataError(f"{named.database.id} cannot be opened: {why}", hint) from None
 
 
-def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCard, list[DatabaseFinding]]:
-    """Read the card of a database that can be opened, and its likely problems."""
+def read(
+    named: OpenableDatabase, password_env: str | None, schemas: Sequence[str] = ()
+) -> tuple[DatabaseCard, list[DatabaseFinding]]:
+    """Read the card of a database that can be opened, and its likely problems. `schemas` are those of a DuckDB file
+    that are read; () for all.
+    """
     database = named.database
     schema = introspect(database)
+    if schemas:
+        schema = schema.of_schemas(schemas)
     if not schema.tables:
         if not DIALECTS[database.engine].is_server:
             raise DataError(f"{database.id} has no tables", "Make some first, or pass another file.")
@@ -179,6 +185,7 @@ def read(named: OpenableDatabase, password_env: str | None) -> tuple[DatabaseCar
         engine=database.engine,
         location=named.address,
         password_env=password_env,
+        schemas=tuple(schemas),
         other_schemas=schema.other_schemas,
         tables=cards,
     )

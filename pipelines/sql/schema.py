@@ -1,5 +1,7 @@
 """Schemas: read from a database of any engine, and rendered for a prompt."""
 
+from __future__ import annotations
+
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +54,8 @@ class Schema:
 
     tables: tuple[Table, ...]
     engine: EngineName = "sqlite"
-    # PostgreSQL's schemas behind the first one: the names of their tables are qualified ("hr.person").
+    # The schemas behind the first one, of PostgreSQL's search path or of a DuckDB file: the names of their tables are
+    # qualified ("hr.person").
     other_schemas: tuple[str, ...] = ()
     # What the database has and the tables do not show: its name, and the reason.
     left_out: tuple[tuple[str, str], ...] = ()
@@ -62,6 +65,19 @@ class Schema:
         spot = next((f"{name}." for name in self.other_schemas if table.startswith(f"{name}.")), "")
         own = part(table.removeprefix(spot))
         return f"{part(spot[:-1])}.{own}" if spot else own
+
+    def of_schemas(self, names: Sequence[str]) -> Schema:
+        """The tables of these schemas alone; the first schema of all is main. What that leaves out is noted."""
+        kept, counts = list[Table](), dict[str, int]()
+        for table in self.tables:
+            home = next((name for name in self.other_schemas if table.name.startswith(f"{name}.")), "main")
+            if home in names:
+                kept.append(table)
+            else:
+                counts[home] = counts.get(home, 0) + 1
+        notes = [(name, f"{count} tables of a schema that --schema did not name") for name, count in counts.items()]
+        others = tuple(name for name in self.other_schemas if name in names)
+        return replace(self, tables=tuple(kept), other_schemas=others, left_out=(*self.left_out, *notes))
 
 
 def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str:

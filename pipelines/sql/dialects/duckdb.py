@@ -91,6 +91,10 @@ def opened(location: str, bounds: base.Bounds) -> duckdb.DuckDBPyConnection:
     return connection
 
 
+# The name of a relation in cards and prompts: qualified if its schema is not main.
+_SHOWN = "CASE schema_name WHEN 'main' THEN '' ELSE schema_name || '.' END || {}"
+
+
 @dialect("duckdb")
 class Duckdb(Dialect):
     """DuckDB: a file."""
@@ -100,17 +104,38 @@ class Duckdb(Dialect):
     sqlglot = "duckdb"
     suffixes = (".duckdb",)
     magic = (8, b"DUCK")
-    keys_query = """
-SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names
-FROM duckdb_constraints() WHERE schema_name = current_schema()
-    AND constraint_type IN ('PRIMARY KEY', 'FOREIGN KEY') ORDER BY table_name, constraint_index
+    # A file has no search path: all schemas are read, and tables of all but main have qualified names.
+    schema_query = """
+SELECT schema_name, dense_rank() OVER (ORDER BY schema_name <> 'main', schema_name) FROM duckdb_schemas()
+WHERE database_name = current_database() AND schema_name NOT IN ('information_schema', 'pg_catalog') ORDER BY 2
 """
-    comments_query = """
-SELECT table_name, '', comment FROM duckdb_tables() WHERE schema_name = current_schema() AND comment IS NOT NULL
-UNION ALL SELECT view_name, '', comment FROM duckdb_views() WHERE schema_name = current_schema() AND comment IS NOT NULL
-UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
-    WHERE schema_name = current_schema() AND comment IS NOT NULL
+    columns_query = f"""
+SELECT {_SHOWN.format("table_name")}, column_name, data_type FROM duckdb_columns()
+WHERE database_name = current_database() AND NOT internal
+ORDER BY schema_name <> 'main', schema_name, table_name, column_index
 """
+    views_query = f"""
+SELECT {_SHOWN.format("view_name")} FROM duckdb_views() WHERE database_name = current_database() AND NOT internal
+"""
+    keys_query = f"""
+SELECT {_SHOWN.format("table_name")}, constraint_type, constraint_column_names, {_SHOWN.format("referenced_table")},
+    referenced_column_names
+FROM duckdb_constraints() WHERE database_name = current_database() AND constraint_type IN ('PRIMARY KEY', 'FOREIGN KEY')
+ORDER BY schema_name, table_name, constraint_index
+"""
+    comments_query = f"""
+SELECT {_SHOWN.format("table_name")}, '', comment FROM duckdb_tables()
+    WHERE database_name = current_database() AND comment IS NOT NULL
+UNION ALL SELECT {_SHOWN.format("view_name")}, '', comment FROM duckdb_views()
+    WHERE database_name = current_database() AND comment IS NOT NULL
+UNION ALL SELECT {_SHOWN.format("table_name")}, column_name, comment FROM duckdb_columns()
+    WHERE database_name = current_database() AND comment IS NOT NULL
+"""
+
+    @classmethod
+    def with_schemas(cls, address: str, schemas: Sequence[str]) -> str:
+        """The file itself: a card has the schemas that are read (see `Schema.of_schemas`)."""
+        return address
 
     @classmethod
     def locate(cls, location: str) -> str:
