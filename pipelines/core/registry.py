@@ -62,6 +62,9 @@ class Equality(NamedTuple):
     compare: Callable[..., float]  # (result, gold result, gold) -> the score.
     rewrite: Callable[[str], str] | None = None  # applied to both queries before they run; None for nothing.
     suite: bool = False  # whether every database of the directory must agree.
+    # whether a prediction for SQLite with a second semicolon behind it is wrong, because the official script hands it
+    # to Python's sqlite3 as it is.
+    bare: bool = False
     graded: bool = False  # whether the score is a number and not a yes or no.
     # whether a right prediction is run against the gold query again and again, and paid by its speed.
     timed: bool = False

@@ -89,6 +89,24 @@ def statements(script: str) -> list[str]:
     return parts
 
 
+def has_more_behind(sql: str) -> bool:
+    """Whether anything but blanks and comments stands behind the first statement, be it a semicolon alone. Python's
+    sqlite3 takes no such text.
+    """
+    is_begun = is_over = False
+    for match in _PIECE.finditer(sql):
+        if match["comment"] is not None:
+            continue
+        is_end = match["end"] is not None
+        if is_over and (is_end or match[0].strip(" \t\n\f\r")):
+            return True
+        if is_end:
+            is_over = is_begun
+        elif not is_begun:
+            is_begun = bool(match[0].strip(" \t\n\f\r"))
+    return False
+
+
 def without_comments(script: str) -> str:
     """A script with a blank in place of each comment."""
     return _PIECE.sub(lambda match: " " if match["comment"] is not None else match[0], script)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+import sqlite3
 import time
 
 import pytest
@@ -52,6 +53,38 @@ def test_of_several_gold_queries_any_may_match(engine, shop):
     example = Example("1", "?", shop, first, meta={"gold_sqls": [second]})
     (outcome,) = make_outcomes([of_prediction("1", second, "p")], {"1": example}, engine, introspect, "strict", 1)
     assert (outcome.correct, outcome.gold_bigrams) == (True, bigrams(first))  # what compares texts takes the first
+
+
+BEHIND = [
+    "", ";", " ; ", ";;", "; ;", ";\n;\n", "; -- a note", "; /* a; note */ -- and; another", "; -- a note\n;", ";/**/;",
+    " -- a; note\n;", "; /* open", ";\f\t\r", " /* ; */ ; ;",
+]  # fmt: skip
+HANDED_ON = ["bird", "skyrl", "soft_f1", "spider_exec", "ehrsql", "test_suite_keep_distinct"]
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+def test_more_semicolons_are_an_error_where_the_official_script_has_one(engine, shop, duckdb_shop, behind):
+    gold = "SELECT name FROM customer WHERE name <> 'a;b'"
+    with sqlite3.connect(shop.location) as connection:  # what the official scripts hand a prediction to
+        try:
+            connection.execute(gold + behind)
+            official = 1.0
+        except sqlite3.ProgrammingError:
+            official = 0.0
+    others = ["test_suite", "strict", "strict_nonempty", "proved"]  # the script of `test_suite` cuts the text first
+    (verdict,) = engine.verdicts([Pair(shop, gold, gold + behind)], HANDED_ON + others)
+    assert verdict.scores == dict.fromkeys(HANDED_ON, official) | dict.fromkeys(others, 1.0)
+    # Python's sqlite3 is no judge of other engines.
+    (verdict,) = engine.verdicts([Pair(duckdb_shop, gold, gold + ";;")], ["bird", "strict"])
+    assert verdict.scores == {"bird": 1.0, "strict": 1.0}
+
+
+def test_the_script_that_cuts_a_text_takes_the_empty_statement_before_a_semicolon(engine, shop):
+    texts = ["SELECT 1", ";SELECT 1", " -- a\n; SELECT 1", "/* a */;SELECT 1"]
+    verdicts = engine.verdicts([Pair(shop, "SELECT 1", sql) for sql in texts], ["test_suite", "bird", "strict"])
+    assert [verdict.scores["test_suite"] for verdict in verdicts] == [1.0, 0.0, 0.0, 0.0]
+    assert [verdict.scores["bird"] for verdict in verdicts] == [1.0] * 4
+    assert [verdict.scores["strict"] for verdict in verdicts] == [1.0] * 4
 
 
 def test_order_counts_where_the_gold_query_orders(engine, shop):

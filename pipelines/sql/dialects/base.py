@@ -94,6 +94,7 @@ class DatabaseSession(abc.ABC):
     """
 
     counts_work = False  # whether its results carry their cost (see `RawResult.work`).
+    takes_bare_text = False  # whether official scripts hand its statements to a driver that takes nothing behind them.
     has_plain_values = False  # whether its driver gives none but the values that all dialects give (see `plain`).
     hidden: Hidden | None = None  # the names that no statement may read
     # Seconds after which the closure of what is hidden is computed again, for somebody may make a view while the

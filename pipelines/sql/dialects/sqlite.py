@@ -272,6 +272,7 @@ class SqliteSession(base.DatabaseSession):
     function never comes back to the virtual machine.
     """
 
+    takes_bare_text = True
     counts_work = True
     has_plain_values = True
     _connection: sqlite3.Connection
@@ -545,6 +546,8 @@ class StatefulSession(SqliteSession):
 
     Beside the file may lie the script that prepares each copy (`SETUP_SUFFIX`).
     """
+
+    takes_bare_text = False  # a script has several statements
 
     def __init__(self, location: str, bounds: base.Bounds, clock: base.StatementTimer) -> None:
         super().__init__(location, bounds, clock)

@@ -155,6 +155,7 @@ class Gold(NamedTuple):
 
 UNKNOWN = Gold()
 _WORD = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
+_BEGINS_EMPTY = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*;", re.DOTALL)
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
 
@@ -170,15 +171,19 @@ def drop_distinct(sql: str) -> str:
     """The query without its DISTINCT keywords, after `repair` (`parse.py: remove_distinct`).
 
     The official code also drops everything after the first statement, so that "SELECT a; SELECT b" passes as "SELECT
-    a". That is a defect, and not followed: two statements are refused here.
+    a". That is a defect, and not followed: two statements are refused here. "SELECT a;;" passes there for that reason,
+    and here, and ";SELECT a" has an empty first statement.
     """
+    repaired = repair(sql)
+    if _BEGINS_EMPTY.match(repaired):
+        return ";"
     if "distinct" not in sql.lower():
-        return repair(sql)
-    return _WORD.sub(lambda word: "" if word[0].lower() == "distinct" else word[0], repair(sql))
+        return repaired
+    return _WORD.sub(lambda word: "" if word[0].lower() == "distinct" else word[0], repaired)
 
 
-@equality("bird", form="set")
-@equality("skyrl", form="set")
+@equality("bird", bare=True, form="set")
+@equality("skyrl", bare=True, form="set")
 def bird(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """BIRD's execution accuracy: the rows as sets (Li et al. 2023, `evaluation_ex.py`). SkyRL-SQL's outcome reward for
     a well-formed answer is the same (`skyrl_gym/envs/sql/utils.py`).
@@ -187,7 +192,7 @@ def bird(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
 
 
 @equality("test_suite", rewrite=drop_distinct, suite=True)
-@equality("test_suite_keep_distinct", rewrite=repair, suite=True)
+@equality("test_suite_keep_distinct", rewrite=repair, suite=True, bare=True)
 def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Test suite accuracy on one database: bags of rows up to a permutation of columns, in order when the gold text
     has an ORDER BY (Zhong et al. 2020, `exec_eval.py: result_eq`). Two empty results are equal whatever their arity.
@@ -243,7 +248,7 @@ def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     return float(gold_rows == predicted_rows if facts.mentions_order else set(gold_rows) == set(predicted_rows))
 
 
-@equality("soft_f1", graded=True)
+@equality("soft_f1", bare=True, graded=True)
 def soft_f1(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """BIRD mini-dev's Soft F1: distinct rows compared position by position (`evaluation_f1.py`).
 
@@ -267,7 +272,7 @@ def soft_f1(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-@equality("spider_exec", by_units=True)
+@equality("spider_exec", bare=True, by_units=True)
 def spider_exec(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Spider's execution match of 2018: the same columns by the official parser's names, each with the same values in
     the same order (`evaluation.py: eval_exec_match`).
@@ -295,7 +300,7 @@ def strict(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     with their multiplicity; in the same order when the gold query's outermost level has an ORDER BY. Integers exactly;
     two numbers of which one is a float within 1e-12 of the larger or 1e-15 (sums differ in their last bits by the order
     of addition), but a whole number below 2^53 never to another one; text by code points; NULL only to NULL; a number
-    never to a text (`close`).
+    never to a text (`close`). More semicolons behind a prediction are no error, as they are on most official scripts.
 
     Why it is the better reward: a set (`bird`, `skyrl`) pays a query that lost its GROUP BY, its DISTINCT or its ORDER
     BY, and pays any empty result for any other; `test_suite` pays columns in another order, rows whose DISTINCT is
@@ -324,7 +329,7 @@ def proved(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     return strict(gold, predicted, facts)
 
 
-@equality("ehrsql", rewrite=official.ehrsql_query)
+@equality("ehrsql", rewrite=official.ehrsql_query, bare=True)
 def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """EHRSQL's execution match: the bag of texts in the first column (Lee et al. 2022, `process_answer`)."""
     return float(sorted(str(row[0]) for row in gold.rows) == sorted(str(row[0]) for row in predicted.rows))
@@ -345,7 +350,7 @@ def livesqlbench_outcome(gold: Result, predicted: Result, facts: Gold = UNKNOWN)
     return float(answer[form] == right[form])
 
 
-@equality("r_ves", graded=True, timed=True)
+@equality("r_ves", bare=True, graded=True, timed=True)
 def r_ves(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """BIRD's R-VES: a prediction that is right under `bird` is paid by its speed against the gold query."""
     return bird(gold, predicted, facts)

@@ -37,7 +37,7 @@ from pipelines.sql.dialects.base import ERROR, LIMIT, OK, TIMEOUT, UNAVAILABLE
 from pipelines.sql.equalities import official
 from pipelines.sql.equalities.compare import Gold
 from pipelines.sql.equalities.spider_grammar import value_units
-from pipelines.sql.lexical import differ_in_case_alone
+from pipelines.sql.lexical import differ_in_case_alone, has_more_behind
 from pipelines.sql.sandbox.wire import HEADER, RETIRED, StatusPage
 
 OPEN_DATABASES = 128
@@ -154,6 +154,7 @@ class JobServer:
         self._pickler = pickle.Pickler(self._replies, 5)
         self._pickler.fast = True  # no memo: it shares equal cells, and costs more than that saves
         self._counts_work = getattr(open_session, "counts_work", False)
+        self._takes_bare_text = getattr(open_session, "takes_bare_text", False)
         self._flushed = 0.0
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
@@ -262,6 +263,14 @@ class JobServer:
             if equality.rewrite is not None:
                 texts = ((sql, equality.rewrite(sql)) for sql in (gold_sql, predicted_sql))
                 gold_text, predicted_text = (sql if differ_in_case_alone(sql, text) else text for sql, text in texts)
+            if (
+                equality.bare
+                and self._takes_bare_text
+                and predicted_sql.count(";") > 1
+                and has_more_behind(predicted_sql)
+            ):
+                scores[name] = 0.0
+                continue
             scores[name] = 1.0
             for location in locations if equality.suite else locations[:1]:
                 expected, given = gold, predicted
