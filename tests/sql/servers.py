@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for the tests, in a folder of its own, as a user that is not root."""
+"""Real servers of PostgreSQL and MariaDB for the tests, each in a folder of its own, as a user that is not root."""
 
 import contextlib
 import os
@@ -12,6 +12,9 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psycopg
+import pymysql
 
 from pipelines.core.processes import free_port
 from pipelines.core.types import Database
@@ -116,6 +119,20 @@ def postgres(programs):
         cluster.remove()
 
 
+@contextmanager
+def postgres_schema(server, name, script, database="postgres"):
+    """The owner's connection to a schema that the script fills, and the schema as the reader may read it."""
+    admin, reader = (each.replace("dbname=postgres", f"dbname={database}") for each in (server.admin, server.reader))
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}; SET search_path = {name}; {script}".encode())
+        grants = f"GRANT USAGE ON SCHEMA {name} TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO reader"
+        connection.execute(grants.encode())
+        try:
+            yield connection, Database(name, "postgres", f"{reader} options='-c search_path={name}'")
+        finally:
+            connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
+
+
 def mariadb_programs():
     """MariaDB's server and what makes its data folder; None if they are not installed."""
     path = os.pathsep.join((os.defpath, "/usr/sbin", "/usr/local/sbin"))
@@ -162,3 +179,19 @@ def _wait_until_it_listens(server, port, log):
                 return
         time.sleep(0.1)
     raise AssertionError(log.read_text()[-2000:])
+
+
+def build_mysql(port, user, *scripts):
+    """A database for each script, which has the user's name and a number, and which the user may read."""
+    names = [f"{user}{number}" for number in range(1, len(scripts) + 1)]
+    with pymysql.connect(host="127.0.0.1", port=port, user="owner", autocommit=True) as connection:
+        cursor = connection.cursor()
+        cursor.execute(f"CREATE USER IF NOT EXISTS {user}@'%'")
+        for name in names:
+            cursor.execute(f"CREATE OR REPLACE DATABASE {name}")
+            cursor.execute(f"GRANT SELECT, SHOW VIEW ON {name}.* TO {user}@'%'")
+        for name, script in zip(names, scripts, strict=True):
+            cursor.execute(f"USE {name}")
+            for statement in script.strip().rstrip(";").split(";"):
+                cursor.execute(statement)
+    return [Database(user, "mysql", f"mysql://{user}@127.0.0.1:{port}/{name}") for name in names]

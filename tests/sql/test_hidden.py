@@ -10,11 +10,11 @@ from pathlib import Path
 import psycopg
 import pymysql
 import pytest
+from servers import build_mysql, postgres_schema
 
-from pipelines.core.types import Database, ExecutionStatus
+from pipelines.core.types import ExecutionStatus
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import CATALOGUE_S, Hidden, StatementNames, fold
-from pipelines.sql.dialects.duckdb import computed
 from pipelines.sql.dialects.guard import FUNCTIONS
 from pipelines.sql.engine import Limits, SqlEngine
 from tests.fakes import build_database
@@ -148,14 +148,6 @@ def test_duckdb_refuses_to_describe_where_something_is_hidden_and_opens_views_th
     assert classes(described, tries, ((), {"t": ("secret",)})) == ["hidden", "hidden", "hidden", None]
 
 
-def test_generated_columns_are_read_off_the_statement_that_makes_their_table():
-    statement = (
-        'CREATE TABLE emp(id INTEGER, d DECIMAL(10,2) DEFAULT((1 + 2)), "mon thly" DECIMAL(9,1) GENERATED ALWAYS '
-        "AS((salary / 12)), w VARCHAR GENERATED ALWAYS AS(concat('GENERATED, ALWAYS', x)), z INTEGER);"
-    )
-    assert computed(statement) == ["mon thly", "w"]
-
-
 def test_duckdb_lets_nothing_hidden_out(tmp_path):
     people = build_database(tmp_path / "people.duckdb", TABLES)
     check(people, [*TRIES, *DUCKDB_CALLS], ["SELECT p.name.upper() FROM person p"])
@@ -188,20 +180,6 @@ def test_duckdb_hides_a_view_whose_namesake_is_harmless_and_macros_with_the_name
     )
     tries = ["SELECT reach FROM contact", "SELECT md5('a', 1)", "SELECT * FROM range(3)", "SELECT x FROM masked"]
     assert classes(shop, [*tries, "SELECT name, sha256(name) FROM customer"]) == ["hidden"] * 4 + [None]
-
-
-@contextmanager
-def postgres_schema(server, name, script, database="postgres"):
-    """The owner's connection to a schema that the script fills, and the schema as the reader may read it."""
-    admin, reader = (each.replace("dbname=postgres", f"dbname={database}") for each in (server.admin, server.reader))
-    with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}; SET search_path = {name}; {script}".encode())
-        grants = f"GRANT USAGE ON SCHEMA {name} TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO reader"
-        connection.execute(grants.encode())
-        try:
-            yield connection, Database(name, "postgres", f"{reader} options='-c search_path={name}'")
-        finally:
-            connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
 
 
 @pytest.mark.services
@@ -279,22 +257,6 @@ def test_postgres_hides_namesakes_own_functions_types_of_rows_and_new_views(serv
     with zoo, postgres_schema(server, "bazaar", CUSTOMERS + own) as (connection, shop):
         assert classes(shop, [*tries, "SELECT upper(name)::text FROM customer"]) == ["hidden"] * 5 + [None]
         check_a_later_view(shop, connection.execute)
-
-
-def build_mysql(port, user, *scripts):
-    """A database for each script, which has the user's name and a number, and which the user may read."""
-    names = [f"{user}{number}" for number in range(1, len(scripts) + 1)]
-    with pymysql.connect(host="127.0.0.1", port=port, user="owner", autocommit=True) as connection:
-        cursor = connection.cursor()
-        cursor.execute(f"CREATE USER IF NOT EXISTS {user}@'%'")
-        for name in names:
-            cursor.execute(f"CREATE OR REPLACE DATABASE {name}")
-            cursor.execute(f"GRANT SELECT, SHOW VIEW ON {name}.* TO {user}@'%'")
-        for name, script in zip(names, scripts, strict=True):
-            cursor.execute(f"USE {name}")
-            for statement in script.strip().rstrip(";").split(";"):
-                cursor.execute(statement)
-    return [Database(user, "mysql", f"mysql://{user}@127.0.0.1:{port}/{name}") for name in names]
 
 
 @pytest.mark.services
@@ -411,8 +373,11 @@ def test_no_hidden_value_comes_out_of_the_grammar_of_mysql(mysql_port, count):
 def test_names_and_views_that_stand_for_what_is_hidden_are_hidden():
     assert {fold(name) for name in ("SSN", "ssn", "ſſn", "śsn")} == {"ssn"}
 
-    def named(query):
-        return None if query == "?" else StatementNames(frozenset([query]), frozenset(), frozenset(), False, False)
+    def named(relation):
+        return (
+            None if relation == "?" else StatementNames(frozenset([relation]), frozenset(), frozenset(), False, False)
+        )
 
     views = [("b", "a"), ("a", "wage"), ("c", "person"), ("d", "?"), ("e", "wage"), ("e", "person")]
-    assert Hidden.of((("wage",), {})).with_views(views, named).tables == {"wage", "a", "b", "d", "e"}
+    hidden = Hidden.of((("wage",), {})).with_views([(name, named(relation)) for name, relation in views])
+    assert hidden.tables == {"wage", "a", "b", "d", "e"}

@@ -413,15 +413,23 @@ def identity(location: str) -> str:
 
 
 class StatementNames(NamedTuple):
-    """The names in a statement, as its engine's parser reads it."""
+    """The names in a statement, or in a part of one, as its engine's parser reads it."""
 
     relations: frozenset[str]  # tables and views that it reads, or may read
-    rows: frozenset[tuple[str, str]]  # (name, relation): the names under which it may take a relation's row as a value
+    # (name, relation): the names under which it may take a relation's row as a value; relation "" is a subquery's.
+    rows: frozenset[tuple[str, str]]
     uses: frozenset[tuple[str, ...]]  # every other name with its qualifiers: of a column, of a row, of neither
     unnamed: bool  # it reads columns that it does not name
     catalogue: bool  # it reads the engine's own description of the tables
-    types: frozenset[str] = frozenset()  # that it casts to; a table's name is the type of its rows
+    types: frozenset[str] = frozenset()  # that it casts to, or whose values it could tell
     functions: frozenset[str] = frozenset()  # that it calls
+    # (table, column) of all that it reads, also through views, where the engine itself says so, and (table, "");
+    # `relations` are views then.
+    reads: frozenset[tuple[str, str]] | None = None
+    columns: frozenset[tuple[str, str]] = frozenset()  # (relation, column) that it names with its table, or may
+    starred: frozenset[str] = frozenset()  # relations of which it reads all columns
+    outer: frozenset[str] = frozenset()  # relations of the queries around it, of which it may name columns
+    parts: tuple[StatementNames, ...] = ()  # its queries, each with names of its own
 
 
 class Hidden(NamedTuple):
@@ -430,6 +438,7 @@ class Hidden(NamedTuple):
     tables: frozenset[str] = frozenset()
     columns: Mapping[str, frozenset[str]] = {}  # by their table
     functions: frozenset[str] = frozenset()  # of the database's own: a call of one does not show its reads
+    types: frozenset[str] = frozenset()  # that only hidden columns have, and of a hidden table's rows
     # Of an engine that reads t.f as f(t): all columns of each table, as they are written.
     attributes: Mapping[str, frozenset[str]] | None = None
 
@@ -447,22 +456,30 @@ class Hidden(NamedTuple):
         return name in self.tables or fold(column) in self.columns.get(name, frozenset())
 
     def extended(
-        self, tables: Iterable[str] = (), computed: Iterable[Sequence[str]] = (), functions: Iterable[str] = ()
+        self,
+        tables: Iterable[str] = (),
+        computed: Iterable[Sequence[str]] = (),
+        functions: Iterable[str] = (),
+        types: Iterable[str] = (),
     ) -> Hidden:
         """The same with more tables, with the columns computed from others of their row, as (table, column), in tables
-        with hidden columns, and with functions of the database's own, which no statement may call.
+        with hidden columns, with functions of the database's own, which no statement may call, and with types.
         """
         columns = dict(self.columns)
         for table, column in (map(fold, pair) for pair in computed):
             if table in columns:
                 columns[table] |= {column}
         names, calls = frozenset(map(fold, tables)), frozenset(map(fold, functions))
-        return self._replace(tables=self.tables | names, columns=columns, functions=self.functions | calls)
+        return self._replace(
+            tables=self.tables | names,
+            columns=columns,
+            functions=self.functions | calls,
+            types=self.types.union(map(fold, types)),
+        )
 
     def is_read_by(self, named: StatementNames) -> bool:
         """Whether a statement reads something hidden, or could."""
         relations, rows = frozenset(map(fold, named.relations)), [(fold(row), fold(name)) for row, name in named.rows]
-        veiled = relations & self.columns.keys()
         values = {fold(use[-1]) for use in named.uses}
         functions = set(map(fold, named.functions))
         if self.attributes is not None:
@@ -475,17 +492,46 @@ class Hidden(NamedTuple):
             functions.update(fold(function) for _, function in calls)
         if named.catalogue or relations & self.tables or functions & self.functions:
             return True
-        if not (self.tables | self.columns.keys()).isdisjoint(map(fold, named.types)):
+        if not self.types.isdisjoint(map(fold, named.types)):
             return True
-        names = {fold(name) for use in named.uses for name in use}
-        reads_column = any(names & self.columns[table] for table in veiled)
-        return bool(veiled) and (named.unnamed or reads_column or any(n in veiled and r in values for r, n in rows))
+        if any(self.is_read_by(part) for part in named.parts):
+            return True
+        if named.reads is not None:
+            return any(self.hides(table, column) for table, column in named.reads)
+        outer = frozenset(map(fold, named.outer))
+        veiled = (relations | outer) & self.columns.keys()
+        if not veiled:
+            return False
+        if named.unnamed or not veiled.isdisjoint(map(fold, named.starred)):
+            return True
+        if any(self.hides(*column) for column in named.columns):
+            return True
+        if any(name in veiled and row in values for row, name in rows):
+            return True
+        names: set[str] = set()
+        for use in named.uses:
+            parts = [fold(part) for part in use]
+            of = [name for row, name in rows if len(parts) > 1 and row == parts[-2]]
+            if any(name in veiled and parts[-1] in self.columns[name] for name in of):
+                return True
+            names.update(parts[:-1] if of else parts)
+        return any(self._is_column_of(table, names, relations) for table in veiled)
 
-    def with_views(self, views: Iterable[tuple[str, str]], reader: Callable[[str], StatementNames | None]) -> Hidden:
-        """The same with all views that read any of it, or a view that does; they are of several schemas, so a name may
-        come more than once. A view is hidden too if `reader` gives None for the names in its query.
+    def _is_column_of(self, table: str, names: set[str], relations: frozenset[str]) -> bool:
+        """Whether names without a qualifier may be hidden columns of a table: those of the query's own `relations` go
+        before those of the queries around it.
         """
-        bodies = [(name, reader(query)) for name, query in views]
+        hidden = names & self.columns[table]
+        if table in relations or not hidden:
+            return bool(hidden)
+        own = [self.attributes.get(name, frozenset()) for name in relations] if self.attributes is not None else []
+        return not hidden.issubset(map(fold, frozenset().union(*own)))
+
+    def with_views(self, views: Iterable[tuple[str, StatementNames | None]]) -> Hidden:
+        """The same with all views that read any of it, or a view that does; they are of several schemas, so a name may
+        come more than once. A view is hidden too if its query is not understood (None).
+        """
+        bodies = list(views)
         known = self.extended(name for name, body in bodies if body is None)
         while True:
             more = [name for name, body in bodies if body and known.is_read_by(body)]

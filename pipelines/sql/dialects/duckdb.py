@@ -19,8 +19,8 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect
-from pipelines.sql.dialects.guard import DUCKDB_TOKEN, body, check, lexed, with_pivot_values
-from pipelines.sql.dialects.parse_trees import duckdb_names, duckdb_refusal
+from pipelines.sql.dialects.guard import DUCKDB_TOKEN, body, body_behind_as, check, with_pivot_values
+from pipelines.sql.dialects.parse_trees import duckdb_body, duckdb_names, duckdb_reads, duckdb_refusal
 
 if TYPE_CHECKING:
     import duckdb
@@ -59,6 +59,13 @@ _FAULTS = (
 _INEXACT = ("INTERVAL", "_NS")
 _ENDS = ("0001-01-01", "9999-12-31")
 _opening = threading.Lock()
+_STORED = """
+SELECT schema_name, table_name, column_name, data_type FROM duckdb_columns() c WHERE NOT internal AND EXISTS (
+    SELECT 1 FROM duckdb_tables() t WHERE t.schema_name = c.schema_name AND t.table_name = c.table_name
+)
+"""
+# Functions that take the name of a type in a text.
+_TAKE_TYPES = ("from_json", "from_json_strict", "json_transform", "json_transform_strict")
 _KEPT_CHECKS, _KEPT_CHARS = 256, 2_000  # refusals that are kept, of statements up to this length
 
 
@@ -167,6 +174,7 @@ class DuckdbSession(base.DatabaseSession):
     """One open DuckDB file."""
 
     _connection: duckdb.DuckDBPyConnection | None
+    _views: frozenset[str] = frozenset()  # where something is hidden: the folded names of the database's views
 
     def __init__(self, location: str, bounds: base.Bounds, clock: base.StatementTimer) -> None:
         super().__init__(location, bounds, clock)
@@ -224,20 +232,40 @@ class DuckdbSession(base.DatabaseSession):
         stripped = sql.lstrip(" \t\n")
         if stripped[:7].lower() == "explain":
             stripped = stripped[7:]
-        with self._cursor() as cursor:
-            return duckdb_refusal(stripped, functools.partial(_serialized, cursor), self.hidden)
+        with self._cursor() as cursor, base.interrupted_at(self.deadline, cursor.interrupt):
+            named = functools.partial(self._names, cursor, stripped)
+            return duckdb_refusal(stripped, functools.partial(_serialized, cursor), self.hidden, named)
+
+    def _names(self, cursor: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> base.StatementNames:
+        """The names in a statement and what it reads."""
+        return duckdb_names(tree, _planned(cursor, sql), self._views)
 
     def closure(self, hidden: base.Hidden) -> base.Hidden:
-        """The hidden names, and the views that read them, by the statements that made these."""
+        """The hidden names, the columns computed from them, the types that only hidden columns have, and the views that
+        read something hidden or call what no statement may. Macros are hidden too.
+        """
         self._checked.cache_clear()
         with self._cursor() as cursor:
-            rows = cursor.execute("SELECT view_name, sql FROM duckdb_views() WHERE NOT internal").fetchall()
-            views = [(str(name), str(sql).partition(" AS ")[2].rstrip("; \n")) for name, sql in rows]
-            tables = cursor.execute("SELECT table_name, sql FROM duckdb_tables()").fetchall()
             macros = cursor.execute("SELECT function_name FROM duckdb_functions() WHERE NOT internal").fetchall()
-            generated = [(table, name) for table, sql in tables for name in computed(sql)]
-            hidden = hidden.extended(computed=generated, functions=[str(row[0]) for row in macros])
-            return hidden.with_views(views, lambda sql: duckdb_names(sql, functools.partial(_serialized, cursor)))
+            columns = cursor.execute(_STORED).fetchall()
+            types = cursor.execute("SELECT type_name, labels FROM duckdb_types() WHERE NOT internal").fetchall()
+            views = cursor.execute("SELECT schema_name, view_name, sql FROM duckdb_views() WHERE NOT internal")
+            made = views.fetchall()
+            self._views = frozenset(base.fold(name) for _, name, _ in made)
+            beside = [column[:3] for column in columns if base.fold(column[1]) in hidden.columns]
+            computed = [place[1:] for place in beside if _is_computed_from(cursor, hidden, *place)]
+            hidden = hidden.extended(functions=[str(row[0]) for row in macros], computed=computed)
+            shown = [kind for _, table, column, kind in columns if not hidden.hides(table, column)]
+            hidden = _with_types(hidden, types, shown)
+            return hidden.with_views([(view[1], self._view_names(cursor, *view)) for view in made])
+
+    def _view_names(
+        self, cursor: duckdb.DuckDBPyConnection, schema: str, view: str, sql: str
+    ) -> base.StatementNames | None:
+        """The names in a view's query and what it reads; None if a statement like it would be refused."""
+        tree = duckdb_body(body_behind_as(sql), functools.partial(_serialized, cursor))
+        whole = f"SELECT * FROM {base.quoted(schema)}.{base.quoted(view)}"
+        return None if tree is None else self._names(cursor, whole, tree)
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
         """By the type of the exception, and by DuckDB's account of the error: a JSON object behind the type's name."""
@@ -294,15 +322,46 @@ def _tree(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
     return str(row[0]) if row else ""
 
 
-def computed(statement: str) -> list[str]:
-    """The generated columns of a table, by the statement that makes it, as DuckDB writes it."""
-    tokens, _ = lexed(statement)
-    depth, name, names = 0, "", []
-    for (kind, word), (_, following) in zip(tokens, [*tokens[1:], ("", "")], strict=True):
-        if kind == "sign" and word in "()":
-            depth += 1 if word == "(" else -1
-        if kind == "sign" and depth == 1 and word in ("(", ","):
-            name = following
-        elif kind == "word" and depth == 1 and (word, following) == ("generated", "always"):
-            names.append(name)
-    return names
+def _planned(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """A statement's plan as JSON, as DuckDB's binder makes it; for a PIVOT see `_serialized`."""
+    plan = _plan(cursor, sql)
+    is_several = "statement of type MULTI" in plan and "pivot" in sql.lower()
+    return _plan(cursor, with_pivot_values(sql)) if is_several else plan
+
+
+def _plan(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
+    quoted = sql.replace("'", "''")
+    options = "optimize := false, skip_null := true, skip_empty := true"
+    row = cursor.execute(f"SELECT json_serialize_plan('{quoted}', {options})").fetchone()
+    return str(row[0]) if row else ""
+
+
+def _is_computed_from(
+    cursor: duckdb.DuckDBPyConnection, hidden: base.Hidden, schema: str, table: str, column: str
+) -> bool:
+    """Whether a column is computed from a hidden one, or is one."""
+    place = f"{base.quoted(schema)}.{base.quoted(table)}"
+    plan = json.loads(_planned(cursor, f"SELECT {base.quoted(column)} FROM {place}"))
+    reads = None if plan["error"] else duckdb_reads(plan["plans"])
+    return reads is None or any(hidden.hides(*read) for read in reads)
+
+
+def _with_types(
+    hidden: base.Hidden, types: Iterable[tuple[str, Sequence[str] | None]], shown: Sequence[str]
+) -> base.Hidden:
+    """The hidden names with the ENUM types that no shown column has; `shown` are the types of these."""
+    enums = [(name, labels) for name, labels in types if labels]
+    unshown = [(name, labels) for name, labels in enums if not any(_enum(labels) in kind for kind in shown)]
+    if not unshown:
+        return hidden
+    # Other types of the database's own may hold such an ENUM, and a text may name it.
+    others = [name for name, labels in types if not labels]
+    names = [name for name, _ in unshown]
+    values = [",".join(labels) for _, labels in unshown]
+    return hidden.extended(types=[*others, *names, *values], functions=_TAKE_TYPES)
+
+
+def _enum(labels: Iterable[str]) -> str:
+    """An ENUM type as DuckDB writes it."""
+    texts = ["'" + label.replace("'", "''") + "'" for label in labels]
+    return f"ENUM({', '.join(texts)})"

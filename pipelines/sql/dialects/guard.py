@@ -211,7 +211,7 @@ def check(sql: str, engine: str) -> RawResult | None:
         return failure(ERROR, "too_complex", f"brackets nest more than {MAX_DEPTH} deep")
     for index, (kind, word) in enumerate(tokens):
         if kind in ("word", "name"):
-            reason = _word_refusal(tokens, index, word, engine)
+            reason = word_refusal(tokens, index, word, engine)
             if reason:
                 return failure(REFUSED, "not_authorized", reason)
     if engine != "duckdb" and _width(tokens, engine) > _WIDEST:
@@ -272,21 +272,39 @@ def lexed(sql: str, token: re.Pattern[str] = TOKEN) -> tuple[list[tuple[str, str
     return tokens, ""
 
 
-def common_tables(sql: str) -> list[str]:
-    """The common table expressions that a statement begins with; none if a part of it is not understood."""
+def body_behind_as(sql: str) -> str:
+    """The query of a statement that makes a view, behind its first AS; "" if what stands before is not understood."""
+    at = 0
+    while match := TOKEN.match(sql, at):
+        at = match.end()
+        if match.lastgroup == "word" and match[0].lower() == "as":
+            return sql[at:].rstrip("; \n")
+    return ""
+
+
+def common_tables(sql: str) -> dict[str, tuple[int, int]]:
+    """The common table expressions that a statement begins with, each with the places of two tokens: its name, and what
+    its name stands for it behind. None if a part of the statement is not understood.
+    """
     tokens, rest = lexed(sql)
     words = [word for _, word in tokens]
     if words[:1] != ["with"] or rest.strip("; \n") or "[" in words:  # SQLite's [name] may have brackets in it
-        return []
-    names, depth, begins = [], 0, True
-    for at in range(2 if words[1:2] == ["recursive"] else 1, len(words)):
-        if begins:
-            names.append(words[at])
+        return {}
+    found: dict[str, tuple[int, int]] = {}
+    is_recursive = words[1:2] == ["recursive"]
+    name, depth = "", 0
+    for at in range(2 if is_recursive else 1, len(words)):
+        if not name:
+            name = words[at]
+            found[name] = at, at
         depth += (words[at] == "(") - (words[at] == ")")
-        begins = depth == 0 and words[at] == ","
+        if depth == 0 and words[at] == ")" and not is_recursive:
+            found[name] = found[name][0], at
+        if depth == 0 and words[at] == ",":
+            name = ""
         if depth == 0 and words[at] == "select":
             break
-    return names
+    return found
 
 
 def with_pivot_values(sql: str) -> str:
@@ -319,7 +337,7 @@ def with_pivot_values(sql: str) -> str:
     return "".join([*pieces, sql[written:]])
 
 
-def _word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:
+def word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:
     """The reason to refuse a word where it stands; "" if there is none."""
     before = tokens[index - 1][1] if index else ""
     called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -19,7 +19,7 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role
-from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
+from pipelines.sql.dialects.guard import TOKEN, body, check, common_tables, lexed, word_refusal
 
 if TYPE_CHECKING:
     import pymysql
@@ -78,6 +78,13 @@ _VIEWS = f"SELECT table_name, view_definition FROM information_schema.views WHER
 _COMPUTED = (
     f"SELECT table_name, column_name FROM information_schema.columns WHERE {_OTHERS} AND generation_expression > ''"
 )
+# What shows the rows of other tables (MERGE, FEDERATED, CONNECT and their kin), and sequences.
+_ELSEWHERE = f"""
+SELECT table_name FROM information_schema.tables WHERE {_OTHERS} AND table_type <> 'VIEW' AND (
+    table_type = 'SEQUENCE'
+    OR engine NOT IN ('InnoDB', 'MyISAM', 'Aria', 'MEMORY', 'CSV', 'ARCHIVE', 'ROCKSDB', 'ndbcluster')
+)
+"""
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _DIGITS = re.compile(r"0(x[0-9a-f]+|b[01]+)\b", re.IGNORECASE)  # a number, though letters follow its first digit
 _OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key")
@@ -209,17 +216,98 @@ def _server_refusal(sql: str) -> base.RawResult | None:
 
 
 def _statement_names(sql: str) -> base.StatementNames:
-    """The names of a statement, by its tokens: each may be that of a table and of a column."""
+    """The names of a statement, by its tokens: each may be that of a table and of a column, but what stands before a
+    point is a table's. Each of its queries is a part with names of its own.
+    """
     tokens, rest = lexed(sql)
-    names = frozenset(word for kind, word in tokens if kind in ("word", "name"))
-    words = [("", ""), *tokens, ("", "")]
-    stars = any(
-        word == "*" and kind == "sign" and (before[1] in _BEFORE_STAR or after[1] in _AFTER_STAR) and before[1] != "("
-        for before, (kind, word), after in zip(words, words[1:], words[2:], strict=False)
-    )
-    unnamed = stars or bool(rest.strip("; \n")) or not names.isdisjoint(("natural", "table"))
+    words = [base.fold(word) if kind in ("word", "name") else word for kind, word in tokens]
+    places = [at for at, (kind, _) in enumerate(tokens) if kind in ("word", "name")]
+    common = {base.fold(name): places for name, places in common_tables(sql).items()}
+    is_own = {
+        at
+        for at in places
+        if words[at] in common
+        and (at == common[words[at]][0] or at > common[words[at]][1])
+        and words[at - 1 : at] != ["."]
+    }
+    is_own |= {at for at in places if words[at - 1 : at] == ["as"]}  # a name that the statement gives
+    # Which table a name may stand for: itself, one before it, one that has its alias further on.
+    tables_of: dict[str, set[str]] = {words[at]: {words[at]} for at in places}
+    for at in places:
+        after = words[at + 1 : at + 3]
+        alias = after[1:2] if after[:1] == ["as"] else after[:1]
+        if after[:1] in (["for"], ["partition"]):
+            alias = list(tables_of)
+        for name in alias:
+            tables_of.setdefault(name, {name}).add(words[at])
+    parts = [_query_names(tokens, words, own, outer, is_own, tables_of) for own, outer in _queries(words)]
     return base.StatementNames(
-        names, frozenset(), frozenset((name,) for name in names), unnamed, "information_schema" in names
+        relations=frozenset(),
+        rows=frozenset(),
+        uses=frozenset(),
+        unnamed=False,
+        catalogue="information_schema" in words or bool(rest.strip("; \n")),
+        parts=tuple(parts),
+    )
+
+
+def _queries(words: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """The places of each query's own words, and of those of the queries around it."""
+    queries: list[tuple[list[int], list[list[int]]]] = [([], [])]
+    open_brackets = [queries[0]]
+    for at, word in enumerate(words):
+        own, around = open_brackets[-1]
+        if word == "(" and words[at + 1 : at + 2] in (["select"], ["with"], ["values"], ["table"]):
+            own.append(at)
+            queries.append(([], [*around, own]))
+            open_brackets.append(queries[-1])
+        elif word == "(":
+            own.append(at)
+            open_brackets.append(open_brackets[-1])
+        else:
+            if word == ")" and len(open_brackets) > 1:
+                open_brackets.pop()
+            open_brackets[-1][0].append(at)
+    return [(own, [at for places in around for at in places]) for own, around in queries]
+
+
+def _query_names(
+    tokens: Sequence[tuple[str, str]],
+    words: Sequence[str],
+    own: Sequence[int],
+    outer: Sequence[int],
+    is_own: Container[int],
+    tables_of: Mapping[str, set[str]],
+) -> base.StatementNames:
+    """The names in one query, by the places of its words."""
+    names: set[str] = set()
+    uses: set[tuple[str, ...]] = set()
+    columns: set[tuple[str, str]] = set()
+    starred: set[str] = set()
+    reads_all = False
+    for place, at in enumerate(own):
+        kind, word = tokens[at][0], words[at]
+        before = words[own[place - 1]] if place else ""
+        after = words[own[place + 1]] if place + 1 < len(own) else ""
+        owners = tables_of.get(words[at - 2], set()) if before == "." and at - 2 not in is_own else set()
+        if kind == "sign" and word == "*" and before == ".":
+            starred |= owners
+        elif kind == "sign" and word == "*" and before != "(":
+            reads_all = reads_all or before in _BEFORE_STAR or after in _AFTER_STAR
+        elif kind in ("word", "name") and at not in is_own:
+            names.add(word)
+            reads_all = reads_all or word in ("natural", "table") or (word, after) == ("partition", "(")
+            columns |= {(owner, word) for owner in owners}
+            uses |= set() if before == "." else {(word,)}
+    return base.StatementNames(
+        relations=frozenset(names),
+        rows=frozenset(),
+        uses=frozenset(uses),
+        unnamed=False,
+        catalogue=False,
+        columns=frozenset(columns),
+        starred=frozenset(starred | names if reads_all else starred),
+        outer=frozenset(words[at] for at in outer if tokens[at][0] in ("word", "name") and at not in is_own),
     )
 
 
@@ -356,19 +444,23 @@ class MysqlSession(base.DatabaseSession):
         def named(query: str) -> base.StatementNames | None:
             """The names in a view's query, as the server writes it: names in backticks, texts with backslashes, and the
             database before each function that is not its own. None if the server does not show the query, if the query
-            calls such a function, or if we cannot read it to its end.
+            calls such a function or another that no statement may call, or if we cannot read it to its end.
             """
             text = _in_double_quotes(_ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query))
             tokens, rest = lexed(text)
             calls = any(kind == "name" and after == "(" for (kind, _), (_, after) in itertools.pairwise(tokens))
+            places = [at for at, (kind, _) in enumerate(tokens) if kind == "word"]
+            calls = calls or any(word_refusal(tokens, at, tokens[at][1], "mysql") for at in places)
             return _statement_names(text) if tokens and not rest and not calls else None
 
         self._connection = self._connection or self._connect(checks_grants=False)
         with self._connection.cursor() as cursor:
             cursor.execute(_COMPUTED)
             hidden = hidden.extended(computed=[(str(table), str(column)) for table, column in cursor.fetchall()])
+            cursor.execute(_ELSEWHERE)
+            hidden = hidden.extended([str(row[0]) for row in cursor.fetchall()])
             cursor.execute(_VIEWS)
-            return hidden.with_views([(str(name), str(sql or "")) for name, sql in cursor.fetchall()], named)
+            return hidden.with_views([(str(name), named(str(sql or ""))) for name, sql in cursor.fetchall()])
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
         import pymysql

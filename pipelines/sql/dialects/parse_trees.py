@@ -5,12 +5,14 @@ where it is a function or a relation. The kinds of nodes are allow-listed too, s
 (a query that writes inside WITH, say) is refused until somebody has read what it does.
 """
 
+from __future__ import annotations
+
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.sql.dialects.base import ERROR, REFUSED, Hidden, RawResult, StatementNames, failure
+from pipelines.sql.dialects.base import ERROR, REFUSED, Hidden, RawResult, StatementNames, failure, fold
 from pipelines.sql.dialects.guard import FUNCTIONS, HIDDEN
 
 Node = Mapping[str, Any]
@@ -35,6 +37,9 @@ _DUCKDB_FORMS = _words(
     timezone like_escape not_like_escape ilike_escape not_ilike_escape list_apply list_filter list_transform
     struct_extract array_extract array_slice row map trim overlay position substring date_part count_star unnest
     """
+)
+_DUCKDB_LEAVES = _words(
+    "LOGICAL_CTE_REF LOGICAL_DELIM_GET LOGICAL_DUMMY_SCAN LOGICAL_EMPTY_RESULT LOGICAL_EXPRESSION_GET"
 )
 _DUCKDB_TABLE_FUNCTIONS = _words(
     "generate_series json_each json_tree range repeat repeat_row unnest"
@@ -81,20 +86,69 @@ _DIRECTIONS = frozenset(("ASCENDING", "DESCENDING", "ORDER_DEFAULT"))
 _SYSTEM = frozenset(("pg_catalog", "pg_toast", "system", "temp", "pg_temp"))
 
 
-def duckdb_refusal(sql: str, serialize: Callable[[str], str], hidden: Hidden | None = None) -> RawResult | None:
-    """The refusal of a statement by DuckDB's own json_serialize_sql, which takes queries only; None if it may run."""
+def duckdb_refusal(
+    sql: str,
+    serialize: Callable[[str], str],
+    hidden: Hidden | None = None,
+    named: Callable[[Any], StatementNames] | None = None,
+) -> RawResult | None:
+    """The refusal of a statement by DuckDB's own json_serialize_sql, which takes queries only; None if it may run.
+    `named` gives the names in its tree, see `duckdb_names`.
+    """
     parsed = json.loads(serialize(sql))
     if parsed["error"]:
         if parsed.get("error_type") == "parser":
             return _syntax_error(parsed["error_message"])
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    return _tree_refusal(parsed["statements"], _duckdb_node_refusal, hidden, _duckdb_tree_names)
+    return _tree_refusal(parsed["statements"], _duckdb_node_refusal, hidden, named or _duckdb_tree_names)
 
 
-def duckdb_names(sql: str, serialize: Callable[[str], str]) -> StatementNames | None:
-    """The names in a query; None for what DuckDB's parser does not read as one."""
+def duckdb_body(sql: str, serialize: Callable[[str], str]) -> Any:
+    """The tree of a view's query; None if a statement with a part of it would be refused, or is not read."""
     parsed = json.loads(serialize(sql))
-    return None if parsed["error"] else _duckdb_tree_names(parsed["statements"])
+    if parsed["error"] or len(parsed["statements"]) != 1:
+        return None
+    is_refused = any(_duckdb_node_refusal(node) for node in _nodes(parsed["statements"]))
+    return None if is_refused else parsed["statements"]
+
+
+def duckdb_names(tree: Any, plan: str, views: Container[str]) -> StatementNames:
+    """The names in a tree and, by DuckDB's own plan of it, before its optimizer changes that, the columns which it
+    reads: views, macros and computed columns are resolved there. The names alone say it where there is no such plan.
+    """
+    named = _duckdb_tree_names(tree)
+    parsed = json.loads(plan)
+    reads = None if parsed["error"] else duckdb_reads(parsed["plans"])
+    if reads is None:
+        return named
+    types = named.types | {",".join(labels) for labels in _duckdb_enums(parsed["plans"])}
+    relations = frozenset(name for name in named.relations if fold(name) in views)
+    return named._replace(relations=relations, types=types, reads=reads)
+
+
+def duckdb_reads(plans: Any) -> frozenset[tuple[str, str]] | None:
+    """(table, column) of what DuckDB's plan reads; None if a part of it is not known."""
+    reads: set[tuple[str, str]] = set()
+    for node in _nodes(plans):
+        kind = node.get("type")
+        if kind == "LOGICAL_GET" and node["qname"]["path"] == ["seq_scan"]:
+            table, names = node["function_data"]["table"], node["names"]
+            reads.add((table, ""))
+            places = [index["index"] for index in node.get("column_indexes", ())]
+            reads |= {(table, names[place]) for place in places if place < len(names)}  # beyond them: a row's number
+        elif kind == "LOGICAL_GET":
+            if node["qname"]["path"][-1] not in _DUCKDB_TABLE_FUNCTIONS:
+                return None
+        elif str(kind).startswith("LOGICAL_") and not node.get("children") and kind not in _DUCKDB_LEAVES:
+            return None
+    return frozenset(reads)
+
+
+def _duckdb_enums(plans: Any) -> Iterator[Sequence[str]]:
+    """The values of the ENUM types of all that a plan computes."""
+    for node in _nodes(plans, without="returned_types"):  # of all columns of a table, also of those that are not read
+        if node.get("type") == "ENUM_TYPE_INFO":
+            yield node.get("values", ())
 
 
 def postgres_refusal(
@@ -119,15 +173,25 @@ def postgres_refusal(
     return _tree_refusal(statements, refused, hidden, functools.partial(_postgres_tree_names, visible=visible))
 
 
-def postgres_names(sql: str, visible: Mapping[str, str]) -> StatementNames | None:
-    """The names in a query; None for what PostgreSQL's parser cannot read."""
+def postgres_names(sql: str, visible: Mapping[str, str], pure: Container[str]) -> StatementNames | None:
+    """The names in the query of a view; None if a part of it is not known, as a statement's would be refused. It may
+    call what a statement may, and functions that are `pure`.
+    """
     from pglast import Error
     from pglast.parser import parse_sql_json
 
     try:
-        return _postgres_tree_names(json.loads(parse_sql_json(sql)).get("stmts", []), visible)
+        tree = json.loads(parse_sql_json(sql)).get("stmts", [])
     except Error:
         return None
+    for node in _nodes(tree):
+        kind = next(iter(node), "")
+        if kind[:1].isupper() and kind not in _POSTGRES_NODES:
+            return None
+        name = node["funcname"][-1]["String"]["sval"] if "funcname" in node else "count"
+        if name not in pure and _function_refusal("postgres", name, _POSTGRES_FORMS):
+            return None
+    return _postgres_tree_names(tree, visible)
 
 
 def _syntax_error(message: str) -> RawResult:
@@ -145,14 +209,14 @@ def _tree_refusal(
     return None if hidden is None else hidden.refusal(named(statements))
 
 
-def _nodes(tree: Any) -> Iterator[Node]:
-    """All objects of a tree, without recursion: a hostile one is deep."""
+def _nodes(tree: Any, without: str = "") -> Iterator[Node]:
+    """All objects of a tree, but for what a field `without` holds; without recursion: a hostile one is deep."""
     waiting = [tree]
     while waiting:
         item = waiting.pop()
         if isinstance(item, dict):
             yield item
-            waiting += item.values()
+            waiting += [value for field, value in item.items() if field != without]
         elif isinstance(item, list):
             waiting += item
 
@@ -231,6 +295,9 @@ def _duckdb_tree_names(tree: Any) -> StatementNames:
     """The names in a statement, by DuckDB's tree. A star, `#1`, SHOW and renamed columns read without naming."""
     nodes = list(_nodes(tree))
     tables = [(node, node["qualified_name"]["path"]) for node in nodes if node.get("type") == "BASE_TABLE"]
+    rows = {(name, path[-1]) for node, path in tables for name in (path[-1], node.get("alias", path[-1]))}
+    joined = [node["alias"] for node in nodes if node.get("type") == "JOIN" and node.get("alias")]
+    rows |= {(alias, path[-1]) for alias in joined for _, path in tables}
     uses = {tuple(node["column_names"]) for node in nodes if "column_names" in node}
     uses |= {tuple(node["qualified_name"]["path"][:-1]) for node in nodes if "function_name" in node}  # x.upper()
     for key, value in (item for node in nodes for item in node.items() if item[0] not in _DUCKDB_NAMELESS):
@@ -245,45 +312,164 @@ def _duckdb_tree_names(tree: Any) -> StatementNames:
     )
     return StatementNames(
         relations=frozenset(path[-1] for _, path in tables),
-        rows=frozenset((name, path[-1]) for node, path in tables for name in (path[-1], node.get("alias", path[-1]))),
+        rows=frozenset(rows),
         uses=frozenset(filter(None, uses)),
         unnamed=unnamed,
         catalogue=any(node.get("type") == "SHOW_REF" for node in nodes)
         or any(_is_described(path) for _, path in tables),
+        types=frozenset(str(node["type_name"]) for node in nodes if node.get("class") == "TYPE"),
         functions=frozenset(str(node["function_name"]) for node in nodes if "function_name" in node),
     )
 
 
 def _postgres_tree_names(tree: Any, visible: Mapping[str, str]) -> StatementNames:
-    """The names in a statement, by PostgreSQL's tree, relations and types with their schemas. A star, a natural join,
-    renamed columns and a row of several tables read without naming.
+    """The names in a statement, by PostgreSQL's tree, relations and types with their schemas; each of its queries is a
+    part with names of its own.
     """
-
-    def qualified(*path: str) -> str:
-        return ".".join(path[-2:]) if path[1:] else visible.get(path[0], path[0])
-
     nodes = list(_nodes(tree))
-    tables = [(node, str(node["relname"])) for node in nodes if "relname" in node]
-    named = [qualified(*filter(None, (node.get("schemaname"), name))) for node, name in tables]
-    aliases = [node["alias"] for node in nodes if isinstance(node.get("alias"), dict)]
-    uses: set[tuple[str, ...]] = set()
-    for key, value in (item for node in nodes for item in node.items() if item[0] not in _POSTGRES_NAMELESS):
-        if isinstance(value, list) and (texts := _string_values(value)):
-            uses |= {tuple(texts)} if key == "fields" else {("", text)[key != "indirection" :] for text in texts}
+    tables = [(str(node.get("schemaname", "")), str(node["relname"])) for node in nodes if "relname" in node]
+    operators = [_string_values(node["name"]) for node in nodes if isinstance(node.get("name"), list)]
+    calls = [_string_values(node["funcname"]) for node in nodes if "funcname" in node]
     return StatementNames(
-        relations=frozenset(named),
-        rows=frozenset(
-            (row, relation)
-            for (node, name), relation in zip(tables, named, strict=True)
-            for row in (name, node.get("alias", {}).get("aliasname", name))
-        ),
-        uses=frozenset(uses),
-        unnamed=any("A_Star" in node or "isNatural" in node or {"jointype", "alias"} <= node.keys() for node in nodes)
-        or any(alias.get("colnames") for alias in aliases),
-        catalogue=any(_is_described([str(node.get("schemaname", "")), name]) for node, name in tables),
-        types=frozenset(qualified(*_string_values(node["names"])) for node in nodes if "names" in node),
-        functions=frozenset(_string_values(node["funcname"])[-1] for node in nodes if "funcname" in node),
+        relations=frozenset(),
+        rows=frozenset(),
+        uses=frozenset(),
+        unnamed=False,
+        catalogue=any(map(_is_described, tables)),
+        types=frozenset(_qualified(visible, *_string_values(node["names"])) for node in nodes if "names" in node),
+        functions=frozenset(path[-1] for path in [*operators, *calls] if path),
+        parts=tuple(_postgres_queries(tree, visible)),
     )
+
+
+def _qualified(visible: Mapping[str, str], *path: str) -> str:
+    return ".".join(path[-2:]) if path[1:] else visible.get(path[0], path[0])
+
+
+def _postgres_queries(tree: Any, visible: Mapping[str, str]) -> Iterator[StatementNames]:
+    """The names in each query of a statement. A hostile tree is deep: queries and nodes wait in lists."""
+    waiting: list[_Query] = []
+    top = _Query({}, frozenset(), frozenset(), visible)
+    top.walk(tree)
+    waiting += top.inner
+    yield top.names()
+    while waiting:
+        query = waiting.pop()
+        query.read()
+        waiting += query.inner
+        yield query.names()
+
+
+class _Query:
+    """One SELECT of PostgreSQL's tree: where its rows come from, and the names that it uses beside subqueries."""
+
+    def __init__(
+        self, select: Node, tables: frozenset[str], outer: frozenset[tuple[str, str]], visible: Mapping[str, str]
+    ) -> None:
+        self._select, self._visible = select, visible
+        self._common = tables  # the names of the common table expressions that it may read
+        self._outer = outer  # rows of the queries around it, as in StatementNames
+        self._rows: set[tuple[str, str]] = set()
+        self._uses: set[tuple[str, ...]] = set()
+        self._stars: set[str] = set()  # names of rows that are read whole; "" for all
+        self._starred: set[str] = set()
+        self._subqueries: list[tuple[Node, frozenset[str]]] = []
+
+    def read(self) -> None:
+        clause = self._select.get("withClause", {})
+        expressions = [item["CommonTableExpr"] for item in clause.get("ctes", ())]
+        every = self._common.union(item["ctename"] for item in expressions)
+        for item in expressions:
+            self._subqueries.append(
+                (item["ctequery"]["SelectStmt"], every if clause.get("recursive") else self._common)
+            )
+            self._common |= {item["ctename"]}
+            self.walk(
+                {key: value for key, value in item.items() if key not in ("ctequery", "ctename", "aliascolnames")}
+            )
+        for side in ("larg", "rarg"):
+            if side in self._select:
+                self._subqueries.append((self._select[side], self._common))
+        for source in self._select.get("fromClause", ()):
+            self._read_source(source)
+        read = ("withClause", "larg", "rarg", "fromClause")
+        self.walk({key: value for key, value in self._select.items() if key not in read})
+
+    def _read_source(self, source: Node) -> None:
+        """What stands in FROM; a join's alias is a name for the rows of each of its sides."""
+        waiting: list[tuple[Node, tuple[str, ...]]] = [(source, ())]
+        while waiting:
+            wrapped, names = waiting.pop()
+            kind, node = next(iter(wrapped.items()))
+            alias = node.get("alias", {})
+            names += (str(alias["aliasname"]),) if alias else ()
+            if kind == "JoinExpr":
+                used = node.get("join_using_alias", {}).get("aliasname")
+                names += (str(used),) if used else ()
+                self._uses |= {(text,) for text in _string_values(node.get("usingClause", ()))}
+                self._stars |= {""} if node.get("isNatural") or alias.get("colnames") else set()
+                waiting += [(node["larg"], names), (node["rarg"], names)]
+                self.walk(node.get("quals", {}))
+            elif kind == "RangeTableSample":
+                waiting.append((node["relation"], names))
+                self.walk({key: value for key, value in node.items() if key != "relation"})
+            elif kind == "RangeVar":
+                path = [node[part] for part in ("schemaname", "relname") if part in node]
+                is_common = path[0] in self._common and not path[1:]
+                relation = "" if is_common else _qualified(self._visible, *path)
+                self._rows |= {(name, relation) for name in names or (path[-1],)}
+                if alias.get("colnames") and relation:
+                    self._starred.add(relation)
+            else:
+                self._rows |= {(name, "") for name in names}
+                self.walk(wrapped)
+
+    def walk(self, tree: Any) -> None:
+        """Note the names in a tree, and its subqueries."""
+        waiting = [tree]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, list):
+                waiting += item
+            if not isinstance(item, dict):
+                continue
+            for key, value in item.items():
+                if key == "SelectStmt":
+                    self._subqueries.append((value, self._common))
+                    continue
+                waiting.append(value)
+                texts = _string_values(value) if isinstance(value, list) and key not in _POSTGRES_NAMELESS else []
+                if key == "fields" and any("A_Star" in field for field in value):
+                    self._stars.add(texts[-1] if texts else "")
+                elif key == "fields":
+                    self._uses.add(tuple(texts))
+                elif key == "indirection" and any("A_Star" in field for field in value):
+                    self._stars.add("")
+                elif texts:
+                    self._uses |= {("", text) if key == "indirection" else (text,) for text in texts}
+
+    @property
+    def inner(self) -> list[_Query]:
+        own_names = {name for name, _ in self._rows}
+        seen = self._rows | {(name, relation) for name, relation in self._outer if name not in own_names}
+        return [_Query(select, common, frozenset(seen), self._visible) for select, common in self._subqueries]
+
+    def names(self) -> StatementNames:
+        own = frozenset(relation for _, relation in self._rows if relation)
+        own_names = {name for name, _ in self._rows}
+        seen = self._rows | {(name, relation) for name, relation in self._outer if name not in own_names}
+        for star in self._stars:
+            named = {relation for name, relation in seen if name == star}
+            self._starred |= named or own
+        return StatementNames(
+            relations=own,
+            rows=frozenset(seen),
+            uses=frozenset(filter(None, self._uses)),
+            unnamed=False,
+            catalogue=False,
+            starred=frozenset(self._starred),
+            outer=frozenset(relation for _, relation in self._outer if relation),
+        )
 
 
 def _string_values(nodes: Iterable[Any]) -> list[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import decimal
-import functools
 import os
 import re
 import time
@@ -110,10 +109,47 @@ _QUALIFIED = (
     "(SELECT nspname || '.' || relname FROM pg_class r JOIN pg_namespace s ON s.oid = relnamespace WHERE r.oid = {})"
 )
 _RELATIONS = f"SELECT relname::text, {_QUALIFIED.format('c.oid')}, pg_table_is_visible(oid) FROM pg_class c"
-_VIEWS = """
+# The SQL of views and of policies, which pick the rows that a reader sees.
+_BODIES = f"""
 SELECT schemaname || '.' || viewname, definition FROM pg_views
 WHERE schemaname NOT IN ('pg_catalog', 'information_schema')
 UNION ALL SELECT schemaname || '.' || matviewname, definition FROM pg_matviews
+UNION ALL SELECT {_QUALIFIED.format("polrelid")},
+    format('SELECT 1 FROM %s WHERE %s', polrelid::regclass, pg_get_expr(polqual, polrelid))
+FROM pg_policy JOIN pg_class c ON c.oid = polrelid WHERE relrowsecurity AND polqual IS NOT NULL
+"""
+_CONDITIONS = """
+SELECT nspname || '.' || typname, regexp_replace(pg_get_constraintdef(c.oid), '^CHECK', 'SELECT 1 WHERE')
+FROM pg_constraint c JOIN pg_type t ON t.oid = c.contypid JOIN pg_namespace n ON n.oid = t.typnamespace
+WHERE contype = 'c' AND nspname <> 'information_schema'
+"""
+_FOREIGN = f"SELECT {_QUALIFIED.format('ftrelid')}, array_to_string(ftoptions, ' ') FROM pg_foreign_table"
+# Functions of the server that read no table by its name: neither do they run a text.
+_PURE = """
+SELECT proname::text FROM pg_proc GROUP BY proname
+HAVING bool_and(provolatile IN ('i', 's') AND pronamespace::regnamespace::text = 'pg_catalog')
+    AND proname !~ '(_to_xml|^pg_|^ts_|^lo_)'
+"""
+_SEQUENCES = f"SELECT {_QUALIFIED.format('c.oid')} FROM pg_class c WHERE relkind = 'S'"
+_PARTITIONED = f"""
+SELECT {_QUALIFIED.format("partrelid")}, coalesce(attname::text, '') FROM pg_partitioned_table p
+    CROSS JOIN unnest(partattrs) k(n) LEFT JOIN pg_attribute a ON a.attrelid = partrelid AND attnum = k.n
+"""
+# Types of the database's own with the columns that have them; the types of rows, and of lists of either.
+_TYPES = f"""
+SELECT nspname || '.' || typname, {_QUALIFIED.format("c.oid")}, attname::text
+FROM pg_type t JOIN pg_namespace n ON n.oid = typnamespace LEFT JOIN pg_class own ON own.oid = typrelid
+    LEFT JOIN (pg_attribute a JOIN pg_class c ON c.oid = attrelid AND c.relkind IN ('r', 'p', 'f'))
+        ON attnum > 0 AND (atttypid IN (t.oid, typarray) OR t.typelem <> 0 AND atttypid = t.typelem)
+WHERE nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+    AND (typtype IN ('e', 'd', 'r', 'm') OR own.relkind = 'c' OR typelem <> 0 AND NOT EXISTS (
+        SELECT FROM pg_type e WHERE e.oid = t.typelem AND e.typrelid <> 0))
+"""
+_ROW_TYPES = f"""
+SELECT {_QUALIFIED.format("e.typrelid")}, nspname || '.' || t.typname
+FROM pg_type t JOIN pg_type e ON e.oid IN (t.oid, t.typelem) AND e.typrelid <> 0
+    JOIN pg_namespace n ON n.oid = t.typnamespace
+WHERE nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
 """
 _ATTRIBUTES = (
     f"SELECT {_QUALIFIED.format('attrelid')}, array_agg(attname::text) FROM pg_attribute"
@@ -130,11 +166,15 @@ WHERE pronargs - pronargdefaults < 2 AND NOT EXISTS (
 # Partitions, and what inherits otherwise.
 _PARTS = f"SELECT {_QUALIFIED.format('inhparent')}, {_QUALIFIED.format('inhrelid')} FROM pg_inherits"
 _COMPUTED = f"SELECT {_QUALIFIED.format('attrelid')}, attname::text FROM pg_attribute WHERE attgenerated <> ''"
-# Own functions; an extension's are known by their names, as the engine's are.
+# Own functions and operators; an extension's are known by their names, as the engine's are.
 _FUNCTIONS = """
 SELECT DISTINCT proname::text FROM pg_proc
 WHERE pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema')
     AND NOT EXISTS (SELECT FROM pg_depend WHERE classid = 'pg_proc'::regclass AND objid = pg_proc.oid AND deptype = 'e')
+UNION SELECT oprname::text
+FROM pg_operator o JOIN pg_proc ON pg_proc.oid = oprcode JOIN pg_language l ON l.oid = prolang
+WHERE lanname NOT IN ('internal', 'c') AND oprnamespace::regnamespace::text <> 'pg_catalog'
+    AND NOT EXISTS (SELECT FROM pg_depend WHERE classid = 'pg_operator'::regclass AND objid = o.oid AND deptype = 'e')
 """
 
 
@@ -362,16 +402,52 @@ class PostgresSession(base.DatabaseSession):
                 tables |= reached
                 for table, names in carried.items():
                     columns[table] = columns.get(table, frozenset()) | names
+            # A partition by a hidden column tells of it by its name and by the number of its rows.
+            for table, column in ask(_PARTITIONED).fetchall():
+                if base.fold(column) in columns.get(base.fold(table), frozenset(("",))):
+                    columns[base.fold(table)] |= {"tableoid"}
+                    tables |= {part for parent, part in steps if parent == base.fold(table)}
             attributes: dict[str, frozenset[str]] = {}
             for table, names in ask(_ATTRIBUTES).fetchall():
                 attributes[base.fold(table)] = attributes.get(base.fold(table), frozenset(names)) & frozenset(names)
             found = base.Hidden(frozenset(tables), columns, attributes=attributes)
-            functions = (str(row[0]) for row in ask(_FUNCTIONS).fetchall())
-            found = found.extended(computed=ask(_COMPUTED).fetchall(), functions=functions)
-            views = [(str(name), str(sql)) for name, sql in ask(_VIEWS).fetchall()]
-            return found.with_views(views, functools.partial(postgres_names, visible=self._visible))
+            functions = [str(row[0]) for row in ask(_FUNCTIONS).fetchall()]
+            sequences = [str(row[0]) for row in ask(_SEQUENCES).fetchall()]
+            found = found.extended(sequences, ask(_COMPUTED).fetchall(), functions)
+            return self._with_bodies(self._with_types(found))
 
         return self._reconnecting(read)
+
+    def _with_types(self, hidden: base.Hidden) -> base.Hidden:
+        """The hidden names with the types of the rows of hidden tables, those that no shown column has, and lists."""
+        ask = self._connection.execute
+        hides_rows = hidden.tables | hidden.columns.keys()
+        names = {str(name) for table, name in ask(_ROW_TYPES).fetchall() if base.fold(table) in hides_rows}
+        own = ask(_TYPES).fetchall()
+        shown = {name for name, table, column in own if table and not hidden.hides(table, column)}
+        names |= {str(name) for name, _, _ in own if name not in shown}
+        return hidden.extended(types=names | {name.partition(".")[2] for name in names})
+
+    def _with_bodies(self, hidden: base.Hidden) -> base.Hidden:
+        """The hidden names with the objects whose own SQL reads them: views, tables whose rows a policy picks, foreign
+        tables whose options name something hidden, and types with conditions.
+        """
+        ask = self._connection.execute
+        pure = frozenset(str(row[0]) for row in ask(_PURE).fetchall())
+        bodies = [(str(name), postgres_names(str(sql), self._visible, pure)) for name, sql in ask(_BODIES).fetchall()]
+        for name, options in ask(_FOREIGN).fetchall():
+            words = re.findall(r"\w+", str(options))
+            relations = {self._visible.get(word, word) for word in words}
+            relations |= {f"{schema}.{word}" for schema in words for word in words}
+            named = base.StatementNames(frozenset(relations), frozenset(), frozenset(), True, False)
+            bodies.append((str(name), named))
+        closed = hidden.with_views(bodies)
+        types = []
+        for name, sql in ask(_CONDITIONS).fetchall():
+            condition = postgres_names(str(sql), self._visible, pure)
+            if condition is None or closed.is_read_by(condition):
+                types += [name, name.partition(".")[2]]
+        return closed.extended(types=types)
 
     def _reconnecting(self, step: Callable[[], Answer]) -> Answer:
         """Take a step, and repeat it once on a new connection if the old one broke, for the server may have restarted.
