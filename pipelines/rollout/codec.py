@@ -16,6 +16,19 @@ _CONTROL_SHAPE = re.compile(r"<\|.*\|>")
 PROMPTS_KEPT = 512  # prompts whose ids are kept: a group's samples share one
 
 
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of tokens that two sequences of one type begin with alike."""
+    shared = 0
+    different = min(len(first), len(second)) + 1
+    while different - shared > 1:
+        middle = (shared + different) // 2
+        if first[:middle] == second[:middle]:
+            shared = middle
+        else:
+            different = middle
+    return shared
+
+
 class ChatCodec:
     """Turns messages into ids and ids into text.
 

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipelines.core.errors import ResourceError
 from pipelines.protocols.blocks import StopStrings, cut
-from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.codec import ChatCodec, common_prefix
 from pipelines.rollout.policies.base import Completion, Request
 
 # Where conversations' keys and values live, and attention of a flat batch of tokens over them.
@@ -271,6 +271,7 @@ class Recording:
         return self._logits[[span.slot for _, span in tokens]]
 
 
+LEAST_PREFIX = 256  # tokens: a shorter prefix of another prompt is computed about as fast as it is copied
 STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are prefilled over several steps
 HOLD = 16  # most steps for which, on a GPU, several new tokens of a conversation wait for those of others
 SEEDS = 2**64
@@ -365,6 +366,8 @@ class Decoder:
                     continue
                 self._slots.copy(leader.slot, row.slot, shared)
                 row.cached = shared
+            elif row.cached == 0 and self._waits_for_prefix(row, lacking):
+                continue
             lacking.append(row)
         # The batch: conversations that lack one token first, then the others, as far as a step's tokens go. On a GPU a
         # pass of single tokens is recorded, and another one takes as long as several of them: others wait for company.
@@ -406,6 +409,31 @@ class Decoder:
                 turn = Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
                 finished.append((request.session, turn))
         return finished
+
+    def _waits_for_prefix(self, row: _Conversation, prefilling: Sequence[_Conversation]) -> bool:
+        """Copy the longest prefix that another conversation has for a new one; True if a longer one is on its way.
+
+        Prompts of one database begin with the same schema. What follows the prefix is computed in a pass of another
+        shape than the whole prompt would be, so its last bits may differ.
+
+        Args:
+            prefilling: conversations that this step computes.
+        """
+        source, ready, coming = None, 0, 0
+        for other in self.rows.values():
+            if other is row:
+                continue
+            shared = min(common_prefix(other.prompt, row.prompt), len(row.prompt) - 1)
+            if min(shared, other.cached) > ready:
+                source, ready = other, min(shared, other.cached)
+            if shared > other.cached and other in prefilling:
+                coming = max(coming, shared)
+        if coming >= LEAST_PREFIX and coming > ready:
+            return True
+        if source is not None and ready >= LEAST_PREFIX:
+            self._slots.copy(source.slot, row.slot, ready)
+            row.cached = ready
+        return False
 
     def _predict(self, batch: Sequence[tuple[_Conversation, Span]]) -> tuple[list[_Conversation], Tensor]:
         """One forward pass: the R conversations that have seen all their ids afterwards, and what follows, (R, V)."""

@@ -120,6 +120,36 @@ def test_a_group_takes_its_prompt_in_once(model, codec, counted):
         assert_close(completion.logprobs, plain_logprobs(model, context, completion.token_ids))
 
 
+def test_prompts_of_one_database_take_their_schema_in_once(model, codec, counted, monkeypatch):
+    """The first prompt is computed whole; the two that wait for it copy 40 tokens, and compute 12 and 14."""
+    monkeypatch.setattr(decoding, "LEAST_PREFIX", 40)
+    schema = prompt(0, 40)
+    contexts = {str(i): [*schema, 310 + i, *prompt(i + 1, 9 + 2 * i)] for i in range(3)}
+    decoder = Decoder(model, codec, 4)
+    for session, context in contexts.items():
+        decoder.begin(request(session, context, max_tokens=3))
+    done = run(decoder, model)
+    assert counted[:2] == [50, 1 + 12 + 14]
+    for session, completion in done.items():
+        assert_close(completion.logprobs, plain_logprobs(model, contexts[session], completion.token_ids))
+    # A later question finds the schema in a conversation that has ended its turn.
+    counted.clear()
+    late = [*schema, 319]
+    completion = said(decoder, model, "3", late, max_tokens=1)
+    assert counted == [1]
+    assert_close(completion.logprobs, plain_logprobs(model, late, completion.token_ids))
+
+
+def test_short_prefixes_are_computed_again(model, codec, counted, monkeypatch):
+    """Forty tokens in common are below the least prefix: both prompts are computed whole, in one pass."""
+    monkeypatch.setattr(decoding, "LEAST_PREFIX", 41)
+    decoder = Decoder(model, codec, 2)
+    for i in range(2):
+        decoder.begin(request(str(i), [*prompt(0, 40), 310 + i], max_tokens=1))
+    run(decoder, model)
+    assert counted == [41 + 41]
+
+
 def test_a_late_sample_copies_from_one_that_is_in_its_third_turn(model, codec, counted):
     decoder = Decoder(model, codec, 2)
     context = prompt(0, 30)
