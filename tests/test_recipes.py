@@ -44,6 +44,21 @@ def test_a_reward_is_reached_by_its_name_or_its_place(tmp_path):
         recipes.load(path, ["rewards.exe.weight=0"])
 
 
+def test_one_path_serves_every_source_that_names_none():
+    """The miniature's generated questions have no path; what is hashed are the sources, and not `data.path`."""
+    overrides = [
+        "data.path=/spider",
+        "data.sft={kind: spider}",
+        "data.rl=[{kind: spider}, {kind: bird, path: /bird}, {kind: miniature}]",
+        "data.dev={kind: spider, split: dev}",
+        "data.test=[{kind: spider}]",
+    ]
+    recipe = recipes.load("miniature", overrides)
+    assert recipe.data.sft.path == recipe.data.dev.path == recipe.data.test[0].path == "/spider"
+    assert [source.path for source in recipe.data.rl] == ["/spider", "/bird", None]
+    assert recipe.data.path is None
+
+
 def test_a_variant_is_a_named_list_of_overrides(tmp_path):
     path = write(tmp_path, "grpo: {group: 6}\nvariants: {wide: [grpo.group=16, grpo.steps=3]}\n")
     recipe = recipes.load(path, ["variant=wide", "grpo.steps=4"])

@@ -95,6 +95,7 @@ GIVEN = {
     **{f"data.{pool}.kind": "synsql" for pool in ("sft", "rl", "dev", "test")},
 }
 WITH = {  # what goes with another value of a field
+    "data.path": ("data.sft", {"kind": "spider"}),  # a source that names no path
     "sft.optimizer.kind": ("sft.optimizer.options", {}),
     "gold_schema.static": ("gold_schema.extractors", ["a", "b"]),
     "grpo.optimizer.options": ("grpo.optimizer.kind", "muon"),

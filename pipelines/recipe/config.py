@@ -302,6 +302,8 @@ class Benchmark(Source):
 class Data(Section):
     """Where questions come from."""
 
+    # the path of every source that names none: one folder has the splits of a benchmark like Spider.
+    path: str | None = None
     sft: Source = Source(split="train")  # the questions that the teacher answers.
     # the pools of questions that difficulty scoring and GRPO draw on.
     rl: tuple[Source, ...] = (Source(split="train"),)
@@ -325,6 +327,28 @@ class Data(Section):
     # how many stored values that a question speaks of are put before the example values of their columns in the prompt
     # (CodeS, CHESS); 0 for none.
     values: Count = 0
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _share_path(cls, values: Any) -> Any:
+        """Give `path` to the sources that name none; what is then read and hashed are the sources alone."""
+        if not isinstance(values, Mapping) or not isinstance(values.get("path"), str):
+            return values
+
+        def at_path(source: Any) -> Any:
+            lacks_path = isinstance(source, Mapping) and not source.get("path")
+            if lacks_path and source.get("kind", "miniature") != "miniature":
+                return {**source, "path": values["path"]}
+            return source
+
+        shared = {**values, "path": None}
+        for name in ("sft", "dev"):
+            if name in values:
+                shared[name] = at_path(values[name])
+        for name in ("rl", "test"):
+            if isinstance(values.get(name), list | tuple):
+                shared[name] = [at_path(source) for source in values[name]]
+        return shared
 
     @pydantic.field_validator("test")
     @classmethod

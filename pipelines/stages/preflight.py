@@ -49,7 +49,8 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     bare = [name for name, source in pools.items() if source.lacks_path]
     if bare:
         paths = " ".join(f"{name}.path=..." for name in bare)
-        raise RecipeError(f"{', '.join(bare)} of {recipe.name}: no path to the questions", f"Set {paths}")
+        hint = f"Set {paths}, or data.path=... if one folder has them all."
+        raise RecipeError(f"{', '.join(bare)} of {recipe.name}: no path to the questions", hint)
     count = 1 + len(data.rl)
     if "difficulty" in missing and len(recipe.difficulty.explore_parts) > count:
         raise RecipeError(
