@@ -141,6 +141,12 @@ class Sft(Section):
 
     batch: Positive = 128  # samples of an optimiser step.
     micro_batch: Positive = 8  # samples of one forward pass; a batch is cut into such parts.
+    # what the samples of a micro-batch have in common: their `length`, to which they are padded, or the `prefix` of
+    # their prompts, such as the schema of one database, which is computed once. With real schemas a prefix saves four
+    # of five tokens; a model with sliding windows computes it in each sample.
+    group_by: Annotated[Literal["length", "prefix"], pydantic.Field(exclude_if=lambda value: value == "length")] = (
+        "length"
+    )
     epochs: PositiveFloat = 2.0  # passes over the samples.
     max_tokens: Positive = 8192  # longer samples are left out.
     optimizer: Optimizer = Optimizer()  # which optimiser, and its schedule.
@@ -556,8 +562,8 @@ class Hardware(Section):
     # how long the processes of a training wait for one another, in seconds, before it fails: more than the rollouts of
     # a step differ. A training that says nothing for longer, and for half an hour, is stopped.
     timeout_s: Positive = 1800
-    # most tokens of one forward and backward of GRPO. A micro-batch of more is cut into parts of one episode at least,
-    # whose gradients add up to the same; null cuts by `grpo.micro_batch` alone.
+    # most tokens of one forward and backward of GRPO, and of SFT by prefix. A micro-batch of more is cut into parts
+    # of one episode at least, whose gradients add up to the same; null cuts by `micro_batch` alone.
     micro_tokens: Positive | None = None
     # the Prefect concurrency limit that a stage holds while it uses the device; null holds none.
     slot: str | None = None

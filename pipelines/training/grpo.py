@@ -7,8 +7,8 @@ import functools
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -291,19 +291,9 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
     # The forward and the loss of a micro-batch.
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """TRL's loss. Of a micro-batch that is cut into parts, all but the last have their backward here."""
-        *parts, last = self._parts(model, inputs)
-        loss: Tensor
-        before: float | Tensor = 0.0
-        # TRL's loss is divided by the micro-batches of a step already; DeepSpeed would do it once more.
-        unscaled = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
-        for part in parts:
-            with unsynchronised(self.accelerator, model):
-                loss = super().compute_loss(model, part, *args, **kwargs)
-                self.accelerator.backward(loss, **unscaled)
-            before = before + loss.detach()
-        loss = super().compute_loss(model, last, *args, **kwargs)
-        return loss + before
+        """TRL's loss, part by part where `hardware.micro_tokens` cuts the micro-batch."""
+        compute = super().compute_loss
+        return self.in_parts(model, self._parts(model, inputs), lambda part: compute(model, part, *args, **kwargs))
 
     def _parts(self, model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """A micro-batch in parts of `hardware.micro_tokens`, as many on every process: their losses add up to its own.
@@ -316,16 +306,9 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             return [inputs]
         packs = packing.suits(self.accelerator.unwrap_model(model))
         parts = by_tokens(*joined(inputs), moving(inputs, self.beta).nonzero().flatten(), most, packs)
-        count = self._most(len(parts))
+        count = self.most(len(parts))
         parts += [parts[0][:0]] * (count - len(parts))
         return [inputs] if count == 1 else [inputs | packing.only(inputs, rows) for rows in parts]
-
-    def _most(self, count: int) -> int:
-        """The largest of the processes' counts."""
-        if self.accelerator.num_processes == 1:
-            return count
-        counts: Tensor = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
-        return int(counts.max())
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -462,19 +445,6 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
 
-@contextmanager
-def unsynchronised(accelerator: Any, model: Any) -> Iterator[None]:
-    """Inside, backwards add up gradients on each process by itself: the last one outside brings them together."""
-    state = accelerator.gradient_state
-    before = state.sync_gradients
-    with accelerator.no_sync(model):
-        state._set_sync_gradients(False)
-        try:
-            yield
-        finally:
-            state._set_sync_gradients(before)
-
-
 def reward(paid: Sequence[float | None], **_: Any) -> list[float | None]:
     """TRL's reward function: the rollout's payments. None leaves an episode out of its group."""
     return list(paid)
@@ -499,7 +469,7 @@ def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
     return {
         "prompt_ids": [prompt for prompt, _ in pairs],
         "completion_ids": [completion for _, completion in pairs],
-        "logprobs": None if trainer._most(int(not is_known)) else sampled,
+        "logprobs": None if trainer.most(int(not is_known)) else sampled,
         "env_mask": masks,
         "paid": [None if paid.rewards is None else paid.reward(FULL) for paid in episodes],
     }

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-from trl.trainer.utils import flush_left
+from trl.trainer.utils import FusedCausalLMOutput, flush_left
 
 # Which rows of a batch are computed, with which others, and without which padding: pure functions on tensors.
 
@@ -223,20 +223,48 @@ def prepare(network: Any) -> None:
         network.config._attn_implementation = NAME
 
 
-def forward(model: Any, packed: Packed, mask: Tensor) -> Forward:
-    """(B, C) log-probabilities and entropies of the completion tokens in `mask` (B, C), by a model with TRL's head."""
-    out = model(
+def compute(model: Any, packed: Packed) -> Any:
+    """The output of TRL's fused head over the flat row, (1, N): log-probabilities and what else it was asked for."""
+    return model(
         input_ids=packed.input_ids,
-        attention_mask=packed.input_ids.new_zeros(1, 1, 1, 1),  # of four dimensions: taken for a finished one
+        # Transformers takes a mask with four dimensions as it is, and makes none of its own.
+        attention_mask=packed.input_ids.new_zeros(1, 1, 1, 1),
         position_ids=packed.position_ids,
         shift_labels=packed.labels,
         fused_lm_head=True,
         packed=packed.attention,
     )
-    return packed.spread(out.log_probs, mask), None if out.entropy is None else packed.spread(out.entropy, mask), None
 
 
-def pack(input_ids: Tensor, attention_mask: Tensor, completion: int) -> Packed:
+def forward(model: Any, packed: Packed, mask: Tensor) -> Forward:
+    """(B, C) log-probabilities and entropies of the completion tokens in `mask` (B, C), by a model with TRL's head."""
+    output = compute(model, packed)
+    entropies = None if output.entropy is None else packed.spread(output.entropy, mask)
+    return packed.spread(output.log_probs, mask), entropies, None
+
+
+class RowsModel:
+    """A model as TRL's SFT loss calls it, with rows (B, T), that computes what the rows begin with once."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.computed = 0  # tokens of the flat rows so far
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any) -> FusedCausalLMOutput:
+        """Log-probabilities, entropies and top-1 hits of the labels, (B, T - 1) each, 0 where a label is -100."""
+        scored = labels[:, 1:] != UNSCORED  # the first token is foretold by nothing
+        packed = pack(input_ids, attention_mask, input_ids.size(1) - 1, scored)
+        self.computed += packed.input_ids.numel()
+        output = compute(self._model, packed)
+        return FusedCausalLMOutput(
+            log_probs=packed.spread(output.log_probs, scored),
+            entropy=packed.spread(output.entropy, scored),
+            is_top1=packed.spread(output.is_top1, scored),
+            label_mask=scored,
+        )
+
+
+def pack(input_ids: Tensor, attention_mask: Tensor, completion: int, scored: Tensor | None = None) -> Packed:
     """Lay rows out flat. A row's last token is computed nowhere: nothing follows it.
 
     Where a row leaves those before it, the last token that it shares with them stands there once more: a token of the
@@ -245,9 +273,11 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion: int) -> Packed:
     Args:
         input_ids, attention_mask: (B, P + C), prompts padded on the left, completions on the right; neither is empty.
         completion: C.
+        scored: (B, C) which completion tokens' log-probabilities are wanted; None for all that are there.
     """
     order = sorting(input_ids, attention_mask)
-    input_ids, attention_mask = input_ids[order], attention_mask[order]
+    wanted = attention_mask[:, -completion:].bool() if scored is None else scored
+    input_ids, attention_mask, wanted = input_ids[order], attention_mask[order], wanted[order]
     mask, ids = flush_left(attention_mask, input_ids)
     lengths = mask.sum(1)
     at = torch.arange(ids.size(1), device=ids.device)  # (T,)
@@ -260,9 +290,8 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion: int) -> Packed:
 
     at_completion = attention_mask[:, :-completion].sum(1, keepdim=True) + torch.arange(completion, device=ids.device)
     places = scored.gather(1, at_completion.clamp(max=ids.size(1) - 1))  # (B, C)
-    there = attention_mask[:, -completion:].bool()
     labels = torch.full_like(ids[own], UNSCORED)
-    labels[places[there]] = input_ids[:, -completion:][there]
+    labels[places[wanted]] = input_ids[:, -completion:][wanted]
 
     # The attention of rows that bring their tokens from `first` to `end`, (B,) each, in groups that are mostly not
     # padding: each group's rows, by their numbers of (queries, keys).
@@ -331,24 +360,33 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 # Log-probabilities of labels under a language model's head on a CPU, tile by tile: its logits are never whole.
 
 TILE = 1 << 18  # logits of one tile: 1 MiB of float32 stays in a core's cache
-LEAST = 64  # tokens of one tile: a product of fewer reads the head's weights too often
+LEAST = 128  # tokens of one tile: a product of fewer reads the head's weights too often
+# Up to this vocabulary TRL's own function serves SFT, whose losses it has decided to the last bit.
+SMALL_VOCABULARY = 8192
 Parts = tuple[Tensor | None, ...]
 
 
 class LogProbs(torch.autograd.Function):
-    """Each label's log-probability and the distribution's entropy, (N,) each.
+    """Each label's log-probability, the distribution's entropy, and whether the label is its most likely token, (N,)
+    each.
 
     What TRL's `ChunkedLogProbFunction` computes, with a tenth of its passes over memory: without Triton its tiles are
-    4,096 tokens by 32,768 columns. Entropies are for watching: they have no gradient here.
+    4,096 tokens by 32,768 columns. Entropies and hits are for watching: they have no gradient here.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, inv_t: float, with_entropy: bool) -> Parts:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, inv_t: float, outputs: tuple[str, ...]
+    ) -> Parts:
         """From hidden states (N, H), a head's weight (V, H), labels (N,) and 1 / temperature."""
-        log_probs, normalizers = hidden.new_empty(2, len(hidden))
-        entropies = hidden.new_empty(len(hidden)) if with_entropy else None
+        log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
+        normalizers = torch.empty_like(log_probs)
+        entropies = torch.empty_like(log_probs) if "entropy" in outputs else None
+        hits = torch.empty_like(labels, dtype=torch.bool) if "is_top1" in outputs else None
         for rows in _tiles(hidden, weight):
-            logits = (hidden[rows] @ weight.T).mul_(inv_t)
+            logits = (hidden[rows] @ weight.T).float().mul_(inv_t)
+            if hits is not None:
+                hits[rows] = logits.argmax(1) == labels[rows]
             normalizers[rows] = logits.logsumexp(1)
             log_ps = logits.sub_(normalizers[rows].unsqueeze(1))
             log_probs[rows] = log_ps.gather(1, labels[rows].unsqueeze(1)).squeeze(1)
@@ -356,22 +394,26 @@ class LogProbs(torch.autograd.Function):
                 entropies[rows] = -(log_ps.exp() * log_ps).sum(1)
         ctx.save_for_backward(hidden, weight, labels, normalizers)
         ctx.inv_t = inv_t
-        if entropies is not None:
-            ctx.mark_non_differentiable(entropies)
-        return log_probs, entropies
+        ctx.mark_non_differentiable(*(values for values in (entropies, hits) if values is not None))
+        return log_probs, entropies, hits
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Parts:
-        """Each tile is made once more; the gradient of its logits is g (1[label] - p) / T."""
+        """Each tile is made once more; the gradient of its logits is g (1[label] - p) / T.
+
+        The head's gradient is summed in float32 whatever its products are computed in: rounded tile by tile, the sum
+        would be biased.
+        """
         hidden, weight, labels, normalizers = ctx.saved_tensors
         scales = (gradients[0] * ctx.inv_t).unsqueeze(1)
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for rows in _tiles(hidden, weight):
-            tile = (hidden[rows] @ weight.T).mul_(ctx.inv_t)
+            tile = (hidden[rows] @ weight.T).float().mul_(ctx.inv_t)
             tile = tile.sub_(normalizers[rows].unsqueeze(1)).exp_().mul_(-scales[rows])
             tile.scatter_add_(1, labels[rows].unsqueeze(1), scales[rows])
-            grad_hidden[rows] = tile @ weight
-            grad_weight.addmm_(tile.T, hidden[rows])
+            grad_hidden[rows] = tile.to(weight.dtype) @ weight
+            grad_weight.addmm_(tile.T, hidden[rows].float())
         return grad_hidden, grad_weight, None, None, None
 
 
@@ -390,18 +432,21 @@ class Head:
         scale: float,
         outputs: tuple[str, ...],
     ) -> Parts:
-        """(log-probability, entropy, log sum of squares, mean logit, is top 1): ours for a plain head in float32."""
-        float32 = hidden.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        plain = bias is None and softcap is None and scale == 1.0 and set(outputs) <= {"log_probs", "entropy"}
-        if hidden.device.type != "cpu" or not float32 or not plain:
+        """(log-probability, entropy, log sum of squares, mean logit, is top 1): ours for a plain head on a CPU."""
+        known = {"log_probs", "entropy"} if len(weight) <= SMALL_VOCABULARY else {"log_probs", "entropy", "is_top1"}
+        plain = bias is None and softcap is None and scale == 1.0 and set(outputs) <= known
+        if hidden.device.type != "cpu" or not plain:
             parts: Parts = ChunkedLogProbFunction.apply(
                 hidden, weight, bias, labels, temperature, chunk_size, softcap, scale, outputs
             )
             return parts
-        log_probs, entropies = LogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, labels, 1 / temperature, "entropy" in outputs
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+        log_probs, entropies, hits = LogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, labels, 1 / temperature, outputs
         )
-        return log_probs, entropies, None, None, None
+        return log_probs, entropies, None, None, hits
 
 
 def _tiles(hidden: Tensor, weight: Tensor) -> list[slice]:

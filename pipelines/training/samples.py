@@ -3,12 +3,12 @@
 Importing it costs no torch: records are read before torch and TRL are imported.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from pipelines.core import frames
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import Record, Trajectory, read_jsonl
 from pipelines.recipe.config import Grpo
-
-if TYPE_CHECKING:
-    from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.codec import ChatCodec, common_prefix
 
 IGNORED = -100  # the label that cross-entropy skips
 LIKE_ROWS = 24  # rows of one of GRPO's forwards with padding: the fewer, the more alike in length
@@ -35,7 +33,7 @@ class Sample:
     turn_ends: tuple[int, ...]  # for each turn, the index just past its last agent token.
 
 
-def sample(trajectory: Trajectory, codec: "ChatCodec") -> Sample:
+def sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
     """A sample whose tokens are the trajectory's own; a trajectory of text only is encoded turn by turn."""
     ids, mask, ends = list(trajectory.token_ids), list(trajectory.agent_mask), list(trajectory.turn_ends)
     if not ids:
@@ -110,6 +108,54 @@ def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> li
             near = sorted(indices[at : min(whole, at + micro_batch * WINDOW)], key=lambda index: lengths[index])
             batches += [near[start : start + micro_batch] for start in range(0, len(near), micro_batch)]
         chosen += [index for place in rng.permutation(len(batches)) for index in batches[place]]
+    return chosen[:total]
+
+
+def prefix_groups(samples: Sequence[Sample]) -> list[int]:
+    """For each sample, the number of its group: prompts of a group share most of what not all prompts share.
+
+    Prompts of one database begin with the same instructions and schema; the instructions alone make no group.
+    """
+    by_tokens = sorted(range(len(samples)), key=lambda index: samples[index].input_ids)
+    shared = [0]  # for each sample in that order, the tokens that it shares with the one before it
+    for before, index in itertools.pairwise(by_tokens):
+        shared.append(common_prefix(samples[before].input_ids, samples[index].input_ids))
+    instructions = min(shared[1:], default=0)
+    groups = [0] * len(samples)
+    group = 0
+    for place, index in enumerate(by_tokens):
+        prompt = samples[index].agent_mask.index(1)
+        own = prompt - instructions
+        if place and 2 * (shared[place] - instructions) < own:
+            group += 1
+        groups[index] = group
+    return groups
+
+
+def grouped_order(groups: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:
+    """Indices of `total` samples, so that each run of `micro_batch` holds samples of one group.
+
+    What a group has over fills runs together with the rest of others, neighbours again being of one group. Runs are
+    shuffled: an optimiser step mixes groups. Every sample is used once before any is used again.
+    """
+    chosen: list[int] = []
+    waiting: list[int] = []
+    for epoch in range(math.ceil(total / max(1, len(groups))) + 1):
+        rng = np.random.default_rng((seed, epoch))
+        by_group: dict[int, list[int]] = {}
+        for index in waiting + rng.permutation(len(groups)).tolist():
+            by_group.setdefault(groups[index], []).append(index)
+        runs: list[list[int]] = []
+        rest: list[int] = []
+        for indices in by_group.values():
+            whole = len(indices) - len(indices) % micro_batch
+            runs += [indices[start : start + micro_batch] for start in range(0, whole, micro_batch)]
+            rest += indices[whole:]
+        whole = len(rest) - len(rest) % micro_batch
+        runs += [rest[start : start + micro_batch] for start in range(0, whole, micro_batch)]
+        waiting = rest[whole:]
+        for place in rng.permutation(len(runs)):
+            chosen += runs[place]
     return chosen[:total]
 
 

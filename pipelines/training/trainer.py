@@ -5,7 +5,8 @@ import os
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,8 @@ class TrainerMixin:
 
     plan: Plan
     model: Any
+    accelerator: Any
+    is_deepspeed_enabled: bool
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The recipe's optimiser; one whose maker returns None is made by transformers from the arguments."""
@@ -199,6 +202,29 @@ class TrainerMixin:
             network = self.model if model is None else model
             self.optimizer = OPTIMIZERS[settings.kind].make(network, settings, **settings.options)
         return super().create_optimizer(model)  # type: ignore[misc]
+
+    def in_parts(self, model: Any, parts: Sequence[Any], compute: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """The loss of a micro-batch whose parts' losses add up to it: all parts but the last have their backward here.
+
+        Args:
+            compute: the loss of one part.
+        """
+        # TRL's loss is divided by the micro-batches of a step already; DeepSpeed would do it once more.
+        unscaled = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
+        before: float | torch.Tensor = 0.0
+        for part in parts[:-1]:
+            with unsynchronised(self.accelerator, model):
+                loss = compute(part)
+                self.accelerator.backward(loss, **unscaled)
+            before = before + loss.detach()
+        return compute(parts[-1]) + before
+
+    def most(self, count: int) -> int:
+        """The largest of the processes' counts."""
+        if self.accelerator.num_processes == 1:
+            return count
+        counts: torch.Tensor = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
+        return int(counts.max())
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """TRL's, with the whole state of an optimiser that the processes share."""
@@ -212,6 +238,19 @@ class TrainerMixin:
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: walking over all parameters at each step costs a tiny model 2 % of it."""
         return 0
+
+
+@contextmanager
+def unsynchronised(accelerator: Any, model: Any) -> Iterator[None]:
+    """Inside, backwards add up gradients on each process by itself: the last one outside brings them together."""
+    state = accelerator.gradient_state
+    before = state.sync_gradients
+    with accelerator.no_sync(model):
+        state._set_sync_gradients(False)
+        try:
+            yield
+        finally:
+            state._set_sync_gradients(before)
 
 
 def world_size() -> int:

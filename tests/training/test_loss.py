@@ -299,7 +299,7 @@ def test_parts_of_a_micro_batch_add_up_to_it(make, batch, loss):
 def test_a_process_with_fewer_parts_computes_empty_ones_beside_the_others(make, batch, monkeypatch):
     """Each backward waits for all processes; an empty part moves nothing."""
     trainer = make(micro_tokens=1000)
-    monkeypatch.setattr(trainer, "_most", lambda count: 3)
+    monkeypatch.setattr(trainer, "most", lambda count: 3)
     parts = trainer._parts(trainer.model, batch)
     assert [moving(part).tolist() for part in parts] == [[True] * ROWS, [False] * ROWS, [False] * ROWS]
 

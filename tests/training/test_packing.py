@@ -249,20 +249,41 @@ def test_tiles_give_what_whole_logits_give(inputs, temperature, monkeypatch):
         assert torch.allclose(got, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", ["bias", "bfloat16", "is_top1"])
+@pytest.mark.parametrize("change", ["bias", "is_top1"])
 def test_what_is_not_plain_is_trls_own(inputs, change):
     hidden, weight, labels = inputs
     options = {"bias": torch.ones(VOCABULARY)} if change == "bias" else {}
     if change == "is_top1":
         options["outputs"] = (*OUTPUTS, "is_top1")
-    if change == "bfloat16":
-        hidden, weight = hidden.bfloat16(), weight.bfloat16()
     got = apply(hidden, weight, labels, **options)
     bias, outputs = options.get("bias"), options.get("outputs", OUTPUTS)
     expected = ChunkedLogProbFunction.apply(hidden, weight, bias, labels, 1.0, 32768, None, 1.0, outputs)
     for ours, theirs in zip(got, expected, strict=True):
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs)
+
+
+def test_hits_are_labels_that_are_the_likeliest_token(inputs, monkeypatch):
+    monkeypatch.setattr(packing, "SMALL_VOCABULARY", 1)
+    hidden, weight, labels = inputs
+    log_probs, entropy, _, _, hits = apply(*inputs, outputs=(*OUTPUTS, "is_top1"))
+    logits = hidden @ weight.T
+    assert hits.tolist() == (logits.argmax(1) == labels).tolist()
+    assert torch.allclose(log_probs, logits.log_softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1), atol=1e-5)
+    assert entropy.shape == (TOKENS,)
+
+
+def test_products_in_bfloat16_are_summed_in_float32(inputs):
+    """Values are within bfloat16's three digits; the head's gradient stays float32."""
+    hidden, weight, labels = inputs
+    with torch.autocast("cpu", torch.bfloat16):
+        log_probs, *_ = apply(*inputs)
+    whole = (hidden @ weight.T).log_softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1)
+    assert torch.allclose(log_probs, whole, rtol=0.02, atol=0.05)
+    of_hidden, of_weight = gradients(log_probs, hidden, weight)
+    assert of_weight.dtype == torch.float32
+    for got, expected in zip((of_hidden, of_weight), gradients(whole, hidden, weight), strict=True):
+        assert (got - expected).norm() / expected.norm() < 0.02
 
 
 def peak(step):
