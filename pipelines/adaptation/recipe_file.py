@@ -16,6 +16,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import yaml_text
+from pipelines.rollout.checkpoint_files import weight_files
 from pipelines.rollout.gguf_model import is_gguf, read_header
 
 # The model that is adapted: the tiny one, one of ours, or any from a folder or the hub.
@@ -110,7 +111,7 @@ def is_small(source: str) -> bool:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in weight_files(folder)) if folder.is_dir() else 0
 
 
 def _known(recipe: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import BoundaryError, EndpointError, RecipeError, ResourceError, SqltrainError
+from pipelines.core.messages import without_system
 from pipelines.core.types import Message
 from pipelines.endpoints import answers
 from pipelines.endpoints.answers import Answer
@@ -101,13 +102,7 @@ class Asker:
         """One answer, that numbered `sample` of several to the same conversation; `Connection.ask` has the errors."""
         settings, conversation = self.endpoint, list(messages)
         if settings.system == "merge":
-            # Without the system role: its text begins the first user message.
-            system = "\n\n".join(text for role, text in messages if role == "system")
-            conversation = [message for message in messages if message[0] != "system"]
-            first = next((index for index, (role, _) in enumerate(conversation) if role == "user"), None)
-            if system and first is not None:
-                conversation[first] = ("user", f"{system}\n\n{conversation[first][1]}")
-            conversation = conversation or [("user", system)]
+            conversation = without_system(messages)
         whole_body: dict[str, Any] = {
             "model": settings.model,
             "messages": [{"role": role, "content": text} for role, text in conversation],

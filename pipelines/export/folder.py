@@ -6,13 +6,20 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
-from safetensors import SafetensorError
-
 from pipelines.core.errors import DataError, EndpointError, UserError
 from pipelines.core.files import read_json, require_room, write_json, writing
 from pipelines.export import cards, llama_cpp
 from pipelines.export.cards import Lineage
 from pipelines.recipe.checkpoint import CARD
+from pipelines.rollout.checkpoint_files import (
+    INDEX,
+    SINGLE,
+    network_of,
+    require_adapters,
+    require_checkpoint,
+    tokenizer_of,
+    weight_files,
+)
 
 Kind = Literal["hub-folder", "hub-adapter", "gguf", "ollama"]
 HINT = "Export it with --to hub-folder."
@@ -20,7 +27,7 @@ README, DATASET, MODELFILE = "README.md", Path("dataset", "README.md"), "Modelfi
 TOKENIZER = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt"),
 )
-WEIGHTS = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+SETTINGS = ("config.json", "generation_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -37,7 +44,10 @@ def write(lineage: Lineage, kind: Kind, out: Path, types: Sequence[str] = ("bf16
             raise DataError("these adapters lie over the checkpoint of SFT, which has no hub name", HINT)
         files = list(_files(lineage.adapter, ADAPTER))
     else:
-        files = list(_files(lineage.folder, WEIGHTS))
+        require_checkpoint(lineage.folder)
+        files = [*_files(lineage.folder, SETTINGS), *weight_files(lineage.folder)]
+        if len(weight_files(lineage.folder)) > 0 and not (lineage.folder / SINGLE).is_file():
+            files.append(lineage.folder / INDEX)
     files += _files(lineage.folder, (CARD, *TOKENIZER))
     beside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
@@ -48,10 +58,16 @@ def write(lineage: Lineage, kind: Kind, out: Path, types: Sequence[str] = ("bf16
             require_room(beside, copies * sum(path.stat().st_size for path in files) // 2**20 + 1)
             for path in files:
                 shutil.copyfile(path, beside / path.name)
+            if kind != "hub-adapter" and not weight_files(lineage.folder):
+                # Pickled weights, which other programs rightly refuse to open.
+                network_of(str(lineage.folder), dtype="auto").save_pretrained(beside)
             if kind == "hub-adapter":  # its base goes by its hub name and commit, and never by a path of this machine
                 revision = (lineage.setting("model") or {}).get("revision")
                 names = {"base_model_name_or_path": cards.base_name(lineage), "revision": revision}
                 write_json(beside / "adapter_config.json", {**read_json(beside / "adapter_config.json"), **names})
+                require_adapters(beside)
+            else:
+                require_checkpoint(beside)
             text = cards.model_card(lineage, out.name, "adapter" if kind == "hub-adapter" else "model")
             (beside / README).write_text(text, encoding="utf-8")
             # The card of the demonstrations; without any, the counts of the questions.
@@ -64,20 +80,14 @@ def write(lineage: Lineage, kind: Kind, out: Path, types: Sequence[str] = ("bf16
                 try:
                     gguf_files, notes = llama_cpp.write_gguf(beside, out.name, types)
                     weights = f"./{gguf_files[0]}"
-                except (SafetensorError, ValueError, LookupError) as error:
+                except (ValueError, LookupError) as error:
                     raise DataError(f"{lineage.folder} is damaged: {error}", "Train it again.") from None
                 except DataError as error:
                     if kind == "gguf":
                         raise
                     notes = [f"{error.message}: Ollama imports the safetensors itself, if it supports the architecture"]
             if kind == "ollama":
-                from transformers import AutoTokenizer
-
-                try:
-                    tokenizer = AutoTokenizer.from_pretrained(str(beside))
-                except (OSError, ValueError) as error:
-                    raise DataError(f"its tokenizer cannot be read: {str(error).splitlines()[0]}", HINT) from None
-                text = llama_cpp.modelfile(beside, weights, tokenizer, lineage.card)
+                text = llama_cpp.modelfile(beside, weights, tokenizer_of(str(beside)), lineage.card)
                 (beside / MODELFILE).write_text(text, encoding="utf-8")
             beside.rename(out)
     finally:

@@ -10,6 +10,7 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import read_json
 from pipelines.protocols.base import build
 from pipelines.recipe.checkpoint import CheckpointCard
+from pipelines.rollout.checkpoint_files import weight_files
 
 BLOCKS = {"bf16": 1, "q8_0": 32, "q4_0": 32, "q4_k_m": 256}  # weights of a row that share a scale, by a file's type
 ARCHITECTURES = {"Qwen2ForCausalLM": "QWEN2", "Qwen3ForCausalLM": "QWEN3"}
@@ -97,7 +98,8 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
         writer.add_token_list(texts)
         writer.add_token_types(roles)
         special.add_to_gguf(writer, quiet=True)
-        for shard in sorted(folder.glob("*.safetensors")):
+        shapes = {}
+        for shard in weight_files(folder):
             with safe_open(shard, "pt") as weights:
                 for key in weights.keys():  # noqa: SIM118
                     if key == "lm_head.weight" and config.tie_word_embeddings:
@@ -107,6 +109,7 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
                     bits = "Q8_0" if base == "Q4_0" and ("embed_tokens" in key or "lm_head" in key) else base
                     stored = gguf.GGMLQuantizationType[bits if values.ndim > 1 else "F32"]
                     tensor = names.get_name(key, try_suffixes=(".weight", ".bias"))
+                    shapes[tensor] = list(values.shape)
                     writer.add_tensor(tensor, gguf.quants.quantize(values, stored), raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -119,6 +122,11 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
             if llama_cpp.llama_model_quantize(str(whole).encode(), str(path).encode(), ctypes.byref(settings)):
                 raise DataError(f"llama.cpp cannot quantize {whole.name}", "Take q8_0 or q4_0.")
             whole.unlink()
+        # What was written is read again: each tensor of the checkpoint is there, and no other.
+        read = {tensor.name: list(map(int, tensor.shape))[::-1] for tensor in gguf.GGUFReader(path).tensors}
+        if read != shapes:
+            different = sorted(name for name in read.keys() | shapes.keys() if read.get(name) != shapes.get(name))
+            raise DataError(f"{path.name} does not hold what the checkpoint has: {different[0]}", FOLDER)
     return list(files.values()), notes
 
 

@@ -5,15 +5,26 @@ that a conversation only ever grows at its end, so that an id that was generated
 """
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipelines.core import processes
 from pipelines.core.errors import DataError
+from pipelines.core.messages import without_system
 
-_AGENT, _USER = "agentmarker", "usermarker"  # plain words: no template alters them
+_AGENT, _USER, _SYSTEM = "agentmarker", "usermarker", "systemmarker"  # plain words: no template alters them
+TEMPLATE_HINT = "Mend chat_template.jinja, or take that of the model's own folder."
 _CONTROL_SHAPE = re.compile(r"<\|.*\|>")
 PROMPTS_KEPT = 512  # prompts whose ids are kept: a group's samples share one
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def _tell_of_merging(name: str) -> None:
+    if processes.number == 0:
+        log.warning("the chat template of %s takes no system message: it begins the first user message", name)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
@@ -41,11 +52,7 @@ class ChatCodec:
         if not getattr(tokenizer, "chat_template", None):
             raise DataError("the model's tokenizer has no chat template", "use an instruction-tuned checkpoint")
         self._encode: Callable[[str], list[int]] = functools.partial(tokenizer.encode, add_special_tokens=False)
-        self._render: Callable[[list[dict[str, str]]], str] = functools.partial(
-            tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True
-        )
-        chat = (("user", "q"), ("assistant", _AGENT), ("user", _USER))
-        rendered = self._render([{"role": role, "content": text} for role, text in chat])
+        rendered = self._render((("user", "q"), ("assistant", _AGENT), ("user", _USER)))
         _, marked, after = rendered.rpartition(_AGENT)
         self._before_user, also, self._after_user = after.partition(_USER)
         if not (marked and also):
@@ -58,6 +65,13 @@ class ChatCodec:
         }
         longest_first = sorted((token for token in control if len(token) > 1), key=lambda token: (-len(token), token))
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        # Some templates refuse the system role, as Gemma's do, and some leave its message out.
+        try:
+            self._has_system = _SYSTEM in self._render((("system", _SYSTEM), ("user", "q")))
+        except DataError:
+            self._has_system = False
+        if not self._has_system:
+            _tell_of_merging(str(tokenizer.name_or_path))
         closing = self._encode(self._before_user)
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_id: int | None = closing[0] if closing and closing[0] in special else None
@@ -73,8 +87,8 @@ class ChatCodec:
             if len(self._prompts) >= PROMPTS_KEPT:
                 self._prompts.clear()
             first = next((i for i, (role, _) in enumerate(key) if role == "assistant"), len(key))
-            begun = [{"role": role, "content": self._defuse(text)} for role, text in key[:first]]
-            ids = self._encode(self._render(begun))
+            begun = [(role, self._defuse(text)) for role, text in key[:first]]
+            ids = self._encode(self._render(begun if self._has_system else without_system(begun)))
             for role, text in key[first:]:
                 ids += self.agent(text) if role == "assistant" else self.observation(text)
             self._prompts[key] = ids
@@ -94,6 +108,18 @@ class ChatCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """The text of a conversation by the template, up to where the agent speaks."""
+        import jinja2
+
+        chat = [{"role": role, "content": text} for role, text in messages]
+        try:
+            text: str = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DataError(f"the tokenizer's chat template cannot be used: {reason}", TEMPLATE_HINT) from None
         return text
 
     def _defuse(self, text: str) -> str:

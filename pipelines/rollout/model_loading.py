@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.errors import ResourceError
 from pipelines.recipe.config import Model
+from pipelines.rollout.checkpoint_files import network_of, require_rows, tokenizer_of
 
 
 def load(
@@ -20,8 +21,7 @@ def load(
         dtype: of the weights; None takes `model.compute_dtype`, which is right where they only sample.
         quantized: holds the matrices of all linear layers but the head in NF4, on the device of this process.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
     from transformers.utils.hub import cached_file
 
     hide_bars()
@@ -31,33 +31,25 @@ def load(
     if model.compute_dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         raise ResourceError("this CUDA device has no bfloat16", "Set model.compute_dtype=float32.")
     options: dict[str, Any] = {}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, padding_side="left")
-        if quantized:  # NF4, and the scale of each 64 weights in 8 bits (QLoRA, section 3)
-            require_bitsandbytes()
-            options["quantization_config"] = BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=dtype,
-            )
-            rank = int(os.environ.get("LOCAL_RANK", "0"))
-            options["device_map"] = {"": f"cuda:{rank}" if torch.cuda.is_available() else "cpu"}
-        network = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, dtype=dtype, attn_implementation="sdpa", **options
+    if quantized:  # NF4, and the scale of each 64 weights in 8 bits (QLoRA, section 3)
+        require_bitsandbytes()
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(f"no model at {name}: {reason}", "Give a local folder or a hub name as model.source.") from None
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        options["device_map"] = {"": f"cuda:{rank}" if torch.cuda.is_available() else "cpu"}
+    tokenizer = tokenizer_of(name, revision=revision, padding_side="left")
+    network = network_of(name, revision=revision, dtype=dtype, attn_implementation="sdpa", **options)
     for layer in network.modules() if quantized else ():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False  # it samples with coarser scales than it trains with
     if revision is not None:  # TRL reads a reference network by this name, and would take the newest commit
         file = cached_file(name, "config.json", revision=revision, local_files_only=True)
         network.config._name_or_path = str(Path(file).parent)
-    if len(tokenizer) <= len(tokenizer.added_tokens_encoder):
-        hint = "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
-        raise DataError(f"no tokenizer in {name}", hint)
+    require_rows(name, network, tokenizer)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return network, tokenizer

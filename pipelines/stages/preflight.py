@@ -9,6 +9,7 @@ from pipelines.endpoints.client import Connection, endpoint
 from pipelines.protocols.base import build, read_prompt
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.panel import Rubric
+from pipelines.rollout.checkpoint_files import require_files
 from pipelines.rollout.gguf_model import is_gguf, read_header
 from pipelines.rollout.policies.factories import device, teaching
 from pipelines.sql.dialects.dialect import has_password
@@ -59,6 +60,9 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         )
     if missing & {"model", "synthesize"} and is_gguf(recipe.model.source):
         read_header(Path(recipe.model.source).expanduser())
+    folder = Path(recipe.model.source).expanduser()
+    if missing & {"synthesize", "model", "sft", "difficulty", "grpo"} and folder.is_dir():
+        require_files(folder)
     teaches = "synthesize" in missing and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
     if teaches:
         teaching(recipe)

@@ -54,11 +54,14 @@ def tokenizer(template=CHATML):
 
 
 def checkpoint(folder, recipe):
-    """A model's files, the weights of no use, and things beside them that nobody else needs."""
+    """A model's files, the weights random, and things beside them that nobody else needs."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     folder.mkdir(parents=True)
     tokenizer().save_pretrained(folder)
-    write_json(folder / "config.json", {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096})
-    (folder / "model.safetensors").write_bytes(bytes(100))
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 4096}
+    Qwen2ForCausalLM(Qwen2Config(**heads, **sizes)).save_pretrained(folder)
     (folder / "optimizer.pt").write_bytes(b"pickle")
     write_card(folder, recipe, "grpo", {})
 
@@ -224,12 +227,17 @@ def test_an_export_that_fails_half_way_leaves_nothing(store, tmp_path):
 
 
 def test_adapters_go_alone_and_name_their_base_by_its_hub_name_but_not_over_sft(store, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
     with pytest.raises(DataError, match="no adapters"):
         export(store, tmp_path / "none", "hub-adapter")
     adapter = store.folder("grpo", "grpo1") / "adapter"
     adapter.mkdir()
     write_json(adapter / "adapter_config.json", {"r": 16, "base_model_name_or_path": "/home/ada/base"})
-    (adapter / "adapter_model.safetensors").write_bytes(bytes(10))
+    pair = {"q_proj.lora_A.weight": torch.ones(16, 8), "q_proj.lora_B.weight": torch.ones(8, 16)}
+    weights = adapter / "adapter_model.safetensors"
+    save_file(pair, weights)
     local = store.folder("model", "model1") / "manifest.json"
     known = local.read_text()
     local.write_text(known.replace(BASE, "/home/ada/base"))
@@ -237,6 +245,11 @@ def test_adapters_go_alone_and_name_their_base_by_its_hub_name_but_not_over_sft(
         export(store, tmp_path / "lora", "hub-adapter")
     local.write_text(known)
     assert "library_name: peft" in export(store, tmp_path / "lora", "hub-adapter")
+    for wrong, said in ((16, "2 tensors are no pairs"), (8, "no partner of rank 8")):
+        write_json(adapter / "adapter_config.json", {"r": wrong})
+        save_file({name.replace("_A" * (wrong == 16), ""): value for name, value in pair.items()}, weights)
+        with pytest.raises(DataError, match=f"the adapters in .* are damaged: .*{said}"):
+            export(store, tmp_path / "none", "hub-adapter")
     files = {path.name for path in (tmp_path / "lora").iterdir()}
     assert "adapter_model.safetensors" in files
     assert "model.safetensors" not in files

@@ -90,3 +90,54 @@ def test_a_template_that_is_missing_or_hides_messages_is_refused():
     tokenizer.chat_template = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
     with pytest.raises(DataError, match="does not repeat"):
         ChatCodec(tokenizer)
+
+
+GEMMA = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SILENT = CHATML.replace("{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}")
+
+
+@pytest.mark.parametrize("template", [GEMMA, SILENT])
+def test_a_system_message_that_a_template_does_not_take_begins_the_first_user_message(template, caplog):
+    tokenizer = chatml()
+    tokenizer.chat_template, tokenizer.name_or_path = template, f"a model {len(template)}"
+    text = "<|im_start|>user\nbe brief\n\nhow many ?<|im_end|>\n<|im_start|>assistant\n"
+    for _ in range(2):
+        codec = ChatCodec(tokenizer)
+        assert codec.decode(codec.prompt((("system", "be brief"), ("user", "how many ?")))) == text
+    assert [record.message for record in caplog.records] == [
+        f"the chat template of a model {len(template)} takes no system message: it begins the first user message"
+    ]
+    assert codec.decode(codec.prompt((("system", "be brief"),))).startswith("<|im_start|>user\nbe brief")
+    assert codec.decode(codec.observation("x")) == "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_system_message_that_a_template_takes_stays_and_nothing_is_told(caplog):
+    codec = ChatCodec(chatml())
+    assert codec.decode(codec.prompt((("system", "be brief"), ("user", "q")))).startswith("<|im_start|>system\nbe")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m['content'] }}",
+        "{{ raise_exception('not today') }}",
+        "{{ messages[7]['content'] }}",
+        "{{ 1 / 0 }}",
+        "{{ messages + 1 }}",
+        "{{ nothing.there }}",
+        "{% include 'other' %}",
+    ],
+)
+def test_a_template_that_cannot_be_used_is_one_line(template):
+    tokenizer = chatml()
+    tokenizer.chat_template = template
+    with pytest.raises(DataError, match=r"chat template cannot be used: .*chat_template\.jinja") as caught:
+        ChatCodec(tokenizer)
+    assert "\n" not in str(caught.value)

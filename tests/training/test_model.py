@@ -68,7 +68,7 @@ def test_a_checkpoint_that_lacks_something_says_what(tmp_path, tokenizer, recipe
     shutil.copytree(whole, torn)
     weights = torn / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(DataError, match=r"no model at .*torn: .*header"):
+    with pytest.raises(DataError, match=r"torn/model\.safetensors is damaged: .*header"):
         load(torn, recipe.model)
     shutil.copytree(whole, mute)
     for file in mute.glob("tokenizer*"):

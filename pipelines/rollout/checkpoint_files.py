@@ -1,0 +1,212 @@
+"""A checkpoint held against its architecture, whenever it is loaded and before it is handed on.
+
+transformers fills a tensor that a checkpoint lacks with random values and leaves out what it does not know; the model
+then answers as if nothing were wrong. Here the names, shapes and types of all tensors must be those of the
+architecture, and each file must be whole.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import DataError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+ADAPTER_CONFIG = "adapter_config.json"
+AGAIN = "Copy the whole folder again, or train it again."
+HEAD = "lm_head.weight"
+# Tables that older versions of transformers saved beside the weights, and that are computed today.
+COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a folder's weights: `model.safetensors`, else those that the index names; [] for pickled ones.
+
+    Others that lie there (adapters, Mistral's `consolidated.safetensors`, an old index) are no part of the model.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        if any((folder / name).is_file() for name in PICKLED):
+            return []
+        raise DataError(f"no weights in {folder}", f"It needs {SINGLE}, or {INDEX} and the files that it names.")
+    names = sorted(set(_index(folder).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise DataError(f"{folder} lacks {len(missing)} of {len(names)} files of weights: {missing[0]}", AGAIN)
+    return [folder / name for name in names]
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """The file of each tensor, as the index has it."""
+    try:
+        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        if places and all(Path(place).name == place for place in places.values()):
+            return dict(places)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise DataError(f"{folder / INDEX} is damaged: it has no map from tensors to files of the folder", AGAIN)
+
+
+def require_files(folder: Path) -> None:
+    """Hold a folder's files of weights against one another: each is whole, and has each tensor that its index says."""
+    from safetensors import SafetensorError, safe_open
+
+    if (folder / ADAPTER_CONFIG).is_file():
+        where = "beside whole weights" if (folder / "config.json").is_file() else "alone"
+        hint = f"Merge them into the weights; or, if they are no part of it, move {ADAPTER_CONFIG} away."
+        raise DataError(f"{folder} holds low-rank adapters {where}", hint)
+    place_of: dict[str, str] = {}
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, "pt") as weights:
+                names = list(weights.keys())
+                kinds = {name: weights.get_slice(name).get_dtype() for name in names}
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{file} is damaged: {_line(error)}", AGAIN) from None
+        for name in names:
+            if name in place_of:
+                raise DataError(f"{folder} has {name} twice: in {place_of[name]} and in {file.name}", AGAIN)
+            place_of[name] = file.name
+        whole_numbers = sorted(name for name, kind in kinds.items() if kind[0] in "IUB" and not kind.startswith("BF"))
+        if whole_numbers and not _is_quantized(folder):
+            name = whole_numbers[0]
+            raise DataError(f"{file}: {name} is {kinds[name]}, which is no type of weights", AGAIN)
+    if place_of and not (folder / SINGLE).is_file():
+        index = _index(folder)
+        for name in sorted(index.keys() | place_of.keys()):
+            if index.get(name) != place_of.get(name):
+                said, found = index.get(name, "no file"), place_of.get(name, "no file")
+                raise DataError(f"{folder}: {name} is in {found}, and the index says {said}", AGAIN)
+    if HEAD in place_of and _config(folder).get("tie_word_embeddings"):
+        _require_same_head(folder, place_of)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{folder / 'config.json'} cannot be read: {_line(error)}", AGAIN) from None
+    if not isinstance(values, dict):
+        raise DataError(f"{folder / 'config.json'} is no JSON object", AGAIN)
+    return values
+
+
+def _is_quantized(folder: Path) -> bool:
+    return "quantization_config" in _config(folder)
+
+
+def _require_same_head(folder: Path, place_of: Mapping[str, str]) -> None:
+    """A head beside `tie_word_embeddings` is the embeddings: some programs would take the one, and some the other."""
+    from safetensors import safe_open
+
+    def tensor(name: str) -> Any:
+        with safe_open(folder / place_of[name], "pt") as weights:
+            return weights.get_tensor(name)
+
+    tables = [name for name in place_of if name.endswith("embed_tokens.weight")]
+    if len(tables) != 1 or not tensor(tables[0]).equal(tensor(HEAD)):
+        raise DataError(
+            f"{folder} has a head of its own, {HEAD}, beside tie_word_embeddings: true",
+            "Set tie_word_embeddings to false in config.json if the head is meant, else remove that tensor.",
+        )
+
+
+def network_of(name: str, **options: Any) -> Any:
+    """The network of a checkpoint folder or hub name, if its tensors are those of its architecture.
+
+    Args:
+        options: of transformers' `from_pretrained`; `device_map="meta"` reads the names and shapes alone.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    if Path(name).is_dir():
+        require_files(Path(name))
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # its table of what is missing: that is one line here
+    try:
+        network, loading = AutoModelForCausalLM.from_pretrained(
+            name, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        hint = "Give a local folder or a hub name as model.source."
+        raise DataError(f"no model at {name}: {_line(error)}", hint) from None
+    finally:
+        logging.set_verbosity(level)
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise DataError(f"{name} lacks {len(missing)} tensors of its architecture: {_some(missing)}", AGAIN)
+    for tensor, stored, wanted in sorted(loading["mismatched_keys"]):
+        raise DataError(f"{name}: {tensor} is {tuple(stored)}, and its architecture has {tuple(wanted)}", AGAIN)
+    more = sorted(tensor for tensor in loading["unexpected_keys"] if not tensor.endswith(COMPUTED))
+    if more:
+        hint = "Mend config.json, or remove them."
+        raise DataError(f"{name} has {len(more)} tensors that its architecture lacks: {_some(more)}", hint)
+    for reason in loading.get("error_msgs") or ():
+        raise DataError(f"no model at {name}: {_line(reason)}", AGAIN)
+    return network
+
+
+def require_checkpoint(folder: Path) -> None:
+    """Hold a folder's tensors, by their names, shapes and types, against its architecture and its tokenizer."""
+    network = network_of(str(folder), **({"device_map": "meta"} if weight_files(folder) else {}))
+    require_rows(str(folder), network, tokenizer_of(str(folder)))
+
+
+def require_adapters(folder: Path) -> None:
+    """Hold a folder's low-rank adapters against their configuration: a pair of matrices each, of its rank."""
+    from safetensors import SafetensorError, safe_open
+
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        raise DataError(f"{folder} has no {file.name}", AGAIN)
+    try:
+        rank = int(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"])
+        with safe_open(file, "pt") as weights:
+            shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DataError(f"the adapters in {folder} are damaged: {_line(error)}", AGAIN) from None
+    firsts = [name for name in shapes if ".lora_A." in name]
+    for name in firsts:
+        other = shapes.get(name.replace(".lora_A.", ".lora_B."))
+        if other is None or shapes[name][0] != rank or other[1] != rank:
+            raise DataError(f"the adapters in {folder} are damaged: {name} has no partner of rank {rank}", AGAIN)
+    if not firsts or len(firsts) * 2 != len(shapes):
+        raise DataError(f"the adapters in {folder} are damaged: {len(shapes)} tensors are no pairs", AGAIN)
+
+
+def tokenizer_of(name: str, **options: Any) -> Any:
+    """The tokenizer of a checkpoint folder or hub name."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception, and a wrong one any kind
+        hint = "Give a local folder or a hub name as model.source, with tokenizer.json beside the weights."
+        raise DataError(f"no model at {name}: its tokenizer cannot be read: {_line(error)}", hint) from None
+    if len(tokenizer) <= len(tokenizer.added_tokens_encoder):
+        hint = "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
+        raise DataError(f"no tokenizer in {name}", hint)
+    return tokenizer
+
+
+def require_rows(name: str, network: Any, tokenizer: Any) -> None:
+    """The embeddings must have a row for each token that the tokenizer writes."""
+    rows = int(network.get_input_embeddings().num_embeddings)
+    last = max(tokenizer.get_vocab().values(), default=0)
+    if last >= rows:
+        hint = "The weights and the tokenizer are of different models: copy both from one folder."
+        raise DataError(f"{name} has embeddings of {rows:,} rows, and its tokenizer writes token {last:,}", hint)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _line(error: object) -> str:
+    """An error's first line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
