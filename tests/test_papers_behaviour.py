@@ -468,6 +468,17 @@ def test_questions_with_empty_golds_stay_unless_the_paper_leaves_them_out():
     assert {name: load(name).data.drop_empty for name in PAPERS} == {name: name == "mtir_sql" for name in PAPERS}
 
 
+def test_no_recipe_of_ours_pays_an_empty_answer_for_an_empty_gold():
+    """What follows a paper is as the paper is; the golds of the generated world all have rows."""
+    of_papers = {*PAPERS, "arctic_sql", "csc_sql", "revisql"}
+    for name in recipes.recipe_names():
+        recipe = load(name)
+        sources = [recipe.data.sft, *recipe.data.rl]
+        is_generated = all(source.kind in ("miniature", "mini_interact") for source in sources if source)
+        leaves_out = recipe.data.drop_empty or recipe.execution.equality == "strict_nonempty"
+        assert name in of_papers or is_generated or leaves_out, name
+
+
 def test_mtir_sqls_direct_answer_is_not_thought_of(tmp_path):
     """Table 4: Qwen3's own switch ends the prompt, and no block of reasoning is asked for."""
     prompt = system(tmp_path, "mtir_sql", "variant=direct")

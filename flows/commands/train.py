@@ -397,7 +397,9 @@ def list_recipes() -> None:
 def check(
     recipe: Annotated[str | None, typer.Argument(help="One recipe; all of them when left out.")] = None,
     overrides: Overrides = None,
-    data: Annotated[bool, typer.Option("--data", help="Also report on the health of the gold SQL.")] = False,
+    data: Annotated[
+        bool, typer.Option("--data", help="Also report on the health of the gold SQL, and on what empty answers earn.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check that every recipe loads, and that the gold SQL of one (the miniature by default) earns the full reward.
@@ -470,8 +472,15 @@ def check(
             if empty:
                 equal = "have an empty gold result, which any query without rows equals:"
                 bars.say(f"note: {empty} training questions {equal}")
-                bars.say("  data.drop_empty=true leaves them out")
-            facts |= {"health": gold_health.count_reasons(report), "empty_trained": empty}
+                bars.say(
+                    "  data.drop_empty=true leaves them out, execution.equality=strict_nonempty pays nothing for them"
+                )
+            idle = pay_empty_answers(loaded, [questions for pool, questions in pools if pool in ("sft", "rl")], bars)
+            if idle["questions"]:
+                share = f"{idle['right']:,} of {idle['questions']:,} training questions"
+                earns = f", and earns {idle['reward']:.3g} where gold SQL earns {idle['gold_reward']:.3g}"
+                bars.say(f"a query that never has rows is right for {share}{earns if loaded.rewards else ''}")
+            facts |= {"health": gold_health.count_reasons(report), "empty_trained": empty, "empty_answers": idle}
             facts |= {"unfit": {counted.pool: counted.unfit for counted in pools_counted}}
     problems += gold_problems
     if as_json:
@@ -493,9 +502,7 @@ def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -
         for part in parts:
             by_id, answers = {example.id: example for example in part}, []
             for example in part:
-                turn = Turn("", Action(ActionKind.SOLUTION, example.gold_sql, "gold"))
-                solution = (example.gold_sql, StopReason.SOLUTION)
-                answers.append(Trajectory(example.id, 0, "gold", "check", (), (turn,), *solution))
+                answers.append(one_turn(example, example.gold_sql))
             equality = recipe.execution.equality
             for outcome in judge(answers, by_id, sql, schemas(recipe), equality, recipe.protocol.max_turns):
                 example, why = by_id[outcome.example_id], ""
@@ -522,6 +529,55 @@ def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -
                     problems.append(f"gold SQL of {example.id}: {why}: {example.gold_sql}")
             bars.advance(len(part))
     return problems, {"gold_checked": count, "gold_full": full}
+
+
+def one_turn(example: Example, sql: str) -> Trajectory:
+    """An episode that answers a question at once."""
+    turn = Turn("", Action(ActionKind.SOLUTION, sql, "gold"))
+    return Trajectory(example.id, 0, "gold", "check", (), (turn,), sql, StopReason.SOLUTION)
+
+
+def pay_empty_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -> dict[str, Any]:
+    """What a policy earns whose answers have no rows, and as many columns as gold: the share of questions for which it
+    is right, and its mean reward on the full track beside that of gold SQL, None without a panel.
+    """
+    parts = [pool[start : start + 512] for pool in pools for start in range(0, len(pool), 512)]
+    rubric = Rubric(recipe.rewards) if recipe.rewards else None
+    judged = right = 0
+    paid = paid_gold = 0.0
+    bars.begin("empty answers", sum(map(len, parts)), "queries")
+    with sql_engine(recipe) as sql:
+        for part in parts:
+            by_id = {example.id: example for example in part}
+            golds = sql.execute_many([(example.database, example.gold_sql) for example in part], max_rows=1)
+            empty = [empty_query(len(gold.columns)) for gold in golds]
+            answers = [one_turn(example, text) for example, text in zip(part, empty, strict=True)]
+            answers += [one_turn(example, example.gold_sql) for example in part]
+            reads = rubric.reads if rubric else ()
+            limits = recipe.execution.equality, recipe.protocol.max_turns
+            outcomes = make_outcomes(answers, by_id, sql, schemas(recipe), *limits, reads=reads)
+            for outcome, of_gold in zip(outcomes[: len(part)], outcomes[len(part) :], strict=True):
+                if outcome.broken or of_gold.broken:
+                    continue
+                judged += 1
+                right += outcome.correct
+                if rubric is not None:
+                    paid += rubric.score(outcome).total
+                    paid_gold += rubric.score(of_gold).total
+            bars.advance(len(part))
+    has_pay = rubric is not None and judged > 0
+    return {
+        "questions": judged,
+        "right": right,
+        "reward": paid / judged if has_pay else None,
+        "gold_reward": paid_gold / judged if has_pay else None,
+    }
+
+
+def empty_query(width: int) -> str:
+    """A query of so many columns without rows, for any engine."""
+    cells = ", ".join(f"NULL AS c{number}" for number in range(max(1, width)))
+    return f"SELECT {cells} FROM (SELECT 1 AS unit) AS units WHERE 1 = 0"
 
 
 SweepName = Annotated[

@@ -197,6 +197,7 @@ def test_every_shipped_recipe_can_be_adapted(shop, model):
         assert "difficulty" not in recipe.stages
         assert recipe_file.last_training_stage(recipe) == "grpo"
         assert (recipe.model.lora is None) == (model is None)
+        assert recipe.data.drop_empty, "any query without rows would be paid in full for an empty gold result"
         assert estimate(recipe, asked.counts, graph.plan(recipe, Store(shop / "store")))["grpo"].number > 0
 
 

@@ -202,6 +202,8 @@ def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(tmp_path, sqltr
     assert (facts["gold_checked"], facts["gold_full"], facts["health"]["empty"]) == (5, 5, 1)
     assert facts["empty_trained"] == 1
     assert "1 training questions have an empty gold result" in out + said
+    assert facts["empty_answers"]["right"] == 1
+    assert f"is right for 1 of {facts['empty_answers']['questions']} training questions, and earns " in out + said
 
 
 def test_a_recipe_of_ones_own_is_checked_with_its_own_variants_and_a_reward_that_fails_is_one_line(tmp_path, sqltrain):
