@@ -213,7 +213,7 @@ def data_add(
 
       sqltrain data add spider_dev ~/spider
 
-      sqltrain evaluate sql_trail include=local/spider_dev
+      sqltrain evaluate sql_trail --model CHECKPOINT include=local/spider_dev
 
       sqltrain data add own ~/sales.jsonl --name sales
     """

@@ -602,7 +602,7 @@ class Contracts(Section):
 class Nightly(Section):
     """Nightly retraining (`pipelines/nightly/`, docs/operations.md)."""
 
-    # a folder of JSONL files with new questions, or an SQLite or DuckDB file with a table of them.
+    # a folder of JSONL and CSV files with new questions, or an SQLite or DuckDB file with a table of them.
     inbox: str | None = None
     table: str | None = None  # that table; its columns are named as the fields of a JSONL line.
     # `champion` trains the champion further, with GRPO on the new questions; `base` trains anew on all.

@@ -207,7 +207,7 @@ def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(tmp_path, sqltr
 
 
 def test_a_benchmark_is_checked_and_reviewed_alone_where_the_training_data_is_not_there(spider, sqltrain, monkeypatch):
-    """`check sql_trail include=local/bird_dev --data` of docs/benchmarks.md: other sources have no path and are named."""
+    """`check sql_trail include=local/bird_dev --data` of docs/benchmarks.md: sources without a path are named."""
     monkeypatch.chdir(spider.parent)
     rows = json.loads((spider / "dev.json").read_text())[:2]
     rows[1]["question"] = "How many ships?"
