@@ -198,7 +198,7 @@ def world(tmp_path_factory, environments):
         def run(*words):
             succeeded(
                 subprocess.run(
-                    ["sqltrain", *words], cwd=work, env=variables, capture_output=True, text=True, timeout=900
+                    ["sqltrain", *words], cwd=work, env=variables, capture_output=True, text=True, timeout=3000
                 )
             )
 
