@@ -88,6 +88,13 @@ class SftTrainer(trainer.TrainerMixin, SFTTrainer):  # type: ignore[misc]
 
 def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:
     """Fine-tune on trajectories, from the last checkpoint if there is one."""
+    made = prepare(plan, trajectories, emit)
+    trainer.run(made, plan)
+    return made
+
+
+def prepare(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:
+    """The trainer of a plan, before its first step."""
     recipe = plan.recipe
     network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     samples = encode(plan, trajectories, tokenizer, emit)
@@ -125,7 +132,6 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
         ),
     )
     recorder.take_spent = made.take_spent
-    trainer.run(made, plan)
     return made
 
 

@@ -1,0 +1,245 @@
+"""What a real open-weight model costs and learns: SmolLM2-135M on Spider, with the recipe `smollm2`.
+
+    python benchmarks/real_model.py --speed --data SPIDER --model FILE_OR_FOLDER
+    python benchmarks/real_model.py --run --data SPIDER --model FILE_OR_FOLDER [--device cuda] [--seeds 0 1 2]
+    python benchmarks/real_model.py --run ... sft.epochs=0.01 grpo.steps=2 data.test.0.count=4     # tries the script
+
+`--speed` prints, for the same rows in the same precision, the samples a second of SFT by TRL's own SFTTrainer and by
+ours, then the seconds of a greedy answer with each prompt computed whole and with shared prefixes: by wall clock and by
+processor time, with the most memory that each process held. Each arm is a process of its own. On a machine that is busy
+with other work compare processor time.
+
+`--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, evaluates more SFT at equal
+time beside it, and writes the figures, curves and answers as small files to --out. It resumes where it was stopped.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.stages import graph
+from pipelines.stages.context import Silent, checkpoint_of
+
+QUESTIONS = 64  # of the evaluation's arms
+STEPS = 3  # measured optimiser steps of SFT
+WARM_UP = 1  # steps before them, which allocate
+TRL_MICRO_BATCH = 8  # rows of TRL's forward: more do not fit 16 GiB
+ARMS = {
+    "sft:trl": "SFT, TRL's SFTTrainer",
+    "sft:ours": "SFT, sft.group_by=prefix",
+    "evaluation:whole": "evaluation, each prompt whole",
+    "evaluation:shared": "evaluation, shared prefixes",
+}
+SMALL_FILES = ("metrics.json", "curves.jsonl", "timing.jsonl", "summary.json", "records.jsonl", "manifest.json")
+
+
+def recipe_of(options: argparse.Namespace, *more: str) -> Recipe:
+    """The recipe on this data and model."""
+    variant = "gpu" if options.device == "cuda" else "laptop"
+    words = [f"variant={variant}", f"data.path={options.data.resolve()}", f"model.source={options.model}"]
+    return recipes.load("smollm2", [*words, *more, *options.overrides])
+
+
+def made(recipe: Recipe, store: Store, until: str) -> dict[str, Path]:
+    """The folders of the stages up to one, by name; what the store lacks is made."""
+    steps = graph.plan(recipe, store, until)
+    return {step.name: graph.execute(step, recipe, store, Silent(), steps).folder for step in steps}
+
+
+# The arms of --speed: each prints one line of JSON.
+
+
+def sft_arm(recipe: Recipe, folders: dict[str, Path], arm: str, out: Path) -> dict[str, float]:
+    """Samples a second of SFT, by TRL's trainer as it comes or by ours."""
+    import torch
+    from transformers import TrainerCallback
+
+    from pipelines.core import frames
+    from pipelines.core.types import Trajectory
+    from pipelines.training import sft
+    from pipelines.training.plan import Plan
+    from pipelines.training.record import CurveRecorder
+    from pipelines.training.trainer import lean_head
+
+    torch.set_num_threads(recipe.hardware.threads)
+    batch = recipe.sft.batch
+    count = batch * (STEPS + WARM_UP)
+    data = folders["filter"] / frames.DATA
+    trajectories = frames.from_frame(frames.read(data), Trajectory)
+    moments: list[tuple[float, float]] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            moments.append((time.perf_counter(), time.process_time()))
+
+    plan = Plan(kind="sft", recipe=recipe, checkpoint_in=checkpoint_of(folders["model"]), data=data, out=out)
+    trainer = sft.prepare(plan, trajectories, lambda event: None)
+    trainer.args.max_steps = STEPS + WARM_UP
+    trainer.args.save_strategy = "no"
+    trainer.pop_callback(CurveRecorder)
+    if arm == "trl":
+        trainer = trl_trainer(trainer, plan, count)
+    else:
+        lean_head()
+    trainer.add_callback(Clock())
+    trainer.train()
+    (start, cpu_start), (end, cpu_end) = moments[WARM_UP - 1], moments[-1]
+    samples = batch * STEPS
+    return {"rows_per_s": samples / (end - start), "rows_per_cpu_s": samples / (cpu_end - cpu_start)}
+
+
+def trl_trainer(ours: Any, plan: Any, count: int) -> Any:
+    """TRL's own SFTTrainer on the rows that ours takes first, in the same precision."""
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    from pipelines.training.model import load_to_train
+
+    network, tokenizer = load_to_train(plan.checkpoint_in, plan.recipe.model)
+    rows = ours.train_dataset.select(ours.indices[:count])
+    arguments = SFTConfig(
+        output_dir=str(plan.out / "trl"),
+        max_steps=STEPS + WARM_UP,
+        per_device_train_batch_size=TRL_MICRO_BATCH,
+        gradient_accumulation_steps=plan.recipe.sft.batch // TRL_MICRO_BATCH,
+        bf16=plan.recipe.model.compute_dtype == "bfloat16",
+        use_cpu=ours.args.use_cpu,
+        gradient_checkpointing=False,
+        learning_rate=plan.recipe.sft.optimizer.lr,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    return SFTTrainer(model=network, processing_class=tokenizer, train_dataset=rows, args=arguments)
+
+
+def evaluation_arm(recipe: Recipe, folders: dict[str, Path], arm: str, questions: int) -> dict[str, float]:
+    """Seconds of greedy answers to the first held-out questions, with and without shared prefixes."""
+    from pipelines.databases.of_recipe import schemas, sql_engine
+    from pipelines.protocols.base import build
+    from pipelines.rollout import decoding
+    from pipelines.rollout.engine import RolloutEngine
+    from pipelines.rollout.episode import EpisodeRequest
+    from pipelines.rollout.policies.factories import policy
+    from pipelines.stages.context import examples
+
+    if arm == "whole":
+        decoding.LEAST_PREFIX = 1 << 30
+    asked = examples(folders["test"], "test")[:questions]
+    sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
+    protocol = build(recipe.protocol)
+    with sql_engine(recipe, workers=1) as sql:
+        answering = policy(checkpoint_of(folders["model"]), recipe)
+        engine = RolloutEngine(answering, protocol, sql, sampling, recipe.protocol.max_turns_eval, schemas(recipe))
+        started, cpu_started = time.perf_counter(), time.process_time()
+        engine.run([EpisodeRequest(example, 0, seed) for seed, example in enumerate(asked)])
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    return {"s_per_question": seconds / len(asked), "cpu_s_per_question": cpu_seconds / len(asked)}
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Run each arm in a process of its own, and print them in one table."""
+    recipe = recipe_of(options)
+    folders = made(recipe, Store(options.store), "model")
+    folders |= made(recipe, Store(options.store), "test")
+    figures: dict[str, dict[str, float]] = {}
+    for arm in ARMS:
+        command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        figures[arm] = json.loads(printed.splitlines()[-1])
+    names = list(dict.fromkeys(name for values in figures.values() for name in values))
+    table = Table("arm")
+    for name in names:
+        table.add_column(name, justify="right")
+    for arm, about in ARMS.items():
+        table.add_row(about, *(f"{figures[arm][name]:.3g}" if name in figures[arm] else "" for name in names))
+    Console(width=140).print(table)
+    samples, seconds = "rows_per_cpu_s", "cpu_s_per_question"
+    sft_ratio = figures["sft:ours"][samples] / figures["sft:trl"][samples]
+    evaluation_ratio = figures["evaluation:whole"][seconds] / figures["evaluation:shared"][seconds]
+    print(f"by processor time: SFT {sft_ratio:.2f} times TRL's, an evaluation {evaluation_ratio:.2f} times faster")
+    print(json.dumps({"arms": figures, "sft_ratio": sft_ratio, "evaluation_ratio": evaluation_ratio}))
+
+
+def one_arm(options: argparse.Namespace) -> None:
+    """Measure one arm, and print its figures as a line of JSON."""
+    recipe = recipe_of(options)
+    store = Store(options.store)
+    kind, _, name = options.arm.partition(":")
+    if kind == "sft":
+        out = Path(options.store) / "speed"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        figures = sft_arm(recipe, made(recipe, store, "model"), name, out)
+    else:
+        folders = made(recipe, store, "model") | made(recipe, store, "test")
+        figures = evaluation_arm(recipe, folders, name, options.questions)
+    figures["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(json.dumps(figures))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the recipe for each seed, and more SFT beside it; copy what fits a small place."""
+    for seed in options.seeds:
+        for variant in ("", "variant=more_sft"):
+            recipe = recipe_of(options, f"seed={seed}", *filter(None, [variant]))
+            words = ["sqltrain run of smollm2", f"seed {seed}", variant or "SFT and GRPO"]
+            print(", ".join(words), flush=True)
+            name = f"seed{seed}{'-more_sft' if variant else ''}"
+            keep(made(recipe, Store(options.store), "report"), options.out / name)
+
+
+def keep(folders: dict[str, Path], out: Path) -> None:
+    """Copy the small files of some stages."""
+    for stage, folder in folders.items():
+        for file in SMALL_FILES:
+            if (folder / file).is_file():
+                (out / stage).mkdir(parents=True, exist_ok=True)
+                shutil.copy2(folder / file, out / stage / file)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the speed, or run the recipe."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speed", action="store_true", help="measure SFT and evaluation against TRL and whole prompts")
+    parser.add_argument("--run", action="store_true", help="run the recipe for each seed")
+    parser.add_argument("--arm", choices=list(ARMS), help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, required=True, help="Spider's folder")
+    parser.add_argument("--model", required=True, help="a GGUF file, a folder or a hub name")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda runs variant=gpu")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of --run")
+    parser.add_argument("--questions", type=int, default=QUESTIONS, help="questions of the evaluation's arms")
+    parser.add_argument("--store", type=Path, default=Path("build/real_model"), help="where stages are kept")
+    parser.add_argument("--out", type=Path, default=Path("build/real_model_figures"), help="where --run copies figures")
+    parser.add_argument("overrides", nargs="*", help="KEY=VALUE of the recipe")
+    options = parser.parse_intermixed_args(arguments)
+    if options.arm:
+        one_arm(options)
+    elif options.speed:
+        speed(options)
+    elif options.run:
+        run(options)
+    else:
+        parser.error("pass --speed or --run")
+
+
+if __name__ == "__main__":
+    main()
