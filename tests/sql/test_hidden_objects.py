@@ -158,6 +158,14 @@ SELECT name FROM person WHERE 1 IN (SELECT 1 FROM visit WHERE ssn = 's2')
 SELECT x.ssn FROM (SELECT p.* FROM person p) x
 SELECT x.ssn FROM (SELECT * FROM visit v JOIN person p ON p.id = v.id) x
 SELECT name, door FROM person JOIN badge USING (ssn)
+SELECT b.ssn FROM (person) b
+SELECT b.ssn FROM ((badge x CROSS JOIN person b))
+SELECT j.ssn FROM (person p JOIN visit v ON v.id = p.id) AS j
+SELECT person FROM person JOIN visit USING (id) AS j
+SELECT person.to_jsonb FROM person JOIN visit USING (id) AS j
+SELECT j.ssn FROM person JOIN visit USING (id) AS j
+SELECT x FROM badge b JOIN person AS p(x, y, z) ON z = b.ssn
+SELECT (SELECT b.ssn FROM person b LIMIT 1) FROM badge b
 """.strip().splitlines()
 
 
@@ -169,8 +177,7 @@ def check_resolved(database, harmless=(), unresolved=()):
     assert answers(database, *(sql for sql, _ in honest)) == [rows for _, rows in honest]
     dishonest = [sql for sql in DISHONEST if sql not in harmless]
     told = zip(dishonest, answers(database, *dishonest), strict=True)
-    failures = ("hidden", "runtime", "ambiguous_column", "no_such_column")
-    assert [(sql, found) for sql, found in told if found not in failures] == []
+    assert [(sql, found) for sql, found in told if isinstance(found, list)] == []
 
 
 def test_rows_come_in_an_order_of_their_own_and_not_of_hidden_keys(sqlite_people):

@@ -230,7 +230,7 @@ def _statement_names(sql: str) -> base.StatementNames:
         and (at == common[words[at]][0] or at > common[words[at]][1])
         and words[at - 1 : at] != ["."]
     }
-    is_own |= {at for at in places if words[at - 1 : at] == ["as"]}  # a name that the statement gives
+    is_own |= {at for at in places if tokens[at - 1 : at] == [("word", "as")]}  # a name that the statement gives
     # Which table a name may stand for: itself, one before it, one that has its alias further on.
     tables_of: dict[str, set[str]] = {words[at]: {words[at]} for at in places}
     for at in places:

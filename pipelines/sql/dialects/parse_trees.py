@@ -419,7 +419,8 @@ class _Query:
                 path = [node[part] for part in ("schemaname", "relname") if part in node]
                 is_common = path[0] in self._common and not path[1:]
                 relation = "" if is_common else _qualified(self._visible, *path)
-                self._rows |= {(name, relation) for name in names or (path[-1],)}
+                own_name = () if alias else (path[-1],)
+                self._rows |= {(name, relation) for name in (*names, *own_name)}
                 if alias.get("colnames") and relation:
                     self._starred.add(relation)
             else:
