@@ -174,7 +174,9 @@ def test_tokens_are_counted_by_the_tokenizer_of_a_model_that_is_here(tmp_path):
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    count, is_exact = prompt_fit.token_counter(recipes.load("sql_trail", [f"model.source={tmp_path}"]))
+    count, is_exact = prompt_fit.token_counter(recipes.load("sql_trail", [f"model.source={tmp_path}"]), Store(tmp_path))
     assert (count("a b, a"), is_exact) == (4, True)
-    count, is_exact = prompt_fit.token_counter(recipes.load("sql_trail", [f"model.source={tmp_path}/gone"]))
+    count, is_exact = prompt_fit.token_counter(
+        recipes.load("sql_trail", [f"model.source={tmp_path}/gone"]), Store(tmp_path)
+    )
     assert (count("a b, a"), is_exact) == (2, False)

@@ -1,17 +1,22 @@
 """How many questions' prompts leave no token for an answer: counted before anything is paid or trained."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas
 from pipelines.databases.schema_filter import CHARS_PER_TOKEN
 from pipelines.protocols.base import build
 from pipelines.recipe.config import Recipe, Sampling
+from pipelines.rollout.gguf_model import is_gguf
 from pipelines.stages.context import each_example
+from pipelines.stages.gguf_folders import gguf_folder
 
+log = logging.getLogger(__name__)
 SHOWN = 5  # databases that a message names
 NEAR = 0.2  # of an episode's tokens: prompts that are so near to it are counted, and not estimated
 
@@ -27,14 +32,15 @@ class PoolFit:
     hint: str  # if more are unfit than the recipe allows, what to do; else ""
 
 
-def token_counter(recipe: Recipe) -> tuple[Callable[[str], int], bool]:
+def token_counter(recipe: Recipe, store: Store) -> tuple[Callable[[str], int], bool]:
     """A function that counts a text's tokens, and whether it is exact: it is if the model's tokenizer is on this
     machine; the tiny model's are words, those of others about three characters.
     """
     source = recipe.model.source
     if recipe.protocol.is_brief:
         return lambda text: len(text.split()), True
-    path = Path(source).expanduser() / "tokenizer.json"
+    folder = gguf_folder(Path(source), store, log.warning) if is_gguf(source) else Path(source).expanduser()
+    path = folder / "tokenizer.json"
     if not path.is_file() and source != "tiny":
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -69,7 +75,10 @@ def count(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
     for place, benchmark in enumerate(recipe.data.test):
         step, asked = f"test.{benchmark.name}" if place else "test", {"evaluation": recipe.evaluation.sampling}
         pools.append((str(benchmark.name), asked, step, "test"))
-    tokens_of, is_exact = token_counter(recipe)
+    if not folders:
+        return []
+    store = Store(next(iter(folders.values())).parent.parent)
+    tokens_of, is_exact = token_counter(recipe, store)
     protocol, schema = build(recipe.protocol), schemas(recipe)
     found = []
     for name, sections, step, pool in pools:

@@ -8,8 +8,12 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import CARD
 from pipelines.rollout.gguf_model import config_of, read_header, write_folder
-from pipelines.stages.gguf_folders import gguf_folder, link_folder
+from pipelines.stages import prompt_fit, train
+from pipelines.stages.context import Context, Silent, checkpoint_of
+from pipelines.stages.gguf_folders import gguf_folder
 from pipelines.stages.keys import gguf_key, weights
 from tests.export.test_export import tiny
 
@@ -85,13 +89,25 @@ def test_a_folder_of_a_file_has_its_weights_tokens_and_template(exported, tmp_pa
 
 
 def test_a_file_is_read_once_and_the_stage_gets_a_plain_folder(exported, tmp_path):
+    from transformers import AutoTokenizer
+
     file, store, lines = exported / "agent" / "agent-q8_0.gguf", Store(tmp_path / "store"), []
     folder = gguf_folder(file, store, lines.append)
     assert gguf_folder(file, store, lines.append) == folder == store.root / "gguf" / gguf_key(file, store) / "model"
     assert len(lines) == 1
-    link_folder(folder, tmp_path / "model")
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {path.name for path in folder.iterdir()}
-    assert (folder / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
+    recipe = recipes.load("sql_trail", [f"model.source={file}"])
+    count, is_exact = prompt_fit.token_counter(recipe, store)
+    assert (count("SELECT 12"), is_exact) == (
+        len(AutoTokenizer.from_pretrained(folder)("SELECT 12")["input_ids"]),
+        True,
+    )
+    context = Context("model", recipe, store.work("model", "k"), {}, Silent())
+    context.folder.mkdir(parents=True)
+    train.model(context)
+    model = context.folder / "model"
+    assert checkpoint_of(context.folder) == str(model)
+    assert {path.name for path in model.iterdir()} == {CARD, *(path.name for path in folder.iterdir())}
+    assert (folder / "model.safetensors").samefile(model / "model.safetensors")  # no second copy
     assert config_of(file)["head_dim"] == 16
 
 
