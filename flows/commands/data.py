@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.terminal import NO_PATH, AsJson, Bars, Overrides, console, emit, open_recipe, say, with_store
+from flows.terminal import AsJson, Bars, Overrides, console, emit, open_recipe, say, with_store
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.files import write_atomic, writing_to
+from pipelines.core.text_files import read_text
 from pipelines.core.types import Example
 from pipelines.databases import card, named
 from pipelines.databases.of_recipe import sql_engine
@@ -28,15 +29,22 @@ from pipelines.recipe.yaml_files import yaml_text
 from pipelines.report.terminal import plain
 from pipelines.serving.models import ENDPOINT
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.teachers.invent import Inventor, coverage, lines, read_log
+from pipelines.teachers.invent import Inventor, LoggedQuery, coverage, lines, read_log
 
 app = typer.Typer()
 data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 LINE_CHARS = 300
+QUERY_CHARS = 80  # of a query that is named
 MARK = "# questions_sha256: "  # of an entry of conf/local
 WORKERS = 2  # processes that run the SQL of a review
+
+
+def shown(sql: str) -> str:
+    """The beginning of a query, in one line."""
+    line = plain(" ".join(sql.split()))
+    return line if len(line) <= QUERY_CHARS else f"{line[: QUERY_CHARS - 1]}…"
 
 
 @app.command()
@@ -65,16 +73,18 @@ def invent(
     """
     recipe, store = open_recipe("miniature", overrides)
     where = named.find(database)
-    queries: list[str] = []
+    logged: Sequence[LoggedQuery] = ()
     if log is not None:
         a_log = "Pass a text file of SQL, each statement ended by ;."
-        try:
-            queries = read_log(log.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{log} cannot be read: {error}", a_log) from None
-        if not queries:
+        read = read_log(read_text(log, a_log), where.database.engine)
+        logged = read.queries
+        for query in read.unreadable:
+            say(f"{log}, line {query.line} is left out, for a quote or a comment is never closed: {shown(query.sql)}")
+        if read.repeats:
+            say(f"{log} has {read.repeats} statements more than once; each is tried once")
+        if not logged:
             raise DataError(f"{log} has no statement", a_log)
-    count = count or len(queries) or 100
+    count = count or len(logged) or 100
     # A file that cannot be written is said before anything is bought.
     hint = "Pass --out FILE.jsonl."
     with writing_to(out, hint):
@@ -92,6 +102,7 @@ def invent(
                 await asker.connection.close()
 
     asyncio.run(reach())
+    queries = [query.sql for query in logged]
     with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(console) as bars:
         bars.begin("invent", count, "questions")
         schema = where.schema(sql, values=3)
@@ -114,6 +125,11 @@ def invent(
     write_atomic(out, text_of(invented.examples))
     say(f"{len(invented.examples)} of {count} questions in {out} (use: data.sft.kind=jsonl data.sft.path={out})")
     say(f"queries: {reasons}")
+    lines_of: dict[str, list[str]] = {}  # of the log, by the reason
+    for number, reason in invented.lost if logged else ():
+        lines_of.setdefault(reason, []).append(str(logged[number].line))
+    for reason, numbers in lines_of.items():
+        say(f"{log}: {reason} in the queries of the lines {', '.join(numbers)}")
     covered = coverage(invented.examples, schema)
     for line in lines(covered):
         say(line)
@@ -167,8 +183,6 @@ def review(
 
     if data:
         recipe, _ = open_recipe(questions, overrides)
-        if recipe.data.without_path:
-            say(f"note: {NO_PATH.format(', '.join(recipe.data.without_path))}")
         files = ReviewFiles.of(out or Path("corrections.jsonl"))
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -213,7 +227,7 @@ def data_add(
 
       sqltrain data add spider_dev ~/spider
 
-      sqltrain evaluate sql_trail --model CHECKPOINT include=local/spider_dev
+      sqltrain evaluate sql_trail include=local/spider_dev
 
       sqltrain data add own ~/sales.jsonl --name sales
     """

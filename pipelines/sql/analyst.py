@@ -107,6 +107,8 @@ diagnose: SqlAnalysis[Failure, tuple[Diagnosis, tuple[Item, ...]]]
 diagnose = SqlAnalysis("diagnose", tuple[Diagnosis, tuple[Item, ...]], (Diagnosis("semantic", UNREAD), ()))
 # A query without its comments, by the engine's own rules.
 without_comments: SqlAnalysis[tuple[str, EngineName], str] = SqlAnalysis("without_comments", str, "")
+# Whether each text is one statement to the parser of its dialect.
+is_readable: SqlAnalysis[tuple[str, EngineName], bool] = SqlAnalysis("is_readable", bool, False)
 # The names in each query's text.
 naming: SqlAnalysis[str, Naming | None] = SqlAnalysis("naming", Naming | None, None)
 _fields = functools.cache(get_type_hints)

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import re
-import sqlite3
 
 _KEYWORDS = """
     select from where group by having order limit offset join left right full outer cross natural on using union all
@@ -54,57 +53,20 @@ def is_ordered(sql: str) -> bool:
     return around in at_depths
 
 
-# Scripts of several SQL statements, by their signs alone: the ends of statements, comments, words that write.
+# Scripts of several SQL statements, by their signs alone: comments, words that write.
 
 OUTCOME, ORDERED = "outcome", "outcome in order"  # as the last turn of a script: what it led to, as `outcome` tells
-MOST_STATEMENTS = 1000  # of one turn
-# Quoted texts and comments, whole if they are never closed, and the ends of statements.
+# Quoted texts and comments, whole if they are never closed.
 _PIECE = re.compile(
     r"""'(?:[^']|'')*(?:'|\Z)|"(?:[^"]|"")*(?:"|\Z)|`[^`]*(?:`|\Z)|\[[^\]]*(?:\]|\Z)"""
-    r"""|(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<end>;)|[^'"`\[;/-]+|.""",
+    r"""|(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|[^'"`\[/-]+|.""",
     re.DOTALL,
 )
-_CREATE = re.compile(r"\s*create\b", re.IGNORECASE)
 _WORD_THAT_WRITES = re.compile(
     r"\b(?:insert|update|delete|replace\s+into|create|drop|alter|begin|commit|rollback|savepoint|reindex|analyze"
     r"|pragma)\b|(?:^|;)\s*(?:end|release)\b",
     re.IGNORECASE,
 )
-
-
-def statements(script: str) -> list[str]:
-    """The statements of a script, without comments and semicolons. Linear in its length, but for bodies of triggers."""
-    parts, text = [], ""
-    for match in _PIECE.finditer(script):
-        if match["end"] is None:
-            text += " " if match["comment"] is not None else match[0]
-        elif _CREATE.match(text) and not sqlite3.complete_statement(text + ";"):
-            text += ";"  # inside the body of a trigger
-        else:
-            parts.append(text.strip())
-            text = ""
-    parts = [part for part in (*parts, text.strip()) if part]
-    if len(parts) > MOST_STATEMENTS:
-        raise ValueError(f"there are more than {MOST_STATEMENTS} statements")
-    return parts
-
-
-def has_more_behind(sql: str) -> bool:
-    """Whether anything but blanks and comments stands behind the first statement, be it a semicolon alone. Python's
-    sqlite3 takes no such text.
-    """
-    is_begun = is_over = False
-    for match in _PIECE.finditer(sql):
-        if match["comment"] is not None:
-            continue
-        is_end = match["end"] is not None
-        if is_over and (is_end or match[0].strip(" \t\n\f\r")):
-            return True
-        if is_end:
-            is_over = is_begun
-        elif not is_begun:
-            is_begun = bool(match[0].strip(" \t\n\f\r"))
-    return False
 
 
 def without_comments(script: str) -> str:

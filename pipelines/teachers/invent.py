@@ -8,18 +8,18 @@ answers it. Pairs on which both queries agree are kept, as many of each hardness
 import dataclasses
 import random
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import HARDNESS_LEVELS, Database, Example
+from pipelines.core.types import HARDNESS_LEVELS, Database, EngineName, Example
 from pipelines.endpoints.asker import Asker
 from pipelines.recipe.config import Sampling
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import Schema, written
 from pipelines.sql.similarity import sql_shape
+from pipelines.sql.splitter import line_of, split
 from pipelines.teachers import experts
 
 STYLES = {
@@ -46,7 +46,6 @@ other columns. Answer with the query alone in a ```sql fence."""
 EQUALITY = "bird"  # by which the checker's result must equal the proposed query's
 DRAFTS_PER_QUESTION = 8  # tries before it gives up on the count
 _FENCE = re.compile(r"```(?:sql)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
-_COMMENTS = re.compile(r"\A(?:\s*--[^\n]*\n|\s*/\*.*?\*/)+", re.DOTALL)
 PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
 
 
@@ -69,6 +68,13 @@ class Invented:
     doubted: list[Example] = dataclasses.field(default_factory=list)
     # how many drafts ended how.
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    # numbers and reasons of the drafts of which no question was made.
+    lost: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+
+    def lose(self, number: int, reason: str) -> None:
+        """Note that a draft came to nothing."""
+        self.counts[reason] += 1
+        self.lost.append((number, reason))
 
 
 @dataclasses.dataclass
@@ -113,7 +119,7 @@ class Inventor:
 
     def _examples(self, numbers: Sequence[int], invented: Invented) -> list[Example]:
         """The examples of these tries on which both models agree; the others are noted as doubted."""
-        drafts = self._propose(numbers, invented.counts)
+        drafts = self._propose(numbers, invented)
         engine, name = self.database.engine, self.checker.name
         prompts = [
             experts.conversation(ASK.format(style=STYLES[draft.style]), self.schema, "none yet", "", SQL=draft.sql)
@@ -122,7 +128,9 @@ class Inventor:
         answers = self.teacher.ask_all(prompts)
         questions = [" ".join(answer.text.split()).strip("\"' ")[:1000] if answer else "" for answer in answers]
         worded = [(draft, question) for draft, question in zip(drafts, questions, strict=True) if question]
-        invented.counts["no_question"] += len(drafts) - len(worded)
+        for draft, question in zip(drafts, questions, strict=True):
+            if not question:
+                invented.lose(draft.number, "no_question")
         rules = ANSWER.format(engine=engine)
         answers = self.checker.ask_all([experts.conversation(rules, self.schema, text, "") for _, text in worded])
         pairs = [
@@ -141,7 +149,7 @@ class Inventor:
             (examples if agrees else invented.doubted).append(example)
         return examples
 
-    def _propose(self, numbers: Sequence[int], counts: Counter[str]) -> list[Draft]:
+    def _propose(self, numbers: Sequence[int], invented: Invented) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
         names, part = [table.name for table in self.schema.tables], written(self.database.engine)
         quoted = {name: self.schema.written(name, part) for name in sorted(names)}
@@ -165,13 +173,13 @@ class Inventor:
         for (number, level, style), text, result in zip(plans, texts, results, strict=True):
             shape = "" if text is None else sql_shape(text, names=True)  # two drafts that ask the same but for values
             if text is None:
-                counts["no_sql"] += 1
+                invented.lose(number, "no_sql")
             elif not result.ok:
-                counts[f"sql_{result.error_class or result.status.value}"] += 1
+                invented.lose(number, f"sql_{result.error_class or result.status.value}")
             elif not any(cell is not None and cell != 0 for row in result.rows for cell in row):
-                counts["empty_result"] += 1
+                invented.lose(number, "empty_result")
             elif shape in self.shapes:
-                counts["near_duplicate"] += 1
+                invented.lose(number, "near_duplicate")
             else:
                 drafts.append(Draft(number, text, style, level))
                 self.shapes.add(shape)
@@ -187,15 +195,48 @@ def read_sql(text: str | None) -> str | None:
     return sql if re.match(r"(select|with)\b", sql, re.IGNORECASE) else None
 
 
-def read_log(text: str) -> list[str]:
-    """The statements of a query log, each ended by `;`, in their order, each once, without the comments before them."""
-    statements, begun = dict[str, None](), ""
-    for line in [*text.splitlines(), ";"]:
-        begun += line + "\n"
-        if sqlite3.complete_statement(begun):
-            statements[_COMMENTS.sub("", begun).strip().rstrip(";").strip()] = None
-            begun = ""
-    return list(filter(None, statements))
+@dataclasses.dataclass(frozen=True)
+class LoggedQuery:
+    """A statement of a query log."""
+
+    sql: str
+    line: int  # in which it begins.
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryLog:
+    """The statements of a log in their order, without the comments before them."""
+
+    queries: Sequence[LoggedQuery]  # each text once.
+    repeats: int  # statements that stand in the log before.
+    unreadable: Sequence[LoggedQuery]  # those in which a quote or a comment is not closed, up to the end of a line.
+
+
+def read_log(text: str, engine: EngineName) -> QueryLog:
+    """The statements of a log, each ended by `;`, by the quotes of its dialect.
+
+    A quote that is not closed would take the statements behind it into its text. So a statement whose quoted text has a
+    semicolon at the end of a line is one only if the parser can read it; else it ends there and is unreadable, and what
+    follows is kept.
+    """
+    queries: dict[str, LoggedQuery] = {}
+    unreadable: list[LoggedQuery] = []
+    at = count = 0
+    while (statement := next(split(text, engine, at), None)) is not None:
+        end, at = statement.end, statement.after
+        is_right = statement.is_closed
+        if is_right and statement.inner_end is not None:
+            is_right = analyst.is_readable([(text[statement.begin : end], engine)])[0]
+        if not is_right and statement.inner_end is not None:
+            end = statement.inner_end
+            at = end + 1
+        query = LoggedQuery(text[statement.begin : end].strip(), line_of(text, statement.begin))
+        if is_right:
+            queries.setdefault(query.sql, query)
+            count += 1
+        else:
+            unreadable.append(query)
+    return QueryLog(tuple(queries.values()), count - len(queries), tuple(unreadable))
 
 
 # Coverage of a schema by a set of questions: its tables, its joins, functions of SQL and levels, and the gaps.

@@ -7,7 +7,7 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import analyst
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.diagnoses import Failure
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.health import examine
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import introspect
@@ -47,6 +47,23 @@ def test_a_worker_reads_gold_of_a_benchmark_and_an_answer_of_many_joins(shop, en
     # The sandbox refuses them, so nothing may be paid for what the first of them reads
     assert parse("SELECT name FROM customer; DROP TABLE customer") is None
     assert parse("SELECT name FROM customer;") is not None
+
+
+@pytest.mark.parametrize("engine_name", ["sqlite", "duckdb", "postgres", "mysql"])
+@pytest.mark.parametrize("tail", ["; -- highest", "; /* a; b */ ;", ";\n-- a\n-- b;\n", "; -- it's"])
+def test_a_comment_behind_the_last_semicolon_is_no_second_statement(shop, engine, schema, engine_name, tail):
+    sql = "SELECT max(credit) FROM customer WHERE name = 'Ada' ORDER BY 1 LIMIT 1"
+    text = sql + tail
+    assert analyst.schema_items([(text, schema, engine_name)]) == analyst.schema_items([(sql, schema, engine_name)])
+    assert analyst.schema_items([(text, schema, engine_name)])[0].tables == {"customer"}
+    assert analyst.tie_probes([(text, engine_name)]) == analyst.tie_probes([(sql, engine_name)])
+    assert analyst.lookups([(text, schema, engine_name)]) == analyst.lookups([(sql, schema, engine_name)])
+    assert analyst.functions([(text, engine_name)]) == [("max",)]
+    assert analyst.first_table([(text, engine_name)]) == ["customer"]
+    assert analyst.prepared_items([(shop, text)]) == analyst.prepared_items([(shop, sql)])
+    verdicts = engine.verdicts([Pair(shop, text, sql), Pair(shop, sql, text)], ["proved", "strict"])
+    assert [verdict.scores for verdict in verdicts] == [{"proved": 1.0, "strict": 1.0}] * 2
+    assert parse(f"{sql}; DROP TABLE customer{tail}", engine_name) is None
 
 
 def test_a_request_that_outlives_the_clock_has_a_named_outcome(schema, monkeypatch):

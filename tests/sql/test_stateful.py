@@ -17,8 +17,9 @@ from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities.official import IN_ORDER, cleaned_query
-from pipelines.sql.lexical import statements, writes
+from pipelines.sql.lexical import writes
 from pipelines.sql.schema import introspect
+from pipelines.sql.splitter import statements
 from tests.fakes import build_database
 
 COUNT = "SELECT count(*) FROM customer"

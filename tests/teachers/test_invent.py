@@ -18,7 +18,7 @@ from pipelines.endpoints.client import Endpoint
 from pipelines.recipe.config import Source
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect
-from pipelines.teachers.invent import STYLES, Coverage, Inventor, coverage, lines, read_sql
+from pipelines.teachers.invent import STYLES, Coverage, Inventor, coverage, lines, read_log, read_sql
 
 ESCAPED = "\\x3c"  # what a prompt has in place of a tag's first character
 PROPOSALS = [
@@ -214,3 +214,35 @@ def test_tables_joins_functions_and_levels_are_counted():
     ]
     many = Coverage({f"t{number}": 0 for number in range(12)}, {}, {}, {})
     assert next(lines(many)) == ("tables: 0 of 12; no question about t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 2 more")
+
+
+BROKEN = r"SELECT name FROM item WHERE name = 'it\'s'"
+
+
+@pytest.mark.parametrize(
+    ("engine", "kept", "unreadable"),
+    [
+        ("sqlite", ["SELECT count(*) FROM item", "SELECT 'a;\nb'", "SELECT max(x) FROM item"], [(BROKEN, 3)]),
+        ("mysql", ["SELECT count(*) FROM item", BROKEN, "SELECT 'a;\nb'", "SELECT max(x) FROM item"], []),
+    ],
+)
+def test_a_quote_that_is_never_closed_costs_its_own_query_alone(engine, kept, unreadable):
+    """Its text would hold the rest of the log; a backslash closes nothing in MySQL alone."""
+    text = f"SELECT count(*) FROM item;\n-- Monday;\n{BROKEN};\nSELECT 'a;\nb' /* of ; b */; SELECT max(x) FROM item;\n"
+    log = read_log(text, engine)
+    assert [query.sql for query in log.queries] == kept
+    assert [(query.sql, query.line) for query in log.unreadable] == unreadable
+    assert log.repeats == 0
+
+
+@pytest.mark.parametrize("places", [(0,), (1,), (3,), (0, 2), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("broken", ["SELECT 'it\\'s' FROM item", "SELECT 'open FROM item", "SELECT 1 /* open"])
+def test_each_broken_query_of_a_log_is_named_with_its_line_and_no_other_is_lost(broken, places):
+    good = [f"SELECT count(*) FROM item WHERE name = 'pen {number}'" for number in range(4)]
+    written = []
+    for number, query in enumerate(good):
+        written += [broken, query] if number in places else [query]
+    log = read_log(";\n".join(written) + ";\n", "sqlite")
+    assert [query.sql for query in log.queries] == good
+    lines = [number for number, query in enumerate(written, 1) if query == broken]
+    assert [(query.sql, query.line) for query in log.unreadable] == [(broken, line) for line in lines]

@@ -49,6 +49,8 @@ def parse(sql: str, engine: EngineName = "sqlite") -> exp.Expr | None:
         trees = [tree for tree in parser.parse(dialect.tokenize(sql), sql) if tree is not None]
     except (sqlglot.errors.SqlglotError, RecursionError, ValueError, AttributeError, TypeError, IndexError, KeyError):
         return None  # hostile text reaches corners of the parser that raise more than its own errors
+    # A comment behind the last semicolon is a tree of its own, and no statement.
+    trees = [tree for tree in trees if not isinstance(tree, exp.Semicolon)]
     if len(trees) != 1 or not isinstance(trees[0], exp.Query | exp.Values):
         return None
     if isinstance(trees[0], exp.Select) and not trees[0].expressions:  # a bare "SELECT"

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import sqlglot
 from sqlglot import errors, exp
 from sqlglot.dialects.dialect import Dialect
 
@@ -22,7 +23,7 @@ from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.analysis.names import first_table, lookups, naming
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
-from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, guard, open_readonly
+from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, executed, guard, open_readonly
 
 
 def read_items(database: Database, sql: str) -> SchemaItems | None:
@@ -49,7 +50,7 @@ def read_items(database: Database, sql: str) -> SchemaItems | None:
                 return ALLOW
 
             connection.set_authorizer(watch)
-            connection.execute("EXPLAIN " + sql).close()
+            executed(connection, "EXPLAIN " + sql).close()
     except (sqlite3.Error, sqlite3.Warning, OSError, ValueError):
         return None
     return SchemaItems(frozenset(tables), frozenset(columns))
@@ -118,9 +119,18 @@ def tie_probes(sql: str, engine: EngineName) -> list[Probe]:
     return probes
 
 
+def is_readable(sql: str, engine: EngineName) -> bool:
+    """Whether a text is one statement to the parser, of whatever kind."""
+    try:
+        trees = sqlglot.parse(sql, dialect=engine)
+    except (errors.SqlglotError, RecursionError, ValueError, AttributeError, TypeError, IndexError, KeyError):
+        return False
+    return len(trees) == 1 and trees[0] is not None
+
+
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(schema_items, read_items, naming, without_comments, hardness, functions, diagnose),
-    *(tie_probes, proof_plan, lookups, first_table),
+    *(tie_probes, proof_plan, lookups, first_table, is_readable),
 )
 REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in _FUNCTIONS}
 

@@ -28,7 +28,8 @@ from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, OK, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
 from pipelines.sql.dialects.guard import common_tables
-from pipelines.sql.lexical import MOST_STATEMENTS, ORDERED, OUTCOME, statements
+from pipelines.sql.lexical import ORDERED, OUTCOME
+from pipelines.sql.splitter import MOST_STATEMENTS, statements
 
 # The actions that SQLite's authorizer allows, and the meaning of SQLite's errors.
 

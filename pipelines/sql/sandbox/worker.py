@@ -37,8 +37,9 @@ from pipelines.sql.dialects.base import ERROR, LIMIT, OK, TIMEOUT, UNAVAILABLE
 from pipelines.sql.equalities import official
 from pipelines.sql.equalities.compare import Gold
 from pipelines.sql.equalities.spider_grammar import value_units
-from pipelines.sql.lexical import differ_in_case_alone, has_more_behind
+from pipelines.sql.lexical import differ_in_case_alone
 from pipelines.sql.sandbox.wire import HEADER, RETIRED, StatusPage
+from pipelines.sql.splitter import has_more_behind
 
 OPEN_DATABASES = 128
 DATABASE_MB = 16  # of its memory for each open database: DuckDB takes some 4 MiB, and keeps pages beside

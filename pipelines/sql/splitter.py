@@ -1,0 +1,133 @@
+"""The statements of a text by the quotes and comments of its dialect, without a parser and linear in its length."""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pipelines.sql.lexical import without_comments
+
+MOST_STATEMENTS = 1000  # of one turn
+
+# Signs of a dialect, each to its own close; a quote that is never closed holds all the rest.
+_TEXT = r"'(?:[^']|'')*+'"
+_NAME = r'"(?:[^"]|"")*+"'
+_STANDARD_COMMENT = r"--[^\n]*"
+_SQLITE = rf"(?P<quoted>{_TEXT}|{_NAME}|`[^`]*+`|\[[^\]]*+\])|(?P<comment>{_STANDARD_COMMENT})|(?P<open>['\"`\[])"
+# A backslash takes the next sign into a text; two dashes open a comment only before a blank.
+_MYSQL = (
+    r"""(?P<quoted>'(?:[^'\\]|''|\\.)*+'|"(?:[^"\\]|""|\\.)*+"|`[^`]*+`)"""
+    r"""|(?P<comment>--(?![^\s])[^\n]*|\#[^\n]*)|(?P<open>['"`])"""
+)
+# A text may stand between two equal $tags$, and behind an E a backslash takes the next sign into it.
+_POSTGRES = (
+    rf"(?P<quoted>[eE]'(?:[^'\\]|''|\\.)*+'|{_TEXT}|{_NAME}|(?P<tag>\$(?:[^\W\d]\w*)?\$).*?(?P=tag))"
+    rf"|(?P<comment>{_STANDARD_COMMENT})|(?P<open>['\"]|\$(?:[^\W\d]\w*)?\$)"
+)
+_REST = r"|(?P<block>/\*)|(?P<end>;)|\s+|\w[\w$]*|."
+_SIGNS = {
+    engine: re.compile(signs + _REST, re.DOTALL)
+    for engine, signs in {
+        "sqlite": _SQLITE,
+        "sqlite_stateful": _SQLITE,
+        "mysql": _MYSQL,
+        "postgres": _POSTGRES,
+        "duckdb": _POSTGRES,
+    }.items()
+}
+_NESTING = frozenset(("postgres", "duckdb"))  # dialects in which a block comment may hold another
+_BLOCK_SIGN = re.compile(r"/\*|\*/")
+_END_OF_LINE = re.compile(r";[ \t\r]*(?:\n|\Z)")
+_CREATE = re.compile(r"\s*create\b", re.IGNORECASE)
+
+
+class Statement(NamedTuple):
+    """A statement of a script."""
+
+    text: str  # without its comments and the semicolon at its end.
+    begin: int  # the place of its first sign that is no comment; of an open comment alone, that of the comment.
+    end: int  # the place behind its last sign that is no comment; the end of the script if it is not closed.
+    after: int  # the place behind its semicolon.
+    is_closed: bool  # False if a quote or a comment of it is never closed.
+    # the place of the first semicolon at the end of a line that a quoted text or a block comment of it holds: where it
+    # would end if a quote was meant otherwise; None if there is none.
+    inner_end: int | None
+
+
+def split(script: str, engine: str = "sqlite", at: int = 0) -> Iterator[Statement]:
+    """The statements of a script from a place on."""
+    while at < len(script):
+        statement = _next(script, engine, at)
+        at = statement.after
+        if statement.text or not statement.is_closed:
+            yield statement
+
+
+def _next(script: str, engine: str, at: int) -> Statement:
+    """The statement from a place on, without text if there is only a comment or nothing."""
+    signs = _SIGNS.get(engine, _SIGNS["postgres"])
+    has_triggers = engine.startswith("sqlite")
+    text = ""
+    begin = end = at
+    has_begun = False
+    inner_end: int | None = None
+    is_closed = True
+    while at < len(script):
+        match = signs.match(script, at)
+        kind = match.lastgroup if match else None
+        start, at = at, match.end() if match else at + 1
+        if kind == "end":
+            if not (has_triggers and _CREATE.match(text) and not sqlite3.complete_statement(text + ";")):
+                break
+            text += ";"  # inside the body of a trigger
+            continue
+        if kind == "open":
+            at, is_closed = len(script), False
+        elif kind == "block":
+            at, is_closed = _block_end(script, start, engine in _NESTING)
+        is_comment = kind in ("comment", "block")
+        text += " " if is_comment else script[start:at]
+        if not has_begun:
+            begin = start
+            has_begun = not is_comment and not script[start].isspace()
+        if not is_comment and not script[start].isspace():
+            end = at
+        if inner_end is None and kind in ("quoted", "open", "block") and (has_begun or not is_closed):
+            inner = _END_OF_LINE.search(script, start, at)
+            inner_end = inner.start() if inner else None
+    return Statement(text.strip(), begin, end if is_closed else len(script), at, is_closed, inner_end)
+
+
+def _block_end(script: str, start: int, nests: bool) -> tuple[int, bool]:
+    """The place behind a block comment, and whether it is closed."""
+    depth, at = 1, start + 2
+    while match := _BLOCK_SIGN.search(script, at):
+        at = match.end()
+        if match[0] == "*/":
+            depth -= 1
+        elif nests:
+            depth += 1
+        if depth == 0:
+            return at, True
+    return len(script), False
+
+
+def statements(script: str, engine: str = "sqlite") -> list[str]:
+    """The statements of a script, without comments and semicolons; ValueError for more than `MOST_STATEMENTS`."""
+    parts = [statement.text for statement in split(script, engine) if statement.text]
+    if len(parts) > MOST_STATEMENTS:
+        raise ValueError(f"there are more than {MOST_STATEMENTS} statements")
+    return parts
+
+
+def has_more_behind(sql: str) -> bool:
+    """Whether anything but blanks and comments stands behind the first statement, be it a semicolon alone. Python's
+    sqlite3 takes no such text.
+    """
+    first = next(split(sql), None)
+    return first is not None and bool(without_comments(sql[first.after :]).strip(" \t\n\f\r"))
+
+
+def line_of(script: str, place: int) -> int:
+    """The line of a place, from 1."""
+    return 1 + script.count("\n", 0, place)
