@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, conso
 from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_json, write_atomic, writing_to
 from pipelines.core.registry import DIALECTS, EQUALITIES
+from pipelines.core.rows import kind_of
 from pipelines.core.store import Store
 from pipelines.core.types import Database, escape_surrogates, from_dict, to_dict
 from pipelines.databases import card, named, of_recipe
@@ -59,6 +61,7 @@ RESULTS = {"max_rows": 5_000_000, "max_bytes": 256_000_000, "memory_mb": 4096}
 MOST_UNAVAILABLE = 0.01  # of the items; a figure of fewer than the others says little
 RECORDS, SUMMARY = "records.jsonl", "summary.json"
 NOTHING_TO_REPORT = "a report needs predictions, and an equality that is no measure of time"
+NOTHING_SCORED = 1  # exit code of `evaluate` and `score` without a figure
 BELOW = 3  # exit code of a figure below --at-least, and of a comparison that --fail-if names
 SHOWN = 12  # item numbers of a disagreement, and left-out items
 
@@ -95,6 +98,8 @@ def evaluate(
 ) -> None:
     """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
 
+    Exits with 1 when no answer to a benchmark's questions could be scored: its database, worker or endpoint broke.
+
     Examples:
 
       sqltrain evaluate miniature
@@ -121,7 +126,7 @@ def evaluate(
     if questions is not None:
         if not questions.expanduser().is_file():
             raise UserError(f"there is no file {questions}", "--questions takes JSON lines, or CSV with a header.")
-        kind, place = ("csv" if questions.suffix.lower() == ".csv" else "jsonl"), questions.expanduser().resolve()
+        kind, place = kind_of(questions), questions.expanduser().resolve()
         source: dict[str, Any] = {"name": "questions", "kind": kind, "path": str(place)}
         if database is not None:
             source["options"] = {"database": named.find(database).address}
@@ -149,11 +154,32 @@ def evaluate(
         evaluate_policy(loaded, store, named_answerer(model), as_json, plan, bounds)
     else:
         results = terminal.run(loaded, store, "evaluate")
-        newest = {graph.benchmark_of(result.name): result for result in results if result.kind.startswith("evaluate")}
-        low = below(newest.values(), bounds)
-        terminal.print_results(loaded, store, results, as_json, more=low)
-        if low:
-            raise typer.Exit(BELOW)
+        judged = [result for result in results if result.kind.startswith("evaluate")]
+        unscored = nothing_scored(judged)
+        newest = {graph.benchmark_of(result.name): result for result in judged}
+        low = [] if unscored else below(newest.values(), bounds)
+        terminal.print_results(loaded, store, results, as_json, more=[*unscored, *low])
+        leave(unscored, low)
+
+
+def nothing_scored(results: Iterable[graph.StageResult]) -> list[str]:
+    """A line for each evaluation all of whose answers broke: it has no figure, which is not one of 0."""
+    lines = []
+    for result in results:
+        records = asking.records(result.folder, "greedy", "sampled")
+        if all(record.broken for record in records):
+            reasons = Counter(record.failure or "broken" for record in records).most_common(1)
+            why = "".join(f": {count} of {len(records)} answers broke by {reason}" for reason, count in reasons)
+            lines.append(f"{result.name}: nothing could be scored{why}")
+    return lines
+
+
+def leave(unscored: Sequence[str], low: Sequence[str]) -> None:
+    """End with the exit code of evaluations of which some have no figure, or one that is too low."""
+    if unscored:
+        raise typer.Exit(NOTHING_SCORED)
+    if low:
+        raise typer.Exit(BELOW)
 
 
 def below(results: Iterable[graph.StageResult], bounds: Mapping[str, float]) -> list[str]:
@@ -253,10 +279,10 @@ def evaluate_policy(
                     f"cost ({name})  {cost}: {latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
                 )
         lines.append(f"report  {folder / writer.PAGE}")
-    low = below(results, bounds or {})
-    terminal.print_results(recipe, store, results, as_json, figures, [*lines, *low])
-    if low:
-        raise typer.Exit(BELOW)
+    unscored = nothing_scored(results)
+    low = [] if unscored else below(results, bounds or {})
+    terminal.print_results(recipe, store, results, as_json, figures, [*lines, *unscored, *low])
+    leave(unscored, low)
 
 
 def evaluated(
@@ -499,7 +525,8 @@ def score(
 
       sqltrain score --gold dev_gold.sql --pred predicted.sql --database spider/database
 
-      sqltrain score --gold dev.sql --pred mine.json --database dev_databases --difficulty dev.json --equality r_ves
+      sqltrain score --gold dev.sql --pred predict_dev.json --database dev_databases --difficulty dev.json
+          --equality bird,soft_f1,r_ves --out verdicts.jsonl --json
 
       sqltrain score --gold dev.json --pred mine.sql --database spider/database --report scores/mine
     """
@@ -511,16 +538,18 @@ def score(
     items = scoring.read_gold(gold)
     if difficulty is not None:
         items = scoring.with_difficulty(items, difficulty)
-    predictions = scoring.read_predictions(pred, items)
+    is_folder = Path(databases).is_dir()
+    known = [path.stem for path in Path(databases).iterdir()] if is_folder else []
+    predictions = scoring.read_predictions(pred, items, known)
     # The databases.
-    if named.has_card(databases) and not Path(databases).is_dir():
+    if named.has_card(databases) and not is_folder:
         ids = {item.db_id for item in items}
         if len(ids) > 1:
             raise UserError(f"the gold file asks {len(ids)} databases, and {databases} is one", "Pass their folder.")
         located = dict.fromkeys(ids, named.find(databases).database)
     elif engine not in DIALECTS:
         raise UserError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
-    elif not DIALECTS[engine].is_server and not Path(databases).is_dir():
+    elif not DIALECTS[engine].is_server and not is_folder:
         hint = "Pass the folder that holds ID/ID.sqlite for each database."
         raise UserError(f"{databases} is not a folder", hint)
     else:
@@ -544,8 +573,8 @@ def score(
     with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables, hidden=card.hidden_names()) as sql:
         scored: list[ScoredItem] = []
         with Bars(console) as bars:
-            bars.begin("scoring", len(predictions), "items")
-            for chunk in scoring.score_all(items, predictions, located, names, sql):
+            bars.begin("scoring", len(items), "items")
+            for chunk in scoring.score_all(items, predictions.queries, located, names, sql):
                 scored += chunk
                 bars.advance(len(chunk))
         if out is not None:
@@ -554,11 +583,11 @@ def score(
         # Right under a test suite here, and changed by the official script before it runs them (`evaluation.py:
         # evaluate`): it replaces the letters "value" by "1" wherever they stand, also in names.
         suites = [name for name in EQUALITIES if EQUALITIES[name].suite]
-        with_value = [item for item in scored if item.counted and "value" in predictions[item.idx]]
+        with_value = [item for item in scored if item.counted and "value" in predictions.queries[item.idx]]
         rewritten = [item.idx for item in with_value if any(item.scores.get(name) for name in suites)]
-        _show_score(summary, names, len(items) - len(scored), rewritten)
+        _show_score(summary, names, predictions, rewritten)
         if report is not None:  # last: what was scored is told whatever becomes of it
-            _report_score(report, items, predictions, located, scored, sql)
+            _report_score(report, items, predictions.queries, located, scored, sql)
     if as_json:
         facts = {
             "scored": summary.counts["all"],
@@ -575,10 +604,14 @@ def score(
             "with_unavailable": _rounded(summary.with_unavailable),
             "reliability": {name: _rounded(of) for name, of in summary.reliability.items()},
             "rewritten_there": rewritten,
+            "missing": list(predictions.missing),
+            "empty": list(predictions.empty),
+            "other_database": list(predictions.other_database),
+            "tabs": list(predictions.tabs),
         }
         emit(facts)
     if not summary.counts["all"] or summary.unavailable_share > MOST_UNAVAILABLE:
-        raise typer.Exit(1)
+        raise typer.Exit(NOTHING_SCORED)
 
 
 def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -595,14 +628,14 @@ def _write(path: Path, text: str) -> None:
 def _report_score(
     folder: Path,
     items: Sequence[GoldQuery],
-    predictions: Mapping[int, str],
+    queries: Sequence[str],
     databases: Mapping[str, Database],
     scored: Sequence[ScoredItem],
     sql: SqlEngine,
 ) -> None:
     """The files of an evaluation, of a prediction file: `sqltrain compare` takes the folder."""
     scored = [item for item in scored if item.verdict is not None]
-    predictions = {item.idx: predictions[item.idx] for item in scored}
+    predictions = {item.idx: queries[item.idx] for item in scored}
     judged = [name for name in scored[0].scores if not EQUALITIES[name].timed] if scored else []
     if not judged:
         raise UserError(f"{folder}: {NOTHING_TO_REPORT}")
@@ -634,7 +667,9 @@ def _report_score(
     say(f"report  {folder / writer.PAGE}")
 
 
-def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, rewritten: Sequence[int]) -> None:
+def _show_score(
+    summary: ScoreSummary, names: Sequence[str], predictions: scoring.Predictions, rewritten: Sequence[int]
+) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("equality", no_wrap=True, min_width=max(map(len, names)))
     for level, count in summary.counts.items():
@@ -666,5 +701,12 @@ def _show_score(summary: ScoreSummary, names: Sequence[str], unanswered: int, re
     if rewritten:
         rest = f"{len(rewritten)} that are right here may be wrong there ({numbers(rewritten)})"
         say(f"the official test suite replaces the letters value by 1 in predictions: {rest}")
-    if unanswered:
-        say(f"{unanswered} gold queries have no prediction and are not counted")
+    remarks = (
+        (predictions.missing, "gold queries have no prediction and count as wrong"),
+        (predictions.empty, "predictions are empty and count as wrong"),
+        (predictions.other_database, "predictions name another database than their gold query, on whose they ran"),
+        (predictions.tabs, "predictions have a tab before what is no known database, and were read whole"),
+    )
+    for listed, remark in remarks:
+        if listed:
+            say(f"{len(listed)} {remark} ({numbers(listed)})")

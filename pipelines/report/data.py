@@ -148,7 +148,7 @@ def report_of_predictions(
         database = databases[query.db_id]
         examples[idx] = Example(idx, query.question, database, query.sql, query.evidence, meta=level)
     answers = [evaluate.of_prediction(str(idx), text or None, name) for idx, text in predictions.items()]
-    unanswered = {"no prediction": len(gold) - len(predictions)} if len(predictions) < len(gold) else {}
+    unanswered = {"no answer in the database": len(gold) - len(predictions)} if len(predictions) < len(gold) else {}
     schemas = schemas_by_card(sql)
     if verdicts is not None:
         chosen = []

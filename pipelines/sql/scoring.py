@@ -2,14 +2,14 @@
 
 import dataclasses
 import itertools
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.registry import DIALECTS, EQUALITIES
+from pipelines.core.text_files import parse_json, raise_not_json, read_text
 from pipelines.core.types import (
     GOLD_SQLS,
     HARDNESS_LEVELS,
@@ -31,7 +31,7 @@ from pipelines.sql.equalities.official import r_ves
 
 BIRD_SEPARATOR = "\t----- bird -----\t"
 DIGITS = 18  # of a prediction's number
-MISSING = "n/a"  # what EHRSQL's script runs where a question has no prediction: it fails
+FORMS = "One a line, in the order of the gold queries, or JSON by their numbers."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,46 +111,95 @@ def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
     ]
 
 
-def read_predictions(path: Path, gold: Sequence[GoldQuery]) -> dict[int, str]:
-    """Predictions by the number of their gold query: one a line (Spider), BIRD's JSON of numbered strings, or EHRSQL's
-    of strings by the question's id, where a question that is left out has a prediction that fails.
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """The predictions of a file, one for each gold query, and what is worth a word about them."""
 
-    A line that is blank is an empty prediction when there are as many lines as gold queries, blank ones at the end
-    left out; else it parts sessions. BIRD's numbers may leave some out; those gold queries are then not scored.
+    queries: Sequence[str]  # in the order of the gold queries; "" where there is none.
+    # numbers of gold queries; all of them count, and the first two kinds as wrong.
+    missing: Sequence[int]  # that the file leaves out.
+    empty: Sequence[int]  # with an entry that holds no SQL.
+    other_database: Sequence[int]  # whose entry names another database than the gold query, on whose it runs.
+    tabs: Sequence[int]  # whose line has a tab before what is no known database: it is a part of the SQL.
+
+
+def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[str] = ()) -> Predictions:
+    """Predictions: one a line (Spider), BIRD's JSON of numbered strings, or EHRSQL's of strings by the question's id.
+
+    A line may end in a tab and a database, of the gold file or `known`. One that is blank is an empty prediction when
+    there are as many lines as gold queries, blank ones at the end left out; else it parts sessions. JSON by numbers or
+    ids may leave questions out, and they count as wrong, as they do in the official scripts' denominators; lines and
+    lists, whose order alone says what they answer, may not.
     """
-    (text, value), count = _read(path), len(gold)
-    if value is not None:
-        ids = {question.id: number for number, question in enumerate(gold) if question.id}
-        if isinstance(value, dict) and value and ids.keys() >= value.keys():
-            twice = [id for id, count in Counter(question.id for question in gold if question.id).items() if count > 1]
-            if twice:
-                raise DataError(f"{path} names questions by their ids, and {twice[0]!r} is the id of several")
-            return {idx: _bird_sql(path, id, value.get(id, MISSING)) for id, idx in ids.items()}
-        if isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value):
-            beyond = max(value, key=lambda key: (len(key), key), default="0")
-            if len(beyond) > DIGITS or int(beyond) >= count:
-                shown = beyond[:DIGITS]
-                raise DataError(f"{path} has a prediction {shown}, and there are {count} gold queries (from 0)")
-            return dict(sorted((int(key), _bird_sql(path, key, row)) for key, row in value.items()))
-        rows = value.items() if isinstance(value, dict) else enumerate(value)
-        predictions = [_bird_sql(path, key, row) for key, row in rows]
-    else:
-        predictions = [line.strip().split("\t")[0] for line in text.split("\n")]
-        while len(predictions) > count and not predictions[-1]:
-            predictions.pop()
-        if len(predictions) != count:
-            predictions = [line for line in predictions if line]
-    if len(predictions) != count:
-        text = f"{path} has {len(predictions)} predictions for {count} gold queries"
-        raise DataError(text, "One a line, in their order.")
-    return dict(enumerate(predictions))
+    text, value = _read(path)
+    is_json = value is not None
+    entries = _json_entries(path, value, gold) if is_json else _line_entries(path, text, gold)
+    if gold and not entries:
+        raise DataError(f"{path} has no prediction", FORMS)
+    databases = {name.casefold() for name in (*known, *(query.db_id for query in gold))}
+    queries = [""] * len(gold)
+    other_database, tabs = [], []
+    for number, entry in sorted(entries.items()):
+        sql, separator, name = entry.partition(BIRD_SEPARATOR)
+        if not is_json and not separator:
+            before, tab, name = entry.rpartition("\t")
+            if tab and name.strip().casefold() in databases:
+                sql = before
+            else:
+                name = ""
+                tabs += [number] if tab else []
+        queries[number] = sql.strip()
+        if name.strip() and name.strip().casefold() != gold[number].db_id.casefold():
+            other_database.append(number)
+    missing = [number for number in range(len(gold)) if number not in entries]
+    empty = [number for number in sorted(entries) if not queries[number]]
+    return Predictions(queries, missing, empty, other_database, tabs)
+
+
+def _line_entries(path: Path, text: str, gold: Sequence[GoldQuery]) -> dict[int, str]:
+    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
+    while len(lines) > len(gold) and not lines[-1]:
+        lines.pop()
+    if len(lines) != len(gold):
+        lines = [line for line in lines if line]
+    return _in_order(path, lines, gold)
+
+
+def _json_entries(path: Path, value: Any, gold: Sequence[GoldQuery]) -> dict[int, str]:
+    """The texts of BIRD's JSON by the numbers of their gold queries."""
+    if not isinstance(value, dict):
+        return _in_order(path, [_bird_sql(path, number, row) for number, row in enumerate(value)], gold)
+    ids = {question.id: number for number, question in enumerate(gold) if question.id}
+    if value and ids.keys() >= value.keys():
+        twice = [id for id, count in Counter(question.id for question in gold if question.id).items() if count > 1]
+        if twice:
+            raise DataError(f"{path} names questions by their ids, and {twice[0]!r} is the id of several")
+        return {ids[id]: _bird_sql(path, id, row) for id, row in value.items()}
+    entries: dict[int, str] = {}
+    for key, row in value.items():
+        if not (key.isascii() and key.isdigit()):
+            raise DataError(
+                f"{path} has a prediction {key[:60]!r}, which is no number and no id of a gold query", FORMS
+            )
+        if len(key) > DIGITS or int(key) >= len(gold):
+            raise DataError(f"{path} has a prediction {key[:DIGITS]}, and there are {len(gold)} gold queries (from 0)")
+        if int(key) in entries:
+            raise DataError(f"{path} has two predictions {int(key)}", "Take one of them out.")
+        entries[int(key)] = _bird_sql(path, key, row)
+    return entries
+
+
+def _in_order(path: Path, entries: Sequence[str], gold: Sequence[GoldQuery]) -> dict[int, str]:
+    if len(entries) != len(gold):
+        raise DataError(f"{path} has {len(entries)} predictions for {len(gold)} gold queries", FORMS)
+    return dict(enumerate(entries))
 
 
 def _bird_sql(path: Path, key: object, row: Any) -> str:
-    """The SQL of one entry: a text; a number or null, which BIRD's scripts write for a failed generation, is none."""
+    """The text of one entry; a number or null, which BIRD's scripts write for a failed generation, is none."""
     if isinstance(row, dict | list):
         raise DataError(f"{path}, prediction {key}: an object where SQL text was expected", 'As in {"0": "SELECT 1"}.')
-    return row.split(BIRD_SEPARATOR)[0].strip() if isinstance(row, str) else ""
+    return row if isinstance(row, str) else ""
 
 
 def _read(path: Path) -> tuple[str, Any]:
@@ -158,17 +207,13 @@ def _read(path: Path) -> tuple[str, Any]:
 
     Only line feeds part lines: `splitlines` would cut at a U+2028 inside a literal.
     """
+    text = read_text(path)
+    if text.lstrip()[:1] not in ("{", "["):
+        return text, None
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        return text, json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands of brackets
-        raise DataError(f"{path}: not JSON ({error})") from None
+        return text, parse_json(text)
+    except ValueError as error:  # also a number of 5,000 digits, and brackets in thousands of brackets
+        raise_not_json(path, error)
 
 
 DIFFICULTIES = ("simple", "moderate", "challenging")
@@ -227,18 +272,18 @@ def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
 
 def score_all(
     gold: Sequence[GoldQuery],
-    predictions: Mapping[int, str],
+    predictions: Sequence[str],
     databases: Mapping[str, Database],
     names: Sequence[str],
     sql: SqlEngine,
 ) -> Iterator[list[ScoredItem]]:
-    """Decide on all items that have a prediction, in chunks and in order; `databases` by their ids.
+    """Decide on all items, in chunks and in order; `databases` by their ids.
 
     Where there is nothing to compare with, only whether the system abstained is noted.
     """
-    items = list(predictions.items())
+    items = [(idx, query, sent) for idx, (query, sent) in enumerate(zip(gold, predictions, strict=True))]
     for start in range(0, len(items), CHUNK):
-        chunk = [(idx, gold[idx], sent) for idx, sent in items[start : start + CHUNK]]
+        chunk = items[start : start + CHUNK]
         answerable = [(question, databases[question.db_id], sent) for _, question, sent in chunk if question.answerable]
         pairs = [Pair(database, question.sql, sent, question.more) for question, database, sent in answerable]
         verdicts = iter(sql.verdicts(pairs, names))

@@ -1,9 +1,11 @@
 """`sqltrain evaluate --model oracle`: killed and run again it gives the same bytes and asks nothing twice."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -301,6 +303,22 @@ def test_a_figure_below_its_bound_ends_with_a_code_of_its_own_and_a_wrong_bound_
     assert json.loads(out.splitlines()[-1])["stages"]
     for wrong, said in (("ex", "METRIC=VALUE"), ("accuracy=0.5", "no such figure")):
         assert said in sqltrain.refused(*words, wrong)
+
+
+def test_an_evaluation_in_which_nothing_could_be_scored_is_no_success(harbour, tmp_path, sqltrain):
+    """As for `score`: a gate that reads the exit code must not take it for a figure."""
+    (tmp_path / "q.csv").write_text("question,sql\nhow many ?,SELECT count(*) FROM ship\n")
+    words = ["--questions", str(tmp_path / "q.csv"), "--database", str(harbour), f"store={tmp_path / 'store'}"]
+    command = ["evaluate", "sql_trail", "--model", "oracle", *words, "evaluation.samples=0"]
+    command.append("execution.timeout_s=2")
+    assert sqltrain(*command, "--plan")[0] == 0  # the questions are read, and the gold SQL has run
+    with contextlib.closing(sqlite3.connect(harbour, isolation_level=None)) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        code, out, _ = sqltrain(*command, "--at-least", "ex=0.5", "--json")
+    assert code == 1
+    assert "evaluate oracle: nothing could be scored: 1 of 1 answers broke by" in out
+    assert json.loads(out.splitlines()[-1])["stages"]
+    assert sqltrain(*command, "--at-least", "ex=0.5")[0] == 0
 
 
 @pytest.mark.parametrize(("bound", "expected"), [("ex=1.0", 0), ("turns=9.5", 3)])

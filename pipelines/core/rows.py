@@ -1,0 +1,218 @@
+"""The rows of a file of questions, each behind its line: JSON lines, one JSON list, or CSV with a header."""
+
+import csv
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.core.errors import DataError
+from pipelines.core.text_files import (
+    DECODER,
+    UTF_8_MARK,
+    RepeatedName,
+    not_utf_8,
+    parse_json,
+    raise_not_json,
+    require_utf_8,
+)
+from pipelines.core.types import BadRow
+
+csv.field_size_limit(2**31 - 1)  # a cell is as long as it is; the default is 128 KiB
+CSV_SUFFIXES = (".csv", ".tsv")
+DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a number's digits
+EDGE = 4096  # bytes of a file's two ends, by which a JSON list is told from JSON lines
+NOT_READ = "not_read"  # the field of a copied row that says why the original could not be read
+SHOWN = 200  # characters of a row's text in a message
+_BLANKS = re.compile(r"[ \t\r\n]*")
+Needed = Sequence[Sequence[str]]  # columns that a CSV file must have, each with the other names that it may bear
+
+
+class Row(NamedTuple):
+    """A row of a file."""
+
+    line: int  # that it begins in; of CSV, that it ends in.
+    number: int  # its own: its line, or its place in a JSON list, from 1.
+    value: Any  # a JSON value, or the `BadRow` that it is.
+
+
+def kind_of(path: Path) -> str:
+    """The reader of a file of questions by its name: "csv" or "jsonl"."""
+    return "csv" if path.suffix.lower() in CSV_SUFFIXES else "jsonl"
+
+
+def read_rows(path: Path, needed: Needed = (), hint: str = "") -> Iterator[Row]:
+    """The rows of a CSV or a JSON file, whichever its name says."""
+    return csv_rows(path, needed, hint) if kind_of(path) == "csv" else json_rows(path, hint)
+
+
+def set_aside(bad: BadRow) -> dict[str, Any]:
+    """A row that cannot be read as a row of JSON lines, which `reject` finds there."""
+    return {NOT_READ: {"reason": bad.reason, "detail": bad.detail}}
+
+
+def reject(row: Any) -> None:
+    """Raise the `BadRow` that a row is, or that it was before it was copied."""
+    if isinstance(row, BadRow):
+        raise row
+    found = row.get(NOT_READ) if isinstance(row, dict) else None
+    if isinstance(found, dict):
+        raise BadRow(str(found.get("reason")), str(found.get("detail")))
+
+
+def good_rows(path: Path, needed: Needed = (), hint: str = "") -> Iterator[Row]:
+    """The rows of a file in which each must be one: DataError with the line of the first that cannot be read."""
+    for row in read_rows(path, needed, hint):
+        if isinstance(row.value, BadRow):
+            raise DataError(f"{path}, line {row.line}: {row.value.detail}", hint)
+        yield row
+
+
+def json_rows(path: Path, hint: str = "") -> Iterator[Row]:
+    """The values of JSON lines, or the items of the one JSON list that a file holds; blank lines are skipped.
+
+    Only a line feed ends a line: `str.splitlines` would also cut at a U+2028 inside a text.
+    """
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(EDGE)
+            require_utf_8(path, head)
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - EDGE))
+            is_list = _text(head).startswith(b"[") and _text(stream.read()).endswith(b"]")
+            stream.seek(0)
+            if is_list:
+                yield from _items(path, stream.read(), hint)
+            else:
+                for number, line in enumerate(stream, 1):
+                    if _text(line):
+                        yield Row(number, number, _value(line))
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}", hint) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
+
+
+def _text(data: bytes) -> bytes:
+    """Bytes without the byte order mark before them and the blanks around them."""
+    return data.removeprefix(UTF_8_MARK).strip()
+
+
+def _value(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except UnicodeDecodeError as error:
+        return BadRow("not_utf8", f"it is not UTF-8 (byte {error.start} of the line)")
+    except RepeatedName as error:
+        return BadRow("repeated_name", str(error))
+    except ValueError as error:  # also a number of 5,000 digits, and brackets in thousands of brackets
+        return BadRow("not_json", f"not JSON: {error}")
+
+
+def _items(path: Path, data: bytes, hint: str) -> Iterator[Row]:
+    """The items of a JSON list, each behind the line that it begins in."""
+    try:
+        text = data.removeprefix(UTF_8_MARK).decode()
+    except UnicodeDecodeError:
+        raise not_utf_8(path, data) from None
+    begin = _behind_blanks(text, _behind_blanks(text, 0) + 1)
+    line = 1 + text.count("\n", 0, begin)
+    number = 0
+    try:
+        while not text.startswith("]", begin):
+            value, end = _item(text, begin)
+            number += 1
+            yield Row(line, number, value)
+            end = _behind_blanks(text, end)
+            if text.startswith(",", end):
+                end = _behind_blanks(text, end + 1)
+            elif not text.startswith("]", end):
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, end)
+            line += text.count("\n", begin, end)
+            begin = end
+        if text[begin + 1 :].strip():
+            raise json.JSONDecodeError("Extra data", text, begin + 1)
+    except ValueError as error:
+        raise_not_json(path, error, hint)
+
+
+def _item(text: str, begin: int) -> tuple[Any, int]:
+    """The value that begins at a place of a JSON text, or the `BadRow` that it is, and the place behind it."""
+    try:
+        return DECODER.raw_decode(text, begin)
+    except RecursionError:
+        raise json.JSONDecodeError("It nests too deep", text, begin) from None
+    except RepeatedName as error:
+        _, end = json.JSONDecoder().raw_decode(text, begin)
+        return BadRow("repeated_name", str(error)), end
+
+
+def _behind_blanks(text: str, place: int) -> int:
+    match = _BLANKS.match(text, place)
+    return match.end() if match else place
+
+
+def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
+    """The rows of a CSV file as the JSON objects of a JSONL file: each by the names of the header's columns, in lower
+    case, with the line that it ends in. A blank cell is left out.
+    """
+    try:
+        with path.open("rb") as raw:
+            require_utf_8(path, raw.read(EDGE))
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            first = stream.readline()
+            stream.seek(0)
+            records = _records(csv.reader(stream, delimiter=max(DELIMITERS, key=first.count), strict=True))
+            header = _header(path, next(records, (1, []))[1], needed, hint)
+            for line, cells in records:
+                if any(map(str.strip, cells)):
+                    yield Row(line, line, _by_name(header, cells))
+    except UnicodeDecodeError:
+        raise not_utf_8(path, path.read_bytes()) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except csv.Error as error:
+        raise DataError(f"{path.name} is not CSV: {error}", hint) from None
+
+
+def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row with the line that it ends in; a `csv.Error` has the lines of the row that it is in."""
+    while True:
+        begin = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "unexpected end of data" in str(error):
+                raise csv.Error(f"a quote that opens in line {begin} is never closed") from None
+            inside = "a quote inside a cell stands twice, and the cell in quotes"
+            lines = f"line {begin}" if begin == reader.line_num else f"line {begin} to line {reader.line_num}"
+            raise csv.Error(f"{lines}: {error}; {inside}") from None
+        yield reader.line_num, cells
+
+
+def _header(path: Path, cells: Sequence[str], needed: Needed, hint: str) -> list[str]:
+    """The names of the columns up to the last that has one; "" for any other, such as the row numbers of pandas."""
+    header = [name.strip().lower() for name in cells]
+    counts = Counter(filter(None, header))
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise DataError(f"{path.name}, line 1 names the column {repeated[0]!r} twice", "Give each column its own name.")
+    missing = [names[0] for names in needed if not {name.lower() for name in names} & set(header)]
+    if missing:
+        has = ", ".join(filter(None, header)) or "none"
+        raise DataError(f"{path.name} has no column {' and no column '.join(missing)}; its columns: {has}", hint)
+    while header and not header[-1]:
+        header.pop()
+    return header
+
+
+def _by_name(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | BadRow:
+    """A row's cells that are not blank, by the names of their columns."""
+    if any(map(str.strip, cells[len(header) :])):
+        shown = f"a text with a comma needs quotes: {','.join(cells)[:SHOWN]}"
+        return BadRow("too_many_cells", f"{len(cells)} cells under {len(header)} columns: {shown}")
+    return {name: cell for name, cell in zip(header, cells, strict=False) if name and cell.strip()}
