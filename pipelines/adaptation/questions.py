@@ -11,6 +11,7 @@ from pipelines.benchmarks.base import Questions as Read
 from pipelines.benchmarks.splitting import Part, Shares, cut
 from pipelines.core.errors import DataError
 from pipelines.core.registry import READERS
+from pipelines.core.rows import kind_of
 from pipelines.recipe.config import Recipe, Source
 from pipelines.sql.dialects.base import identity
 
@@ -60,7 +61,7 @@ def counts_of(recipe: Recipe) -> dict[Part, int]:
 
 
 def _place(file: Path) -> dict[str, str]:
-    return {"kind": "csv" if file.suffix.lower() == ".csv" else "jsonl", "path": str(file.expanduser().resolve())}
+    return {"kind": kind_of(file), "path": str(file.expanduser().resolve())}
 
 
 def _whole(file: Path, address: str) -> Read:

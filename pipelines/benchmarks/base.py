@@ -8,11 +8,9 @@ time, so that a file of millions of rows is never whole in memory. Gold SQL is r
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import random
 import sys
@@ -22,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.benchmarks import corrections
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_lines
 from pipelines.core.registry import DIALECTS, READERS
+from pipelines.core.rows import good_rows
+from pipelines.core.text_files import read_json_text
 from pipelines.core.types import BadRow, Database, Example, ExecutionStatus, gold_queries, is_plain_name, text_field
 from pipelines.recipe.config import Source
 from pipelines.sql.dialects.dialect import has_password
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from pipelines.sql.engine import SqlEngine
 
-csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
 EMPTY = "gold_empty"  # the reason of `check_gold` that is not a fault
 HIDDEN_SQL = "its SQL is not repeated here, for the database has hidden parts"
 PROBE_SQL = "SELECT 1"  # run if the gold is a result and not a query: is the database there?
@@ -89,7 +87,13 @@ def load(source: Source, seed: int, root: Path) -> Loaded:
     loaded: Loaded = READERS[source.kind](source, seed, root)
     if source.corrections is None:
         return loaded
-    return Loaded(corrections.correct(loaded.examples, Path(source.corrections).expanduser()), loaded.quarantine)
+
+    def unused(line: str, name: str) -> None:
+        detail = f"a correction of {name}, and this source has no such question"
+        loaded.quarantine.append(Rejected(line, "unused_correction", detail, chosen=False))
+
+    path = Path(source.corrections).expanduser()
+    return Loaded(corrections.correct(loaded.examples, path, unused), loaded.quarantine)
 
 
 def choose(
@@ -113,13 +117,18 @@ def choose(
 
 
 def mark_chosen(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:
-    """Rejected rows, as many of them marked as chosen as of the good ones were, evenly through the file."""
+    """Rejected rows, as many of them marked as chosen as of the good ones were, evenly through the file; what never
+    counts among the rows that are chosen stays so.
+    """
     if chosen == good:
         return rejected
-    return [
+    rows = [row for row in rejected if row.chosen]
+    never = [row for row in rejected if not row.chosen]
+    marked = [
         dataclasses.replace(row, chosen=(place + 1) * chosen // good > place * chosen // good)
-        for place, row in enumerate(rejected)
+        for place, row in enumerate(rows)
     ]
+    return [*marked, *never]
 
 
 def files(source: Source) -> Iterator[Path] | None:
@@ -199,10 +208,21 @@ def source_folder(source: Source) -> Path:
 
 def read_objects(path: Path, hint: str) -> list[dict[str, Any]]:
     """The objects in a file of JSON lines."""
-    rows = [row for _, row in read_lines(path, hint)]
+    rows = [row.value for row in good_rows(path, hint=hint)]
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} holds something else than objects", hint)
     return rows
+
+
+def by_name(rows: Iterable[dict[str, Any]], field: str, path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a benchmark's file by the name that each has in a field; DataError for a name that two rows have."""
+    named: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = str(row.get(field))
+        if name in named:
+            raise DataError(f"{path} has two rows of {field} {name!r}", "Take one of them out.")
+        named[name] = row
+    return named
 
 
 def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
@@ -327,12 +347,7 @@ class Layout:
     def rows(self) -> Iterator[tuple[str, tuple[str, Any]]]:
         """Each row behind its place, with the number that its id is made of."""
         for path, shown, stem in self.files:
-            try:
-                rows = json.loads(path.read_text(encoding="utf-8-sig"))
-            except OSError as error:
-                raise DataError(f"cannot read {path}: {error.strerror}", self.hint) from None
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path} is not JSON: {error}", self.hint) from None
+            rows = read_json_text(path, self.hint)
             if not isinstance(rows, list):
                 raise DataError(f"{path} holds a {type(rows).__name__}, not a list of questions", self.hint)
             for index, row in enumerate(rows):

@@ -24,6 +24,7 @@ from pipelines.sql.dialects.dialect import engine_of_address
 
 EQUALITY = "bird"  # of the figures, where a recipe names none
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
+WITHOUT_SIGN = (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d")  # bytes that Windows-1252 gives no meaning
 DESCRIPTION_CHARS = 200  # of one column; a few of BIRD's run over a page
 
 
@@ -95,13 +96,19 @@ def describe(folder: Path) -> str:
     return "\n".join(f"{table}.{column}: {words}" for table, column, words in described)
 
 
+def windows_text(data: bytes) -> str:
+    """Windows-1252 as browsers read it: each of the five bytes without a sign is a control character."""
+    signs = (bytes([byte]) for byte in data)
+    return "".join(sign.decode("latin-1" if sign in WITHOUT_SIGN else "cp1252") for sign in signs)
+
+
 def columns_described(path: Path) -> Iterator[tuple[str, str]]:
     """A table's columns with their meanings; a column of which no more than its name is said is left out."""
     data = path.read_bytes()
     try:  # BIRD's files are UTF-8 with or without a mark, and some are Windows text
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = data.decode("cp1252", "replace")
+        text = windows_text(data)
     for row in csv.DictReader(io.StringIO(text, newline=None)):
         cells = {name: " ".join(value.split()) for name, value in row.items() if name and isinstance(value, str)}
         column = cells.get("original_column_name", "")

@@ -10,51 +10,64 @@ The published text stays in the example's `meta["corrected"]`, with the reason.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_lines
+from pipelines.core.rows import good_rows
 from pipelines.core.types import GOLD_SQLS, SQL, BadRow, Example, gold_queries, text_field
 
 HINT = 'Each entry is {"id": "...", "sql": "SELECT ...", "reason": "..."}, in a JSON list or one a line'
 META = "corrected"
+NAMES = ("id", "question_id")  # fields that name a question, in the order in which they are looked at
 TEXTS = ("question", "evidence", "reason")
 
 
-def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
-    """The examples, as they are asked for, with every correction that differs from the published text."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        is_list = text.lstrip().startswith("[")
-        rows = [(f"entry {number}", row) for number, row in enumerate(json.loads(text))] if is_list else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"corrections: cannot read {path}: {getattr(error, 'strerror', None) or error}", HINT) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}", HINT) from None
-    if rows is None:
-        rows = [(f"line {number}", row) for number, row in read_lines(path, HINT)]
-    entries: dict[str, dict[str, Any]] = {}  # by the id of the question
-    for where, row in rows:
+def correct(examples: Iterable[Example], path: Path, unused: Callable[[str, str], None]) -> Iterator[Example]:
+    """The examples, as they are asked for, with every correction that differs from the published text.
+
+    Args:
+        unused: called at the end with the line and the question of each correction that no example has.
+    """
+    entries: dict[str, dict[str, Any]] = {}  # by the name of the question
+    lines: dict[str, int] = {}  # of the entries
+    for line, _, row in good_rows(path, hint=HINT):
+        where = f"{path}, line {line}"
         if not isinstance(row, dict):
-            raise DataError(f"{path}, {where}: a {type(row).__name__} where an object was expected", HINT)
-        key = str(row["id"]) if "id" in row else f"question_id {row.get('question_id')}"
-        if key in entries:
-            raise DataError(f"{path}, {where}: a second correction of {key}", HINT)
+            raise DataError(f"{where}: a {type(row).__name__} where an object was expected", HINT)
+        names = [f"{field} {row[field]}" for field in NAMES if row.get(field) is not None]
+        if not names:
+            raise DataError(f"{where} names no question", HINT)
+        name = names[0]
+        if name in entries:
+            raise DataError(f"{where}: a second correction of {name}", HINT)
         try:
             texts = {name: text_field(row, name, required=False) for name in TEXTS if row.get(name) is not None}
             sql, more = gold_queries(row, *SQL)
-            entries[key] = {"sql": sql, **texts, **more}
+            entries[name] = {"sql": sql, **texts, **more}
         except BadRow as bad:
-            raise DataError(f"{path}, {where}: {bad.detail}", HINT) from None
+            raise DataError(f"{where}: {bad.detail}", HINT) from None
+        lines[name] = line
     # Only what differs from the published text is a correction; a question whose SQL changed has no level any more.
-    used = not entries
+    corrected: dict[str, str] = {}  # ids of the examples by the names of their entries
     for example in examples:
-        names = (example.id, f"question_id {example.meta.get('question_id')}")
-        entry = next((entries[name] for name in names if name in entries), None)
-        used = used or entry is not None
+        names = [f"id {example.id}"]
+        if "question_id" in example.meta:
+            names.append(f"question_id {example.meta['question_id']}")
+        names = [name for name in names if name in entries]
+        if len(names) > 1:
+            raise DataError(f"{path} corrects {example.id} twice: by its {' and by its '.join(names)}", HINT)
+        for name in names:
+            if name in corrected:
+                own_id = f'Name one of them by its own id, such as {{"id": "{example.id}", ...}}.'
+                raise DataError(
+                    f"{path}, line {lines[name]} corrects {name}, which is of two questions: {corrected[name]} and "
+                    f"{example.id}",
+                    own_id if corrected[name] != example.id else "Give each question an id of its own.",
+                )
+            corrected[name] = example.id
+        entry = entries[names[0]] if names else None
         now = {"sql": example.gold_sql, "question": example.question, "evidence": example.evidence}
         published = {name: now[name] for name, text in (entry or {}).items() if name in now and text != now[name]}
         if entry is None or not published:
@@ -71,8 +84,11 @@ def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
             hardness=None if "sql" in published else example.hardness,
             meta={**meta, META: {"reason": entry.get("reason", ""), **published}},
         )
-    if not used:
+    if entries and not corrected:
         raise DataError(f"no correction of {path} is of a question of this source", HINT)
+    for name, line in lines.items():
+        if name not in corrected:
+            unused(f"{path.name}:{line}", name)
 
 
 def count(examples: Iterable[Example]) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.benchmarks import base, livesqlbench, synsql
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
+from pipelines.core.rows import kind_of
 from pipelines.recipe.config import Benchmark as HeldOut
 from pipelines.recipe.config import Source
 from pipelines.recipe.recipes import CONF
@@ -83,7 +84,7 @@ def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     pools = [pool for value in tree["data"].values() for pool in (value if isinstance(value, list) else [value])]
     for pool in pools:
         pool["path"] = str(path.expanduser().resolve())
-        pool["kind"] = "csv" if pool["kind"] == "jsonl" and path.suffix.lower() == ".csv" else pool["kind"]
+        pool["kind"] = kind_of(path) if pool["kind"] == "jsonl" else pool["kind"]
     return (HeldOut if "test" in tree["data"] else Source).model_validate(pools[0]), tree
 
 

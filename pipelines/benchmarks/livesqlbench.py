@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
+from pipelines.core.text_files import read_json_text
 from pipelines.core.types import BadRow, Database, Example, is_plain_name, text_field
 from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.sqlite import SETUP_SUFFIX
@@ -82,8 +83,9 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
     options = LiveSqlBenchOptions.model_validate(source.options)
     folder, layout = base.source_folder(source), LAYOUTS[source.kind]
     home = folder / layout.folder
-    gold_rows = (row for path in _gold(folder, options) for row in base.read_objects(path, HINT))
-    gold = {str(row.get("instance_id")): row for row in gold_rows}
+    gold: dict[str, Any] = {}
+    for path in _gold(folder, options):
+        gold |= base.by_name(base.read_objects(path, HINT), "instance_id", path)
     evidence_of = functools.cache(_evidence)
 
     def make(row: Any) -> Example:
@@ -196,12 +198,7 @@ def _evidence(stem: Path, hidden: frozenset[int], knowledge: bool, meanings: boo
             lines.append(f"{row.get('knowledge')} ({row.get('description')}): {row.get('definition')}")
     columns = stem.with_name(stem.name + MEANINGS)
     if meanings and columns.is_file():
-        try:
-            named_columns = json.loads(columns.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"{columns} cannot be read: {error}", "It has the meanings of a database's columns."
-            ) from None
+        named_columns = read_json_text(columns, "It has the meanings of a database's columns.")
         for name, meaning in named_columns.items() if isinstance(named_columns, dict) else ():
             text = meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)
             lines.append(f"{'.'.join(name.split('|')[-2:])}: {text}")

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import json
 import re
 import sqlite3
 import time
@@ -22,8 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from pipelines.benchmarks.base import by_name
 from pipelines.benchmarks.bird import columns_described
+from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
+from pipelines.core.text_files import read_json_text
 from pipelines.core.types import Database, Example, SchemaItems
 from pipelines.sql import analyst
 from pipelines.sql import schema as catalogs
@@ -79,13 +81,13 @@ def tables_of(folder: Path) -> Iterator[Path]:
 
 @functools.cache
 def _natural_names(path: Path) -> dict[str, Words]:
-    """Natural names and descriptions in a tables.json, by database, where they add to the names themselves; {} for a
-    file that is none, or a database whose entry is malformed.
+    """Natural names and descriptions in a tables.json, by database, where they add to the names themselves; none for a
+    database whose entry is malformed. DataError for a file that is no such list.
     """
-    try:
-        entries = {row["db_id"]: row for row in json.loads(path.read_text(encoding="utf-8"))}
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return {}
+    rows = read_json_text(path)
+    if not isinstance(rows, list):
+        raise DataError(f"{path} is no list of databases", "Take it away, or download it again.")
+    entries = by_name([row for row in rows if isinstance(row, dict)], "db_id", path)
     names: dict[str, Words] = {}
     for id, entry in entries.items():
         try:

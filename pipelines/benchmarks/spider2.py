@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks import base
+from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
+from pipelines.core.text_files import read_text
 from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Section, Source
 
@@ -44,7 +46,7 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
     """The instances that run on SQLite, in the file's order."""
     options = Spider2Options.model_validate(source.options)
     folder, local = _local(source)
-    standards = {str(row.get("instance_id")): row for row in base.read_objects(folder / STANDARDS, HINT)}
+    standards = base.by_name(base.read_objects(folder / STANDARDS, HINT), "instance_id", folder / STANDARDS)
 
     def make(row: Any) -> Example:
         id, name = text_field(row, "instance_id"), text_field(row, "db")
@@ -58,9 +60,9 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
             text_path = folder / DOCUMENTS / Path(document).name
             if not text_path.is_file():
                 raise BadRow("missing_document", f"no such file: {text_path}")
-            evidence = text_path.read_text(encoding="utf-8", errors="replace").strip()
+            evidence = _text(text_path).strip()
         gold = folder / GOLD / "sql" / f"{id}.sql"
-        sql = gold.read_text(encoding="utf-8", errors="replace").strip() if gold.is_file() else ""
+        sql = _text(gold).strip() if gold.is_file() else ""
         # The accepted results as text cells, and the columns and order by which they are compared.
         if id not in standards:
             raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
@@ -68,7 +70,7 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
         paths = sorted(path for path in accepted if re.fullmatch(rf"{id}(_[a-z])?", path.stem))
         if not paths:
             raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
-        texts = [result.read_text(encoding="utf-8-sig", errors="replace") for result in paths]
+        texts = [_text(result) for result in paths]
         results = [[cells for cells in csv.reader(io.StringIO(text)) if cells] for text in texts]
         # For each result the columns that count, [] for all: the standard gives one list, or one a result.
         wanted = standard.get("condition_cols")
@@ -88,6 +90,14 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
         return Example(f"spider2_{id}", question, database, sql, evidence, None if sql else "extra", "spider2", meta)
 
     return base.collect(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
+
+
+def _text(path: Path) -> str:
+    """The text of a file of the benchmark; `BadRow` for its question if it is not UTF-8."""
+    try:
+        return read_text(path)
+    except DataError as error:
+        raise BadRow("unreadable_file", error.message) from None
 
 
 def files(source: Source) -> Iterator[Path]:

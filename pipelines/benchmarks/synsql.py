@@ -19,7 +19,8 @@ from typing import Any, Literal
 from pipelines.benchmarks.base import Loaded, collect, find_database, link, source_folder
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
-from pipelines.core.types import Database, Example, text_field
+from pipelines.core.text_files import DECODER, SAVE_AS_UTF_8, RepeatedName
+from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Positive, Section, Source
 
 HINT = "SynSQL's layout is data.json and databases/<db_id>/<db_id>.sqlite"
@@ -62,6 +63,8 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 
     def make(row: Any) -> Example:
         number, row = row
+        if isinstance(row, BadRow):
+            raise row
         id = text_field(row, "db_id").removesuffix(".db")
         question, sql = text_field(row, "question"), text_field(row, "sql")
         database = Database(id, "sqlite", place(id))
@@ -130,7 +133,7 @@ def _in_order(best: list[tuple[int, int, Any]]) -> list[tuple[int, Any]]:
 
 def stream(path: Path) -> Iterator[tuple[int, Any]]:
     """The items of one JSON list with their numbers, holding no more than one chunk and one item."""
-    decoder, number = json.JSONDecoder(), 0
+    number = 0
     try:
         file = path.open(encoding="utf-8-sig")
     except OSError as error:
@@ -147,7 +150,10 @@ def stream(path: Path) -> Iterator[tuple[int, Any]]:
                 if text[place : place + 1] == "]":
                     return
                 try:
-                    item, end = decoder.raw_decode(text, place)
+                    item, end = DECODER.raw_decode(text, place)
+                except RepeatedName as error:
+                    item = BadRow("repeated_name", str(error))
+                    _, end = json.JSONDecoder().raw_decode(text, place)
                 except (ValueError, RecursionError):
                     item, end = None, len(text)
                 if end < len(text):
@@ -162,7 +168,7 @@ def stream(path: Path) -> Iterator[tuple[int, Any]]:
                     limit = f"longer than {MOST_CHARS} characters"
                     raise DataError(f"{path}: item {number} is not JSON, or {limit}", HINT)
         except UnicodeDecodeError:
-            raise DataError(f"{path} is not UTF-8", HINT) from None
+            raise DataError(f"{path} is not UTF-8, behind item {number - 1}", SAVE_AS_UTF_8) from None
 
 
 def _skip(text: str, place: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.core.errors import DataError, ResourceError, UserError
+from pipelines.core.text_files import parse_json
 
 NO_ROOM = 1 << 20  # bytes: a disk with less is full
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -118,10 +119,10 @@ def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple
                 if not line.strip() or (torn and not line.endswith(b"\n")):
                     continue
                 try:
-                    value = json.loads(line.decode("utf-8-sig"))
+                    value = parse_json(line)
                 except UnicodeDecodeError:
                     raise DataError(f"{path}, line {number} is not UTF-8", hint) from None
-                except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands
+                except ValueError as error:  # also a number of 5,000 digits, and brackets in thousands
                     raise DataError(f"{path}, line {number}: not JSON ({error})", hint) from None
                 yield number, value
     except FileNotFoundError:

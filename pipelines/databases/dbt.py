@@ -1,6 +1,5 @@
 """The facts of a dbt project in a database's card: descriptions, tests and metrics of `target/manifest.json`."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError
+from pipelines.core.text_files import read_json_text
 from pipelines.databases.card import DatabaseCard, Reference, TableCard
 from pipelines.sql.dialects.dialect import find_name
 
@@ -25,9 +25,9 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
     """
     path, hint = folder / "manifest.json" if folder.is_dir() else folder, "Run dbt parse, and pass its target/ folder."
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a dbt manifest: {error}", hint) from None
+        manifest = read_json_text(path)
+    except DataError as error:
+        raise DataError(f"{path} is not a dbt manifest: {error.message}", hint) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("nodes"), dict):
         raise DataError(f"{path} is not a dbt manifest: it has no nodes", hint)
     taken: Counter[str] = Counter()

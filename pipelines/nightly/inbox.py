@@ -14,9 +14,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks import own_questions
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json, writing
+from pipelines.core.rows import CSV_SUFFIXES, read_rows, set_aside
 from pipelines.core.store_remote import LINKS
 from pipelines.core.types import DATABASE, BadRow
 from pipelines.recipe.config import Nightly
@@ -28,9 +28,9 @@ QUESTIONS, ROWS = "questions.jsonl", "rows.json"
 HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask held-out questions, and so take no part
 OWN = (QUESTIONS, ROWS, HELD_OUT, QUARANTINE, LINKS)  # a link of such a name would lead what is written to the inbox
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
-READ = (".jsonl", ".csv")
-UNREAD = (".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".parquet")  # beside databases, which questions name
-Row = dict[str, Any] | str  # a line without a JSON object stays as it is: the data stage sets it aside
+READ = (".jsonl", *CSV_SUFFIXES)
+UNREAD = (".json", ".ndjson", ".txt", ".xlsx", ".parquet")  # beside databases, which questions name
+Row = dict[str, Any] | BadRow  # what cannot be read is copied with its place, and the data stage sets it aside
 
 
 def inbox_path(settings: Nightly) -> Path:
@@ -60,8 +60,11 @@ def collect(settings: Nightly, batches: Path, day: date | None = None) -> Path |
     """Freeze the inbox's new rows, or those of one day's files, as the next batch under `batches`; None without any."""
     inbox = inbox_path(settings)
     taken = {row for path in batches.glob(f"[!.]*/{ROWS}") for row in read_json(path)}
-    rows = _rows(inbox, settings.table, day)
-    fresh = {digest(row): (name, row) for name, row in rows if digest(row) not in taken}
+    fresh: dict[str, tuple[str, Row]] = {}  # each with the name of its file, by its digest
+    for name, row in _rows(inbox, settings.table, day):
+        mark = digest(row if isinstance(row, dict) else [row.reason, row.detail])
+        if mark not in taken:
+            fresh[mark] = (name, row)
     if not fresh:
         return None
     number = max((int(path.name[:4]) for path in batches.glob("[0-9]*")), default=0) + 1
@@ -72,8 +75,9 @@ def collect(settings: Nightly, batches: Path, day: date | None = None) -> Path |
     # A lone surrogate has no UTF-8; written as its escape it is JSON, and the data stage sets the row aside.
     with writing(work), (work / QUESTIONS).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for mark, (name, row) in fresh.items():
-            if isinstance(row, str):
-                file.write((WITHHELD if has_password(row) else row) + "\n")
+            if isinstance(row, BadRow):
+                detail = WITHHELD if has_password(row.detail) else row.detail
+                file.write(json.dumps(set_aside(BadRow(row.reason, detail)), ensure_ascii=False) + "\n")
                 continue
             # A unique name, and a link in the batch to a database file of the inbox. A path that leads nowhere stays as
             # it is, and an address is kept without its password: the data stage sets both aside.
@@ -111,13 +115,18 @@ def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[st
                     columns, cells = [column[0] for column in result.description or ()], result.fetchall()
             else:
                 with closing(sqlite3.connect(f"{inbox.as_uri()}?mode=ro", uri=True)) as file:
-                    file.text_factory = lambda text: text.decode("utf-8", "replace")
+                    file.text_factory = _text_or_bytes
                     cursor = file.execute(query)
                     columns, cells = [column[0] for column in cursor.description], cursor.fetchall()
         except Exception as error:  # each library has a tree of its own
             raise DataError(f"cannot read table {table!r} of {inbox}: {error}") from None
-        for values in cells:
-            yield table, {name: _plain(value) for name, value in zip(columns, values, strict=True) if value is not None}
+        for number, values in enumerate(cells, 1):
+            row = {name: value for name, value in zip(columns, values, strict=True) if value is not None}
+            damaged = next((name for name, value in row.items() if isinstance(value, NotUtf8)), None)
+            if damaged is not None:
+                yield table, BadRow("not_utf8", f"row {number} of table {table}: {damaged} is not UTF-8")
+            else:
+                yield table, {name: _plain(value) for name, value in row.items()}
         return
     if inbox.is_file():
         raise DataError(f"{inbox} is a file", "Set nightly.table, or give a folder of JSONL files.")
@@ -130,28 +139,27 @@ def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[st
         names = ", ".join(str(path.relative_to(inbox)) for path in unread)
         raise DataError(
             f"the inbox {inbox} holds files that are not read: {names}",
-            "Questions are taken from .jsonl and .csv files that are in the folder itself; take the others out.",
+            "Questions are taken from .jsonl, .csv and .tsv files that are in the folder itself; take the others out.",
         )
     read = (path for path in files if path.suffix.lower() in READ)
     for path in (path for path in read if day is None or delivered(path) == day):
-        if path.suffix.lower() == ".csv":
-            for _, row in own_questions.rows(path, ()):  # a bad row is a text, which the data stage sets aside
-                yield path.stem, f"{path.name}: {row.detail}" if isinstance(row, BadRow) else row
-            continue
-        try:
-            # Windows' editors begin a file with a byte order mark; `splitlines` would cut at a U+2028.
-            with path.open(encoding="utf-8-sig", errors="replace") as lines:
-                yield from ((path.stem, _parse(line.rstrip("\n"))) for line in lines if line.strip())
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}", "Take it out of the inbox.") from None
+        for line, _, row in read_rows(path, hint="Take it out of the inbox."):
+            if isinstance(row, dict):
+                yield path.stem, row
+                continue
+            bad = row if isinstance(row, BadRow) else BadRow("not_an_object", f"a {type(row).__name__}, no object")
+            yield path.stem, BadRow(bad.reason, f"{path.name}, line {line}: {bad.detail}")
 
 
-def _parse(line: str) -> Row:
+class NotUtf8(bytes):
+    """A text of a table that is not UTF-8."""
+
+
+def _text_or_bytes(data: bytes) -> str | NotUtf8:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-    return value if isinstance(value, dict) else line
+        return data.decode()
+    except UnicodeDecodeError:
+        return NotUtf8(data)
 
 
 def _plain(value: Any) -> Any:
@@ -172,7 +180,7 @@ def leave_out(batch: Path, repeats: Mapping[str, str]) -> bool:
     """
     text = (batch / QUESTIONS).read_text(encoding="utf-8")
     lines = [f"{line}\n" for line in text.split("\n") if line]  # `splitlines` would cut at a U+2028
-    ids = [str(row.get("id")) if isinstance(row := _parse(line), dict) else "" for line in lines]
+    ids = [str(json.loads(line).get("id")) for line in lines]
     stay = [line for line, id in zip(lines, ids, strict=True) if id not in repeats]
     if len(stay) in (0, len(lines)):
         return False

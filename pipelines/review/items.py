@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.benchmarks import base, corrections
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_lines
+from pipelines.core.rows import good_rows
 from pipelines.core.types import DATABASE, SQL, BadRow, Example, text_field
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
@@ -72,13 +72,14 @@ def item_of(
 
 
 def read_file(path: Path, database: str | None) -> tuple[list[Item], list[OpenableDatabase]]:
-    """The questions of a JSONL file, in order, and their databases; `database` is that of all of them (a file, an
-    address, or a name of databases/), or None to take each line's own.
+    """The questions of a JSONL or CSV file, in order, and their databases; `database` is that of all of them (a file,
+    an address, or a name of databases/), or None to take each line's own.
     """
     databases: dict[str, OpenableDatabase] = {}
     items: list[Item] = []
     seen: Counter[str] = Counter()
-    for number, row in read_lines(path, HINT):
+    needed = [("question",), SQL, *([DATABASE] if database is None else [])]
+    for line, number, row in good_rows(path, needed, HINT):
         try:
             name = database or text_field(row, *DATABASE)
             if name not in databases:
@@ -89,9 +90,9 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
             sql, evidence = text_field(row, *SQL, required=False), text_field(row, "evidence", required=False)
             question, id = text_field(row, "question"), row.get("id")
         except BadRow as bad:
-            raise DataError(f"{path}, line {number}: {bad.detail}", HINT) from None
+            raise DataError(f"{path}, line {line}: {bad.detail}", HINT) from None
         except DataError as error:
-            raise DataError(f"{path}, line {number}: {error.message}", error.hint) from None
+            raise DataError(f"{path}, line {line}: {error.message}", error.hint) from None
         id = str(id or f"{path.stem}_{number}")
         example = Example(id, question, databases[name].database, sql, evidence, source="review")
         votes = row.get("votes")
@@ -107,13 +108,11 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
 
 
 def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
-    """All questions of a recipe's sources that have a path, those whose gold SQL fails among them; a repeated one once.
-    Readers put or make databases in `folder`.
+    """All questions of a recipe's sources, those whose gold SQL fails among them; a repeated one once. Readers put or
+    make databases in `folder`.
     """
-    everything = [*recipe.data.sources.values()]
-    sources = [source for source in everything if not source.lacks_path]
-    if not sources:
-        sources = everything  # the first reader says which path to set
+    data = recipe.data
+    sources = [source for source in (data.sft, *data.rl, data.dev, *data.test) if source is not None]
     distinct: dict[tuple[str, ...], Example] = {}
     for place, source in enumerate(sources):
         if source in sources[:place]:

@@ -250,8 +250,8 @@ def texts(folder: Path, passes: Sequence[str]) -> Texts:
 
 def left_out(test: Path) -> dict[str, int]:
     """Questions that a finished `test` stage had to leave out, by the reason, the commonest first."""
-    rows = read_json_lines(test / QUARANTINE)
-    return dict(Counter(str(row["reason"]).replace("_", " ") for row in rows if row["pool"] == "test").most_common())
+    rows = [row for row in read_json_lines(test / QUARANTINE) if row["pool"] == "test" and row.get("chosen", True)]
+    return dict(Counter(str(row["reason"]).replace("_", " ") for row in rows).most_common())
 
 
 def answer_costs(timing: Mapping[str, Latency], r_ves: float | None) -> dict[str, float]:

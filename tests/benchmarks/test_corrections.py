@@ -93,9 +93,12 @@ def test_a_row_with_several_sql_fields_is_read_alike_everywhere(bird, tmp_path):
         ('{"id": "bird_dev_1"}\n', "line 1: no sql"),
         ('{"id": "bird_dev_1", "sql": 5}\n', "line 1: sql is a int, not text"),
         ('{"id": "bird_dev_1", "sql": "a"}\n{"id": "bird_dev_1", "sql": "b"}\n', "line 2: a second correction"),
-        ("[5]", "entry 0: a int where an object"),
-        ("[", "is not JSON"),
-        (None, "corrections: cannot read"),
+        ("[5]", "line 1: a int where an object"),
+        ('[{"id": "bird_dev_1", "sql": "a"},\n{"id": 5 "sql": "b"}]', "line 2: not JSON .Expecting ',' delimiter"),
+        ("[", "line 1: not JSON"),
+        ('{"sql": "SELECT 1"}\n', "line 1 names no question"),
+        ('{"id": "bird_dev_1", "sql": "a", "sql": "b"}\n', "line 1: 'sql' stands twice in one object"),
+        (None, "no such file"),
     ],
 )
 def test_a_damaged_overlay_is_the_users_mistake(bird, tmp_path, text, words):
@@ -103,6 +106,31 @@ def test_a_damaged_overlay_is_the_users_mistake(bird, tmp_path, text, words):
         write(tmp_path / "overlay", text)
     with pytest.raises(DataError, match=words):
         read(bird, tmp_path / "overlay", tmp_path)
+
+
+def test_a_question_id_that_two_questions_have_is_no_name_for_a_correction(bird, tmp_path):
+    rows = json.loads((bird / "dev.json").read_text())
+    rows[2]["question_id"] = 40
+    write(bird / "dev.json", json.dumps(rows))
+    write(tmp_path / "overlay", json.dumps({"question_id": 40, "sql": BETTER}))
+    with pytest.raises(DataError, match=r"line 1 corrects question_id 40, which is of two .* bird_dev_0 and"):
+        read(bird, tmp_path / "overlay", tmp_path)
+    write(tmp_path / "overlay", json.dumps({"id": "bird_dev_2", "sql": BETTER}))
+    assert [one.gold_sql for one in read(bird, tmp_path / "overlay", tmp_path)] == [PUBLISHED, PUBLISHED, BETTER]
+    both = [{"id": "bird_dev_1", "sql": BETTER}, {"question_id": 41, "sql": PUBLISHED}]
+    write(tmp_path / "overlay", json.dumps(both))
+    with pytest.raises(DataError, match="corrects bird_dev_1 twice: by its id bird_dev_1 and by its question_id 41"):
+        read(bird, tmp_path / "overlay", tmp_path)
+
+
+def test_a_correction_of_no_question_is_told_with_its_line(bird, tmp_path):
+    lines = [{"id": "bird_dev_1", "sql": BETTER}, {"id": "bird_dev_9", "sql": BETTER}]
+    write(tmp_path / "overlay", "".join(json.dumps(line) + "\n" for line in lines))
+    source = Source(kind="bird", path=str(bird), split="dev", corrections=str(tmp_path / "overlay"), count=2)
+    loaded = base.read(source, seed=0, root=tmp_path / "stage")
+    assert [(row.row, row.reason, row.chosen) for row in loaded.quarantine] == [
+        ("overlay:2", "unused_correction", False)
+    ]
 
 
 def test_the_metrics_count_the_corrections(bird, tmp_path):

@@ -90,7 +90,7 @@ def test_a_csv_file_is_read_by_its_header_whatever_parts_its_cells(folder, sign)
         ("", "own.csv has no column question and no column sql; its columns: none"),
         ('question,sql\na,SELECT 1\n"b,SELECT 2\nc,SELECT 3\n', "own.csv is not CSV: a quote that opens in line 3 is"),
         ('question,"sql\na,SELECT 1\n', "own.csv is not CSV: a quote that opens in line 1 is never closed"),
-        ("question,sql\n\xe4,b\n".encode("latin-1"), "own.csv is not UTF-8. Save it as “CSV UTF-8”."),
+        ("question,sql\n\xe4,b\n".encode("latin-1"), "own.csv, line 2 is not UTF-8. Save it as UTF-8."),
     ],
 )
 def test_a_csv_file_that_lacks_something_says_what(folder, text, message):

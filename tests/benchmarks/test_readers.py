@@ -109,10 +109,10 @@ def test_spider_train_is_two_files_and_test_has_databases_of_its_own(spider, tmp
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "cannot read"),
+        (None, "cannot be read"),
         (b'[{"db_id": ', "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"\xff", "not JSON"),
+        (b"\xff", "line 1 is not UTF-8"),
         (b'{"a": 1}', "not a list"),
     ],
 )

@@ -113,7 +113,14 @@ def test_what_a_person_wrote_stays(folder, sqltrain):
     assert card.read(path).metrics == {"order value": "mine"}
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[]", '{"nodes": []}', None])
+def test_a_byte_order_mark_before_a_manifest_is_read(folder, sqltrain):
+    path = folder / "target" / "manifest.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    code, _, error = sqltrain("connect", "shop.sqlite", "--dbt", "target")
+    assert (code, error) == (0, "")
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"nodes": []}', '{"nodes": {}, "nodes": {}}', None])
 def test_a_file_that_is_not_a_manifest_is_refused_in_one_line(folder, sqltrain, text):
     path = folder / "target" / "manifest.json"
     path.unlink() if text is None else path.write_text(text)

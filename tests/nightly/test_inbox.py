@@ -59,7 +59,9 @@ def test_rows_get_names_of_their_own_and_databases_stay_within_reach(tmp_path, c
 def test_a_line_that_is_no_json_is_passed_on_for_the_data_stage_to_set_aside(tmp_path, collected):
     write(tmp_path / "inbox" / "a.jsonl", ROW, '{"question": "half')
     batch = collected()
-    assert (batch / QUESTIONS).read_text().splitlines()[1] == '{"question": "half'
+    bad = lines(batch)[1]["not_read"]
+    assert bad["reason"] == "not_json"
+    assert bad["detail"].startswith("a.jsonl, line 2: not JSON")
     # Editors on Windows write one.
     write(tmp_path / "inbox" / "a.jsonl", "\ufeff" + json.dumps(ROW), {**ROW, "question": "two ?"})
     batch = collected(batches="marked")
@@ -180,7 +182,7 @@ def test_a_table_may_hold_times_and_bytes(tmp_path, collected):
     """
     build_database(tmp_path / "new.sqlite", script)
     batch = collected("new.sqlite", "asked")
-    assert read(batch, tmp_path / "other") == (["how many ?", "a\ufffd"], ["wrong_type"])
+    assert read(batch, tmp_path / "other") == (["how many ?"], ["wrong_type", "not_utf8"])
 
 
 def test_a_folder_that_bears_a_files_name_is_said_plainly(tmp_path, collected):
@@ -194,9 +196,11 @@ def test_csv_files_are_taken_too_whatever_the_case_of_their_suffix(tmp_path, col
     text = 'question,sql,database\nhow many ?,SELECT 1,shop.sqlite\n"a, b",SELECT 2,shop.sqlite\nx,y,z,too many\n'
     (tmp_path / "inbox" / "Monday.CSV").write_text(text)
     write(tmp_path / "inbox" / "b.JSONL", {**ROW, "sql": "SELECT 3"})
-    *rows, last = (collected() / QUESTIONS).read_text().splitlines()
-    assert [json.loads(row)["sql"] for row in (rows[0], rows[1], last)] == ["SELECT 1", "SELECT 2", "SELECT 3"]
-    assert rows[2].startswith("Monday.CSV: 4 cells under 3 columns")  # the data stage sets it aside
+    *rows, last = lines(collected())
+    assert [row["sql"] for row in (rows[0], rows[1], last)] == ["SELECT 1", "SELECT 2", "SELECT 3"]
+    assert rows[2]["not_read"]["detail"].startswith(
+        "Monday.CSV, line 4: 4 cells under 3 columns"
+    )  # the data stage sets it aside
 
 
 @pytest.mark.parametrize("name", ["x.json", "rows.parquet", "sub/y.jsonl"])
@@ -204,6 +208,6 @@ def test_a_file_that_looks_like_questions_and_is_not_read_is_named(tmp_path, col
     write(tmp_path / "inbox" / "a.jsonl", ROW)
     write(tmp_path / "inbox" / name, ROW)
     with pytest.raises(
-        DataError, match=rf"holds files that are not read: {name}\. Questions are taken from \.jsonl and"
+        DataError, match=rf"holds files that are not read: {name}\. Questions are taken from \.jsonl, \.csv"
     ):
         collected()

@@ -194,7 +194,10 @@ def test_two_lines_that_say_the_same_are_decided_apart(mine):
     ("text", "said"),
     [
         ("", "holds no questions"),
-        ("[]\n", "line 1: a list where an object was expected"),
+        ("[]\n", "holds no questions"),
+        ("[5]\n", "line 1: a int where an object was expected"),
+        ('{"question": "q", "sql": "a", "sql": "b", "database": "shop.sqlite"}\n', "line 1: 'sql' stands twice"),
+        (b'{"question": "Zo\xeb"}\n', "line 1: it is not UTF-8"),
         ('{"question": "q", "database": "gone.sqlite"}\n', "line 1: no such database"),
         ('{"database": "shop.sqlite", "sql": "SELECT 1"}\n', "line 1: no question"),
         ('{"question": "q", "sql": "SELECT 1"}\n', "line 1: no database"),
@@ -202,7 +205,7 @@ def test_two_lines_that_say_the_same_are_decided_apart(mine):
     ],
 )
 def test_a_file_that_cannot_be_reviewed_is_one_plain_line(mine, text, said):
-    mine.write_text(text)
+    mine.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=said):
         items.read_file(mine, None)
 

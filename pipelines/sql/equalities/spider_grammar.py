@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.core.errors import DataError
+from pipelines.core.text_files import read_json_text
 
 if TYPE_CHECKING:
     from pipelines.core.types import Database
@@ -327,7 +327,7 @@ class DatabaseNames:
         if tables is None:
             return
         try:
-            entries = json.loads(tables.read_text(encoding="utf-8"))
+            entries = read_json_text(tables)
             self._keys = {}
             for entry in entries:
                 of_tables = entry["table_names_original"]
@@ -345,8 +345,6 @@ class DatabaseNames:
                 self._keys[entry["db_id"]] = {
                     columns[index]: columns[min(group)] for group in groups for index in sorted(group)
                 }
-        except OSError as error:
-            raise DataError(f"{tables} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(f"{tables} is not a tables.json as Spider's ({type(error).__name__}: {error})") from None
 
