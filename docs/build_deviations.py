@@ -20,8 +20,8 @@ This page is written by `python docs/build_deviations.py` from `conf/deviations/
 each setting and looks for each test. `sqltrain show RECIPE --deviations` prints those that act in a run, and the run's
 report lists them.
 
-A setting does it the paper's way, or by the other reading; words in capitals are yours to fill in. Where there is none,
-no setting does it. The kinds:
+A setting does it the paper's way, or by the other reading; where the paper is silent, it is the one to change, with
+some other value. Words in capitals are yours to fill in. Where no setting stands, none does it. The kinds:
 """
 
 

@@ -161,6 +161,10 @@ when 4 to 6 had been seen.
 of claim 1's row "SFT, then RL". The weights after each training are the same to the byte, and so are the claims'
 figures.
 
+**Which code.** Each table names its commit. All of them were made from a checkout that differed from it in files that
+were not committed yet, so nobody else has that code to the letter. The two runs that were made again had other code,
+too.
+
 **What a reader may conclude.** A model of one million parameters, a generated world of a few hundred words, thirty or
 forty steps of GRPO where the papers take hundreds: a claim that holds here does so without the papers' scale, and one
 that does not hold here may hold there. What is under each claim says more.

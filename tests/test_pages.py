@@ -19,6 +19,7 @@ from typer.main import get_command
 from flows.cli import app, every_command
 from pipelines.core.registry import ALL
 from pipelines.recipe.config import Benchmark, Recipe
+from tests import blocks
 from tests.fakes import load_script, succeeded
 from tests.services.browser import browser
 
@@ -101,13 +102,22 @@ def tree_paths():
     return paths
 
 
+def leads_somewhere(link):
+    """Whether a link of README names a file and, behind `#`, one of its headings."""
+    path, _, anchor = link.partition("#")
+    if not anchor or not (ROOT / path).is_file():
+        return (ROOT / path).is_file()
+    headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+    return anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 def test_every_path_of_the_tree_and_every_link_of_the_readme_exists():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     links, tree = re.findall(r"\]\((?!https:)([^)]+)\)", readme), tree_paths()
     assert len(tree) > 30
     assert links
     assert [path for path in tree if not (ROOT / path).exists()] == []
-    assert [path for path in links if not (ROOT / path).is_file()] == []
+    assert [link for link in links if not leads_somewhere(link)] == []
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in ("miniature", "test"):
         assert f"$ make {target}" in readme
@@ -187,17 +197,60 @@ def test_every_command_that_a_page_shows_exists(page):
         assert {word.partition("=")[0] for word in path if word.startswith("--")} <= known | {"--help"}, words
 
 
-@pytest.mark.slow
-def test_the_tutorial_of_the_first_recipe_does_what_it_says(tmp_path):
-    page = ROOT / "docs" / "tutorials" / "first-recipe.md"
-    recipe = next(text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == "yaml")
-    (tmp_path / "first.yaml").write_text(recipe)
-    outputs = []
-    for words in typed(page):
-        command = [sys.executable, "-m", "flows.cli", *words[1:]]
-        outputs.append(succeeded(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)).stdout)
-    lines = {line.split()[1]: line for line in outputs[-1].splitlines() if line.startswith("✓ ")}
-    assert {stage for stage, line in lines.items() if "cached" not in line} == {"sft", "evaluate_sft", "report"}
+@pytest.mark.parametrize("page", blocks.PAGES)
+def test_every_block_that_a_page_shows_is_run_or_has_a_reason(page):
+    """tests/blocks.yaml has the verdicts, and tests/services/test_blocks.py runs what can be run."""
+    shown = [block.name for block in blocks.blocks(page)]
+    verdicts = blocks.verdicts(page)
+    assert [name for name in shown if name not in verdicts] == []
+    own = {name for name, verdict in verdicts.items() if not verdict.startswith("as on ")}
+    assert own - set(shown) == set()
+    for verdict in set(verdicts.values()):
+        _, _, runner = verdict.partition("run by ")
+        assert verdict in ("run", "run slowly", "start") or verdict.startswith(
+            ("needs ", "shows ", "as on ", "run by ")
+        )
+        assert not runner or (ROOT / runner).exists(), verdict
+    indented = re.findall(
+        r"^ {4}(?:\$ )?(?:sqltrain|python|pip|bash|make) .*$", (ROOT / page).read_text(), re.MULTILINE
+    )
+    assert indented == [], "a block of commands is fenced"
+
+
+def test_what_a_block_is_and_what_a_page_installs(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / blocks.HOME).write_text("```sh\npip install -c constraints.txt '.[ops,serve]'\n```\n")
+    commands = "```console\n$ sqltrain run x \\\n    seed=1   # goes on\nan answer\n$ make it\n```\n"
+    settings = '```yaml title="first.yaml"\na: 1\nb: 2\n```\n'
+    page = f"`pip install 'sqltrain[mcp]'`\n\n{commands}{settings}```\nwhat is printed\n```\n"
+    (tmp_path / "page.md").write_text(page)
+    found = blocks.blocks("page.md")
+    assert [(block.name, block.file) for block in found] == [
+        ("sqltrain run x seed=1", None),
+        ("make it", None),
+        ("a: 1", "first.yaml"),
+    ]
+    assert blocks.extras("page.md") == ["mcp", "ops", "serve"]
+    assert blocks.extras(blocks.HOME) == ["ops", "serve"]
+
+
+def test_the_home_page_and_the_tutorial_install_what_adapt_needs():
+    """`adapt` checks contracts with Great Expectations, which comes with `ops`; the chat page comes with `serve`."""
+    for page in (blocks.HOME, "docs/tutorials/your-database.md", "README.md"):
+        assert {"great-expectations", "starlette"} <= blocks.needed(blocks.extras(page)), page
+
+
+def test_every_page_says_one_range_of_vllm():
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gpu"]
+    low, high = re.search(r"vllm>=0\.(\d+),<0\.(\d+)", " ".join(wanted)).groups()
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in blocks.PAGES if page != "CHANGELOG.md"}
+    named = {
+        (page, *found)
+        for page, text in texts.items()
+        for found in re.findall(r"vLLM[ (]+0\.(\d+)(?: to 0\.(\d+))?", text)
+    }
+    assert {(first, last) for _, first, last in named} == {(low, str(int(high) - 1))}, named
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.terminal import AsJson, Bars, Overrides, console, emit, open_recipe, say, with_store
+from flows.terminal import NO_PATH, AsJson, Bars, Overrides, console, emit, open_recipe, say, with_store
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.files import write_atomic, writing_to
@@ -183,6 +183,8 @@ def review(
 
     if data:
         recipe, _ = open_recipe(questions, overrides)
+        if recipe.data.without_path:
+            say(f"note: {NO_PATH.format(', '.join(recipe.data.without_path))}")
         files = ReviewFiles.of(out or Path("corrections.jsonl"))
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -227,7 +229,7 @@ def data_add(
 
       sqltrain data add spider_dev ~/spider
 
-      sqltrain evaluate sql_trail include=local/spider_dev
+      sqltrain evaluate sql_trail --model CHECKPOINT include=local/spider_dev
 
       sqltrain data add own ~/sales.jsonl --name sales
     """

@@ -525,8 +525,7 @@ def score(
 
       sqltrain score --gold dev_gold.sql --pred predicted.sql --database spider/database
 
-      sqltrain score --gold dev.sql --pred predict_dev.json --database dev_databases --difficulty dev.json
-          --equality bird,soft_f1,r_ves --out verdicts.jsonl --json
+      sqltrain score --gold dev.sql --pred mine.json --database dev_databases --difficulty dev.json --equality r_ves
 
       sqltrain score --gold dev.json --pred mine.sql --database spider/database --report scores/mine
     """

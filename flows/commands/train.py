@@ -6,7 +6,7 @@ import os
 import shlex
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows import terminal
-from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, with_store
+from flows.terminal import FIRST_RUN, NO_PATH, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, with_store
 from pipelines.adaptation import estimate, outcome, recipe_file
 from pipelines.adaptation.questions import counts_of, gather
 from pipelines.core.errors import DataError, RecipeError, UserError
@@ -438,8 +438,7 @@ def check(
         margin = Rubric(loaded.rewards).margin() if loaded.rewards else None
         if margin is not None and margin < 0:  # as an ablation it may be meant
             bars.say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
-        among = {stage.name for stage in graph.active(loaded) if graph.kind_of(stage.name) in ("data", "test")}
-        steps = graph.plan(loaded, store, among=among)
+        steps = graph.plan(loaded, store, among=stages_with_questions(loaded, bars.say))
         folders = [graph.execute(step, loaded, store, bars, steps).folder for step in steps]
         # Pool by pool, for an id is of one question within a pool alone; a question of several pools is kept once.
         seen: set[tuple[str, ...]] = set()
@@ -488,6 +487,22 @@ def check(
         emit({"recipes": len(names), "variants": n_variants, **facts, "problems": problems})
     if problems:
         raise UserError(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}, the first: {problems[0]}")
+
+
+def stages_with_questions(recipe: Recipe, say: Callable[[str], None]) -> set[str]:
+    """The stages whose questions `check` looks at: all of them, or those with a path while others have none."""
+    keys = {"data": [*recipe.data.pools]}
+    for place, benchmark in enumerate(recipe.data.test):
+        name = f"test.{benchmark.name}" if place else "test"
+        keys[name] = [f"data.test.{place}"]
+    stages = {stage.name for stage in graph.active(recipe)} & keys.keys()
+    without = set(recipe.data.without_path)
+    left_out = {name for name in stages if without.issuperset(keys[name])}
+    if left_out == stages:
+        return stages  # its first reader says which path to set
+    for name in sorted(left_out):
+        say(f"note: {NO_PATH.format(', '.join(keys[name]))}")
+    return stages - left_out
 
 
 def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -> tuple[list[str], dict[str, Any]]:

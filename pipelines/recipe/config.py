@@ -371,6 +371,16 @@ class Data(Section):
         rl = {f"data.rl.{number}": source for number, source in enumerate(self.rl)}
         return {"data.sft": self.sft, **rl, "data.dev": self.dev}
 
+    @property
+    def sources(self) -> dict[str, Source]:
+        """All sources, by their keys."""
+        return self.pools | {f"data.test.{place}": source for place, source in enumerate(self.test)}
+
+    @property
+    def without_path(self) -> list[str]:
+        """The keys of the sources that have no path yet."""
+        return [key for key, source in self.sources.items() if source.lacks_path]
+
 
 class ProtocolSection(Section):
     """How the agent speaks (see `pipelines/protocols/`)."""
@@ -592,7 +602,7 @@ class Contracts(Section):
 class Nightly(Section):
     """Nightly retraining (`pipelines/nightly/`, docs/operations.md)."""
 
-    # a folder of JSONL files with new questions, or an SQLite or DuckDB file with a table of them.
+    # a folder of JSONL and CSV files with new questions, or an SQLite or DuckDB file with a table of them.
     inbox: str | None = None
     table: str | None = None  # that table; its columns are named as the fields of a JSONL line.
     # `champion` trains the champion further, with GRPO on the new questions; `base` trains anew on all.

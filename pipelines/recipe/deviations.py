@@ -38,7 +38,8 @@ class Deviation(Section):
     paper: str  # what the paper says there.
     ours: str  # what the recipe does.
     kind: Kind
-    # overrides by which a run does it the paper's way, or by the other reading; a word in capitals is to be filled in.
+    # overrides by which a run does it the paper's way, by the other reading, or where the paper is silent with another
+    # value; a word in capitals is to be filled in.
     setting: tuple[str, ...] = ()
     test: str  # the test that holds what the recipe does, as pytest names it.
     stages: tuple[Stage, ...] = ()  # the stages in which it acts; () for all.

@@ -108,11 +108,13 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
 
 
 def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
-    """All questions of a recipe's sources, those whose gold SQL fails among them; a repeated one once. Readers put or
-    make databases in `folder`.
+    """All questions of a recipe's sources that have a path, those whose gold SQL fails among them; a repeated one once.
+    Readers put or make databases in `folder`.
     """
-    data = recipe.data
-    sources = [source for source in (data.sft, *data.rl, data.dev, *data.test) if source is not None]
+    everything = [*recipe.data.sources.values()]
+    sources = [source for source in everything if not source.lacks_path]
+    if not sources:
+        sources = everything  # the first reader says which path to set
     distinct: dict[tuple[str, ...], Example] = {}
     for place, source in enumerate(sources):
         if source in sources[:place]:

@@ -43,7 +43,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
             pools[f"data.test.{place}"] = benchmark
     if not recipe.protocol.abstains and any(source.options.get("unanswerable") for source in pools.values()):
         raise RecipeError("options.unanswerable needs an agent that may abstain", "Set protocol.abstains=true.")
-    options = [text for source in (data.sft, *data.rl, data.dev, *data.test) for text in source.options.values()]
+    options = [text for source in data.sources.values() for text in source.options.values()]
     if any(isinstance(text, str) and has_password(text) for text in options):  # MLflow and manifests keep a recipe
         hint = "Use PGPASSWORD, MYSQL_PWD or a password file."
         raise RecipeError("an address in the options of a source holds a password", hint)

@@ -87,7 +87,7 @@ def deviations_table(recipe: Recipe) -> ReportTable:
         (each.where, each.kind, each.paper, each.ours, " ".join(each.setting) or None)
         for each in deviations.acting(recipe)
     )
-    note = "The setting does it the paper's way, or by the other reading. docs/deviations.md has the tests."
+    note = "The setting does it the paper's way, or in another way where the paper is silent."
     return ReportTable("deviations", f"Deviations from the paper: {recipe.paper}", columns, rows, note)
 
 

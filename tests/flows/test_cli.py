@@ -292,6 +292,7 @@ def test_the_help_of_every_command_has_an_example(command, sqltrain):
     help = COMMANDS[command].help  # at 80 columns an example is not broken, and a text is broken by the terminal alone
     assert not [line for line in help.splitlines() if line.strip().startswith("sqltrain") and len(line) > 76]
     assert not re.search(r"(?<=\S)\n(?=\S)", help)
+    assert not re.search(r"(?<! \\)\n +--", help)  # an example that goes on says so
 
 
 def test_every_command_names_a_store_a_model_and_a_database_by_the_same_option():

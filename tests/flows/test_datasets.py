@@ -206,6 +206,24 @@ def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(tmp_path, sqltr
     assert f"is right for 1 of {facts['empty_answers']['questions']} training questions, and earns " in out + said
 
 
+def test_a_benchmark_is_checked_and_reviewed_alone_where_the_training_data_is_not_there(spider, sqltrain, monkeypatch):
+    """`check sql_trail include=local/bird_dev --data` of docs/benchmarks.md: sources without a path are named."""
+    monkeypatch.chdir(spider.parent)
+    rows = json.loads((spider / "dev.json").read_text())[:2]
+    rows[1]["question"] = "How many ships?"
+    (spider / "dev.json").write_text(json.dumps(rows))
+    build_database(spider / "database" / "harbour" / "harbour.sqlite", "INSERT INTO ship VALUES ('Ada')")
+    test = f"data.test=[{{kind: spider, split: dev, path: {spider}}}]"
+    note = "data.sft, data.rl.0, data.rl.1, data.dev without a path: these questions are not checked"
+    out = sqltrain.ok("check", "sql_trail", test, "--data")
+    assert note in out
+    assert "2 gold SQL of sql_trail: 2 earn the full reward" in out
+    reviewed = sqltrain.ok("review", "sql_trail", test, "--data")
+    assert note in reviewed
+    assert "nothing speaks against the gold SQL of sql_trail: 2 looked at" in reviewed
+    assert "Set it, such as data.rl.0.path=FOLDER" in sqltrain.refused("check", "sql_trail", "--data")
+
+
 def test_a_recipe_of_ones_own_is_checked_with_its_own_variants_and_a_reward_that_fails_is_one_line(tmp_path, sqltrain):
     """The miniature's variants name terms of its panel, which this recipe leaves out."""
     (tmp_path / "own.py").write_text(

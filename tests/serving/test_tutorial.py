@@ -1,43 +1,39 @@
-"""docs/tutorials/your-database.md, followed to the letter: every block, in its order, in an empty folder."""
+"""docs/tutorials/your-database.md, followed to the letter: every block, in its order, in an empty folder and in the
+environment that the page says to install.
+"""
 
 import json
 import os
-import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 
 from pipelines.core.processes import free_port
+from tests import blocks
 from tests.services.browser import browser
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "tutorials" / "your-database.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = "docs/tutorials/your-database.md"
+BLOCKS = [block.text for block in blocks.blocks(PAGE)]
 
 
 @pytest.mark.services
 @pytest.mark.timeout(900)
 def test_every_block_does_what_it_says_and_the_taught_model_answers_in_a_browser(tmp_path):
-    bin = tmp_path / "bin"
-    bin.mkdir()
-    (bin / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (bin / "sqltrain").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m flows.cli "$@"\n')
-    for program in bin.iterdir():
-        program.chmod(0o755)
-    work, port = tmp_path / "work", str(free_port())
+    programs = blocks.make_environment(tmp_path / "environment", blocks.extras(PAGE))
+    work = tmp_path / "work"
     work.mkdir()
-    paths = {"PATH": f"{bin}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "SQLTRAIN_STORE": str(tmp_path / "store")}
+    port = str(free_port())
+    paths = {"PATH": f"{programs}:{os.environ['PATH']}", "SQLTRAIN_STORE": str(tmp_path / "store")}
+    outside = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     script = "set -em\n" + "\n".join(BLOCKS).replace("8080", port) + "\ntouch served\nwait"
     with (tmp_path / "said").open("w") as file:
         shell = subprocess.Popen(
-            ["bash", "-c", script], cwd=work, env={**os.environ, **paths}, stdout=file, stderr=subprocess.STDOUT,
+            ["bash", "-c", script], cwd=work, env={**outside, **paths}, stdout=file, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pymysql
 import pytest
+from hidden_objects import with_other_values
 from servers import build_mysql, postgres_schema
 
 from pipelines.core.types import ExecutionStatus
@@ -31,7 +32,7 @@ INSERT INTO person VALUES (1, 'Ada', 'SECRET-1', NULL), (2, 'Bo', 'SECRET-2', 1)
 INSERT INTO wage VALUES (1, 'SECRET-9000'), (2, 'SECRET-7000');
 INSERT INTO visit VALUES (1, 1, 'Oslo', 0), (2, 2, 'Rome', 1);
 """
-TWIN = re.sub(r"SECRET-(\w+)", lambda match: f"{9 - len(match[1])}other{match[1][::-1]}", TABLES)  # other hidden values
+TWIN = with_other_values(TABLES)
 HIDDEN = (("Wage",), {"PERSON": ("ssn",)})
 NAMES = ("ssn", "wage", "amount")
 SHOWN = [

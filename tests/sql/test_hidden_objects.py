@@ -1,9 +1,20 @@
 """Hidden names behind objects of the database itself: views, indices of text, computed columns, types and the like."""
 
-from contextlib import contextmanager
+import contextlib
+import random
+import sqlite3
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
+import duckdb
+import psycopg
+import pymysql
 import pytest
+from hidden_objects import SHOWN, objects, with_other_values
 from servers import build_mysql, postgres_schema
+from test_hidden import HIDDEN as HIDDEN_PEOPLE
+from test_hidden import TABLES as PEOPLE
+from test_hidden import derive
 
 from pipelines.core.types import Database
 from pipelines.sql.engine import Limits, SqlEngine
@@ -32,12 +43,12 @@ def answers(database: Database, *statements, hidden=HIDDEN):
 
 
 @pytest.fixture
-def sqlite(tmp_path):
+def sqlite_people(tmp_path):
     return lambda *scripts: build_database(tmp_path / "people.sqlite", TABLES, *scripts)
 
 
-def test_sqlite_hides_views_that_join_by_a_hidden_column_without_saying_so(sqlite):
-    people = sqlite(
+def test_sqlite_hides_views_that_join_by_a_hidden_column_without_saying_so(sqlite_people):
+    people = sqlite_people(
         "CREATE VIEW x AS SELECT id, door FROM person JOIN badge USING (ssn)",
         "CREATE VIEW n AS SELECT 1 AS one FROM person NATURAL JOIN badge",
         "CREATE VIEW deep AS SELECT count(*) AS many FROM n",
@@ -48,8 +59,8 @@ def test_sqlite_hides_views_that_join_by_a_hidden_column_without_saying_so(sqlit
     assert found == ["hidden"] * 5 + [[("Ada", "Oslo")]]
 
 
-def test_sqlite_hides_an_index_of_text_over_a_view_that_reads_something_hidden(sqlite):
-    people = sqlite(
+def test_sqlite_hides_an_index_of_text_over_a_view_that_reads_something_hidden(sqlite_people):
+    people = sqlite_people(
         """CREATE VIEW "it's" AS SELECT id, ssn AS n FROM person""",
         "CREATE VIRTUAL TABLE f USING fts5(n, content='it''s', content_rowid='id')",
         "INSERT INTO f(f) VALUES ('rebuild')",
@@ -62,24 +73,24 @@ def test_sqlite_hides_an_index_of_text_over_a_view_that_reads_something_hidden(s
     assert found == ["hidden"] * 4 + [[(2,)]]
 
 
-def test_sqlite_hides_computed_columns_whatever_letters_their_table_has(sqlite):
-    people = sqlite("CREATE TABLE Größe (id, ssn, copy TEXT AS (ssn || '')); INSERT INTO Größe VALUES (1, 's1')")
+def test_sqlite_hides_computed_columns_whatever_letters_their_table_has(sqlite_people):
+    people = sqlite_people("CREATE TABLE Größe (id, ssn, copy TEXT AS (ssn || '')); INSERT INTO Größe VALUES (1, 's1')")
     assert answers(people, "SELECT copy FROM größe", hidden=((), {"Größe": ("ssn",)})) == ["hidden"]
 
 
-def test_sqlite_answers_beside_a_broken_view(sqlite):
-    people = sqlite("CREATE VIEW broken AS SELECT missing FROM person")
+def test_sqlite_answers_beside_a_broken_view(sqlite_people):
+    people = sqlite_people("CREATE VIEW broken AS SELECT missing FROM person")
     tries = ["SELECT name FROM staff WHERE id = 2", "SELECT count(*) FROM broken"]
     assert answers(people, *tries) == [[("Bo",)], "no_such_column"]
 
 
 @pytest.fixture
-def duckdb(tmp_path):
+def duckdb_people(tmp_path):
     return lambda *scripts: build_database(tmp_path / "people.duckdb", TABLES, *scripts)
 
 
-def test_duckdb_hides_views_that_take_a_table_by_its_name_or_call_what_no_statement_may(duckdb):
-    people = duckdb(
+def test_duckdb_hides_views_that_take_a_table_by_its_name_or_call_what_no_statement_may(duckdb_people):
+    people = duckdb_people(
         "CREATE VIEW x AS FROM query_table('person')",
         "CREATE VIEW y(id) AS SELECT id FROM query('SELECT id FROM person WHERE ssn = ''s2''')",
         """CREATE VIEW "z AS SELECT 1 --" AS SELECT ssn FROM person""",
@@ -94,8 +105,8 @@ def test_duckdb_hides_views_that_take_a_table_by_its_name_or_call_what_no_statem
     assert found == ["hidden"] * 7 + [[("north",)]]
 
 
-def test_duckdb_hides_a_computed_column_whatever_stands_before_it(duckdb):
-    people = duckdb(
+def test_duckdb_hides_a_computed_column_whatever_stands_before_it(duckdb_people):
+    people = duckdb_people(
         "CREATE TABLE pay (id INTEGER, note VARCHAR DEFAULT 'a\rb', copy VARCHAR AS (twice || 'x'), secret VARCHAR,"
         " twice VARCHAR AS (secret || secret), next INTEGER AS (id + 1)); INSERT INTO pay (id, secret) VALUES (1, 's')",
         "CREATE VIEW copies AS SELECT copy FROM pay",
@@ -105,8 +116,8 @@ def test_duckdb_hides_a_computed_column_whatever_stands_before_it(duckdb):
     assert found == ["hidden"] * 3 + [[(2,)]]
 
 
-def test_duckdb_hides_the_values_of_types_that_only_hidden_columns_have(duckdb):
-    people = duckdb(
+def test_duckdb_hides_the_values_of_types_that_only_hidden_columns_have(duckdb_people):
+    people = duckdb_people(
         "CREATE TYPE mood AS ENUM ('calm', 'cross'); CREATE TYPE size AS ENUM ('S', 'M')",
         "CREATE TYPE unused AS ENUM ('q'); CREATE TYPE pair AS STRUCT(a mood)",
         "CREATE TABLE felt (id INTEGER, secret mood, shown size, other size)",
@@ -169,13 +180,26 @@ def check_resolved(database, harmless=(), unresolved=()):
     assert [(sql, found) for sql, found in told if isinstance(found, list)] == []
 
 
-def test_sqlite_judges_names_by_what_they_mean(sqlite):
+def test_rows_come_in_an_order_of_their_own_and_not_of_hidden_keys(sqlite_people):
+    people = sqlite_people(
+        "CREATE TABLE pay (pin TEXT PRIMARY KEY, id, x) WITHOUT ROWID",
+        "INSERT INTO pay VALUES ('c', 1, 'b'), ('b', 2, NULL), ('a', 3, 2.5), ('d', 4, x'00')",
+    )
+    tries = ["SELECT id FROM pay", "SELECT x, id FROM pay", "SELECT id FROM pay ORDER BY id DESC"]
+    found = answers(people, *tries, hidden=((), {"pay": ("pin",)}))
+    by_kind = [(None, 2), (b"\x00", 4), (2.5, 3), ("b", 1)]
+    assert found == [[(1,), (2,), (3,), (4,)], by_kind, [(4,), (3,), (2,), (1,)]]
+
+
+def test_sqlite_judges_names_by_what_they_mean(sqlite_people):
     # Here all common table expressions of a WITH see each other.
-    check_resolved(sqlite(), ["WITH t AS (SELECT count(*) AS n FROM wage), wage AS (SELECT 1 AS id) SELECT n FROM t"])
+    check_resolved(
+        sqlite_people(), ["WITH t AS (SELECT count(*) AS n FROM wage), wage AS (SELECT 1 AS id) SELECT n FROM t"]
+    )
 
 
-def test_duckdb_judges_names_by_what_they_mean(duckdb):
-    check_resolved(duckdb())
+def test_duckdb_judges_names_by_what_they_mean(duckdb_people):
+    check_resolved(duckdb_people())
 
 
 @contextmanager
@@ -259,3 +283,115 @@ def test_mysql_judges_names_by_what_they_mean(mysql_port):
     (people,) = build_mysql(mysql_port, "judge", TABLES)
     # Which columns other tables have is not asked here: a name without its table may be a hidden one.
     check_resolved(people, unresolved=["SELECT name FROM person WHERE id = 1 AND 's2' IN (SELECT ssn FROM badge)"])
+
+
+TWINS = [("twin1", PEOPLE + SHOWN), ("twin2", with_other_values(PEOPLE) + SHOWN)]
+DIALECT_ERRORS = (sqlite3.Error, duckdb.Error, psycopg.Error, pymysql.Error)
+BEGIN = {"sqlite": "BEGIN", "duckdb": "BEGIN", "postgres": "BEGIN", "mysql": "SELECT 1"}
+
+
+def make_objects(engine, scripts, executes):
+    """Make each object in both twins, by their `executes`, or in neither; how many were made."""
+    made = 0
+    for script in scripts:
+        for execute in executes:
+            execute(BEGIN[engine])
+        end = "COMMIT"
+        try:
+            for execute, text in zip(executes, (script, with_other_values(script)), strict=True):
+                for statement in text.split(";"):
+                    execute(statement)
+            made += 1
+        except DIALECT_ERRORS:
+            end = "ROLLBACK"
+        for execute in executes:
+            with contextlib.suppress(*DIALECT_ERRORS):
+                execute(end)
+    return made
+
+
+def differences(pair, reads, hidden):
+    """The statements that have another answer in the other twin, with both."""
+    with SqlEngine(Limits(timeout_s=10, max_rows=100), hidden=hidden) as engine:
+        first, second = ([*engine.execute_many([(twin, sql) for sql in reads])] for twin in pair)
+    same = [
+        replace(r, error=r.error and r.error.replace("twin2", "twin1").replace("objects2", "objects1")) for r in second
+    ]
+    return [row for row in zip(reads, first, same, strict=True) if row[1] != row[2]]
+
+
+def check_generated(engine, count, open_twins):
+    """No object tells hidden values; with nothing hidden one in ten of what reads them does."""
+    chance, made, read, told = random.Random(46), 0, 0, 0
+    for _ in range(count // 100):
+        work = objects(engine, chance, 100, derive)
+        with open_twins() as (pair, executes, connections):
+            with connections:
+                made += make_objects(engine, work.scripts, executes)
+            names = (HIDDEN_PEOPLE[0], {**HIDDEN_PEOPLE[1], **work.hidden})
+            assert differences(pair, work.reads, {twin.location: names for twin in pair}) == []
+            told += len(differences(pair, work.reads, {}))
+        read += len(work.reads)
+    print(f"{engine}: {made:,} objects, {read:,} statements, 0 tell hidden values; with nothing hidden {told:,} do")
+    assert made > count / 2
+    assert told > read / 10
+
+
+COUNTS = [200, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+
+
+def opened(stack, connect, *address, **options):
+    """The function that runs a statement on a connection, which the stack closes."""
+    return stack.enter_context(contextlib.closing(connect(*address, **options)))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_no_hidden_value_comes_out_of_the_objects_of_a_file(tmp_path, engine, count):
+    connect, options = (duckdb.connect, {}) if engine == "duckdb" else (sqlite3.connect, {"isolation_level": None})
+
+    @contextmanager
+    def twins():
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        pair = [build_database(place / f"{name}.{engine}", script) for name, script in TWINS]
+        stack = ExitStack()
+        yield pair, [opened(stack, connect, twin.location, **options).execute for twin in pair], stack
+
+    check_generated(engine, count, twins)
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_hidden_value_comes_out_of_the_objects_of_postgres(server, count):
+    @contextmanager
+    def twins():
+        names = [f"{name}_objects" for name, _ in TWINS]
+        with psycopg.connect(server.admin, autocommit=True) as admin, ExitStack() as stack:
+            for name in names:
+                admin.execute(f"CREATE DATABASE {name}".encode())
+                stack.callback(admin.execute, f"DROP DATABASE {name} WITH (FORCE)".encode())
+            made = [
+                stack.enter_context(postgres_schema(server, "people", script, name))
+                for name, (_, script) in zip(names, TWINS, strict=True)
+            ]
+            for owner, _ in made:
+                owner.execute("ALTER DEFAULT PRIVILEGES IN SCHEMA people GRANT SELECT ON TABLES TO reader")
+                owner.execute("ALTER DEFAULT PRIVILEGES IN SCHEMA people GRANT SELECT ON SEQUENCES TO reader")
+            yield [database for _, database in made], [owner.execute for owner, _ in made], ExitStack()
+
+    check_generated("postgres", count, twins)
+
+
+@pytest.mark.services
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.slow)])  # MariaDB makes tables slowly
+def test_no_hidden_value_comes_out_of_the_objects_of_mysql(mysql_port, count):
+    @contextmanager
+    def twins():
+        pair = build_mysql(mysql_port, "objects", *(script for _, script in TWINS))
+        stack = ExitStack()
+        address = {"host": "127.0.0.1", "port": mysql_port, "user": "owner"}
+        names = [twin.location.rpartition("/")[2] for twin in pair]
+        yield pair, [opened(stack, pymysql.connect, **address, database=name).cursor().execute for name in names], stack
+
+    check_generated("mysql", count, twins)

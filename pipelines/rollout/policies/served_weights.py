@@ -62,7 +62,7 @@ class Probe:
         if len(logprobs) != len(self.logprobs):
             raise ResourceError(
                 f"which weights the server at {url} holds is unknown: it tells no log-probabilities of a prompt",
-                "It must be vLLM 0.10.2 or newer.",
+                "It must be vLLM 0.22 or newer.",
             )
         apart = sum(abs(a - b) for a, b in zip(logprobs, self.logprobs, strict=True)) / len(logprobs)
         if not apart <= self.far:  # NaN too

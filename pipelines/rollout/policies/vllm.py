@@ -1,6 +1,6 @@
 """The policy behind vLLM servers: completions of token ids, with the ids and log-probabilities that were sampled.
 
-The servers run in an environment of their own (`vllm serve MODEL`, 0.10.2 or newer) and keep a conversation's keys and
+The servers run in an environment of their own (`vllm serve MODEL`) and keep a conversation's keys and
 values in their prefix cache; an episode stays with one server for that. The same seed gives the same tokens only as far
 as the server's batches round alike: vLLM does not promise it.
 """
@@ -112,7 +112,7 @@ class VllmPolicy(Policy):
         # Token ids as they were sampled; the text is decoded here, as the in-process policy does it.
         ids = getattr(choice, "token_ids", None)
         if not ids:
-            raise ResourceError("the server returns no token ids", "It must be vLLM 0.10.2 or newer.")
+            raise ResourceError("the server returns no token ids", "It must be vLLM 0.22 or newer.")
         if request.stop not in self._stops:
             self._stops[request.stop] = StopStrings(self.codec.tokenizer, request.stop, self.codec.decode)
         stops = self._stops[request.stop]

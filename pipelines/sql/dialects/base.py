@@ -151,7 +151,7 @@ class DatabaseSession(abc.ABC):
                     raw = failure(ERROR, "engine_failure", "the database engine failed at this query")
         ms = (perf_counter() - start) * 1000 if raw.status == OK else 0.0
         raw = RawResult(raw.status, raw.columns, raw.rows, raw.truncated, raw.error, raw.error_class, ms, self.work)
-        return raw if self.hidden is None else self.hidden.without_names(raw)
+        return raw if self.hidden is None else self.hidden.without_names(in_shown_order(sql, raw))
 
     def result(
         self, cursor: Any, max_rows: int, fetchmany: Callable[[int], Sequence[Sequence[Any]]] | None = None
@@ -410,6 +410,21 @@ def identity(location: str) -> str:
     port = options.get("port", "").partition(",")[0] or port
     name = options.get("dbname") or name
     return f"//{'localhost' if is_here else host}:{'' if port in DEFAULT_PORTS else port}/{name}"
+
+
+def in_shown_order(sql: str, raw: RawResult) -> RawResult:
+    """The same result with its rows in an order of their own values, if the statement asks for none: the engine's tells
+    of hidden keys and indices.
+    """
+    if not raw.rows or re.search(r"\border\b", sql, re.IGNORECASE):
+        return raw
+    return raw._replace(rows=sorted(raw.rows, key=lambda row: [_sort_key(value) for value in row]))
+
+
+def _sort_key(value: Any) -> tuple[str, Any]:
+    """A plain value, comparable to those of other types."""
+    kind = "number" if isinstance(value, (int, float)) else type(value).__name__
+    return kind, 0 if value is None else value
 
 
 class StatementNames(NamedTuple):

@@ -160,7 +160,7 @@ _WIDTHS = {"repeat": 1, "lpad": 1, "rpad": 1, "space": 0, "binary": 0}
 _WIDEST = 1_000_000  # characters that such calls of a statement make of one, together
 _WIDE_FORMAT = re.compile(r"%[^a-z%]*(?:\*|\d{4})", re.IGNORECASE)
 _DUCKDB_STARTS = """
-    select with values from table ( show describe summarize explain pivot pivot_wider unpivot pivot_longer
+    select with values from table ( show desc describe summarize explain pivot pivot_wider unpivot pivot_longer
 """
 _AFTER_PIVOT = frozenset(("using", "group", "order", "limit", ")", ";"))  # what may follow the columns of a PIVOT
 KEYWORDS = frozenset(_KEYWORDS.split())

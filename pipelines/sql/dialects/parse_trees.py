@@ -235,7 +235,9 @@ def _duckdb_node_refusal(node: Node) -> str:
     if kind == "TABLE_FUNCTION" and node["function"]["function_name"].lower() not in _DUCKDB_TABLE_FUNCTIONS:
         return f"not authorized to use table function: {node['function']['function_name']}"
     if kind == "SHOW_REF" and not node.get("query") and node.get("table_name") not in _SHOWN:
-        return f"not authorized to show {node.get('table_name')}"
+        if node.get("show_type") != "SHOW_FROM":
+            return f"not authorized to show {node.get('table_name')}"
+        return _relation_refusal([str(node.get("schema_name")), "tables"])
     return ""
 
 
