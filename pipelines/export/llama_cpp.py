@@ -2,7 +2,7 @@
 
 import ctypes
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from pipelines.core.files import read_json
 from pipelines.protocols.base import build
 from pipelines.recipe.checkpoint import CheckpointCard
 from pipelines.rollout.checkpoint_files import weight_files
+from pipelines.rollout.gguf_model import BLOOM_PIECES
 
 BLOCKS = {"bf16": 1, "q8_0": 32, "q4_0": 32, "q4_k_m": 256}  # weights of a row that share a scale, by a file's type
-ARCHITECTURES = {"Qwen2ForCausalLM": "QWEN2", "Qwen3ForCausalLM": "QWEN3"}
+ARCHITECTURES = {"LlamaForCausalLM": "LLAMA", "Qwen2ForCausalLM": "QWEN2", "Qwen3ForCausalLM": "QWEN3"}
 ROLES = ("system", "user", "assistant")
 FOLDER = "Export it with --to hub-folder."
 HINT = f"{FOLDER[:-1]}, and write a Modelfile by hand."
@@ -27,26 +28,19 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
         raise DataError(f"no GGUF file is written of {kind}, only of {' and '.join(ARCHITECTURES)}", FOLDER)
     from safetensors import safe_open
     from transformers import AutoConfig
-    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-    from pipelines.training.model import PIECES
-
-    # llama.cpp names the ways to split a text before merges, and `PIECES` is not among them. "bloom" splits at fewer
-    # places, each one of `PIECES` too; a merge that was learned within pieces joins no two, so the tokens are equal.
     tokenizer = read_json(folder / "tokenizer.json")
-    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
-    pattern = "".join(step["pattern"].get("Regex", "") for step in steps if step["type"] == "Split")
-    splits = {PRETOKENIZE_REGEX: "qwen2", PIECES: "bloom"}
-    if pattern not in splits:
-        raise DataError("no GGUF file is written: its tokenizer splits a text in a way that llama.cpp lacks", FOLDER)
+    split = _split_of((tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or [])
     config = AutoConfig.from_pretrained(folder)
-    if config.rope_parameters["rope_type"] != "default" or config.use_sliding_window:
+    if config.rope_parameters["rope_type"] != "default" or getattr(config, "use_sliding_window", False):
         raise DataError("no GGUF file is written of scaled positions or a sliding window", FOLDER)
+    if config.model_type == "llama" and (config.attention_bias or config.mlp_bias):
+        raise DataError("no GGUF file is written of a Llama model with biases", FOLDER)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     widths = (config.hidden_size, config.intermediate_size, head * config.num_attention_heads)
 
     chosen, notes = [], []
-    if splits[pattern] != "qwen2":  # Ollama's own engine for this architecture does not read the file's way to split
+    if split == "bloom":  # Ollama's own engine for this architecture does not read the file's way to split
         notes.append("run it by llama.cpp: Ollama splits a text as Qwen does, so this model's tokens would be others")
     for form in types:
         if form == "q4_k_m" and any(width % BLOCKS[form] for width in widths):
@@ -89,12 +83,15 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count(config.num_attention_heads)
         writer.add_head_count_kv(config.num_key_value_heads)
+        if config.model_type == "llama":
+            writer.add_rope_dimension_count(head)
+            writer.add_vocab_size(config.vocab_size)
         writer.add_key_length(head)
         writer.add_value_length(head)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
         writer.add_tokenizer_model("gpt2")  # byte-level BPE
-        writer.add_tokenizer_pre(splits[pattern])
+        writer.add_tokenizer_pre(split)
         writer.add_token_list(texts)
         writer.add_token_types(roles)
         special.add_to_gguf(writer, quiet=True)
@@ -105,6 +102,11 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
                     if key == "lm_head.weight" and config.tie_word_embeddings:
                         continue
                     values = weights.get_tensor(key).float().numpy()
+                    if config.model_type == "llama" and key.endswith(("q_proj.weight", "k_proj.weight")):
+                        # llama.cpp rotates neighbours of a Llama's head; transformers, its first half with its second.
+                        heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
+                        halves = values.reshape(heads, 2, head // 2, -1)
+                        values = halves.swapaxes(1, 2).reshape(values.shape)
                     # llama.cpp keeps vectors whole, and the embeddings and the head of q4_0 in more bits.
                     bits = "Q8_0" if base == "Q4_0" and ("embed_tokens" in key or "lm_head" in key) else base
                     stored = gguf.GGMLQuantizationType[bits if values.ndim > 1 else "F32"]
@@ -128,6 +130,24 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
             different = sorted(name for name in read.keys() | shapes.keys() if read.get(name) != shapes.get(name))
             raise DataError(f"{path.name} does not hold what the checkpoint has: {different[0]}", FOLDER)
     return list(files.values()), notes
+
+
+def _split_of(steps: Sequence[Mapping[str, Any]]) -> str:
+    """llama.cpp's name for the way in which a tokenizer's steps split a text before merges."""
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+    from pipelines.training.model import PIECES
+
+    kinds = [step["type"] for step in steps]
+    if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1]["use_regex"]:
+        return "smollm"
+    # llama.cpp has no name for `PIECES`. "bloom" splits at fewer places, each one of `PIECES` too; a merge that was
+    # learned within pieces joins no two, so the tokens are equal.
+    names = {PRETOKENIZE_REGEX: "qwen2", PIECES: "bloom", BLOOM_PIECES: "bloom"}
+    pattern = "".join(step["pattern"].get("Regex", "") for step in steps if step["type"] == "Split")
+    if pattern not in names:
+        raise DataError("no GGUF file is written: its tokenizer splits a text in a way that llama.cpp lacks", FOLDER)
+    return names[pattern]
 
 
 def modelfile(folder: Path, weights: str, tokenizer: Any, card: CheckpointCard | None) -> str:

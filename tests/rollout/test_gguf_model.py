@@ -111,6 +111,43 @@ def test_a_file_is_read_once_and_the_stage_gets_a_plain_folder(exported, tmp_pat
     assert config_of(file)["head_dim"] == 16
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_llama_is_written_and_read_with_the_same_logits_and_tokens(tmp_path, tied):
+    """Rows of a head stand in another order in the file; SmolLM2's tokenizer has each digit alone."""
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from pipelines.recipe.config import Model
+    from pipelines.rollout.model_loading import load
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny(tmp_path / "tiny"))
+    parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    tokenizer.save_pretrained(tmp_path / "model")
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    network = LlamaForCausalLM(LlamaConfig(**sizes, **heads, rope_theta=100_000.0)).bfloat16().float()
+    network.save_pretrained(tmp_path / "model")
+    exports.write(lineage_of(tmp_path / "model"), "gguf", tmp_path / "agent", ["bf16"])
+    file = tmp_path / "agent" / "agent-bf16.gguf"
+    assert read_header(file).fields["tokenizer.ggml.pre"] == "smollm"
+    # transformers' own reading of a Llama's file turns the rows back.
+    write_folder(file, tmp_path / "back")
+    before, _ = load(tmp_path / "model", Model())
+    again, tokens = load(tmp_path / "back", Model())
+    ids = tokens(TEXT, return_tensors="pt")["input_ids"]
+    assert ids.tolist() == tokenizer(TEXT, return_tensors="pt")["input_ids"].tolist()
+    with torch.no_grad():
+        assert torch.equal(before(ids).logits, again(ids).logits)
+    exports.write(lineage_of(tmp_path / "back"), "gguf", tmp_path / "twice", ["bf16"])
+    first, second = (
+        {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(path).tensors}
+        for path in (file, tmp_path / "twice" / "twice-bf16.gguf")
+    )
+    assert first == second
+
+
 def test_the_key_of_the_base_model_is_that_of_the_files_bytes(exported, tmp_path):
     store, file = Store(tmp_path / "store"), tmp_path / "a.gguf"
     whole = (exported / "agent" / "agent-q8_0.gguf").read_bytes()
