@@ -77,10 +77,10 @@ def verdicts(page: str) -> dict[str, str]:
 
 
 def extras(page: str) -> list[str]:
-    """The extras of the environment that a page says to install."""
+    """The extras of the environment that a page says to install; of several, the first runs its commands."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    named = WHOLE.findall(text) or WHOLE.findall((ROOT / HOME).read_text(encoding="utf-8"))
-    named += MORE.findall(text)
+    environments = WHOLE.findall(text) or WHOLE.findall((ROOT / HOME).read_text(encoding="utf-8"))
+    named = [environments[0], *MORE.findall(text)]
     return sorted({extra for names in named for extra in names.split(",")})
 
 
