@@ -70,6 +70,14 @@ def asked_about(word):
     return [(question.replace("ship", word), sql) for question, sql in QUESTIONS.items()]
 
 
+def bird_rows(questions):
+    about = {"db_id": "harbour", "evidence": "", "difficulty": "simple"}
+    return [
+        {"question_id": number, "question": question, "SQL": sql, **about}
+        for number, (question, sql) in enumerate(questions.items())
+    ]
+
+
 def write_json(path, value):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
@@ -91,11 +99,8 @@ def make_downloads(home):
     write_json(spider / "tables.json", [TABLES])
     bird = home / "bird" / "dev"
     harbour(bird / "dev_databases")
-    rows = [
-        {"question_id": n, "db_id": "harbour", "question": question, "evidence": "", "SQL": sql, "difficulty": "simple"}
-        for n, (question, sql) in enumerate(QUESTIONS.items())
-    ]
-    write_json(bird / "dev.json", rows)
+    empty = {"Which ships sail under the flag SE?": "SELECT name FROM ship WHERE flag = 'SE'"}  # for `review` to doubt
+    write_json(bird / "dev.json", bird_rows(QUESTIONS | empty))
     write_json(bird / "dev_tables.json", [TABLES])
     synsql = home / "synsql"
     harbour(synsql / "databases", "port")
@@ -114,11 +119,12 @@ def make_downloads(home):
 def make_files(home, work):
     """What a reader has beside the downloads: gold SQL and predictions, questions, names that stand for a path."""
     links = {"SPIDER": "spider", "SYNSQL": "synsql", "BIRD": "bird/dev", "spider": "spider"}
-    links |= {"database": "spider/database", "dev_databases": "bird/dev/dev_databases", "dev.json": "bird/dev/dev.json"}
+    links |= {"database": "spider/database", "dev_databases": "bird/dev/dev_databases"}
     for name, target in links.items():
         (work / name).symlink_to(home / target)
     for name in ("benchmarks", "examples", "infra"):  # the pages are read in a checkout
         (work / name).symlink_to(blocks.ROOT / name)
+    write_json(work / "dev.json", bird_rows(QUESTIONS))
     gold = "".join(f"{sql}\tharbour\n" for sql in QUESTIONS.values())
     predicted = "".join(f"{sql}\n" for sql in QUESTIONS.values())
     for name in ("dev_gold.sql", "dev.sql"):
@@ -252,7 +258,8 @@ def start_block(block, work, variables):
                 break
             time.sleep(0.2)
         is_ready = process.poll() is None
-        os.killpg(process.pid, signal.SIGINT)
+        if is_ready:
+            os.killpg(process.pid, signal.SIGINT)
         code = process.wait(120)
     said = (work / "said").read_text()
     return (0 if is_ready and code in (0, 130, -signal.SIGINT) else code or 1), said
