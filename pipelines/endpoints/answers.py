@@ -4,13 +4,17 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pipelines.endpoints.client import Malformed, UnreadableAnswer
+from pipelines.endpoints.errors import ErrorInAnswer, Malformed, UnreadableAnswer, shortened
 from pipelines.protocols.blocks import close_tag, cut
 
 Kind = Literal["ok", "truncated", "refused", "empty", "malformed"]
+# Words for the end of an answer, as servers have them in `finish_reason`.
+CUT = ("length", "max_tokens")
+FILTERED = ("content_filter", "safety", "prohibited_content", "blocklist", "recitation")
+FAILED = ("error", "abort", "aborted", "insufficient_system_resource")  # the server gave up: no answer
 _THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
 
 
@@ -59,15 +63,8 @@ def written_text(content: Any) -> str:
 
 def read_completion(value: Mapping[str, Any]) -> Answer:
     """The first choice of a chat completion."""
-    problem = Malformed("the answer tells of an error")
+    used = _counted_tokens(value)
     try:
-        # Tokens of the prompt and of the completion; 0 if the server counts none.
-        usage = value.get("usage")
-        counted = usage if isinstance(usage, Mapping) else {}
-        counts = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
-        prompt, completion = (int(count) if isinstance(count, int | float) and count > 0 else 0 for count in counts)
-        if not value.get("error"):
-            problem = UnreadableAnswer("the answer has no choice that can be read", (prompt, completion))
         choice = value["choices"][0]
         message = choice["message"]
         text = written_text(message.get("content"))
@@ -81,18 +78,40 @@ def read_completion(value: Mapping[str, Any]) -> Answer:
         refusal = message.get("refusal") or ""
         finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-        raise problem from None
+        raise _no_answer(value, used) from None
     if not isinstance(reasoning, str) or not isinstance(refusal, str):
-        raise problem
+        raise _no_answer(value, used)
+    end = finish.lower() if isinstance(finish, str) else ""
+    if end in FAILED:
+        raise ErrorInAnswer(value.get("error") or choice.get("error") or f"finish_reason is {finish!r}")
     kind: Kind = "ok"
-    if finish == "length":
+    if end in CUT:
         kind = "truncated"
-    elif refusal or finish == "content_filter":
+    elif refusal or end in FILTERED:
         kind = "refused"
     elif not text.strip() and not calls:
         kind = "empty"
     stop = valid_text(stopped) if isinstance(stopped, str) else None
-    return Answer(valid_text(text or refusal), kind, valid_text(reasoning), calls, stop, prompt, completion)
+    return Answer(valid_text(text or refusal), kind, valid_text(reasoning), calls, stop, *used)
+
+
+def _counted_tokens(value: Mapping[str, Any]) -> tuple[int, int]:
+    """The tokens of the prompt and of the completion, as the server counts them; 0 if it counts none."""
+    usage = value.get("usage")
+    counted = usage if isinstance(usage, Mapping) else {}
+    counts = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    prompt, completion = (
+        int(count) if isinstance(count, int | float) and 0 < count < float("inf") else 0 for count in counts
+    )
+    return prompt, completion
+
+
+def _no_answer(value: Mapping[str, Any], used: tuple[int, int]) -> Malformed:
+    """The error of a completion that cannot be read: the server's own, or that of a whole answer, which was paid."""
+    if value.get("error"):
+        return ErrorInAnswer(value["error"])
+    what = "a choice that can be read" if value.get("choices") else "a choice"
+    return UnreadableAnswer(f"without {what}: {_as_sent(value)}", used)
 
 
 def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_reasoning: bool = True) -> str:
@@ -144,33 +163,103 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
     return head + text
 
 
-# An answer that comes in pieces, put together into the form of a whole one; a stream that is cut is no answer.
+def with_thought_as_text(answer: Answer) -> Answer:
+    """The answer of a model that ended with nothing but its reasoning: what it said there is its text.
 
-
-async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()) -> dict[str, Any]:
-    """Send a request with `stream: true` and return the chat completion that its chunks add up to.
-
-    A server that refuses "stream_options" (`omit`) counts no tokens.
+    A server puts everything into the reasoning field if its parser of thoughts does not suit the model, or if the model
+    never closes its thought.
     """
-    parts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
+    if answer.kind != "empty" or not answer.reasoning.strip():
+        return answer
+    thought, _, text = answer.reasoning.rpartition("</think>")
+    return dataclasses.replace(answer, text=text, kind="ok" if text.strip() else "empty", reasoning=thought)
+
+
+# The body of a response: one JSON object, or the pieces of a stream, whichever of them was asked for.
+
+_EVENT = re.compile(r"(data|event|id|retry)?:")  # how a line of server-sent events begins
+
+
+def read_body(body: str) -> Mapping[str, Any]:
+    """The chat completion of a response's body, as JSON; a stream's chunks are added up to one."""
+    text = body.lstrip("\ufeff \t\r\n")
+    if _EVENT.match(text):
+        return _add_up(_events(text))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Malformed(f"not with JSON: {shortened(text) or 'an empty body'}") from None
+    if not isinstance(value, Mapping):
+        raise Malformed(f"not with a JSON object: {shortened(text)}")
+    return value
+
+
+def _as_sent(value: Any) -> str:
+    return shortened(json.dumps(value, ensure_ascii=False))
+
+
+def _events(text: str) -> Iterator[tuple[str, str]]:
+    """The (name, data) of each server-sent event: lines end with CR, LF or both, those that begin with a colon are
+    comments, and the last event may lack its blank line.
+    """
+    name = ""
+    data: list[str] = []
+    for line in [*re.split(r"\r\n|\r|\n", text), ""]:
+        field, _, content = line.partition(":")
+        if field == "data":
+            data.append(content.removeprefix(" "))
+        elif field == "event":
+            name = content.strip()
+        elif not line:
+            if data:
+                yield name, "\n".join(data)
+            name = ""
+            data = []
+
+
+def _values(data: str) -> list[Any]:
+    """The JSON of an event's lines, or one of each line: some servers leave out the blank line between two events."""
+    try:
+        return [json.loads(data)]
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return [json.loads(line) for line in data.split("\n") if line.strip()]
+    except (ValueError, RecursionError):
+        raise Malformed("the stream was cut") from None
+
+
+def _chunks(events: Iterator[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
+    """The JSON of a stream's events up to its end, which is told by an empty one; an error among them is raised."""
+    for name, data in events:
+        if data.strip() == "[DONE]":
+            yield {}
+            return
+        for value in _values(data):
+            if not isinstance(value, Mapping):
+                raise Malformed(f"with a piece of a stream that cannot be read: {_as_sent(value)}")
+            if value.get("error") or name == "error" or value.get("object") == "error":
+                raise ErrorInAnswer(value)
+            yield value
+
+
+def _add_up(events: Iterator[tuple[str, str]]) -> dict[str, Any]:
+    """The chat completion that a stream's chunks add up to; a stream that was cut is no answer."""
+    parts: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
     calls: dict[int, dict[str, str]] = {}
     last: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
     usage: Any = None
-    own = {"model", "messages"}
-    options = {} if "stream_options" in omit else {"stream_options": {"include_usage": True}}
-    stream = await client.chat.completions.create(
-        model=body["model"],
-        messages=body["messages"],
-        stream=True,
-        extra_body=options | {k: v for k, v in body.items() if k not in own},
-    )
-    async for chunk in stream:
+    is_whole = has_choice = False
+    for value in _chunks(events):
+        is_whole = is_whole or not value
+        usage = value.get("usage") or usage
         try:
-            value = chunk.model_dump(warnings=False)
-            usage = value.get("usage") or usage
-            for choice in (value.get("choices") or ())[:1]:
-                delta = choice.get("delta") or {}
-                parts["content"].append(written_text(delta.get("content") or delta.get("refusal")))
+            for choice in (value.get("choices") or ())[:1]:  # one is asked for
+                has_choice = True
+                # A server that does not stream may send its whole message as one event.
+                delta = choice.get("delta") or choice.get("message") or {}
+                parts["content"].append(written_text(delta.get("content")))
+                parts["refusal"].append(written_text(delta.get("refusal")))
                 thought = delta.get("reasoning_content") or delta.get("reasoning")
                 parts["reasoning_content"].append(written_text(thought))
                 for call in delta.get("tool_calls") or ():
@@ -179,9 +268,10 @@ async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()
                         call_parts[name] += (call.get("function") or {}).get(name) or ""
                 last = {name: choice.get(name) or value for name, value in last.items()}
         except (AttributeError, TypeError, ValueError):
-            raise Malformed("a piece of the stream cannot be read") from None
-    if last["finish_reason"] is None:
+            raise Malformed(f"with a piece of a stream that cannot be read: {_as_sent(value)}") from None
+    if not is_whole and last["finish_reason"] is None:
         raise Malformed("the stream was cut")
     message = {name: "".join(texts) for name, texts in parts.items()}
     listed = [{"function": calls[index]} for index in sorted(calls)]
-    return {"choices": [{"message": {**message, "tool_calls": listed}, **last}], "usage": usage}
+    choices = [{"message": {**message, "tool_calls": listed}, **last}] if has_choice else []
+    return {"choices": choices, "usage": usage}

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,8 @@ from pipelines.core.messages import without_system
 from pipelines.core.types import Message
 from pipelines.endpoints import answers
 from pipelines.endpoints.answers import Answer
-from pipelines.endpoints.client import (
-    Connection,
-    ContextOverflow,
-    Endpoint,
-    Malformed,
-    Refused,
-    UnreadableAnswer,
-    endpoint,
-)
+from pipelines.endpoints.client import Connection, Endpoint, endpoint
+from pipelines.endpoints.errors import ContextOverflow, Refused, UnreadableAnswer
 from pipelines.endpoints.log import ResponseLog, Spent
 from pipelines.recipe.config import Sampling
 
@@ -31,6 +25,7 @@ CHARS_PER_TOKEN = 3  # a careful guess of a prompt's tokens, until the server ha
 UNUSABLE = ("refused", "truncated", "empty", "malformed")  # kinds of answers that are counted: they were paid for too
 POLL_S = 0.05  # between two looks at a cap
 GREEDY = Sampling(temperature=0.0, turn_tokens=2048)
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -83,6 +78,10 @@ class Asker:
         self.connection = Connection(endpoint, name)
         self.log = ResponseLog(responses, name) if responses is not None else None
         self.budget = Budget(name, endpoint, self.log.spent if self.log is not None else self.bought)
+        # The keys of a request that ask for a stream; a server that refuses "stream_options" counts no tokens.
+        options = {} if "stream_options" in endpoint.omit else {"stream_options": {"include_usage": True}}
+        self._streaming: dict[str, Any] = {"stream": True, **options} if endpoint.stream else {}
+        self._has_told_of_thoughts = False
         self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     @classmethod
@@ -124,8 +123,16 @@ class Asker:
             self._gate = loop, asyncio.Semaphore(self.concurrency)
         async with self._gate[1], self.log.claim(key) if self.log is not None else contextlib.nullcontext() as kept:
             answer = await self._buy(body, key, sample) if kept is None else answers.from_record(kept)
-        self.used[key] = answer.prompt_tokens, answer.completion_tokens, answer.kind
-        return answer
+        whole = answers.with_thought_as_text(answer)
+        if whole is not answer and not self._has_told_of_thoughts:
+            self._has_told_of_thoughts = True
+            log.warning(
+                "endpoint %r puts whole answers into the reasoning field: they are read from there. If they are its "
+                "thoughts, start the server with another reasoning parser, or without one",
+                self.name,
+            )
+        self.used[key] = whole.prompt_tokens, whole.completion_tokens, whole.kind
+        return whole
 
     def take_used(self) -> dict[str, float]:
         """Answers, tokens and cost of what was handed out since the last call, and how many answers were none."""
@@ -213,16 +220,9 @@ class Asker:
         async def send(client: Any) -> Answer:
             """One request, whose answer is kept before anybody uses it, be its asker still there or not."""
             try:
-                if self.endpoint.stream:
-                    value = await answers.collect(client, body, self.endpoint.omit)
-                else:
-                    raw = await client.post("/chat/completions", cast_to=str, body=body)
-                    try:
-                        value = json.loads(raw)
-                    except (ValueError, RecursionError):
-                        raise Malformed("the answer is not JSON") from None
-                    if not isinstance(value, Mapping):
-                        raise Malformed("the answer is not a JSON object")
+                # The whole body is read either way: some servers stream unasked, and others do not when asked.
+                raw = await client.post("/chat/completions", cast_to=str, body=body | self._streaming)
+                value = answers.read_body(raw)
                 answer = answers.read_completion(value)
             except UnreadableAnswer as error:
                 unread.append(error)

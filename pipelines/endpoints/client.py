@@ -24,7 +24,8 @@ from typing import Any, Literal, Self, TypeVar
 import pydantic
 
 from pipelines.core.errors import EndpointError, RecipeError, ResourceError, SqltrainError
-from pipelines.endpoints.limits import Breaker, Pace, Rate, delay, retry_after
+from pipelines.endpoints.errors import ContextOverflow, ErrorInAnswer, Malformed, Refused, server_words, shortened
+from pipelines.endpoints.limits import START_IT, Breaker, Pace, Rate, delay, retry_after
 from pipelines.recipe.config import Positive, Section, Teacher
 from pipelines.recipe.recipes import LOCAL
 from pipelines.recipe.yaml_files import read_yaml
@@ -48,32 +49,10 @@ FILTERED = re.compile(
     r"content_?filter|data_?inspection_?failed|content_policy_violation|content management policy|content exists risk",
     re.IGNORECASE,
 )  # a provider's refusal that comes as an HTTP error
+NO_HOST = re.compile(r"[<>{}\"'`\\|^$*]")  # signs of a placeholder or a typing error
 KEY_LIKE = re.compile(r"(sk|pk|hf|gsk|xai|r8)_\w*\d\w*|(?=\w*\d)(?=\w*[a-z])\w{16,}", re.ASCII)
 Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
-
-
-class Malformed(Exception):
-    """A server's answer that is none: broken JSON, a cut stream, no choices. It is asked again."""
-
-
-class UnreadableAnswer(Malformed):
-    """A whole answer, and so a paid one, whose choice cannot be read: after the last try it is kept as it is.
-
-    `used` are the tokens of its prompt and of its completion.
-    """
-
-    def __init__(self, message: str, used: tuple[int, int]) -> None:
-        super().__init__(message)
-        self.used = used
-
-
-class ContextOverflow(EndpointError):
-    """The conversation is longer than the model's context: its episode is broken, and asking again is useless."""
-
-
-class Refused(EndpointError):
-    """The provider's filter would not have the conversation answered: a refusal, and data as the model's own."""
 
 
 class Endpoint(Section):
@@ -125,6 +104,8 @@ class Endpoint(Section):
     @classmethod
     def _plain_url(cls, url: str) -> str:
         """Refused without being quoted: it may hold a password."""
+        if any(sign.isspace() or not sign.isprintable() for sign in url):
+            raise RecipeError("its base_url holds a blank or a sign that cannot be seen", "Write it without blanks.")
         try:
             parts = urllib.parse.urlsplit(url)
             whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -133,9 +114,19 @@ class Endpoint(Section):
         if "@" in parts.netloc or parts.query:
             hint = "Put the secret into an environment variable and name it in key_env."
             raise RecipeError("its base_url holds a user name, a password or a query", hint)
-        if not whole:
+        if not whole or parts.fragment or NO_HOST.search(parts.netloc):
             raise RecipeError("its base_url is no address", "It looks like https://api.example.com:443/v1.")
+        if parts.path.rstrip("/").endswith(("/completions", "/responses", "/models")):
+            hint = "End it with the part before: requests go to /chat/completions below it."
+            raise RecipeError("its base_url is the address of one request, not of the interface", hint)
         return url
+
+    @pydantic.field_validator("model")
+    @classmethod
+    def _named(cls, model: str) -> str:
+        if not model or model != model.strip():
+            raise RecipeError("its model is empty, or has a blank at an end", "Write the name that the server lists.")
+        return model
 
     @pydantic.field_validator("key_env")
     @classmethod
@@ -212,16 +203,19 @@ class Connection:
         import openai
 
         try:
-            await within(self._open().models.list(), min(REACH_S, self.endpoint.timeout_s))
+            # Whatever comes is no matter: a server may list no models, and answer.
+            await within(self._open().get("/models", cast_to=str), min(REACH_S, self.endpoint.timeout_s))
         except (openai.APIError, TimeoutError) as error:
-            status = getattr(error, "status_code", None)
+            status = status_of(error)
             if status == 401:
                 raise self._explain(error) from None
             is_away = isinstance(error, TimeoutError) or "Connect" in type(error.__cause__).__name__
             if is_away or status in GATEWAYS:
                 hint = f"Start it, or mend its entry in {ENDPOINTS.name}."
                 where = f"endpoint {self.name!r} at {self.endpoint.base_url}"
-                raise ResourceError(f"{where} does not answer: {self._said(error).rstrip('.')}", hint) from None
+                raise ResourceError(
+                    f"{where} does not answer: {shortened(self._words(error)).rstrip('.')}", hint
+                ) from None
 
     async def ask(self, send: Callable[[Any], Coroutine[Any, Any, Answer]], tokens: int = 0) -> Answer:
         """The answer that `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
@@ -247,16 +241,19 @@ class Connection:
                 raise
             except Exception as error:
                 # Errors of ours, and of programs, are for the caller; so is what repeating cannot mend.
-                status = getattr(error, "status_code", None)
+                status = status_of(error)
                 passing = (openai.APIConnectionError, openai.APIResponseValidationError, TimeoutError, Malformed)
                 cut = tuple(sys.modules[name].HTTPError for name in TRANSPORTS if name in sys.modules)  # while read
                 broken = (*passing, *cut, json.JSONDecodeError, UnicodeDecodeError)
                 if not isinstance(error, (openai.APIError, *broken)):
                     raise
                 quota = getattr(error, "code", None) == "insufficient_quota" or status == 402
-                retried = isinstance(error, broken) or status in RETRIED or (status or 0) >= 500
+                passes = status is None or status in RETRIED or status >= 500
+                retried = passes and (isinstance(error, broken) or status is not None)
                 explained = self._explain(error)
-                if not retried or quota or isinstance(explained, ContextOverflow):  # which some servers send as a 500
+                # Some servers send these two as a 500, or with an answer of status 200.
+                is_final = isinstance(explained, ContextOverflow | Refused)
+                if not retried or quota or is_final:
                     self._breaker.worked()
                     raise explained from None
                 wait_s = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
@@ -265,7 +262,7 @@ class Connection:
                     pause_s = min(wait_s or 0.0, self.endpoint.patience_s)
                     self.pace.held_until = max(self.pace.held_until, time.monotonic() + pause_s)
                 else:
-                    self._breaker.failed()
+                    self._breaker.failed(*self._failure(error, status))
                     if self._breaker.failures == WARN_AFTER:
                         patience_s = self.endpoint.patience_s
                         log.warning("%s; it is asked again, for %g s at most", explained.message, patience_s)
@@ -311,34 +308,61 @@ class Connection:
 
     def _explain(self, error: Any) -> SqltrainError:
         """An error of the client as one of ours: what repeating cannot mend is the user's."""
-        status, code = getattr(error, "status_code", None), getattr(error, "code", None) or ""
-        message = self._said(error)
+        status, code = status_of(error), getattr(error, "code", None) or ""
+        words = self._words(error)
+        message = shortened(words)
         entry = f"Check the entry {self.name!r} of {ENDPOINTS.name}"
-        about = f"{code} {getattr(error, 'type', None) or ''} {message}"
-        if status in (400, 403, 422) and FILTERED.search(about):
+        about = f"{code} {getattr(error, 'type', None) or ''} {words}"
+        is_in_answer = isinstance(error, ErrorInAnswer)
+        if (status in (400, 403, 422) or is_in_answer) and FILTERED.search(about):
             return Refused(f"the provider of endpoint {self.name!r} refused the conversation: {message}")
         if status in (401, 403):
             hint = f"Check the key in the environment variable {self.endpoint.key_env}."
-            return ResourceError(f"endpoint {self.name!r} refused the key ({status})", hint)
+            return ResourceError(f"endpoint {self.name!r} refused the key ({status}): {message}", hint)
         if code == "insufficient_quota" or status == 402:
             return ResourceError(f"endpoint {self.name!r} has no quota left: {message}", "Add credit, or name another.")
         if status == 404:
-            return RecipeError(
-                f"endpoint {self.name!r} knows no {self.endpoint.model!r} (404)", f"{entry}: url, model."
-            )
-        if status in (400, 413, 422, 500) and OVERFLOW.search(about):
+            problem = f"endpoint {self.name!r} knows no {self.endpoint.model!r} (404): {message}"
+            return RecipeError(problem, f"{entry}: base_url, model.")
+        if (status in (400, 413, 422, 500) or is_in_answer) and OVERFLOW.search(about):
             return ContextOverflow(f"the conversation is longer than the context of endpoint {self.name!r}")
         if 400 <= (status or 0) < 500 and status not in RETRIED:
             knobs = "system: merge" if "system" in message.lower() else "max_tokens_key, omit, extra"
             hint = f"{entry}: {knobs}; and the recipe's sampling."
             return RecipeError(f"endpoint {self.name!r} refused the request ({status}): {message}", hint)
+        if isinstance(error, Malformed):
+            problem = self._without_key(shortened(str(error)))
+            return EndpointError(f"endpoint {self.name!r} answers, but {problem}", f"{entry}: base_url, model.")
         where = f"at {self.endpoint.base_url}" if status is None else f"(HTTP {status})"
         return EndpointError(f"endpoint {self.name!r} {where} failed: {message}", "Is the server up?")
 
-    def _said(self, error: Any) -> str:
-        """What the server said, on one line; a key that it repeats is left out."""
-        message = " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
-        return message.replace(self._key, "***")[:300] if self.endpoint.key_env else message[:300]
+    def _failure(self, error: Any, status: int | None) -> tuple[str, str]:
+        """What the breaker says if this failure is the last one: the problem, and its remedy."""
+        if isinstance(error, Malformed):
+            problem = self._without_key(shortened(str(error)))
+            hint = f"Check base_url and model of the entry {self.name!r} in {ENDPOINTS.name}, then the server's log."
+            return f"answers, but {problem}", hint
+        message = shortened(self._words(error))
+        return f"is down ({message})" if status is None else f"is down (HTTP {status}: {message})", START_IT
+
+    def _words(self, error: Any) -> str:
+        """The server's own words, or the client's if the server said nothing; a key that they repeat is left out."""
+        if isinstance(error, ErrorInAnswer):
+            return self._without_key(error.words)
+        response = getattr(error, "response", None)
+        body = response.text.strip() if response is not None and response.is_stream_consumed else ""
+        words = server_words(body) if body not in ("", "{}", "[]", "null") else ""
+        words = words or " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
+        return self._without_key(words)
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self.endpoint.key_env else text
+
+
+def status_of(error: Any) -> int | None:
+    """The HTTP status of a failed request; None if no answer came, or one that could not be read."""
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) and status >= 400 else None
 
 
 async def within(request: Awaitable[Answer], seconds: float) -> Answer:

@@ -55,6 +55,7 @@ class Pace:
 
 FIRST_DELAY_S = 0.5
 MOST_DELAY_S = 60.0
+START_IT = "Start it and run again: nothing that was answered is asked again."
 TRIP = 16  # failures in a row, of all requests together, that open the breaker
 
 
@@ -99,6 +100,8 @@ class Breaker:
     _next_probe: float = 0.0
     _pause: float = field(default_factory=lambda: FIRST_DELAY_S)
     _gave_up: bool = False  # the last probe failed after the patience was over.
+    _problem: str = "is down"  # with its remedy, as the last failure has them.
+    _hint: str = START_IT
 
     @property
     def open(self) -> bool:
@@ -124,9 +127,11 @@ class Breaker:
         """An answer came, be it a refusal: the endpoint lives."""
         self.failures, self._pause, self._gave_up = 0, FIRST_DELAY_S, False
 
-    def failed(self) -> None:
-        """A request failed at the boundary."""
+    def failed(self, problem: str = "is down", hint: str = START_IT) -> None:
+        """A request failed at the boundary: if it fails on, this is what is wrong with the endpoint, and the remedy."""
         now = self.clock()
+        self._problem = problem
+        self._hint = hint
         if self.failures == 0:
             self._since = now
         self._gave_up = self.open and now - self._since > self.patience_s
@@ -135,7 +140,5 @@ class Breaker:
             raise self._down(now)
 
     def _down(self, now: float) -> ResourceError:
-        return ResourceError(
-            f"endpoint {self.name!r} is down: {self.failures} requests failed in {now - self._since:.0f} s",
-            "Start it and run again: nothing that was answered is asked again.",
-        )
+        count = f"{self.failures} requests failed in {now - self._since:.0f} s"
+        return ResourceError(f"endpoint {self.name!r} {self._problem}: {count}", self._hint)

@@ -17,7 +17,8 @@ from teacher_world import kept
 from pipelines.core.errors import BoundaryError, RecipeError, ResourceError
 from pipelines.endpoints import limits
 from pipelines.endpoints.asker import Asker, Budget
-from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
+from pipelines.endpoints.client import Connection, Endpoint
+from pipelines.endpoints.errors import ContextOverflow
 from pipelines.endpoints.limits import Pace, Rate
 from pipelines.endpoints.log import ResponseLog, Spent
 

@@ -14,7 +14,8 @@ from pipelines.core.types import ActionKind, Database, Example
 from pipelines.endpoints import limits
 from pipelines.endpoints.answers import Answer, as_turn, from_record, read_completion
 from pipelines.endpoints.asker import Asker
-from pipelines.endpoints.client import Endpoint, Malformed
+from pipelines.endpoints.client import Endpoint
+from pipelines.endpoints.errors import Malformed
 from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.policies.base import Request

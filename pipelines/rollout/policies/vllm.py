@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from pipelines.core.errors import EndpointError, ResourceError
-from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
+from pipelines.endpoints.client import Connection, Endpoint
+from pipelines.endpoints.errors import ContextOverflow
 from pipelines.protocols.blocks import StopStrings, cut
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Policy, Request
