@@ -36,6 +36,7 @@ from pipelines.report.terminal import plain
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeEvent, EpisodeRequest, ResultEvent
 from pipelines.rollout.gguf_model import is_gguf
+from pipelines.rollout.habits import advice_on
 from pipelines.rollout.policies.base import Policy
 from pipelines.serving import models
 from pipelines.serving.access import Access, read_keys
@@ -238,7 +239,8 @@ def ask_model(
                 "Lower data.values or protocol.schema_values, or set protocol.schema_view=names.",
             )
         if trajectory.final_sql is None:
-            raise DataError(why_unanswered(trajectory), "Try other words, or a better model.")
+            hint = advice_on(trajectory, protocol) or "Try other words, or a better model."
+            raise DataError(why_unanswered(trajectory), hint)
         result = sql.execute_many([(openable.database, trajectory.final_sql)], max_rows=50)[0]
     show(f"\nSQL: {plain(trajectory.final_sql, lines=True)}")
     if result.ok and is_abstention(trajectory.final_sql):
@@ -251,7 +253,8 @@ def ask_model(
     elif result.status is ExecutionStatus.UNAVAILABLE:
         raise BoundaryError(str(result.error), "Check that the database can be reached, and that its role only reads.")
     else:
-        raise DataError(f"the answer's SQL does not run: {plain(str(result.error))}", "Try other words.")
+        hint = advice_on(trajectory, protocol) or "Try other words."
+        raise DataError(f"the answer's SQL does not run: {plain(str(result.error))}", hint)
 
 
 @app.command()

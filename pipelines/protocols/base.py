@@ -47,6 +47,7 @@ class Protocol(abc.ABC):
     single_turn_prompts: ClassVar[Mapping[bool, str] | None] = None
     # whether `schema_view: prefill` has a meaning: a first turn that is given and shows the schema.
     can_prefill: ClassVar[bool] = False
+    can_strip: ClassVar[bool] = False  # whether it has an option `fence` (`pipelines/protocols/wrapping.py`).
     thought: str = THINK  # the tag of the reasoning block.
     environment: tuple[str, ...] = ("tool_response",)  # names of the tags that only the environment writes.
     kinds: Mapping[str, ActionKind]  # of the actions, by the names that the agent writes.

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pipelines.core.registry import protocol
 from pipelines.core.types import Action, ActionKind, ExecutionResult
-from pipelines.protocols import knowledge, tools
+from pipelines.protocols import knowledge, tools, wrapping
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.blocks import reasoning_error, scan
 from pipelines.recipe import config
@@ -67,8 +67,9 @@ class ReactOptions(Section):
     # whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
     scout: bool = False
     headers: bool = True  # whether a result shows its column names (SQL-Trail, table 4).
-    # what becomes of a Markdown fence around the SQL of a block: run as it stands, taken off, or a malformed turn.
-    fence: tools.FenceRule = "kept"
+    # what becomes of a Markdown fence or backticks around the SQL of a block: run as it stands, taken off, or a
+    # malformed turn. Where they are taken off, HTML's entities outside of literals (&gt;) are read, too.
+    fence: wrapping.FenceRule = "kept"
 
 
 @protocol("react", options=ReactOptions)
@@ -76,6 +77,7 @@ class React(OneAction):
     """Reason, act, observe."""
 
     name = "react"
+    can_strip = True
     environment = ("observation",)
     opening = "<solution>"
     # SQL-Trail, algorithm 1, line 29
@@ -96,7 +98,7 @@ class React(OneAction):
             self.kinds["schema"] = ActionKind.PROPOSE
         super().__init__(config)
         if not self.brief:
-            read_plain = functools.partial(tools.read_plain, rule=self.options.fence)
+            read_plain = functools.partial(wrapping.read_plain, rule=self.options.fence)
             self.forms = dict.fromkeys(("sql", "solution"), (read_plain, str))
         if self.options.scout:
             read = functools.partial(knowledge.read_schema, brief=self.brief)

@@ -16,7 +16,7 @@ from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import protocol
 from pipelines.core.types import Action, ActionKind, Example
-from pipelines.protocols import knowledge, observations, tools
+from pipelines.protocols import knowledge, observations, tools, wrapping
 from pipelines.protocols.base import Messages, Protocol, read_prompt
 from pipelines.protocols.blocks import reasoning_error, scan
 from pipelines.protocols.knowledge import Phase, is_probe
@@ -46,8 +46,9 @@ class PhasesOptions(config.Section):
     # whether exploring is refused to a query that is more than a look (`knowledge.is_probe`). The paper's prompt asks
     # for metadata queries, and its tool runs any SQL.
     probes_only: bool = False
-    # what becomes of a Markdown fence around the SQL of an answer: run as it stands, taken off, or a malformed turn.
-    fence: tools.FenceRule = "kept"
+    # what becomes of a Markdown fence or backticks around the SQL of an answer: run as it stands, taken off, or a
+    # malformed turn. Where they are taken off, HTML's entities outside of literals (&gt;) are read, too.
+    fence: wrapping.FenceRule = "kept"
 
     @pydantic.field_validator("phases")
     @classmethod
@@ -65,6 +66,7 @@ class Phases(Protocol):
 
     name = "phases"
     can_prefill = True
+    can_strip = True
     demand = "\nNo turns are left. Confirm your answer now."  # the paper's episodes end at the cap instead
     # The paper does not tell the agent how many turns are left.
     invalid = "That output does not follow the action protocol. Write your reasoning, one action and its content again."
@@ -127,7 +129,7 @@ class Phases(Protocol):
             elif kind is ActionKind.PROPOSE:
                 content, error = knowledge.read_schema(content, self.brief)
             elif kind is ActionKind.SOLUTION:
-                content, error = tools.read_plain(content, self.options.fence)
+                content, error = wrapping.read_plain(content, self.options.fence)
             elif not self.brief:
                 content, error = tools.read_call(content)
             if not error and self.options.probes_only and kind is ActionKind.EXPLORE and not is_probe(content):

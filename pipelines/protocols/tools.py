@@ -3,15 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pipelines.core.types import is_valid_unicode
 from pipelines.protocols.observations import json_text
 
 TOOL = "execute_sql_query"
 _FENCE = re.compile(r"```sql\b(.*)```", re.DOTALL | re.IGNORECASE)
-_ANY_FENCE = re.compile(r"```(?:sql)?\s(.*)```", re.DOTALL | re.IGNORECASE)
-FenceRule = Literal["kept", "stripped", "malformed"]
 DATABASE_NAMES = frozenset({"db_id", "db_name"})  # the papers' calls name the database; an episode has only one
 
 
@@ -89,17 +87,3 @@ def read_fence(text: str) -> tuple[str, str | None]:
         return body, "missing_fence"
     inner = fenced[1].strip()
     return ("", "two_fences") if "```" in inner else (inner, None)
-
-
-def read_plain(text: str, rule: FenceRule) -> tuple[str, str | None]:
-    """The SQL of a block that asks for no fence, and a fault, for models that write a fence by habit.
-
-    Under "kept" the fence is run with the SQL, which fails; under "malformed" it is the fault `fenced`; `two_fences`:
-    one inside another.
-    """
-    fenced = _ANY_FENCE.fullmatch(text.strip())
-    if fenced is None or rule == "kept":
-        return text, None
-    if rule == "malformed":
-        return "", "fenced"
-    return ("", "two_fences") if "```" in fenced[1] else (fenced[1].strip(), None)

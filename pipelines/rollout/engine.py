@@ -25,6 +25,7 @@ from pipelines.rollout.episode import (
     SqlRequest,
     UserRequest,
 )
+from pipelines.rollout.habits import AnswerHabits
 from pipelines.rollout.policies.base import Completion, Policy
 from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.engine import SqlEngine
@@ -121,6 +122,7 @@ class RolloutEngine:
         done: dict[int, Trajectory] = {}
         queue = EpisodeQueue([request.example.id for request in requests], self._policy.longest_first)
         workers: list[asyncio.Task[None]] = []
+        habits = AnswerHabits(self._policy, self._rules.protocol)
 
         async def work() -> None:
             while (index := queue.next()) is not None:
@@ -130,6 +132,7 @@ class RolloutEngine:
                             on_event(event)
                 assert isinstance(event, EndEvent)
                 done[index] = event.trajectory
+                habits.note(event.trajectory)
                 queue.over(index, sum(event.trajectory.agent_mask))
                 # A run in which nothing works stops, instead of working through all its episodes.
                 if len(done) == FIRST_EPISODES and all(one.stop is StopReason.BROKEN for one in done.values()):
@@ -143,6 +146,7 @@ class RolloutEngine:
             await self._policy.check()
             workers += [asyncio.create_task(work()) for _ in range(min(self._policy.live, len(requests)))]
             await asyncio.gather(*workers)
+            habits.tell()
             await self._policy.check()
         finally:
             for worker in workers:

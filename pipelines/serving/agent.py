@@ -43,6 +43,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EndEvent, EpisodeRequest, ResultEvent, TurnEvent
+from pipelines.rollout.habits import advice_on
 from pipelines.rollout.policies.base import Policy
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
@@ -189,7 +190,10 @@ class Agent:
                             emit({"type": "result", "text": text, "rows": turn.n_rows, "error": turn.error_class})
                 assert isinstance(step, EndEvent)
                 sql = step.trajectory.final_sql
-                emit(error_event(why_unanswered(step.trajectory)) if sql is None else await self.run(sql))
+                no_answer = error_event(why_unanswered(step.trajectory))
+                result = no_answer if sql is None else await self.run(sql)
+                habit = advice_on(step.trajectory, protocol) if result["type"] == "error" else None
+                emit(result if habit is None else result | {"message": f"{result['message']}. {plain(habit)}"})
         except TimeoutError:
             emit(error_event(f"no answer within {self.budget.seconds:g} s"))
         except SqltrainError as error:

@@ -13,7 +13,9 @@ import httpx
 import openai
 import pytest
 from served import COUNT, events, people, scripted, site
+from typer.testing import CliRunner
 
+from flows import cli
 from pipelines.benchmarks import own_questions
 from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.store import Store
@@ -476,3 +478,23 @@ def test_why_there_is_no_answer_is_said_as_it_is():
         "database_missing": "no answer: the database is away",
         "KeyError": "no answer: the model failed; the server's log says more",
     }
+
+
+@pytest.mark.parametrize("answer", ["```sql\nSELECT name FROM person\n```", "SELECT id &gt; 1 FROM person"])
+def test_an_answer_that_fails_for_its_fence_says_so_and_names_the_setting(tmp_path, answer):
+    """In the served answer and in `sqltrain ask`; with the setting the same script has its answer."""
+    turns = {"*": [f"<reasoning>x</reasoning>\n<solution>{answer}</solution>"]}
+    with site(tmp_path, model=scripted(tmp_path, turns)) as running:
+        told = events(running.ask("Who is there ?"))[-1]
+    habit = "begin with a fence" if answer.startswith("`") else "write signs as HTML does"
+    advice = f"The model's answers {habit}"
+    assert told["type"] == "error"
+    assert advice in told["message"]
+    assert "set protocol.options.fence=stripped" in told["message"]
+    words = ["ask", "Who is there ?", "--database", str(tmp_path / "people.sqlite")]
+    words += ["--model", f"script:{tmp_path / 'script.jsonl'}"]
+    done = CliRunner().invoke(cli.app, words)
+    assert advice in str(done.exception)
+    mended = CliRunner().invoke(cli.app, [*words, "protocol.options.fence=stripped"])
+    assert mended.exit_code == 0
+    assert "(3 rows)" in mended.stdout
