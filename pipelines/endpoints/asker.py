@@ -221,7 +221,7 @@ class Asker:
             """One request, whose answer is kept before anybody uses it, be its asker still there or not."""
             try:
                 # The whole body is read either way: some servers stream unasked, and others do not when asked.
-                raw = await client.post("/chat/completions", cast_to=str, body=body | self._streaming)
+                raw = await client.post("/chat/completions", cast_to=str, body={**body, **self._streaming})
                 value = answers.read_body(raw)
                 answer = answers.read_completion(value)
             except UnreadableAnswer as error:

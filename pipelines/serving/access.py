@@ -24,6 +24,7 @@ class Denied(Exception):
     status: int
     message: str
     wait_s: float = 0.0  # after which the same request may succeed; 0 if waiting does not help
+    code: str = ""  # OpenAI's word for it, where clients look at one.
 
 
 def read_keys(path: Path) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -31,7 +32,7 @@ from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, Event
 from pipelines.serving.feedback import Feedback, utc_time
-from pipelines.serving.web import Handler, body_of, guarded, page, while_connected
+from pipelines.serving.web import Handler, body_of, guarded, page, refuse_unknown, while_connected
 from pipelines.sql.audit import append
 from pipelines.sql.schema import Schema
 
@@ -40,6 +41,7 @@ SHOWN_TABLES = 50  # of which the chat page names the columns
 SHOWN_ROWS = 50  # of a Markdown table; `sqltrain` has all of them
 FENCE = re.compile(r"(`{3,})(\w*)")  # a line that opens a block of Markdown
 BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds of the histogram's buckets
+USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}  # nobody is billed by this server's tokens
 SYNC_S = 60.0  # between two looks at old feedback and new verdicts
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ def completion(id: str, model: str, created: int, events: Sequence[Event]) -> di
     }
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
     whole = {"id": id, "object": "chat.completion", "created": created, "model": model, "choices": [choice]}
-    return {**whole, "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}}
+    return {**whole, "usage": USAGE}
 
 
 def _delta(event: Event) -> dict[str, Any]:
@@ -101,6 +103,14 @@ def _fenced(text: str, language: str) -> str:
 def _escaped(text: str) -> str:
     """Text of a database or an engine in one line of Markdown, where it can be no link, picture or tag."""
     return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", re.sub(r"\s+", " ", text))
+
+
+def ends_with_question(messages: Any) -> bool:
+    """Whether the last message that says something, of those that are not instructions, is the user's."""
+    said = [message for message in messages if isinstance(message, Mapping)] if isinstance(messages, list) else []
+    roles = [message.get("role") for message in said if message.get("content") or message.get("role") == "user"]
+    spoken = [role for role in roles if role not in ("system", "developer")]
+    return bool(spoken) and spoken[-1] == "user"
 
 
 def read_conversation(messages: Any) -> list[tuple[str, str]]:
@@ -185,6 +195,7 @@ class Service:
         handlers: list[tuple[str, Handler, list[str]]] = [
             ("/metrics", self._metrics, ["GET"]),
             ("/v1/models", self._models, ["GET"]),
+            ("/v1/models/{id:path}", self._model, ["GET"]),
             ("/v1/chat/completions", self._chat, ["POST"]),
             ("/v1/sql", self._sql, ["POST"]),
             ("/v1/feedback", self._feedback, ["GET", "POST", "DELETE"]),
@@ -192,11 +203,12 @@ class Service:
         if self.mcp is not None:
             handlers.append(("/mcp", self.mcp, ["GET", "POST", "DELETE"]))
         routes = [
-            Route(path, guarded(self.access, handler, self.metrics.denied), methods=methods)
+            Route(path, guarded(self.access, handler, self.metrics.denied), methods=[*methods, "OPTIONS"])
             for path, handler, methods in handlers
         ]
         open_routes = [Route("/", lambda _: page(PAGE)), Route("/health", self._health)]
-        return Starlette(routes=[*open_routes, *routes], lifespan=self._lifespan)
+        refused = {HTTPException: refuse_unknown}
+        return Starlette(routes=[*open_routes, *routes], lifespan=self._lifespan, exception_handlers=refused)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -225,8 +237,16 @@ class Service:
     async def _metrics(self, _: Request, user: str) -> Response:
         return PlainTextResponse(self.metrics.text(self.agent.used), media_type="text/plain; version=0.0.4")
 
+    def _model_entry(self) -> dict[str, Any]:
+        return {"id": self.agent.model().name, "object": "model", "created": 0, "owned_by": "sqltrain"}
+
+    async def _model(self, request: Request, user: str) -> Response:
+        entry = self._model_entry()
+        if request.path_params["id"] != entry["id"]:
+            raise Denied(404, f"there is no model {request.path_params['id']!r}", code="model_not_found")
+        return JSONResponse(entry)
+
     async def _models(self, _: Request, user: str) -> Response:
-        entry = {"id": self.agent.model().name, "object": "model", "created": 0, "owned_by": "sqltrain"}
         tables = [[table.name, [column.name for column in table.columns]] for table in self.agent.schema.tables]
         facts = {
             "database": self.agent.openable.database.id,
@@ -235,19 +255,28 @@ class Service:
             "more_tables": len(tables[SHOWN_TABLES:]),
             "questions": questions_to_try(self.agent.schema),
         }
-        return JSONResponse({"object": "list", "data": [entry], "sqltrain": facts})
+        return JSONResponse({"object": "list", "data": [self._model_entry()], "sqltrain": facts})
 
     async def _chat(self, request: Request, user: str) -> ASGIApp:
         body = await body_of(request)
+        is_stream = bool(body.get("stream"))
+        options = body.get("stream_options")
+        if options is not None and not (is_stream and isinstance(options, Mapping)):
+            raise Denied(400, "stream_options is an object, and goes with stream: true alone")
+        if body.get("n") not in (None, 1):
+            raise Denied(400, "n must be 1: a question has one answer")
+        if not ends_with_question(body.get("messages")):
+            raise Denied(400, "messages must end with a question of the user")
         *history, (question, _) = read_conversation(body.get("messages")) or [("", "")]
         if not question:
             raise Denied(400, "messages must end with a question of the user")
         if len(question) > QUESTION_CHARS:
             raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters")
         chat = Chat(self, user, question, self.agent.model(), history[-HISTORY:])
+        chat.has_usage = bool((options or {}).get("include_usage"))
         admitted = contextlib.ExitStack()
         admitted.enter_context(self.access.question(user))
-        if not body.get("stream"):
+        if not is_stream:
             with admitted:
                 return JSONResponse(await while_connected(request, chat.whole()))
 
@@ -305,17 +334,26 @@ class Chat:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     past: list[Event] = field(default_factory=list)
+    has_usage: bool = False  # whether a stream ends with a chunk of the tokens.
 
     async def stream(self) -> AsyncGenerator[str]:
         """Server-sent events, one for each event of the agent."""
         try:
             async with contextlib.aclosing(self.events()) as events:
                 async for event in events:
-                    yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, event))}\n\n"
+                    yield self._sent(event)
         except ResourceError as error:  # the audit log, which is written after the last event
-            event = {"type": "error", "message": str(error)}
-            yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, event))}\n\n"
-        yield f"data: {json.dumps(chunk(self.id, self.model.name, self.created, None))}\n\ndata: [DONE]\n\n"
+            yield self._sent({"type": "error", "message": str(error)})
+        yield self._sent(None)
+        if self.has_usage:
+            last = chunk(self.id, self.model.name, self.created, None)
+            yield f"data: {json.dumps({**last, 'choices': [], 'usage': USAGE})}\n\n"
+        yield "data: [DONE]\n\n"
+
+    def _sent(self, event: Event | None) -> str:
+        """A chunk as it is sent; a client that asks for the usage finds it empty in all chunks but the last."""
+        usage = {"usage": None} if self.has_usage else {}
+        return f"data: {json.dumps({**chunk(self.id, self.model.name, self.created, event), **usage})}\n\n"
 
     async def whole(self) -> dict[str, Any]:
         """The completion after the last event."""

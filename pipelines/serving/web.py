@@ -9,12 +9,14 @@ import json
 import re
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from pipelines.core.errors import ResourceError, SqltrainError, UserError
@@ -72,6 +74,8 @@ def guarded(
                 raise Denied(403, "this server answers to localhost only")
             if origin is not None and origin.partition("://")[2] != host:
                 raise Denied(403, "a page of another site may not ask here")
+            if request.method == "OPTIONS":  # a browser asks without a key
+                return Response(status_code=204, headers={"Allow": ", ".join(allowed_methods(request))})
             return await handler(request, access.user(request.headers.get("authorization", "")))
         except Denied as error:
             denied = error
@@ -79,13 +83,38 @@ def guarded(
                 denied_by_status[denied.status] += 1
         except SqltrainError as error:
             denied = Denied(503 if isinstance(error, ResourceError) else 400, str(error))  # 503: of a full disk, say
-        # An error as OpenAI's protocol has it, so that its clients show the message.
-        kind = "server_error" if denied.status >= 500 else "invalid_request_error"
-        body = {"message": denied.message, "type": kind, "param": None, "code": denied.status}
         headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
-        return JSONResponse({"error": body}, denied.status, headers=headers)
+        return error_response(denied.status, denied.message, denied.code, headers)
 
     return respond
+
+
+def error_response(status: int, message: str, code: str = "", headers: Mapping[str, str] | None = None) -> Response:
+    """An error as OpenAI's protocol has it, so that its clients show the message."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    body = {"message": message, "type": kind, "param": None, "code": code or status}
+    return JSONResponse({"error": body}, status, headers=headers)
+
+
+def allowed_methods(request: Request) -> list[str]:
+    """The methods that the application takes at the request's path."""
+    methods = {"OPTIONS"}
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= set(route.methods or ())
+    return sorted(methods)
+
+
+async def refuse_unknown(request: Request, error: Exception) -> Response:
+    """The answer to a path that the application lacks, or to a method that the path lacks."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return error_response(404, f"there is nothing at {where}", "unknown_url")
+    if error.status_code == 405:
+        allowed = ", ".join(allowed_methods(request))
+        return error_response(405, f"{where} is not allowed; allowed: {allowed}", "method_not_supported", error.headers)
+    return error_response(error.status_code, error.detail, headers=error.headers)
 
 
 def page(path: Path) -> Response:

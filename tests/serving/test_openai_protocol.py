@@ -1,0 +1,113 @@
+"""What clients of OpenAI's protocol ask beside a question: methods, unknown paths, a model by its name, the usage."""
+
+import json
+
+import openai
+import pytest
+from served import COUNT, site
+
+from pipelines.serving.access import Access
+
+QUESTION = {"role": "user", "content": "How many people by city ?"}
+ANSWER = {"role": "assistant", "content": f"```sql\n{COUNT}\n```"}
+CHAT = "/v1/chat/completions"
+KEYS = {"ada": "a-key-of-ada-1234567"}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with site(tmp_path_factory.mktemp("served")) as opened:
+        yield opened
+
+
+def test_a_browser_may_ask_what_is_allowed(running):
+    allowed = {
+        CHAT: "OPTIONS, POST",
+        "/v1/models": "GET, HEAD, OPTIONS",
+        "/v1/models/script": "GET, HEAD, OPTIONS",
+        "/v1/feedback": "DELETE, GET, HEAD, OPTIONS, POST",
+    }
+    for path, methods in allowed.items():
+        answer = running.client.options(running.url + path)
+        assert (answer.status_code, answer.headers["allow"], answer.content) == (204, methods, b"")
+    foreign = running.client.options(running.url + CHAT, headers={"Origin": "https://evil.example"})
+    assert foreign.status_code == 403
+    assert not [name for name in foreign.headers if name.startswith("access-control")]
+
+
+def test_a_browser_asks_what_is_allowed_without_a_key(tmp_path):
+    with site(tmp_path, Access(KEYS)) as locked:
+        assert locked.client.options(locked.url + CHAT).status_code == 204
+        assert locked.client.get(locked.url + "/v1/models/script").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/models/gpt-4", 404, "model_not_found"),
+        ("GET", "/v1/models/some/other", 404, "model_not_found"),
+        ("POST", "/v1/completions", 404, "unknown_url"),
+        ("GET", "/v2", 404, "unknown_url"),
+        ("GET", CHAT, 405, "method_not_supported"),
+        ("PUT", "/v1/models", 405, "method_not_supported"),
+    ],
+)
+def test_what_is_not_there_is_an_error_of_openais_form(running, method, path, status, code):
+    answer = running.client.request(method, running.url + path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+    error = answer.json()["error"]
+    assert (error["code"], error["type"], error["param"]) == (code, "invalid_request_error", None)
+    assert len(error["message"].splitlines()) == 1
+    assert status != 405 or answer.headers["allow"]
+
+
+def test_openais_client_finds_the_model_by_its_name_and_no_other(running):
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+        model = client.models.retrieve("script")
+        assert (model.id, model.object, model.owned_by) == ("script", "model", "sqltrain")
+        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
+            client.models.retrieve("gpt-4")
+
+
+@pytest.mark.parametrize("include", [True, False, None])
+def test_a_stream_ends_with_the_usage_if_it_is_asked_for(running, include):
+    options = {} if include is None else {"stream_options": {"include_usage": include}}
+    text = running.post(CHAT, {"messages": [QUESTION], "stream": True, **options}).text
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line) for line in lines[:-1]]
+    if include:
+        *others, last = chunks
+        assert (last["choices"], last["object"], last["id"]) == ([], "chat.completion.chunk", others[0]["id"])
+        assert set(last["usage"]) == {"prompt_tokens", "completion_tokens", "total_tokens"}
+        assert [chunk["usage"] for chunk in others] == [None] * len(others)
+        chunks = others
+    else:
+        assert not any("usage" in chunk for chunk in chunks)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [QUESTION, ANSWER]},
+        {"messages": [QUESTION, ANSWER, {"role": "system", "content": "Be brief."}]},
+        {"messages": [QUESTION, {"role": "tool", "content": "3", "tool_call_id": "1"}]},
+        {"messages": [ANSWER]},
+        {"messages": [QUESTION], "stream_options": {"include_usage": True}},
+        {"messages": [QUESTION], "stream": True, "stream_options": "usage"},
+        {"messages": [QUESTION], "n": 2},
+    ],
+)
+def test_a_request_that_has_no_one_answer_is_refused(running, body):
+    answer = running.post(CHAT, body)
+    assert answer.status_code == 400
+    assert len(answer.json()["error"]["message"].splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "after",
+    [[], [{"role": "system", "content": "Be brief."}], [{"role": "assistant", "content": ""}], [{"role": "developer"}]],
+)
+def test_a_question_before_instructions_or_an_empty_answer_is_answered(running, after):
+    assert running.post(CHAT, {"messages": [QUESTION, *after], "n": 1}).status_code == 200
