@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import warnings
@@ -144,6 +145,7 @@ def log_questions(run: MlflowRun, recipe: Recipe, needs: Sequence[Step]) -> None
 
 # What people said of served answers, as feedback on MLflow's traces: `python -m tasks.episodes FOLDER STORE`.
 
+log = logging.getLogger(__name__)
 EXPERIMENT = "served questions"
 VERDICT = "user_verdict"
 
@@ -158,7 +160,7 @@ def send_feedback(feedback: Feedback, store: Path) -> None:
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
         try:
             client = mlflow_client.connect(uri, store)
-            place = mlflow_client.experiment(client, EXPERIMENT, store)
+            place = mlflow_client.experiment(client, EXPERIMENT, store, log.warning)
             import mlflow
             from mlflow.entities import AssessmentSource
 

@@ -7,9 +7,11 @@ import contextlib
 import functools
 import http.client
 import importlib.util
+import itertools
 import math
 import os
 import re
+import shlex
 import socket
 import sqlite3
 import threading
@@ -28,7 +30,7 @@ from pipelines.core.files import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import Experiment, Metric
 
 PROBE_S = 3.0  # a server that lives answers its health check at once
 # MLflow's own client tries a server that does not answer for more than four minutes, with 120 seconds a request; where
@@ -161,20 +163,43 @@ def tracking_at(uri: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def experiment(client: MlflowClient, name: str, store: Path) -> str:
-    """The id of the experiment of that name; its artifacts lie in the store unless the user named a tracking server."""
+def experiment(client: MlflowClient, name: str, store: Path, say: Callable[[str], None]) -> str:
+    """The id of the experiment of that name; its artifacts lie in the store unless the user named a tracking server.
+
+    MLflow keeps the name of an experiment that was deleted, so the next one is NAME-2 and so on; `say` takes how the
+    deleted one comes back.
+    """
+    from mlflow.entities import LifecycleStage, ViewType
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        own = not os.environ.get("MLFLOW_TRACKING_URI")
+    deleted: list[str] = []  # the ids of those that were there under the name
+    for number in itertools.count(1):
+        title = name if number == 1 else f"{name}-{number}"
         try:
-            return str(client.create_experiment(name, (store / "mlflow" / name).as_uri() if own else None))
-        except MlflowException:  # another run was first
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None:
+            found = client.get_experiment_by_name(title) or _create_experiment(client, title, store)
+        except MlflowException:
+            # Servers show a deleted experiment in different ways, and another run may have made it meanwhile.
+            every = client.search_experiments(ViewType.ALL, filter_string=f"name = '{title}'")
+            if not every:
                 raise
-    return str(experiment.experiment_id)
+            found = every[0]
+        if found.lifecycle_stage == LifecycleStage.ACTIVE:
+            break
+        deleted.append(found.experiment_id)
+    if deleted:
+        restore = f"mlflow experiments restore --experiment-id {deleted[0]}"
+        where = without_password(client.tracking_uri)
+        say(
+            f"the MLflow experiment {name!r} was deleted: runs are recorded in {title!r}. It comes back with: "
+            f"MLFLOW_TRACKING_URI={shlex.quote(where)} {restore}"
+        )
+    return str(found.experiment_id)
+
+
+def _create_experiment(client: MlflowClient, name: str, store: Path) -> Experiment:
+    is_own = not os.environ.get("MLFLOW_TRACKING_URI")
+    place = (store / "mlflow" / name).as_uri() if is_own else None
+    return client.get_experiment(client.create_experiment(name, place))
 
 
 # A run, and the numbers and settings that are logged to it.

@@ -136,7 +136,8 @@ class Tracker:
         """The run of this group if there is one; else a new one, with the resolved recipe in it."""
         run = self.run
         client = run.client
-        run.experiment_id = mlflow_client.experiment(client, self.recipe.name, self.store.root)
+        name = self.recipe.name
+        run.experiment_id = mlflow_client.experiment(client, name, self.store.root, self.recorder.say)
         # Runs of this machine that are RUNNING although their process is gone (kill -9) were killed.
         running = "attributes.status = 'RUNNING' and tags."
         here = f"{running}`sqltrain.host` = '{platform.node()}'"

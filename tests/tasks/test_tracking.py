@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -447,3 +448,31 @@ def test_a_collector_that_is_away_or_not_named_costs_the_spans_alone(monkeypatch
     done = run(tmp_path, f"http://127.0.0.1:{free_port()}/v1/traces")
     assert done.stdout
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_deleted_experiment_is_told_with_its_way_back_and_runs_go_to_a_new_one(store, recipe):
+    """Deleted twice, as by a person who clears up; then the first comes back by the command that was told."""
+    uri = mlflow_client.tracking_uri(store.root)
+    client = mlflow_client.connect(uri, store.root)
+    told = []
+    first = mlflow_client.experiment(client, recipe.name, store.root, told.append)
+    assert mlflow_client.experiment(client, recipe.name, store.root, told.append) == first
+    assert told == []
+    client.delete_experiment(first)
+    second = mlflow_client.experiment(client, recipe.name, store.root, told.append)
+    assert client.get_experiment(second).name == f"{recipe.name}-2"
+    client.delete_experiment(second)
+    tracker = Tracker(recipe, store, told.append)
+    with tracker:
+        tracker.begin()
+    third = client.get_experiment(tracker.run.experiment_id)
+    assert (third.name, third.lifecycle_stage) == (f"{recipe.name}-3", "active")
+    assert len(client.search_runs([third.experiment_id])) == 1
+    assert len(told) == 2
+    line = told[-1]
+    assert f"{recipe.name!r} was deleted: runs are recorded in '{recipe.name}-3'" in line
+    command = line.partition("It comes back with: ")[2]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(command, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert mlflow_client.experiment(client, recipe.name, store.root, pytest.fail) == first
