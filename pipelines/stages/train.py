@@ -24,7 +24,7 @@ from pipelines.stages.context import REFERENCE, Context, each_example, examples,
 from pipelines.stages.gguf_folders import gguf_folder, link_folder
 from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
-from pipelines.training.watch import values
+from pipelines.training.watch import nothing_learned, values
 
 CORPUS = 4000  # texts are enough for a tokenizer of some 1,300 entries
 
@@ -134,6 +134,9 @@ def _train(ctx: Context, plan: Plan, shown: tuple[str, ...], devices: tuple[str,
     train(plan, ctx.folder, on_event, devices, max(SILENCE_S, plan.recipe.hardware.timeout_s + SPARE_S))
     _write_card(ctx)
     ctx.metrics(summary(ctx))
+    words = nothing_learned(_curves(ctx), ctx.recipe.grpo) if plan.kind == "grpo" else None
+    if words is not None:
+        ctx.progress.warn(f"{ctx.stage}: {words}")
 
 
 def _write_card(ctx: Context) -> None:
@@ -141,9 +144,13 @@ def _write_card(ctx: Context) -> None:
     write_card(ctx.folder / "model", ctx.recipe, ctx.stage, inputs)
 
 
+def _curves(ctx: Context) -> list[dict[str, Any]]:
+    return [row for _, row in read_lines(ctx.folder / "curves.jsonl")]
+
+
 def summary(ctx: Context) -> dict[str, float]:
     """Steps, the mean of each curve over the last tenth of the run, and the last accuracy on held-out questions."""
-    lines = [row for _, row in read_lines(ctx.folder / "curves.jsonl")]
+    lines = _curves(ctx)
     tail = lines[-max(1, len(lines) // 10) :]
     names = sorted({name for line in tail for name in line if name not in ("step", HELD_OUT, HELD_OUT_TURNS)})
     curves = {name: values(tail, name) for name in names}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipelines.recipe.config import Grpo
 from pipelines.training.plan import ALARMED, CURVES, HELD_OUT, TIMING
 
 # Signs that GRPO goes wrong, read from its curves: a collapsed policy, longer and longer episodes, hacked rewards.
@@ -98,6 +99,38 @@ class Watch:
         new = [(name, words) for name, words in alarms.items() if name not in self.ringing]
         self.ringing = set(alarms)
         return new
+
+
+EASIER = (
+    "train SFT longer, take easier questions (data.rl, difficulty), or raise grpo.group or grpo.sampling.temperature"
+)
+HARDER = "take harder questions (data.rl, difficulty.max_pass)"
+TELLING = "add a reward term that tells the answers apart (rewards), or raise grpo.sampling.temperature"
+
+
+def nothing_learned(lines: Sequence[Line], grpo: Grpo) -> str | None:
+    """What to say of a finished GRPO in which no step's rewards taught the policy anything; None if any did.
+
+    A step teaches nothing if the rewards of each group are all equal, where a group is all that a reward is held
+    against, and none was drawn anew; or if its gradient is 0.
+    """
+    is_by_group = grpo.baseline != "batch" and grpo.credit == "episode" and not grpo.lambda_schema
+    is_alike = is_by_group and all(line.get("zero_variance") == 1.0 and not line.get("replaced") for line in lines)
+    is_still = all(line.get("grad_norm") == 0.0 for line in lines)
+    if not lines or not (is_alike or is_still):
+        return None
+    problem = f"nothing was learned in {len(lines)} steps: "
+    if all(line.get("broken") == 1.0 for line in lines):
+        return f"{problem}every episode broke; see why in the log"
+    if not is_alike:
+        return f"{problem}every gradient is 0; check the weights of rewards, and grpo.drop"
+    problem += "in every group all rewards were equal"
+    right = [line["ex"] for line in lines if "ex" in line]
+    if right and max(right) == 0.0:
+        return f"{problem}, for no answer was right; {EASIER}"
+    if right and min(right) == 1.0:
+        return f"{problem}, for every answer was right; {HARDER}"
+    return f"{problem}; {TELLING}"
 
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from pipelines.core.errors import RecipeError, ResourceError, TrainingError
-from pipelines.recipe.config import Hardware
+from pipelines.recipe.config import Grpo, Hardware
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.model_loading import load
 from pipelines.stages import train
@@ -17,7 +17,7 @@ from pipelines.training.plan import Plan
 from pipelines.training.record import WHOLE, CurveRecorder, Meter, last_whole_checkpoint, state_bytes
 from pipelines.training.samples import sample
 from pipelines.training.trainer import resume_point
-from pipelines.training.watch import ALARMS, WINDOW, Curves, Watch, read, spark, view
+from pipelines.training.watch import ALARMS, WINDOW, Curves, Watch, nothing_learned, read, spark, view
 
 
 def write(folder, steps):
@@ -269,3 +269,43 @@ def test_each_step_of_sft_counts_the_tokens_of_its_batch(taught, trajectories, r
     tokens = sum(len(sample(trajectory, codec).input_ids) for trajectory in trajectories)
     timing = [json.loads(line) for line in (taught.parent / "timing.jsonl").read_text().splitlines()]
     assert {line["trained_tokens"] for line in timing} == {tokens}
+
+
+def steps(count, **figures):
+    return [
+        {"step": n + 1, "zero_variance": 1.0, "ex": 0.0, "broken": 0.0, "grad_norm": 0.0} | figures
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (steps(3), "no answer was right; train SFT longer, take easier questions"),
+        (steps(3, ex=1.0), "every answer was right; take harder questions"),
+        (steps(3, ex=0.5), "all rewards were equal; add a reward term that tells the answers apart"),
+        (steps(3, broken=1.0), "every episode broke"),
+        (steps(3, zero_variance=0.2), "every gradient is 0"),
+        (steps(3, grad_norm=1e-7), "in every group all rewards were equal"),  # of a KL term, not of a reward
+    ],
+)
+def test_a_run_in_which_no_group_taught_anything_says_so_and_what_to_change(lines, words):
+    """Three steps, too few for an alarm."""
+    told = nothing_learned(lines, Grpo())
+    assert told.startswith("nothing was learned in 3 steps: ")
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings"),
+    [
+        ([], {}),
+        (steps(2) + steps(1, zero_variance=0.9, grad_norm=0.1), {}),
+        (steps(3, replaced=0.5, grad_norm=0.1), {"resample": 1}),
+        (steps(3, grad_norm=0.1), {"baseline": "batch"}),
+        (steps(3, grad_norm=0.1), {"credit": "turn"}),
+        (steps(3, grad_norm=0.1), {"lambda_schema": 0.25}),
+    ],
+)
+def test_a_run_in_which_a_step_taught_something_says_nothing(lines, settings):
+    assert nothing_learned(lines, Grpo(**settings)) is None
