@@ -1,7 +1,11 @@
 """Our environment as an OpenEnv server, with OpenEnv's own client: the same rewards on the same turns."""
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +65,11 @@ def test_many_clients_get_the_rewards_that_our_sessions_give(address):
         return await asyncio.gather(*(episode(*plan) for plan in plans))
 
     assert asyncio.run(all_of_them()) == expected
+
+
+def test_openenvs_own_validator_passes_the_server(address):
+    command = [str(Path(sys.executable).with_name("openenv")), "validate", "--url", address, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["passed"], report
