@@ -109,10 +109,11 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
         info = outcome.exception_info
         shapes = [info] if "raised_exception" in info else list(info.values())
         raised = [str(shape.get("exception_message")) for shape in shapes if shape.get("raised_exception")]
-        if raised and (message := " ".join(raised[0].split())[:300]):
-            raise SqltrainError(f"the contract {item.says!r} could not be evaluated: {message}")
         counts = outcome.result
-        bad, total = int(counts.get("unexpected_count", 0)), int(counts.get("element_count", 0))
+        if raised or "element_count" not in counts:
+            message = " ".join(" ".join(raised).split())[:300] or "it counted no rows"
+            raise SqltrainError(f"the contract {item.says!r} could not be evaluated: {message}")
+        bad, total = int(counts.get("unexpected_count") or 0), int(counts["element_count"])
         examples = []
         for row in counts.get("partial_unexpected_index_list") or []:
             values = [str(value) for name, value in row.items() if name != "row"]

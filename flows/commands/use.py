@@ -356,9 +356,11 @@ def serve(
         if kept is not None:
             background.append(functools.partial(prune_and_sync_feedback, kept, store.root))
         service = Service(agent, access, folder / "questions.jsonl", kept, background)
-        with contextlib.suppress(ImportError):  # of the extra that speaks to MCP clients
+        try:
             from pipelines.serving.mcp_server import add_mcp
-
+        except ImportError as error:
+            say(f"/mcp is not served: {error.name} is not installed (pip install 'sqltrain[mcp]')")
+        else:
             add_mcp(service)
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         say(f"{plain(openable.database.id)} answered by {plain(served.model.name)}: {address} (stop with Ctrl-C)")

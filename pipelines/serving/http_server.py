@@ -113,6 +113,14 @@ def ends_with_question(messages: Any) -> bool:
     return bool(spoken) and spoken[-1] == "user"
 
 
+def has_other_than_text(messages: Any) -> bool:
+    """Whether a user's message holds a picture, a sound or a file."""
+    said = [message for message in messages if isinstance(message, Mapping)] if isinstance(messages, list) else []
+    contents = [message.get("content") for message in said if message.get("role") == "user"]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(not isinstance(part, Mapping) or not isinstance(part.get("text"), str) for part in parts)
+
+
 def read_conversation(messages: Any) -> list[tuple[str, str]]:
     """The user's questions, each with the last block of SQL in its answer, "" if that ends in an error."""
     pairs: list[tuple[str, str]] = []
@@ -132,7 +140,8 @@ def read_conversation(messages: Any) -> list[tuple[str, str]]:
                     lines.append(line)
                 else:
                     sql, fence = "\n".join(lines) if fence[2].lower() == "sql" else sql, None
-            pairs[-1] = (pairs[-1][0][:QUESTION_CHARS], sql[:QUESTION_CHARS])
+            # A query that was cut would be another one: one that is too long is left out as a whole.
+            pairs[-1] = (pairs[-1][0][:QUESTION_CHARS], sql if len(sql) <= QUESTION_CHARS else "")
     return pairs
 
 
@@ -267,6 +276,8 @@ class Service:
             raise Denied(400, "n must be 1: a question has one answer")
         if not ends_with_question(body.get("messages")):
             raise Denied(400, "messages must end with a question of the user")
+        if has_other_than_text(body.get("messages")):
+            raise Denied(400, "a message of the user holds text alone: this server reads no pictures, sounds or files")
         *history, (question, _) = read_conversation(body.get("messages")) or [("", "")]
         if not question:
             raise Denied(400, "messages must end with a question of the user")

@@ -100,7 +100,14 @@ def script(path: Path) -> Policy:
         lines = row.get("turns") if isinstance(row, dict) else None
         if not isinstance(lines, list) or not lines or not all(isinstance(turn, str) for turn in lines):
             raise DataError(f"{path}, line {number}: no turns", hint)
-        turns[str(row.get("question"))] = lines
+        question = row.get("question")
+        if not isinstance(question, str):
+            raise DataError(f"{path}, line {number}: no question", hint)
+        if question in turns:
+            raise DataError(
+                f"{path}, line {number}: the question {question!r} is there twice", "Leave one of them out."
+            )
+        turns[question] = lines
 
     def reply(request: Request) -> str:
         lines = turns.get(request.example.question) or turns.get(ANY)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ object and nothing else: {"verdict": "good" or "bad", "reason": "one short sente
 CHOOSE = """Two SQL queries claim to answer the same question. Decide which one answers it, from the question, the \
 hint, the schema and the first rows that each returned. Neither order, length nor layout counts. Answer with one \
 letter and nothing else: A or B."""
+log = logging.getLogger(__name__)
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
@@ -206,9 +208,14 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
         [conversation(LINK, schemas(example.database), example.in_context(), example.evidence) for example in examples]
     )
     linked = []
+    unread = 0
     for example, answer in zip(examples, answers, strict=True):
         schema = schemas(example.database)
-        linked.append(link_shown(example, read_items(answer.text if answer else None, schema, strict=False), schema))
+        items = read_items(answer.text if answer else None, schema, strict=False)
+        unread += items is None
+        linked.append(link_shown(example, items, schema))
+    if unread:
+        log.warning("%d of %d answers of the linker cannot be read: whole schemas are shown", unread, len(linked))
     return linked
 
 

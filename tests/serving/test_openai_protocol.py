@@ -7,9 +7,11 @@ import pytest
 from served import COUNT, site
 
 from pipelines.serving.access import Access
+from pipelines.serving.http_server import read_conversation
 
 QUESTION = {"role": "user", "content": "How many people by city ?"}
 ANSWER = {"role": "assistant", "content": f"```sql\n{COUNT}\n```"}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 CHAT = "/v1/chat/completions"
 KEYS = {"ada": "a-key-of-ada-1234567"}
 
@@ -97,6 +99,8 @@ def test_a_stream_ends_with_the_usage_if_it_is_asked_for(running, include):
         {"messages": [QUESTION], "stream_options": {"include_usage": True}},
         {"messages": [QUESTION], "stream": True, "stream_options": "usage"},
         {"messages": [QUESTION], "n": 2},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is this ?"}, PICTURE]}]},
+        {"messages": [{"role": "user", "content": [PICTURE]}, ANSWER, QUESTION]},
     ],
 )
 def test_a_request_that_has_no_one_answer_is_refused(running, body):
@@ -111,3 +115,11 @@ def test_a_request_that_has_no_one_answer_is_refused(running, body):
 )
 def test_a_question_before_instructions_or_an_empty_answer_is_answered(running, after):
     assert running.post(CHAT, {"messages": [QUESTION, *after], "n": 1}).status_code == 200
+
+
+def test_a_query_of_the_history_is_whole_or_left_out():
+    fitting = f"SELECT '{'x' * 3000}'"
+    for sql, kept in ((fitting, fitting), (f"SELECT '{'x' * 5000}'", "")):
+        answer = {"role": "assistant", "content": f"```sql\n{sql}\n```"}
+        pairs = read_conversation([QUESTION, answer, QUESTION])
+        assert pairs == [(QUESTION["content"], kept), (QUESTION["content"], "")]

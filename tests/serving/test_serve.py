@@ -498,3 +498,19 @@ def test_an_answer_that_fails_for_its_fence_says_so_and_names_the_setting(tmp_pa
     mended = CliRunner().invoke(cli.app, [*words, "protocol.options.fence=stripped"])
     assert mended.exit_code == 0
     assert "(3 rows)" in mended.stdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (
+            [{"question": "a", "turns": ["x"]}, {"question": "a", "turns": ["y"]}],
+            "line 2: the question 'a' is there twice",
+        ),
+        ([{"turns": ["x"]}], "line 1: no question"),
+    ],
+)
+def test_a_script_in_which_a_line_would_be_lost_is_refused(tmp_path, rows, problem):
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=problem):
+        script(tmp_path / "lines.jsonl")

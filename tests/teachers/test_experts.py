@@ -231,7 +231,7 @@ def test_where_no_authorizer_reads_the_extractor_decides(tmp_path, asker):
     assert both[0].agree == ("scope", "teacher")
 
 
-def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path, servers, name_endpoint):
+def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path, servers, name_endpoint, caplog):
     def reply(messages):
         if drawn(said(messages, "Question"), 3):
             return "I need all of it."
@@ -256,6 +256,8 @@ def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path, servers, name_en
         if pool == "sft":
             assert experts.recall(linked, gold)["strict_recall"] == 1.0
         assert 0 < read_json(folder / "metrics.json")[f"{pool}_linker_strict_recall"] < 1  # before the gold is added
+        unread = sum(drawn(one.question, 3) for one in linked)
+        assert f"{unread} of {len(linked)} answers of the linker cannot be read: whole schemas" in caplog.text
 
 
 def test_the_linker_gold_shows_what_the_gold_sql_reads_and_asks_nobody(tmp_path):
