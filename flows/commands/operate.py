@@ -210,8 +210,7 @@ def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where infra
     work.rename(ready)
     typer.echo(f"wrote {ready}: its README.md has every step, from the server's key on; run them in {home}")
     typer.echo("images are built of the wheel of this version: put it there first")
-    deploy = "prefect --no-prompt deploy --all --prefect-file infra/prefect.yaml"
-    typer.echo(f"next: cd {shlex.quote(str(home))} && export SQLTRAIN_HOME=$PWD && {deploy}")
+    typer.echo(f"next: cd {shlex.quote(str(home))} && export SQLTRAIN_HOME=$PWD && python infra/deploy.py")
 
 
 @app.command()
