@@ -64,7 +64,7 @@ services-setup: $(VENV)/.services
 # The same in two parts, which CI runs beside each other, in two processes each, for most of them wait: those that use a
 # Prefect server, one for each process; and all others. Files with the longest tests come first (tests/conftest.py).
 SERVICES = $(BIN)/python -m pytest -m 'services and not slow' -n 2 --dist loadfile --no-loadscope-reorder --durations=15
-SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect security ui)
+SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect redeploy security ui)
 services-server: $(VENV)/.services
 	$(SERVICES) $(SHARING)
 

@@ -163,7 +163,7 @@ def test_a_dockerfile_parses_and_copies_what_there_is(path):
 def test_what_init_writes_builds_images_of_the_wheel_and_nothing_is_written_over(tmp_path, sqltrain):
     home = tmp_path / "d"
     out = sqltrain.ok("init", str(home))
-    assert out.splitlines()[-1].startswith(f"next: cd {home} && export SQLTRAIN_HOME=$PWD && prefect ")
+    assert out.splitlines()[-1].startswith(f"next: cd {home} && export SQLTRAIN_HOME=$PWD && python infra/deploy.py")
     (home / "sqltrain-1-py3-none-any.whl").touch()
     for path in DOCKERFILES:
         for word, rest in instructions(home / "infra" / "images" / path.name):
