@@ -165,6 +165,8 @@ def connect(
     rows = sum(table.rows or 0 for table in tables)
     columns = sum(len(table.columns) for table in tables)
     say(f"{openable.database.id}: {dialect.title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
+    for remark in dialect.remarks(openable.database.location):
+        say(remark)
     by_kind: dict[str, list[DatabaseFinding]] = {}
     for finding in problems:
         by_kind.setdefault(finding.kind, []).append(finding)

@@ -48,7 +48,9 @@ def page(recipe: Recipe, test: Path, before: tuple[Path, str], after: tuple[Path
 def tables_of(recipe: Recipe, questions: Sequence[Example]) -> dict[str, list[str]]:
     """The questions by each table that their gold SQL reads, the commonest first; a join stands under each."""
     schema = schemas(recipe)
-    queries = [(question.gold_sql, schema(question.database), question.database.engine) for question in questions]
+    queries = [
+        (question.gold_sql, schema(question.database), analyst.reading(question.database)) for question in questions
+    ]
     ids: dict[str, list[str]] = {}
     for question, items in zip(questions, analyst.schema_items(queries), strict=True):
         for table in sorted(items.tables if items is not None else ()) or [NO_TABLE]:

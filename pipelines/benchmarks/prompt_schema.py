@@ -29,7 +29,6 @@ from pipelines.core.text_files import read_json_text
 from pipelines.core.types import Database, Example, SchemaItems
 from pipelines.sql import analyst
 from pipelines.sql import schema as catalogs
-from pipelines.sql.dialects.base import quoted
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
 
@@ -134,7 +133,9 @@ def link(example: Example, items: SchemaItems | None, schema: Schema, key: str =
 
 def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, SchemaItems | None]:
     """The items that each example's gold SQL reads, by the example's id; None if it cannot be read."""
-    queries = [(example.gold_sql, schema(example.database), example.database.engine) for example in examples]
+    databases = [example.database for example in examples]
+    readings = {database: analyst.reading(database) for database in databases}
+    queries = [(each.gold_sql, schema(each.database), readings[each.database]) for each in examples]
     return dict(zip((example.id for example in examples), analyst.schema_items(queries), strict=True))
 
 
@@ -181,7 +182,7 @@ class ValueIndex:
             for column in table.columns:
                 if NO_TEXT.match(column.type):
                     continue
-                name = value = quoted(column.name)
+                name = value = schema.quoted(column.name)
                 if not is_sqlite:
                     value = f"CAST({name} AS {DIALECTS[database.engine].text_type})"
                 is_text = f"typeof({name}) = 'text' AND " if is_sqlite else ""

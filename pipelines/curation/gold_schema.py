@@ -56,7 +56,9 @@ def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extrac
     from pipelines.sql import analyst
 
     return {
-        "scope": lambda of: analyst.schema_items([(of.gold_sql, schemas(of.database), of.database.engine)])[0],
+        "scope": lambda of: analyst.schema_items([(of.gold_sql, schemas(of.database), analyst.reading(of.database))])[
+            0
+        ],
         "authorizer": lambda of: analyst.prepared_items([(of.database, of.gold_sql)])[0],
     }
 

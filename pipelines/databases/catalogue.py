@@ -12,7 +12,6 @@ from pipelines.databases import named as addresses
 from pipelines.databases.card import ColumnCard, DatabaseCard, Reference, TableCard
 from pipelines.databases.named import OpenableDatabase
 from pipelines.sql import schema as catalogs
-from pipelines.sql.dialects.base import quoted
 from pipelines.sql.dialects.dialect import Role
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect
@@ -144,7 +143,7 @@ def read(
                 break
             statements = []
             for table in tables:
-                names = ", ".join(quoted(column.name) for column in table.columns)
+                names = ", ".join(schema.quoted(column.name) for column in table.columns)
                 statements.append(f"SELECT {names} FROM {schema.written(table.name)} LIMIT {LIMITS.max_rows}")
                 statements.append(f"SELECT count(*) FROM {schema.written(table.name)}")
             results = sql.execute_many([(database, statement) for statement in statements])

@@ -15,7 +15,7 @@ from pipelines.core.types import Database, Example, ExecutionStatus, History
 from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
 from pipelines.recipe.config import Execution
-from pipelines.sql.dialects.base import identity, quoted
+from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.dialect import (
     ENCODING,
     engine_of_address,
@@ -126,7 +126,7 @@ class OpenableDatabase:
         # Views and columns that the sandbox refuses, since they hold a hidden column, are left out. Where nothing is
         # hidden, the first table alone is probed: whether the database can be reached.
         probed = shown.tables[: 1 if self.card.hidden is None else None]
-        names = [[quoted(column.name) for column in table.columns] for table in probed]
+        names = [[shown.quoted(column.name) for column in table.columns] for table in probed]
         pairs = zip(probed, names, strict=True)
         probes = [select.format(", ".join(own), shown.written(table.name)) for table, own in pairs]
         results = sql.execute_many([(self.database, probe) for probe in probes])

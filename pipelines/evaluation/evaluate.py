@@ -31,7 +31,6 @@ from pipelines.rewards.outcome import Analysis, levels
 from pipelines.rewards.terms import jaccard
 from pipelines.sql import analyst
 from pipelines.sql.diagnoses import Diagnosis, Failure
-from pipelines.sql.dialects.base import quoted
 from pipelines.sql.dialects.sqlite import OUTCOME_COLUMNS
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 from pipelines.sql.lexical import bigrams
@@ -185,7 +184,7 @@ def _diagnoses(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: SqlEngine
             predicted_sql=answer.trajectory.final_sql,
             gold_sql=answer.example.gold_sql,
             schema=schemas(answer.example.database),
-            engine=answer.example.database.engine,
+            engine=analyst.reading(answer.example.database),
             status=answer.verdict.predicted,
             error_class=answer.verdict.error_class,
             stop=answer.trajectory.stop,
@@ -203,12 +202,12 @@ def _diagnoses(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: SqlEngine
         for answer, diagnosed in zip(wrong, first, strict=True)
     ]
     distinct = list(dict.fromkeys(column for group in columns for column in group))
-    results = sql.execute_many(
-        [
-            (database, f"SELECT DISTINCT {quoted(column)} FROM {schemas(database).written(table)} LIMIT {MAX_VALUES}")
-            for database, table, column in distinct
-        ]
-    )
+    jobs = []
+    for database, table, column in distinct:
+        schema = schemas(database)
+        query = f"SELECT DISTINCT {schema.quoted(column)} FROM {schema.written(table)} LIMIT {MAX_VALUES}"
+        jobs.append((database, query))
+    results = sql.execute_many(jobs)
     stored = {key: tuple(row[0] for row in result.rows) for key, result in zip(distinct, results, strict=True)}
     again = [index for index, group in enumerate(columns) if group]
     second = analyst.diagnose(

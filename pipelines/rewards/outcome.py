@@ -80,14 +80,14 @@ def make_outcomes(
 def levels(examples: Iterable[Example]) -> dict[str, Hardness]:
     """Each example's level, by its id; if it has none, its gold SQL's."""
     by_id = {example.id: example for example in examples}
-    unrated = {(one.gold_sql, one.database.engine) for one in by_id.values() if one.hardness is None}
+    unrated = {(one.gold_sql, analyst.reading(one.database)) for one in by_id.values() if one.hardness is None}
     measured = {query: level for query in unrated if (level := _GOLD_LEVELS.get(query))}
     if new := sorted(unrated - measured.keys()):
         if len(_GOLD_LEVELS) > GOLD_KEPT:
             _GOLD_LEVELS.clear()
         measured |= zip(new, analyst.hardness(new), strict=True)
         _GOLD_LEVELS.update({query: level for query, level in measured.items() if level != "extra"})
-    return {id: one.hardness or measured[one.gold_sql, one.database.engine] for id, one in by_id.items()}
+    return {id: one.hardness or measured[one.gold_sql, analyst.reading(one.database)] for id, one in by_id.items()}
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Analysis:
         kept = {query: pair for query in gold if (pair := _GOLD_ITEMS.get(query))}
         self._items |= {query: items for query, (schema, items) in kept.items() if schema == of[query[0]]}
         new = [query for query in dict.fromkeys((*gold, *others)) if query not in self._items]
-        answers = analyst.schema_items([(sql, of[database], database.engine) for database, sql in new])
+        answers = analyst.schema_items([(sql, of[database], analyst.reading(database)) for database, sql in new])
         self._items |= zip(new, answers, strict=True)
         if len(_GOLD_ITEMS) > GOLD_KEPT:
             _GOLD_ITEMS.clear()

@@ -15,7 +15,7 @@ from pipelines.core.types import Example, Outcome
 from pipelines.protocols.base import Messages
 from pipelines.protocols.observations import under_headings
 from pipelines.recipe.config import RewardTerm
-from pipelines.sql.analyst import without_comments
+from pipelines.sql.analyst import reading, without_comments
 
 # A judge grades wrong answers only (Reasoning-SQL, 3.2 and A.7): its endpoint, its prompt, and its grade.
 
@@ -51,7 +51,7 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
     The prediction is the policy's that the grade pays, and the question anybody's: neither can hold a chat template's
     marker, nor a heading. Comments of the prediction, which could speak to the judge, are left out.
     """
-    (predicted,) = without_comments([(predicted, example.database.engine)])
+    (predicted,) = without_comments([(predicted, reading(example.database))])
     queries = [("Reference query", example.gold_sql), ("Predicted query", predicted)]
     parts = [("Question", example.in_context()), ("Hint", example.evidence or "none")]
     case = under_headings([*parts, *(reversed(queries) if predicted_first else queries)])

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pipelines.core.registry import EQUALITIES
-from pipelines.core.types import Database, EngineName, Hardness, SchemaItems
+from pipelines.core.registry import DIALECTS, EQUALITIES
+from pipelines.core.types import Database, Hardness, SchemaItems
 from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.dialects.base import TURN_SEPARATOR
 from pipelines.sql.engine import Limits, Pair, SqlEngine
@@ -61,6 +61,12 @@ Query = TypeVar("Query")
 Answer = TypeVar("Answer")
 
 
+def reading(database: Database) -> str:
+    """How the statements of a database are read: as its engine does, for MySQL in the SQL mode of its sessions."""
+    dialect = DIALECTS[database.engine]
+    return dialect.reading(database.location) if dialect.is_server else database.engine
+
+
 @dataclasses.dataclass(frozen=True)
 class SqlAnalysis(Generic[Query, Answer]):
     """A function of `analysis/session.py`, asked about many queries: each is its argument, or a tuple of them."""
@@ -78,18 +84,18 @@ class SqlAnalysis(Generic[Query, Answer]):
 
 
 # The tables and columns that each query reads; a column that no table in its scope has comes with the table "".
-schema_items: SqlAnalysis[tuple[str, Schema, EngineName], SchemaItems | None]
+schema_items: SqlAnalysis[tuple[str, Schema, str], SchemaItems | None]
 schema_items = SqlAnalysis("schema_items", SchemaItems | None, None)
 # The same by SQLite itself; None if it refuses to prepare the query, or the database is another's or unreadable.
 prepared_items: SqlAnalysis[tuple[Database, str], SchemaItems | None]
 prepared_items = SqlAnalysis("read_items", SchemaItems | None, None)
 # Spider's level of each query.
-hardness: SqlAnalysis[tuple[str, EngineName], Hardness] = SqlAnalysis("hardness", Hardness, "extra")
+hardness: SqlAnalysis[tuple[str, str], Hardness] = SqlAnalysis("hardness", Hardness, "extra")
 # The functions that each query calls, in lower case.
-functions: SqlAnalysis[tuple[str, EngineName], tuple[str, ...]] = SqlAnalysis("functions", tuple[str, ...], ())
+functions: SqlAnalysis[tuple[str, str], tuple[str, ...]] = SqlAnalysis("functions", tuple[str, ...], ())
 # For each SELECT of a query that has a LIMIT under an ORDER BY: a query that shows whether the cut goes through a tie,
 # the rows that the SELECT reads before its cut, and the number of sort keys behind the columns.
-tie_probes: SqlAnalysis[tuple[str, EngineName], tuple[tuple[str, int, int], ...]]
+tie_probes: SqlAnalysis[tuple[str, str], tuple[tuple[str, int, int], ...]]
 tie_probes = SqlAnalysis("tie_probes", tuple[tuple[str, int, int], ...], ())
 # Of two queries, a schema, the statements that make its tables and the columns without NULL: whether the normal forms
 # are equal, gold with either end of what chance may choose, and scripts of databases on which the two may differ.
@@ -98,17 +104,17 @@ proof_plan: SqlAnalysis[
 ]
 proof_plan = SqlAnalysis("proof_plan", tuple[bool, tuple[str, ...], tuple[str, ...]], (False, (), ()))
 # The texts that each query compares with columns of known tables, in reading order.
-lookups: SqlAnalysis[tuple[str, Schema | None, EngineName], tuple[Compared, ...]]
+lookups: SqlAnalysis[tuple[str, Schema | None, str], tuple[Compared, ...]]
 lookups = SqlAnalysis("lookups", tuple[Compared, ...], ())
 # The first table that a query names.
-first_table: SqlAnalysis[tuple[str, EngineName], str | None] = SqlAnalysis("first_table", str | None, None)
+first_table: SqlAnalysis[tuple[str, str], str | None] = SqlAnalysis("first_table", str | None, None)
 # The class of each wrong answer, and the columns whose stored values would add to its clues.
 diagnose: SqlAnalysis[Failure, tuple[Diagnosis, tuple[Item, ...]]]
 diagnose = SqlAnalysis("diagnose", tuple[Diagnosis, tuple[Item, ...]], (Diagnosis("semantic", UNREAD), ()))
 # A query without its comments, by the engine's own rules.
-without_comments: SqlAnalysis[tuple[str, EngineName], str] = SqlAnalysis("without_comments", str, "")
+without_comments: SqlAnalysis[tuple[str, str], str] = SqlAnalysis("without_comments", str, "")
 # Whether each text is one statement to the parser of its dialect.
-is_readable: SqlAnalysis[tuple[str, EngineName], bool] = SqlAnalysis("is_readable", bool, False)
+is_readable: SqlAnalysis[tuple[str, str], bool] = SqlAnalysis("is_readable", bool, False)
 # The names in each query's text.
 naming: SqlAnalysis[str, Naming | None] = SqlAnalysis("naming", Naming | None, None)
 _fields = functools.cache(get_type_hints)

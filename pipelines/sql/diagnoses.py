@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pipelines.core.types import EngineName, ExecutionStatus, Scalar, StopReason
+from pipelines.core.types import ExecutionStatus, Scalar, StopReason
 
 if TYPE_CHECKING:
     from pipelines.sql.schema import Schema
@@ -50,7 +50,7 @@ class Failure:
     predicted_sql: str | None  # the answer; None when there is none.
     gold_sql: str
     schema: Schema
-    engine: EngineName = "sqlite"
+    engine: str = "sqlite"
     # status, error_class: of its execution, as in `ExecutionResult`; None when nothing was executed.
     status: ExecutionStatus | None = ExecutionStatus.OK
     error_class: str | None = None

@@ -45,7 +45,7 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
     """
     unique = list(dict.fromkeys((example.database, example.gold_sql) for example in examples))
     first, second = sql.execute_many(unique), sql.execute_many(unique)
-    probes_of = analyst.tie_probes([(text, database.engine) for database, text in unique])
+    probes_of = analyst.tie_probes([(text, analyst.reading(database)) for database, text in unique])
     probes = [(key, probe) for key, tie_probes in zip(unique, probes_of, strict=True) for probe in tie_probes]
     ties = sql.execute_many([(key[0], probe) for key, (probe, *_) in probes])
     findings: dict[tuple[Database, str], list[tuple[str, str]]] = {}

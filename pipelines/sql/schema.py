@@ -60,8 +60,13 @@ class Schema:
     # What the database has and the tables do not show: its name, and the reason.
     left_out: tuple[tuple[str, str], ...] = ()
 
-    def written(self, table: str, part: Callable[[str], str] = quoted) -> str:
-        """A table's name in a statement, each of its parts as `part` writes it."""
+    def quoted(self, name: str) -> str:
+        """A name in the quotes that any mode of the engine reads."""
+        return DIALECTS[self.engine].quoted(name)
+
+    def written(self, table: str, part: Callable[[str], str] | None = None) -> str:
+        """A table's name in a statement, each of its parts as `part` writes it, which by default is in quotes."""
+        part = part or self.quoted
         spot = next((f"{name}." for name in self.other_schemas if table.startswith(f"{name}.")), "")
         own = part(table.removeprefix(spot))
         return f"{part(spot[:-1])}.{own}" if spot else own

@@ -287,7 +287,8 @@ def score_all(
         answerable = [(question, databases[question.db_id], sent) for _, question, sent in chunk if question.answerable]
         pairs = [Pair(database, question.sql, sent, question.more) for question, database, sent in answerable]
         verdicts = iter(sql.verdicts(pairs, names))
-        levels = iter(analyst.hardness([(question.sql, database.engine) for question, database, _ in answerable]))
+        queries = [(question.sql, analyst.reading(database)) for question, database, _ in answerable]
+        levels = iter(analyst.hardness(queries))
         scored = []
         for idx, question, sent in chunk:
             level, scores, error, verdict = "", dict[str, float | None].fromkeys(names), None, None

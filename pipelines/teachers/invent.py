@@ -140,7 +140,10 @@ class Inventor:
         verdicts = self.sql.verdicts(pairs, [EQUALITY])
         agree = [verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken for verdict in verdicts]
         invented.counts["answers_differ"] += agree.count(False)
-        levels, examples = analyst.hardness([(draft.sql, engine) for draft, _ in worded]), list[Example]()
+        levels, examples = (
+            analyst.hardness([(draft.sql, analyst.reading(self.database)) for draft, _ in worded]),
+            list[Example](),
+        )
         for (draft, question), level, pair, agrees in zip(worded, levels, pairs, agree, strict=True):
             vote = {"by": name, "sql": pair.predicted_sql or "", "agrees": agrees}
             meta = {"style": draft.style, "teacher": self.teacher.name, "checker": name, "votes": [vote]}
@@ -257,7 +260,7 @@ class Coverage:
 
 def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     """The parts that the gold SQL of these questions uses; a query that cannot be read counts for its level alone."""
-    engines = [example.database.engine for example in examples]
+    engines = [analyst.reading(example.database) for example in examples]
     queries = [example.gold_sql for example in examples]
     items = analyst.schema_items([(sql, schema, engine) for sql, engine in zip(queries, engines, strict=True)])
     table_sets = [item.tables if item is not None else frozenset[str]() for item in items]

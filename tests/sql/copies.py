@@ -7,6 +7,7 @@ import contextlib
 
 from pipelines.core.types import Database
 from pipelines.sql.dialects.base import quoted
+from pipelines.sql.dialects.mysql import MODE
 from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.sql.schema import introspect
 
@@ -48,7 +49,10 @@ def to_mysql(source, port, reader):
             cursor.executemany(f"INSERT INTO {table} VALUES ({', '.join('%s' for _ in rows[0])})", rows)
 
         _copy(source, "mysql", cursor.execute, insert)
-    return Database(source.id, "mysql", f"mysql://{reader}:secret@127.0.0.1:{port}/{name}")
+    address = f"mysql://{reader}:secret@127.0.0.1:{port}/{name}"
+    return Database(
+        source.id, "mysql", f"{address}?sql_mode={MODE}"
+    )  # in which a query of other engines means the same
 
 
 def to_postgres(source, admin, reader):

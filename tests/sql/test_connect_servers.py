@@ -9,7 +9,9 @@ import pytest
 
 from pipelines.core.types import Database
 from pipelines.databases import card
-from pipelines.sql.schema import ForeignKey, introspect, render
+from pipelines.sql import analyst
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
 
 pytestmark = pytest.mark.services
 
@@ -177,3 +179,111 @@ def test_mariadbs_keys_and_views_that_do_not_run(mariadb_admin, mysql_port, sqlt
     tables = {table.name: table for table in card.read(folder / "databases" / "tune.yaml").shown().tables}
     assert set(tables) == {"Artist", "artist", "song"}
     assert set(tables["song"].foreign_keys) == {ForeignKey("A", "Artist", "Artist Id"), ForeignKey("b", "artist", "id")}
+
+
+OWN_GOLDS = {
+    "": [  # MariaDB's and MySQL's own way, whatever else the mode holds
+        ("SELECT 'a' || 'b'", 0),
+        ('SELECT name FROM t WHERE name = "Zoë"', "Zoë"),
+        (r"SELECT name FROM t WHERE name = 'O\'Brien'", "O'Brien"),
+        (r'SELECT name FROM t WHERE name = "O\'Brien"', "O'Brien"),
+        ('SELECT name FROM t WHERE name = "O\'Brien"', "O'Brien"),
+        (r"SELECT 'tab\tend'", "tab\tend"),
+        (r"SELECT count(*) FROM t WHERE name LIKE '50\%'", 1),
+        (r"SELECT 'ends in \\', 1", "ends in \\"),
+        ('SELECT `name` FROM `t` WHERE id = 1 # it\'s the "first"', "Zoë"),
+        ('SELECT x"41" FROM (SELECT 7 AS x) AS s', 7),  # a column and its alias
+        ("""SELECT 'a'"b" """, "ab"),
+        ("SELECT name FROM t GROUP BY id % 1 ORDER BY id", "Zoë"),  # without ONLY_FULL_GROUP_BY
+    ],
+    "ANSI_QUOTES": [('SELECT "name" FROM "t" WHERE id = 1', "Zoë"), (r"SELECT 'O\'Brien'", "O'Brien")],
+    "PIPES_AS_CONCAT": [("SELECT 'a' || \"b\"", "ab")],
+    "NO_BACKSLASH_ESCAPES": [(r"SELECT 'a\'", "a\\"), (r'SELECT "a\tb"', r"a\tb"), ("SELECT 'a''b'", "a'b")],
+    "ANSI": [('SELECT "name" || \'!\' FROM "t" WHERE id = 1', "Zoë!")],
+    "HIGH_NOT_PRECEDENCE": [("SELECT NOT 1 BETWEEN -5 AND 5", 1)],
+    "NO_UNSIGNED_SUBTRACTION": [("SELECT CAST(0 AS UNSIGNED) - 1", -1)],
+    "EMPTY_STRING_IS_NULL": [("SELECT '' IS NULL", 1)],
+}
+
+
+@pytest.fixture(scope="module")
+def own_golds(mysql_port):
+    owner = pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True, charset="utf8mb4")
+    with contextlib.closing(owner), owner.cursor() as cursor:
+        cursor.execute("CREATE DATABASE golds CHARACTER SET utf8mb4")
+        cursor.execute("CREATE TABLE golds.t (id int PRIMARY KEY, name text)")
+        cursor.execute("INSERT INTO golds.t VALUES (1, 'Zoë'), (2, 'O''Brien'), (3, '50%')")
+        cursor.execute("CREATE USER golds@'%' IDENTIFIED BY 'secret'")
+        cursor.execute("GRANT SELECT ON golds.* TO golds@'%'")
+        cursor.execute("SELECT @@global.sql_mode")
+        ((before,),) = cursor.fetchall()
+        yield f"mysql://golds:secret@127.0.0.1:{mysql_port}/golds", cursor
+        cursor.execute("SET GLOBAL sql_mode = %s", (before,))
+
+
+@pytest.mark.parametrize("mode", OWN_GOLDS)
+@pytest.mark.parametrize("is_address", [False, True])
+def test_a_statement_means_what_it_means_in_the_servers_own_mode_or_the_addresss(mode, is_address, own_golds):
+    address, owner = own_golds
+    other = "" if mode else "ANSI,ONLY_FULL_GROUP_BY,NO_BACKSLASH_ESCAPES"  # an address goes before the server's
+    owner.execute("SET GLOBAL sql_mode = %s", (other if is_address else mode,))
+    database = Database("golds", "mysql", f"{address}?sql_mode={mode}" if is_address else address)
+    with SqlEngine(Limits(timeout_s=5, max_rows=10, memory_mb=256)) as sql:
+        results = sql.execute_many([(database, query) for query, _ in OWN_GOLDS[mode]])
+    answers = [(result.error, result.rows[0][0] if result.rows else None) for result in results]
+    assert answers == [(None, value) for _, value in OWN_GOLDS[mode]]
+
+
+HOSTILE = r"""
+SELECT 'a\' , sleep(9) , 'b'
+SELECT 'a\\' , sleep(9) , 'b\'
+SELECT "a\" , sleep(9) , "b"
+SELECT 'a' "\" , sleep(9) #"
+SELECT "' , sleep(9) , '"  , sleep(9)
+SELECT `a\` , sleep(9) , `b`
+SELECT 'a\'' , sleep(9) -- '
+SELECT 1 /*! , sleep(9) */
+SELECT 1 --sleep(9)
+SELECT 'a"' , sleep(9) , '"'
+SELECT "a`" , sleep(9) , "`"
+SELECT '\\\' , sleep(9) , '
+"""
+
+
+@pytest.mark.parametrize(
+    "mode", ["", "ANSI_QUOTES", "NO_BACKSLASH_ESCAPES", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES", "ORACLE"]
+)
+def test_no_quote_of_any_mode_hides_a_call(mode, own_golds):
+    """A statement is refused, or the server takes the call for a text, as a reader of that mode does: none waits."""
+    address, owner = own_golds
+    owner.execute("SET GLOBAL sql_mode = %s", (mode,))
+    queries = HOSTILE.strip().splitlines()
+    with SqlEngine(Limits(timeout_s=2, max_rows=10, memory_mb=256)) as sql:
+        results = sql.execute_many([(Database("golds", "mysql", address), query) for query in queries])
+    assert [query for query, result in zip(queries, results, strict=True) if result.error_class == "timeout"] == []
+
+
+def test_the_analysis_reads_the_mode_and_connect_says_which(own_golds, sqltrain, folder):
+    address, owner = own_golds
+    schema = Schema((Table("t", (Column("id", "INT"), Column("name", "TEXT"))),), "mysql")
+    query = 'SELECT "id" FROM t WHERE name = "x" || "y"'
+    names = {}
+    for mode in ("", "ANSI_QUOTES", "ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES"):
+        database = Database("golds", "mysql", f"{address}?sql_mode={mode}")
+        reading = analyst.reading(database)
+        (items,) = analyst.schema_items([(query, schema, reading)])
+        names[reading] = sorted(column for _, column in items.columns)
+    assert names == {
+        "mysql": ["name"],
+        "mysql_ansi": ["id", "name"],
+        "mysql_ansi_pipes_raw": ["id", "name"],
+    }
+    owner.execute("SET GLOBAL sql_mode = 'ORACLE'")
+    out = sqltrain.ok("connect", f"{address}?sql_mode=PIPES_AS_CONCAT")
+    assert "SQL mode: the address's, PIPES_AS_CONCAT" in out
+    assert "double quotes hold texts, || joins texts, a backslash in a text is an escape" in out
+    out = sqltrain.ok("connect", address, "--name", "oracle")
+    assert "SQL mode: the server's, " in out
+    assert "left out, for the sandbox cannot read its grammar: NO_FIELD_OPTIONS" in out
+    assert "sql_mode=ORACLE cannot be read here" in sqltrain.refused("connect", f"{address}?sql_mode=ORACLE")
+    assert card.read(folder / "databases" / "golds.yaml").location.endswith("?sql_mode=PIPES_AS_CONCAT")

@@ -106,7 +106,7 @@ class OraclePolicy(ScriptedPolicy):
         proposes = in_phases or ActionKind.PROPOSE in getattr(protocol, "kinds", {}).values()
         items = None
         if schema and (proposes or not reads or not sees_schema):
-            (items,) = analyst.schema_items([(example.gold_sql, schema, database.engine)])
+            (items,) = analyst.schema_items([(example.gold_sql, schema, analyst.reading(database))])
         tables, columns = (sorted(items.tables), sorted(items.columns)) if items else ([], [])
 
         # The tables that the answer reads, each with its columns, in the order of the SQL; keys go without saying.
@@ -159,7 +159,7 @@ class OraclePolicy(ScriptedPolicy):
                 if (wrong := _replaced(sql, words)) != sql:
                     guess = rng.choice(GUESS).format(asked=words[looked_up[0].stored])
                     mistake = [Action(ActionKind.GENERATE if in_phases else ActionKind.SQL, wrong, guess)]
-            elif not in_phases and (table := analyst.first_table([(sql, database.engine)])[0]) is not None:
+            elif not in_phases and (table := analyst.first_table([(sql, analyst.reading(database))])[0]) is not None:
                 wrong = re.sub(rf"\b{re.escape(table)}\b", f"{table}s", sql)
                 mistake = [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table}s"))]
 
@@ -210,7 +210,7 @@ def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     plan = example.meta.get("filters")
     if plan is not None:
         return [Lookup(**step, probe=f"SELECT DISTINCT {step['column']} FROM {step['table']}") for step in plan]
-    (compared,) = analyst.lookups([(example.gold_sql, schema, example.database.engine)])
+    (compared,) = analyst.lookups([(example.gold_sql, schema, analyst.reading(example.database))])
     return [Lookup(literal.table, literal.column, literal.text, literal.probe) for literal in compared]
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from pipelines.core.types import EngineName, Hardness
+from pipelines.core.types import Hardness
 from pipelines.sql.analysis.parsing import MAX_CHARS, parse, unwrap
 from pipelines.sql.equalities import spider_grammar
 
@@ -26,7 +26,7 @@ class Counts(NamedTuple):
     others: int
 
 
-def hardness(sql: str, engine: EngineName = "sqlite") -> Hardness:
+def hardness(sql: str, engine: str = "sqlite") -> Hardness:
     """The level of a query; "extra" for text that cannot be read at all."""
     counts = count(sql, engine)
     return "extra" if counts is None else level(counts)
@@ -46,7 +46,7 @@ def level(counts: Counts) -> Hardness:
     return "extra"
 
 
-def count(sql: str, engine: EngineName = "sqlite") -> Counts | None:
+def count(sql: str, engine: str = "sqlite") -> Counts | None:
     """The counts (`count_component1`, `count_component2`, `count_others`); None if neither parser reads the query."""
     if len(sql) > MAX_CHARS:
         return None

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Mapping
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
-from pipelines.core.types import EngineName, SchemaItems
+from pipelines.core.types import SchemaItems
 from pipelines.sql.analysis.parsing import parse, unwrap
 from pipelines.sql.schema import Schema
 
@@ -55,7 +55,7 @@ def known_name(table: exp.Expr, known: Container[str]) -> str:
     return qualified if qualified in known else own
 
 
-def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
+def resolve(sql: str, schema: Schema, engine: str) -> Resolved | None:
     """A query with its names resolved; None when it can't be parsed as one query.
 
     May raise anything on a tree that parses but makes no sense: `query_clauses.read` is the total function.
@@ -218,7 +218,7 @@ def from_items(select: exp.Select) -> Iterator[exp.Expr]:
 # The tables and columns of the database that a query reads.
 
 
-def schema_items(sql: str, schema: Schema, engine: EngineName = "sqlite") -> SchemaItems | None:
+def schema_items(sql: str, schema: Schema, engine: str = "sqlite") -> SchemaItems | None:
     """The tables and columns of the database that a query reads, through CTEs, subqueries and aliases; None if it does
     not parse. A column that no table in its scope has comes with the table "".
     """

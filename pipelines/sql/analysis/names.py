@@ -5,12 +5,11 @@ import re
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
-from pipelines.core.types import EngineName
 from pipelines.sql.analysis.name_resolution import known_name, output_names, scope_columns, scope_sources
 from pipelines.sql.analysis.parsing import parse, unwrap
 from pipelines.sql.schema import Schema
 
-_ENGINES: tuple[EngineName, ...] = ("sqlite", "duckdb", "mysql")  # a query's engine is not known: the first to read it
+_ENGINES: tuple[str, ...] = ("sqlite", "duckdb", "mysql")  # a query's engine is not known: the first to read it
 _WORD = re.compile(r"\w+")
 _LETTER = re.compile(r"[^\W\d]")
 # Functions that make a text out of numbers, or of parts of texts.
@@ -104,7 +103,7 @@ def _renamed(table: exp.Table) -> set[str]:
 Compared = tuple[str, str, str, str]  # table, column, text, and the query that shows the column's values
 
 
-def lookups(sql: str, schema: Schema | None, engine: EngineName) -> list[Compared]:
+def lookups(sql: str, schema: Schema | None, engine: str) -> list[Compared]:
     """Every text that the query compares with a column of a known table, in reading order; a schema resolves
     unqualified columns, and parts a double-quoted text from a column.
     """
@@ -141,7 +140,7 @@ def lookups(sql: str, schema: Schema | None, engine: EngineName) -> list[Compare
     return list(compared.values())
 
 
-def first_table(sql: str, engine: EngineName) -> str | None:
+def first_table(sql: str, engine: str) -> str | None:
     """The first table that the query names; None if it names none, or cannot be read."""
     tree = parse(sql, engine)
     table = tree.find(exp.Table) if tree else None

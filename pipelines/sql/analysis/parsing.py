@@ -3,12 +3,15 @@
 import functools
 import itertools
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
-
-from pipelines.core.types import EngineName
+from sqlglot.dialects.mysql import MySQL
+from sqlglot.parser import Parser
+from sqlglot.tokens import TokenType
 
 MAX_CHARS = 20_000
 MAX_DEPTH = 60  # of brackets
@@ -16,6 +19,29 @@ MAX_DEPTH = 60  # of brackets
 # takes some 3 moves a token. A count and not a clock, so that the same text is read, or is not, on every machine.
 MAX_MOVES = 25_000
 KEPT = 64  # trees: those of the longest texts take some 10 MB each
+
+
+def _mysql_reading(modes: Sequence[str]) -> None:
+    """Make MySQL's dialect in some of its SQL modes; sqlglot finds it by the name that `Mysql.reading` gives it."""
+    tokens: dict[str, Any] = {}
+    parsing: dict[str, Any] = {}
+    if "ansi" in modes:
+        tokens |= {"QUOTES": ["'"], "IDENTIFIERS": ["`", '"']}
+    if "raw" in modes:
+        tokens["STRING_ESCAPES"] = ["'", '"']
+    if "pipes" in modes:
+        joining = {**MySQL.Parser.EXPONENT, TokenType.DPIPE: exp.DPipe}
+        parsing = {"DISJUNCTION": Parser.DISJUNCTION, "EXPONENT": joining}
+    members: dict[str, Any] = {
+        "Tokenizer": type("Tokenizer", (MySQL.Tokenizer,), tokens),
+        "Parser": type("Parser", (MySQL.Parser,), parsing),
+    }
+    type(MySQL)("_".join(["mysql", *modes]), (MySQL,), members)
+
+
+for _number in (1, 2, 3):
+    for _modes in itertools.combinations(("ansi", "pipes", "raw"), _number):
+        _mysql_reading(_modes)
 
 _SKIP = re.compile(r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|--[^\n]*|/\*.*?(?:\*/|\Z)""", re.DOTALL)
 
@@ -25,7 +51,7 @@ class TooComplex(sqlglot.errors.SqlglotError):
 
 
 @functools.lru_cache(KEPT)
-def parse(sql: str, engine: EngineName = "sqlite") -> exp.Expr | None:
+def parse(sql: str, engine: str = "sqlite") -> exp.Expr | None:
     """The tree of a query; None for anything else, several statements included: the sandbox runs none of them.
 
     Callers must not change it: it is shared.

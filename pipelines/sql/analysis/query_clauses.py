@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from sqlglot import exp
 
-from pipelines.core.types import EngineName
 from pipelines.sql.analysis.name_resolution import Item, Resolved, columns_of, from_items, resolve
 from pipelines.sql.schema import Schema
 
@@ -64,7 +63,7 @@ class Reading:
     subqueries: int  # how many queries it nests.
 
 
-def read(sql: str, schema: Schema, engine: EngineName) -> Reading | None:
+def read(sql: str, schema: Schema, engine: str) -> Reading | None:
     """A query's clauses; None when it can't be parsed as one query. Total: no text makes it raise."""
     try:
         resolved = resolve(sql, schema, engine)

@@ -15,7 +15,7 @@ import sqlglot
 from sqlglot import errors, exp
 from sqlglot.dialects.dialect import Dialect
 
-from pipelines.core.types import Database, EngineName, SchemaItems
+from pipelines.core.types import Database, SchemaItems
 from pipelines.sql.analysis.diagnosis import diagnose
 from pipelines.sql.analysis.equivalence import proof_plan
 from pipelines.sql.analysis.hardness import hardness
@@ -56,7 +56,7 @@ def read_items(database: Database, sql: str) -> SchemaItems | None:
     return SchemaItems(frozenset(tables), frozenset(columns))
 
 
-def without_comments(sql: str, engine: EngineName) -> str:
+def without_comments(sql: str, engine: str) -> str:
     """A query without its comments: nested ones, `#` of MySQL and optimiser hints too; quoted text is left as it is.
 
     What the engine's tokenizer cannot read is cut at the first sign of a comment.
@@ -75,7 +75,7 @@ def without_comments(sql: str, engine: EngineName) -> str:
     return "".join(parts).strip()
 
 
-def functions(sql: str, engine: EngineName = "sqlite") -> list[str]:
+def functions(sql: str, engine: str = "sqlite") -> list[str]:
     """The names of the functions that a query calls, in lower case, sorted, each once; [] if it does not parse."""
     tree = parse(sql, engine)
     if tree is None:
@@ -87,7 +87,7 @@ def functions(sql: str, engine: EngineName = "sqlite") -> list[str]:
 Probe = tuple[str, int, int]  # its SQL; rows that the query reads before its cut; sort keys behind the columns
 
 
-def tie_probes(sql: str, engine: EngineName) -> list[Probe]:
+def tie_probes(sql: str, engine: str) -> list[Probe]:
     """A probe for each SELECT that has a LIMIT under an ORDER BY: sort keys behind its columns, and one row more."""
     tree = parse(sql, engine)
     probes = []
@@ -119,7 +119,7 @@ def tie_probes(sql: str, engine: EngineName) -> list[Probe]:
     return probes
 
 
-def is_readable(sql: str, engine: EngineName) -> bool:
+def is_readable(sql: str, engine: str) -> bool:
     """Whether a text is one statement to the parser, of whatever kind."""
     try:
         trees = sqlglot.parse(sql, dialect=engine)

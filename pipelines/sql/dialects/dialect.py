@@ -107,7 +107,22 @@ class Dialect(abc.ABC):
         is_word = name.replace("_", "a").isalnum() and not name[0].isdigit()
         if is_word and name.lower() not in cls.reserved and not (cls.folds_names and name != name.lower()):
             return name
+        return cls.quoted(name)
+
+    @classmethod
+    def quoted(cls, name: str) -> str:
+        """A name in quotes, as any mode of this engine reads it."""
         return cls.quote + name.replace(cls.quote, cls.quote * 2) + cls.quote
+
+    @classmethod
+    def reading(cls, location: str) -> str:
+        """How the statements of a database are read: a dialect that `sql/analysis/parsing.py` knows."""
+        return cls.sqlglot
+
+    @classmethod
+    def remarks(cls, location: str) -> list[str]:
+        """What a person who connects a database should know of how its statements are read."""
+        return []
 
     @staticmethod
     @abc.abstractmethod

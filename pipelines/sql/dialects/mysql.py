@@ -1,17 +1,21 @@
 """MySQL and MariaDB: a user that may only read, a read-only transaction for each statement on a connection of its own.
 
-The server has no parser that lists the calls of a statement, so names are looked up in its tokens alone (`guard`), in a
-mode in which it reads text as that lexer does: "name" is a name, a backslash is a backslash, `||` joins. Behind that
-fence are the read-only transaction and the privileges of the user, who must hold none but SELECT.
+The server has no parser that lists the calls of a statement, so names are looked up in its tokens alone (`guard`).
+Behind that fence are the read-only transaction and the privileges of the user, who must hold none but SELECT.
+
+Statements mean what they mean in the server's own SQL mode, or in the one that an address names (`sql_mode`). For the
+lexer each is written anew, so that it and the server read the same tokens: a name stands in double quotes, a text in
+single ones, and no backslash stands before a quote. That text is checked and run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -24,8 +28,10 @@ from pipelines.sql.dialects.guard import TOKEN, body, check, common_tables, lexe
 if TYPE_CHECKING:
     import pymysql
 
+# The mode of our own statements on the catalogue.
 MODE = "ANSI_QUOTES,IGNORE_SPACE,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,ONLY_FULL_GROUP_BY,NO_ENGINE_SUBSTITUTION"
 PORT = 3306
+READING_SECONDS = 5.0  # in which a server says its SQL mode
 # By the error number: errors of the statement first, then of the server's limits and of the server itself.
 _NUMBERS = {
     1146: (ERROR, "no_such_table"), 1054: (ERROR, "no_such_column"), 1052: (ERROR, "ambiguous_column"),
@@ -87,7 +93,19 @@ SELECT table_name FROM information_schema.tables WHERE {_OTHERS} AND table_type 
 """
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _DIGITS = re.compile(r"0(x[0-9a-f]+|b[01]+)\b", re.IGNORECASE)  # a number, though letters follow its first digit
-_OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key")
+_OPTIONS = ("sql_mode", "ssl_mode", "ssl_ca", "ssl_cert", "ssl_key")
+# The SQL modes that change no more than the meaning of the tokens that this module knows. Those of other products, with
+# a grammar of their own, and what is not known here are left out of a session's mode.
+_KEPT_MODES = frozenset(
+    """
+    ALLOW_INVALID_DATES ANSI ANSI_QUOTES EMPTY_STRING_IS_NULL ERROR_FOR_DIVISION_BY_ZERO HIGH_NOT_PRECEDENCE
+    IGNORE_SPACE NO_AUTO_CREATE_USER NO_AUTO_VALUE_ON_ZERO NO_BACKSLASH_ESCAPES NO_DIR_IN_CREATE NO_ENGINE_SUBSTITUTION
+    NO_UNSIGNED_SUBTRACTION NO_ZERO_DATE NO_ZERO_IN_DATE ONLY_FULL_GROUP_BY PAD_CHAR_TO_FULL_LENGTH PIPES_AS_CONCAT
+    REAL_AS_FLOAT SIMULTANEOUS_ASSIGNMENT STRICT_ALL_TABLES STRICT_TRANS_TABLES TIME_ROUND_FRACTIONAL TRADITIONAL
+    TIME_TRUNCATE_FRACTIONAL
+    """.split()  # noqa: SIM905
+)
+_BACKSLASHED = re.compile(r"'(?:[^'\\]|\\.|'')*'", re.DOTALL)  # a text where a backslash escapes the next sign
 _MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 _PLAIN = "DATE TIME DATETIME DATETIME2 TIMESTAMP TIMESTAMP2 NEWDATE TIME2"
 
@@ -128,6 +146,27 @@ class Mysql(Dialect):
     @staticmethod
     def check_address(address: str) -> None:
         encryption_of(address)
+        asked = {mode.strip() for mode in (_asked_mode(address) or "").upper().split(",")} - {""}
+        if unknown := sorted(asked - _KEPT_MODES):
+            raise ValueError(f"sql_mode={unknown[0]} cannot be read here: {', '.join(sorted(_KEPT_MODES))} can")
+
+    @classmethod
+    def reading(cls, location: str) -> str:
+        modes = _modes_of(cls.locate(location))
+        return "_".join(["mysql", *(name for mode, name in READINGS if mode in modes)])
+
+    @classmethod
+    def remarks(cls, location: str) -> list[str]:
+        modes = _modes_of(cls.locate(location))
+        whose = "the server's" if _asked_mode(location) is None else "the address's"
+        lines = [f"SQL mode: {whose}, {','.join(sorted(modes)) or 'empty'}"]
+        quotes = "names" if "ANSI_QUOTES" in modes else "texts"
+        pipes = "joins texts" if "PIPES_AS_CONCAT" in modes else "is OR"
+        escapes = "no sign of its own" if "NO_BACKSLASH_ESCAPES" in modes else "an escape"
+        lines.append(f"  double quotes hold {quotes}, || {pipes}, a backslash in a text is {escapes}")
+        if dropped := sorted(modes - _KEPT_MODES):
+            lines.append(f"  left out, for the sandbox cannot read its grammar: {', '.join(dropped)}")
+        return lines
 
     @staticmethod
     def role(query: Query) -> Role:
@@ -332,7 +371,8 @@ def encryption_of(address: str) -> dict[str, Any]:
     options = {key.replace("-", "_").lower(): value for key, value in parse_qsl(urlsplit(address).query)}
     if unknown := [key for key in options if key not in _OPTIONS]:
         raise ValueError(f"the option {unknown[0]!r} of a MySQL address is not known: {', '.join(_OPTIONS)} are")
-    files = {key.removeprefix("ssl_"): value for key, value in options.items() if key != "ssl_mode"}
+    own = ("ssl_mode", "sql_mode")
+    files = {key.removeprefix("ssl_"): value for key, value in options.items() if key not in own}
     mode = options.get("ssl_mode", "VERIFY_CA" if "ca" in files else "REQUIRED" if files else "PREFERRED").upper()
     if mode not in _MODES:
         raise ValueError(f"ssl_mode={mode} is not known: {', '.join(_MODES)} are")
@@ -346,8 +386,12 @@ def encryption_of(address: str) -> dict[str, Any]:
     return {"ssl": {**files, "check_hostname": mode == "VERIFY_IDENTITY", "verify_mode": checks}}
 
 
-def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.Connection[Any]:
-    """A connection whose statements may only read, and take so many seconds."""
+def connect(
+    location: str, seconds: float, unbuffered: bool = False, mode: str | None = MODE
+) -> pymysql.Connection[Any]:
+    """A connection whose statements may only read, and take so many seconds. Without a mode it has that of the address,
+    or else the server's.
+    """
     import pymysql
     from pymysql.constants import FIELD_TYPE
     from pymysql.converters import conversions
@@ -362,7 +406,7 @@ def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.
         password=unquote(parts.password or ""),
         database=unquote(parts.path.strip("/")) or None,
         charset="utf8mb4",
-        sql_mode=MODE,
+        sql_mode=mode if mode is not None else _asked_mode(location),
         autocommit=True,
         local_infile=False,
         connect_timeout=max(2, int(seconds)),
@@ -385,6 +429,83 @@ def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.
     return connection
 
 
+def _asked_mode(location: str) -> str | None:
+    """The SQL mode that an address names; None if it names none."""
+    options = parse_qsl(urlsplit(location).query, keep_blank_values=True)
+    modes = (value for key, value in options if key.replace("-", "_").lower() == "sql_mode")
+    return next(modes, None)
+
+
+def server_mode(connection: pymysql.Connection[Any]) -> frozenset[str]:
+    """The SQL modes of a connection that was opened without one of ours."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@sql_mode")
+        ((text,),) = cursor.fetchall()
+    return frozenset(str(text).upper().split(",")) - {""}
+
+
+def session_mode(server: Set[str]) -> str:
+    """The SQL mode of a session whose statements are meant in the server's: names stand in double quotes there."""
+    return ",".join(sorted((server & _KEPT_MODES) | {"ANSI_QUOTES"}))
+
+
+@functools.cache
+def _pieces(has_ansi_quotes: bool, has_escapes: bool) -> re.Pattern[str]:
+    """What a statement is written anew by: its comments, texts and names as the server reads them."""
+    unit = r"[^{0}\\]|\\.|{0}{0}" if has_escapes else "[^{0}]|{0}{0}"
+    double = 'name>"(?:[^"]|"")+"' if has_ansi_quotes else f'double>"(?:{unit.format(chr(34))})*"'
+    texts = f"(?P<single>'(?:{unit.format(chr(39))})*')|(?P<{double})"
+    comments = r"(?P<comment>--(?=\s|\Z)[^\n]*|/\*(?![!M+]).*?\*/)|(?P<hash>\#[^\n]*)"
+    return re.compile(rf"{comments}|{texts}|(?P<ticks>`(?:[^`\r\n]|``)+`)|[^'\"`#/-]+|.", re.DOTALL)
+
+
+def rewritten(sql: str, server: Set[str]) -> str:
+    """A statement of the server's mode for a session in `session_mode`: the same tokens, as `guard` reads them."""
+    has_escapes = "NO_BACKSLASH_ESCAPES" not in server
+
+    def piece(match: re.Match[str]) -> str:
+        text, kind = match[0], match.lastgroup
+        if kind == "single" and has_escapes:
+            return "'" + _unescaped(text[1:-1], "'", has_escapes) + "'"
+        if kind == "double":  # apart from what stands beside it: x"41" and 'a'"b" are two tokens
+            return " '" + _unescaped(text[1:-1], '"', has_escapes) + "' "
+        if kind == "ticks":
+            return base.quoted(text[1:-1].replace("``", "`"))
+        return " " if kind == "hash" else text
+
+    return _pieces("ANSI_QUOTES" in server, has_escapes).sub(piece, sql)
+
+
+def _unescaped(text: str, quote: str, has_escapes: bool) -> str:
+    """The inside of a text for single quotes, with each of these doubled and no backslash before a quote."""
+
+    def unit(match: re.Match[str]) -> str:
+        sign = match[0][-1]
+        is_quote = sign in "'\""
+        return sign.replace("'", "''") if is_quote else match[0]
+
+    escape = r"\\.|" if has_escapes else ""
+    return re.sub(rf"{escape}{quote}{quote}|'", unit, text, flags=re.DOTALL)
+
+
+# The modes that the analysis of a statement must know, and their part of a reading's name.
+READINGS = (("ANSI_QUOTES", "ansi"), ("PIPES_AS_CONCAT", "pipes"), ("NO_BACKSLASH_ESCAPES", "raw"))
+_known_modes: dict[str, frozenset[str]] = {}  # by address: servers that were asked once
+
+
+def _modes_of(location: str) -> frozenset[str]:
+    """The SQL modes in which a database's statements are meant; of a server that does not answer none."""
+    import pymysql
+
+    if location not in _known_modes:
+        try:
+            with contextlib.closing(connect(location, READING_SECONDS, mode=None)) as connection:
+                _known_modes[location] = server_mode(connection)
+        except (pymysql.Error, OSError, ValueError):
+            return frozenset()
+    return _known_modes[location]
+
+
 class MysqlSession(base.DatabaseSession):
     """One connection at a time; `location` is an address such as mysql://reader@host/bench.
 
@@ -392,12 +513,17 @@ class MysqlSession(base.DatabaseSession):
     """
 
     renewed_s = base.CATALOGUE_S
+    _server_mode: frozenset[str] | None = None  # the SQL modes in which statements are meant
 
     def _connect(self, checks_grants: bool = True) -> Any:
         import pymysql
 
         try:
-            connection = connect(self._location, self.bounds.timeout_s, unbuffered=True)
+            if self._server_mode is None:
+                with contextlib.closing(connect(self._location, self.bounds.timeout_s, mode=None)) as first:
+                    self._server_mode = server_mode(first)
+            mode = session_mode(self._server_mode)
+            connection = connect(self._location, self.bounds.timeout_s, unbuffered=True, mode=mode)
             if not checks_grants:
                 return connection
             with connection.cursor() as cursor:
@@ -413,13 +539,19 @@ class MysqlSession(base.DatabaseSession):
 
     def answer(self, sql: str, max_rows: int) -> base.RawResult:
         """Run one statement in a read-only transaction, on a connection that has run nothing else of a caller's."""
-        sql = _in_double_quotes(sql) if "`" in sql else sql
+        connection = self._connection or self._connect(checks_grants=False)
+        self._connection = connection
+        server = self._server_mode or frozenset()
+        sql = rewritten(sql, server)
         refused = check(sql, "mysql") or _server_refusal(sql)
+        if refused is None and "NO_BACKSLASH_ESCAPES" not in server:
+            texts = (match[0] for match in TOKEN.finditer(sql) if match.lastgroup == "text")
+            if not all(map(_BACKSLASHED.fullmatch, texts)):  # `guard` and the server must read the same tokens
+                refused = base.failure(ERROR, "syntax", "a text is not closed")
         if refused is None and self.hidden is not None:
             refused = self.hidden.refusal(_statement_names(sql))
         if refused is not None:
             return refused
-        connection = self._connection or self._connect(checks_grants=False)
         self.start_clock()
         self._connection = None  # variables, temporary tables, locks: with it goes all that a statement could leave
         cursor = connection.cursor()
