@@ -312,7 +312,8 @@ def with_pivot_values(sql: str) -> str:
     names what the statement names, and is a single query, where DuckDB makes several of the statement.
     """
     matches = [match for match in DUCKDB_TOKEN.finditer(sql) if match.lastgroup not in ("space", "comment")]
-    pieces, written, end = [], 0, 0
+    pieces: list[str] = []
+    written = end = 0
     # For each open bracket: "pivot" behind that word, then "column" in a column without values, "valued" behind its IN.
     states = [""]
     for word, next_end in [*((match[0].lower(), match.end()) for match in matches), (";", len(sql))]:
