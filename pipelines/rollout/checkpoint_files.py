@@ -126,6 +126,7 @@ def network_of(name: str, **options: Any) -> Any:
 
     if Path(name).is_dir():
         require_files(Path(name))
+    logging.disable_progress_bar()
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # its table of what is missing: that is one line here
     try:
