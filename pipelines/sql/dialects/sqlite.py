@@ -27,7 +27,6 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, OK, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
-from pipelines.sql.dialects.guard import common_tables
 from pipelines.sql.lexical import ORDERED, OUTCOME
 from pipelines.sql.splitter import MOST_STATEMENTS, statements
 
@@ -383,6 +382,8 @@ class SqliteSession(base.DatabaseSession):
             if reads_unasked(sql, self.hidden):
                 reason = "join with ON here, without USING and NATURAL, and without INDEXED BY"
                 return base.failure(REFUSED, "hidden", reason)
+            from pipelines.sql.dialects.guard import common_tables  # only here: other workers start without it
+
             self._own_names = frozenset(map(base.fold, common_tables(sql)))
         is_decoded = is_in_memory = False
         try:
