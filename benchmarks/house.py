@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("flows", "tasks", "pipelines")
@@ -170,14 +170,14 @@ def main() -> None:
             rooms["/".join([layer, *inner[:-1][:1]])].append(figures_of(ROOT / name))
     whole = total(figures for files in rooms.values() for figures in files)
 
-    table = Table("room", caption="comprehensions to a, b = x, y: in 1,000 code lines")
+    table = Table(Column("room", no_wrap=True), caption="comprehensions to a, b = x, y: in 1,000 code lines")
     for head in whole.columns():
         table.add_column(head, justify="right", min_width=max(map(len, head.split())))
     for room, files in sorted(rooms.items()):
         table.add_row(room, *total(files).columns().values())
     table.add_section()
     table.add_row("in all", *whole.columns().values())
-    Console(width=200).print(table)
+    Console(width=240).print(table)
     if options.names:
         repeated = Counter({name: count for name, count in whole.functions.items() if count > 1})
         print(", ".join(f"{name} ({count})" for name, count in repeated.most_common()))
