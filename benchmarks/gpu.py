@@ -39,11 +39,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from pipelines.benchmarks import base
 from pipelines.core.registry import reward
 from pipelines.core.types import Example, Outcome
+from pipelines.environment import core as environment_core
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.sql.schema import introspect
-from pipelines.training import grpo, rollouts
+from pipelines.training import grpo
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import Rollouts
@@ -128,7 +129,7 @@ def rig(slow: float) -> list[int]:
         trained.append(sum(len(paid.trajectory.token_ids) for paid in made.episodes))
         return made
 
-    rollouts.build_protocol = lambda settings: AnyTextIsAQuery(settings, slow)
+    environment_core.build = lambda settings: AnyTextIsAQuery(settings, slow)
     Rollouts.generate = counted  # type: ignore[method-assign]
     return trained
 

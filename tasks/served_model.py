@@ -59,9 +59,7 @@ class ServedAgent:
 
     def predict(self, rows: Any, params: dict[str, Any] | None = None) -> list[str]:
         """The SQL of each row's question, "" without an answer; `rows` is a pandas frame with the columns of inputs."""
-        from pipelines.databases.of_recipe import schemas, sql_engine, with_prompt_facts
-        from pipelines.protocols.base import build
-        from pipelines.rollout.engine import RolloutEngine
+        from pipelines.environment.core import Environment, RolloutMode
         from pipelines.rollout.episode import EpisodeRequest
         from pipelines.rollout.policies.factories import local_policy
         from pipelines.teachers.experts import linking
@@ -75,13 +73,11 @@ class ServedAgent:
             database = Database(path.stem, engine_of_file(path) or "sqlite", str(path))
             questions.append(Example(str(number), str(row["question"]), database, ""))
         recipe = self.recipe
-        sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
-        with sql_engine(recipe, workers=1) as sql:
-            policy, turns = local_policy(str(self.weights), recipe), recipe.protocol.max_turns_eval
-            schema = schemas(recipe)
-            engine = RolloutEngine(policy, build(recipe.protocol), sql, sampling, turns, schema)
-            questions = with_prompt_facts(questions, recipe, schema, sql, linking(recipe.data.linker), is_served=True)
-            answers = engine.run([EpisodeRequest(question, 0, recipe.seed) for question in questions])
+        with Environment(recipe) as environment:
+            questions = environment.prepare(questions, linking(recipe.data.linker), is_served=True)
+            requests = [EpisodeRequest(question, 0, recipe.seed) for question in questions]
+            policy = local_policy(str(self.weights), recipe)
+            answers = environment.run(policy, requests, RolloutMode.served(recipe))
         return [answer.final_sql or "" for answer in answers]
 
 

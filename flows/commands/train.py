@@ -26,7 +26,8 @@ from pipelines.core.files import read_json, writing_to
 from pipelines.core.registry import DIALECTS, REWARDS
 from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, is_abstention
 from pipelines.databases import card, named
-from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.databases.of_recipe import sql_engine
+from pipelines.environment.core import Environment
 from pipelines.nightly import night
 from pipelines.nightly.ledger import PROD, Champion, Ledger
 from pipelines.protocols.base import build
@@ -35,7 +36,6 @@ from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import read_yaml, yaml_text
 from pipelines.report import formats, writer
 from pipelines.report import terminal as report_terminal
-from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
 from pipelines.sql import health as gold_health
 from pipelines.sql.schema import render
@@ -512,18 +512,16 @@ def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -
     rubric = Rubric(recipe.rewards) if recipe.rewards else None
     problems: list[str] = []
     full = 0
-    judge = functools.partial(make_outcomes, reads=rubric.reads if rubric else ())
     bars.begin("gold SQL", count, "queries")
-    with sql_engine(recipe) as sql:
+    with Environment(recipe, workers=None) as environment:
         for part in parts:
-            by_id, answers = {example.id: example for example in part}, []
-            for example in part:
-                answers.append(one_turn(example, example.gold_sql))
-            equality = recipe.execution.equality
-            for outcome in judge(answers, by_id, sql, schemas(recipe), equality, recipe.protocol.max_turns):
-                example, why = by_id[outcome.example_id], ""
+            by_id = {example.id: example for example in part}
+            answers = [one_turn(example, example.gold_sql) for example in part]
+            for outcome in environment.judge(answers, part, rubric.reads if rubric else ()):
+                example = by_id[outcome.example_id]
+                why = ""
                 if outcome.broken:
-                    (result,) = sql.execute_many([(example.database, example.gold_sql)])
+                    (result,) = environment.sql.execute_many([(example.database, example.gold_sql)])
                     why = "it runs now and did not before" if result.ok else f"it does not run ({result.error_class})"
                     if result.truncated:
                         limits = "raise execution.max_rows or execution.max_bytes"
@@ -562,16 +560,13 @@ def pay_empty_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: 
     judged = right = 0
     paid = paid_gold = 0.0
     bars.begin("empty answers", sum(map(len, parts)), "queries")
-    with sql_engine(recipe) as sql:
+    with Environment(recipe, workers=None) as environment:
         for part in parts:
-            by_id = {example.id: example for example in part}
-            golds = sql.execute_many([(example.database, example.gold_sql) for example in part], max_rows=1)
+            golds = environment.sql.execute_many([(example.database, example.gold_sql) for example in part], max_rows=1)
             empty = [empty_query(len(gold.columns)) for gold in golds]
             answers = [one_turn(example, text) for example, text in zip(part, empty, strict=True)]
             answers += [one_turn(example, example.gold_sql) for example in part]
-            reads = rubric.reads if rubric else ()
-            limits = recipe.execution.equality, recipe.protocol.max_turns
-            outcomes = make_outcomes(answers, by_id, sql, schemas(recipe), *limits, reads=reads)
+            outcomes = environment.judge(answers, part, rubric.reads if rubric else ())
             for outcome, of_gold in zip(outcomes[: len(part)], outcomes[len(part) :], strict=True):
                 if outcome.broken or of_gold.broken:
                     continue

@@ -22,18 +22,16 @@ from pipelines.core.store import Store
 from pipelines.core.types import ExecutionStatus, StopReason, is_abstention, is_valid_unicode, text_of
 from pipelines.databases import card, catalogue, dbt, named
 from pipelines.databases.catalogue import DatabaseFinding
-from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.endpoints import client
+from pipelines.environment.core import Environment, RolloutMode
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
 from pipelines.export.llama_cpp import BLOCKS
 from pipelines.nightly.ledger import ledgers
-from pipelines.protocols.base import build
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import require_sound
 from pipelines.recipe.config import Execution, Recipe
 from pipelines.report.terminal import plain
-from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeEvent, EpisodeRequest, ResultEvent
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.habits import advice_on
@@ -220,14 +218,12 @@ def ask_model(
             show(plain("\n".join([event.turn.text, *observation]), lines=True))
 
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 1})})
-    sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
-    protocol, turns = build(recipe.protocol), recipe.protocol.max_turns_eval
     with openable.sql(recipe.execution) as sql:
         schema = openable.schema(sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions)
+        environment = Environment(recipe, sql=sql, schema=lambda _: schema)
         policy = local_policy(str(answerer), alone) if isinstance(answerer, Path) else answerer
-        engine = RolloutEngine(policy, protocol, sql, sampling, turns, lambda _: schema)
-        link, example = linking(recipe.data.linker), openable.example(question)
-        (example,) = with_prompt_facts([example], recipe, lambda _: schema, sql, link, is_served=True)
+        engine = environment.engine(policy, RolloutMode.served(recipe))
+        (example,) = environment.prepare([openable.example(question)], linking(recipe.data.linker), is_served=True)
         (trajectory,) = engine.run([EpisodeRequest(example, 0, recipe.seed)], on_event=show_turn)
         if trajectory.stop is StopReason.BROKEN:
             failure = str(trajectory.failure)
@@ -241,7 +237,7 @@ def ask_model(
                 "Lower data.values or protocol.schema_values, or set protocol.schema_view=names.",
             )
         if trajectory.final_sql is None:
-            hint = advice_on(trajectory, protocol) or "Try other words, or a better model."
+            hint = advice_on(trajectory, environment.protocol) or "Try other words, or a better model."
             raise DataError(why_unanswered(trajectory), hint)
         result = sql.execute_many([(openable.database, trajectory.final_sql)], max_rows=50)[0]
     show(f"\nSQL: {plain(trajectory.final_sql, lines=True)}")
@@ -255,7 +251,7 @@ def ask_model(
     elif result.status is ExecutionStatus.UNAVAILABLE:
         raise BoundaryError(str(result.error), "Check that the database can be reached, and that its role only reads.")
     else:
-        hint = advice_on(trajectory, protocol) or "Try other words."
+        hint = advice_on(trajectory, environment.protocol) or "Try other words."
         raise DataError(f"the answer's SQL does not run: {plain(str(result.error))}", hint)
 
 

@@ -1,6 +1,7 @@
-"""The environment: a question becomes messages, a turn of text becomes an observation, an answer becomes a reward.
+"""The environment: a recipe's databases, protocol, user and judge in one noun, over one pool of SQL workers.
 
-It speaks text alone, so that whoever trains keeps its own tokens. All episodes share one pool of SQL workers.
+Training, difficulty, synthesis, evaluation and serving run their policies in it. For other people's trainers a
+question becomes messages, a turn of text an observation, an answer a reward; whoever trains keeps its own tokens.
 
     with Environment("skyrl_sql") as environment:
         session = environment.reset(example)
@@ -18,24 +19,35 @@ import functools
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pipelines.benchmarks import base
 from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, ValueIndex
 from pipelines.core.errors import DataError, EndpointError, RecipeError
 from pipelines.core.registry import DIALECTS
-from pipelines.core.types import Database, Example, ExecutionResult, StopReason, from_dict, to_dict
-from pipelines.databases.of_recipe import schemas, sql_engine, with_prompt_facts
+from pipelines.core.types import (
+    Database,
+    Example,
+    ExecutionResult,
+    Outcome,
+    SchemaItems,
+    StopReason,
+    Trajectory,
+    from_dict,
+    to_dict,
+)
+from pipelines.databases.of_recipe import Link, schemas, sql_engine, with_prompt_facts
 from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
 from pipelines.protocols.blocks import cut
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe
-from pipelines.rewards.outcome import make_outcomes
+from pipelines.recipe.config import ProtocolSection, Recipe, Sampling
+from pipelines.rewards.outcome import Schemas, make_outcomes
 from pipelines.rewards.panel import Rubric, endpoint_of
+from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import (
     DriverRequest,
     EndEvent,
@@ -48,10 +60,10 @@ from pipelines.rollout.episode import (
     TurnEvent,
     UserRequest,
 )
-from pipelines.rollout.policies.base import Completion
-from pipelines.rollout.user import reply, simulated_user
+from pipelines.rollout.policies.base import Completion, Policy
+from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.dialects.dialect import engine_of_file
-from pipelines.sql.engine import Pair
+from pipelines.sql.engine import Pair, SqlEngine
 
 ChatMessages = list[dict[str, str]]
 POLICY = "outside"  # the name of the policy in the trajectories: the environment does not know what drives it
@@ -76,6 +88,7 @@ class Session:
     def __init__(self, environment: Environment, example: Example, episode: Episode) -> None:
         self._environment, self._episode = environment, episode
         self.example = example
+        self._rows = environment.recipe.protocol.observation_rows  # that an observation shows
         self.stop = environment.protocol.stop  # texts after which the agent's turn ends; they belong to the turn
         self._driver = episode.play()
         self._due = next(self._driver)
@@ -97,7 +110,8 @@ class Session:
                 asyncio.run(self._ask_user(due))
             else:
                 time.sleep(due.delay_s)
-                (result,) = environment.sql.execute_many([(self.example.database, due.sql)], environment.rows)
+                statement = self.example.database, due.sql
+                (result,) = environment.sql.execute_many([statement], self._rows)
                 self._advance(result)
             due = self._due
         return self._result()
@@ -111,7 +125,7 @@ class Session:
             else:
                 if due.attempt:
                     await asyncio.sleep(due.delay_s)
-                self._advance(await environment.sql.execute(self.example.database, due.sql, environment.rows))
+                self._advance(await environment.sql.execute(self.example.database, due.sql, self._rows))
             due = self._due
         return await asyncio.to_thread(self._result) if self.done else self._result()
 
@@ -157,14 +171,8 @@ class Session:
         if not isinstance(self._due, EndEvent):
             return StepResult(self._episode.turns[-1].observation, None, False)
         environment, trajectory = self._environment, self._due.trajectory
-        (outcome,) = make_outcomes(
-            [trajectory],
-            {self.example.id: self.example},
-            environment.sql,
-            environment.schema,
-            environment.recipe.execution.equality,
-            environment.rules.max_turns,
-            reads=environment.rubric.reads,
+        (outcome,) = environment.judge(
+            [trajectory], [self.example], environment.rubric.reads, max_turns=environment.rules.max_turns
         )
         info: dict[str, Any] = {
             "correct": outcome.correct,
@@ -180,47 +188,158 @@ class Session:
         return StepResult(None, paid.total, True, {**info, "by_term": paid.by_term, "by_track": paid.by_track})
 
 
+@dataclass(frozen=True)
+class RolloutMode:
+    """How a policy is asked."""
+
+    sampling: Sampling  # how tokens are drawn, and how many at most
+    max_turns: int  # the turn cap T; 0 forces an answer in the first turn
+    protocol: ProtocolSection | None = None  # None for the recipe's own
+
+    @classmethod
+    def training(cls, recipe: Recipe) -> Self:
+        """As GRPO draws its episodes."""
+        return cls(recipe.grpo.sampling, recipe.protocol.max_turns)
+
+    @classmethod
+    def difficulty(cls, recipe: Recipe) -> Self:
+        """As questions are scored by their pass rate."""
+        return cls(recipe.difficulty.sampling, recipe.protocol.max_turns)
+
+    @classmethod
+    def served(cls, recipe: Recipe) -> Self:
+        """Greedy and with the turns of an evaluation, so that a served answer is the one that was measured."""
+        return cls(recipe.evaluation.sampling, recipe.protocol.max_turns_eval).greedy()
+
+    def greedy(self) -> Self:
+        """The same with the likeliest tokens."""
+        return replace(self, sampling=self.sampling.model_copy(update={"temperature": 0.0}))
+
+
 class Environment(contextlib.ExitStack):
-    """Many episodes of one recipe over one pool of SQL workers, which `close`, or the end of a `with`, ends. Sessions
-    may run side by side.
+    """A recipe's databases, protocol, simulated user and judge, composed once.
+
+    Policies of ours run in it (`run`, `judge`); other people's trainers drive sessions, which may run side by side
+    (`questions`, `reset`). `close`, or the end of a `with`, ends its SQL workers.
 
     Args:
         recipe: a recipe, or its name or path; its protocol, its rewards and its limits hold.
-        workers: processes that run SQL.
-        evaluates: whether the recipe's turn cap of evaluation holds, and not that of training.
+        workers: processes that run SQL; None takes the recipe's.
+        evaluates: whether the recipe's turn cap of evaluation holds for sessions, and not that of training.
+        sql: a sandbox that its owner closes, in place of one of its own.
+        schema: the schema of a database as prompts show it, in place of the recipe's reading.
+        responses: the folder of the logs of endpoints' answers; None keeps no answer of a simulated user.
 
     Raises:
-        RecipeError: no such recipe, or it pays nothing, or asks an endpoint as linker or judge.
+        RecipeError: no such recipe, or, for sessions, it pays nothing or asks an endpoint as linker or judge.
     """
 
     def __init__(
-        self, recipe: Recipe | str, overrides: Sequence[str] = (), workers: int = 1, evaluates: bool = False
+        self,
+        recipe: Recipe | str,
+        overrides: Sequence[str] = (),
+        workers: int | None = 1,
+        evaluates: bool = False,
+        *,
+        sql: SqlEngine | None = None,
+        schema: Schemas | None = None,
+        responses: Path | None = None,
     ) -> None:
         super().__init__()
         self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
-        # An environment asks no endpoint but the user's.
+        if isinstance(recipe, str):  # by its name it is opened for sessions: what they cannot do is refused at once
+            self._require_sessions()
+        self.sql = sql_engine(self.recipe, workers) if sql is None else sql
+        if sql is None:
+            self.callback(self.sql.close)
+        self.schema = schemas(self.recipe) if schema is None else schema
+        self.protocol = build(self.recipe.protocol)
+        self.responses = responses
+        cap = self.recipe.protocol.max_turns_eval if evaluates else self.recipe.protocol.max_turns
+        self.rules = Rules(self.protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
+        self._indices: dict[Database, ValueIndex] = {}
+        self._begun = 0  # sessions
+        self.asking = 0  # questions of sessions that are on their way to the user
+
+    @functools.cached_property
+    def rubric(self) -> Rubric:
+        """The panel of the recipe's rewards."""
+        return Rubric(self.recipe.rewards)
+
+    @functools.cached_property
+    def user(self) -> User:
+        """The simulated user, who answers what the agents of sessions ask."""
+        return simulated_user(self.protocol, self.responses)
+
+    # Episodes of a policy of ours.
+
+    def prepare(
+        self,
+        examples: Sequence[Example],
+        link: Link | None = None,
+        *,
+        sql: SqlEngine | None = None,
+        is_served: bool = False,
+    ) -> list[Example]:
+        """Add the facts that the recipe's prompts show of each question (`with_prompt_facts`).
+
+        Args:
+            sql: another sandbox than the environment's, for a thread of its own.
+        """
+        engine = self.sql if sql is None else sql
+        return with_prompt_facts(examples, self.recipe, self.schema, engine, link, self._indices, is_served)
+
+    def engine(self, policy: Policy, mode: RolloutMode) -> RolloutEngine:
+        """Runs episodes with a policy that is asked in one way."""
+        protocol = self.protocol if mode.protocol is None else build(mode.protocol)
+        user = simulated_user(protocol, self.responses)
+        return RolloutEngine(policy, protocol, self.sql, mode.sampling, mode.max_turns, self.schema, user)
+
+    def run(self, policy: Policy, requests: Sequence[EpisodeRequest], mode: RolloutMode) -> list[Trajectory]:
+        """The trajectories of episodes, in the order of their requests."""
+        return self.engine(policy, mode).run(requests)
+
+    def judge(
+        self,
+        trajectories: Sequence[Trajectory],
+        examples: Iterable[Example],
+        reads: Collection[str] = (),
+        gold_schemas: Mapping[str, SchemaItems] | None = None,
+        max_turns: int | None = None,
+    ) -> list[Outcome]:
+        """One outcome a trajectory, in order, by the equality that training decides by (`make_outcomes`).
+
+        Args:
+            examples: those that the trajectories answer, at least.
+            reads: the analyses that the outcomes hold.
+            max_turns: the turn cap of the episodes; None for that of training.
+        """
+        return make_outcomes(
+            trajectories,
+            {example.id: example for example in examples},
+            self.sql,
+            self.schema,
+            self.recipe.execution.equality,
+            self.recipe.protocol.max_turns if max_turns is None else max_turns,
+            gold_schemas,
+            reads,
+        )
+
+    # Sessions of other people's trainers.
+
+    def _require_sessions(self) -> None:
+        """Refuse what a session cannot do: it asks no endpoint but the user's."""
         if self.recipe.data.linker not in NO_ENDPOINT:
             reason = f"the environment asks no linker ({self.recipe.data.linker})"
             raise RecipeError(reason, "Set data.linker=local, gold or null.")
         if (judge := endpoint_of(self.recipe.rewards)) is not None:
             raise RecipeError(f"the environment asks no judge ({judge})", "Set rewards.judge.options.by=static.")
-        self.sql = sql_engine(self.recipe, workers)
-        self.callback(self.sql.close)
-        self.rows = self.recipe.protocol.observation_rows
-        self.protocol = build(self.recipe.protocol)
-        # It answers what agents ask; `asking` of their questions are on their way.
-        self.user, self.asking = simulated_user(self.protocol), 0
-        self.rubric = Rubric(self.recipe.rewards)
-        cap = self.recipe.protocol.max_turns_eval if evaluates else self.recipe.protocol.max_turns
-        self.rules = Rules(self.protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
-        self.schema = schemas(self.recipe)  # of a database, read once
-        self._begun = 0
-        self._indices: dict[Database, ValueIndex] = {}
 
     def questions(self, pool: str) -> list[Example]:
         """The questions of a pool (`sft`, `rl`, `dev`, or a benchmark of `data.test` by its name), ready for `reset`,
         with what the recipe's prompt shows of them. They are read, and their gold SQL is not checked.
         """
+        self._require_sessions()
         data = self.recipe.data
         pools = {"sft": (data.sft,), "rl": data.rl, "dev": (data.dev,)} | {each.name: (each,) for each in data.test}
         if pool not in pools:
@@ -229,16 +348,15 @@ class Environment(contextlib.ExitStack):
         root = Path(self.enter_context(folder))
         read = [base.read(source, self.recipe.seed, root).examples for source in pools[pool]]
         examples = base.resolve([example for examples in read for example in examples], root)
-        return with_prompt_facts(examples, self.recipe, self.schema, self.sql, is_served=True)
+        return self.prepare(examples, is_served=True)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question: the `sample`-th of its group."""
+        self._require_sessions()
         self._begun += 1
         if example.meta.keys().isdisjoint(("values", "linked_schema")):
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
-                (example,) = with_prompt_facts(
-                    [example], self.recipe, self.schema, sql, indices=self._indices, is_served=True
-                )
+                (example,) = self.prepare([example], sql=sql, is_served=True)
         prompt = self.rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self.rules, POLICY, f"session-{self._begun}", prompt, None))

@@ -38,10 +38,9 @@ from pipelines.core.types import (
 )
 from pipelines.databases.named import OpenableDatabase
 from pipelines.databases.of_recipe import Link, with_prompt_facts
-from pipelines.protocols.base import build
+from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
-from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EndEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.habits import advice_on
 from pipelines.rollout.policies.base import Policy
@@ -167,10 +166,8 @@ class Agent:
         recipe, name = model.recipe, example.id
         try:
             async with asyncio.timeout(self.budget.seconds):
-                # Greedy and with the turns of an evaluation, so that a served answer is the one that was measured.
-                sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
-                protocol, turns = build(recipe.protocol), recipe.protocol.max_turns_eval
-                engine = RolloutEngine(model.policy, protocol, self.sql, sampling, turns, lambda _: self.schema)
+                environment = Environment(recipe, sql=self.sql, schema=lambda _: self.schema)
+                engine = environment.engine(model.policy, RolloutMode.served(recipe))
                 example = await asyncio.to_thread(self._with_facts, example, recipe)
                 async with contextlib.aclosing(engine.play(EpisodeRequest(example, 0, recipe.seed), name)) as steps:
                     async for step in steps:
@@ -192,7 +189,7 @@ class Agent:
                 sql = step.trajectory.final_sql
                 no_answer = error_event(why_unanswered(step.trajectory))
                 result = no_answer if sql is None else await self.run(sql)
-                habit = advice_on(step.trajectory, protocol) if result["type"] == "error" else None
+                habit = advice_on(step.trajectory, environment.protocol) if result["type"] == "error" else None
                 emit(result if habit is None else result | {"message": f"{result['message']}. {plain(habit)}"})
         except TimeoutError:
             emit(error_event(f"no answer within {self.budget.seconds:g} s"))

@@ -20,9 +20,9 @@ from pipelines.core.frames import DATA
 from pipelines.core.types import SchemaItems, Trajectory, from_dict, to_dict
 from pipelines.curation import card, filtering
 from pipelines.curation import gold_schema as consensus
-from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.databases.of_recipe import schemas
+from pipelines.environment.core import Environment
 from pipelines.recipe.config import Recipe
-from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import similarity
 from pipelines.stages.context import COSTS, LEAKAGE, QUARANTINE, Context, examples_at, rows_of
 from pipelines.stages.shards import Run, Shards
@@ -93,15 +93,14 @@ def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> 
     """A process's own sandbox; its run judges the trajectories in these rows of `source`. `places` has the
     row in `data` of each trajectory's question.
     """
-    sql, row_of = sql_engine(recipe, workers=1), np.load(places, mmap_mode="r")
+    environment = Environment(recipe)
+    row_of = np.load(places, mmap_mode="r")
 
     def run(rows: Sequence[Any], path: Path) -> str:
         trajectories = frames.from_frame(frames.take(source, rows), Trajectory)
         questions = sorted(set(row_of[rows[0] : rows[-1] + 1].tolist()))  # of a shard: neighbours, mostly
         by_id = {example.id: example for example in examples_at(data, questions)}
-        outcomes = make_outcomes(
-            *(trajectories, by_id, sql, None, recipe.execution.equality, recipe.protocol.max_turns), reads={"level"}
-        )
+        outcomes = environment.judge(trajectories, by_id.values(), reads={"level"})
         judged = (
             filtering.CheckedTrajectory.of(outcome, by_id[outcome.example_id].database.id, recipe.filter)
             for outcome in outcomes

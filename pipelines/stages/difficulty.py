@@ -14,11 +14,9 @@ from pipelines.core.errors import DataError
 from pipelines.core.files import write_lines
 from pipelines.core.frames import DATA
 from pipelines.curation import difficulty
-from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.protocols.base import build as build_protocol
+from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
-from pipelines.rewards.outcome import make_outcomes
-from pipelines.rollout.engine import RolloutEngine, episode_seed
+from pipelines.rollout.engine import episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.factories import policy
 from pipelines.stages.context import Context, examples_at, rows_of, single_thread
@@ -89,20 +87,18 @@ def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
     items are rows of the folder `data`.
     """
     single_thread()
-    settings, sql, schema = recipe.difficulty, sql_engine(recipe, workers=1), schemas(recipe)
-    protocol, turns = build_protocol(recipe.protocol), recipe.protocol.max_turns
-    engine = RolloutEngine(policy(checkpoint, recipe), protocol, sql, settings.sampling, turns, schema)
+    environment = Environment(recipe)
+    scored_policy = policy(checkpoint, recipe)
 
     def run(rows: Sequence[Any], path: Path) -> str:
         questions = examples_at(data, rows)
         requests = [
             EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
             for question in questions
-            for sample in range(settings.group)
+            for sample in range(recipe.difficulty.group)
         ]
-        by_id = {question.id: question for question in questions}
-        done, equality = engine.run(requests), recipe.execution.equality
-        scored = difficulty.score(make_outcomes(done, by_id, sql, None, equality, turns, reads=()))
+        trajectories = environment.run(scored_policy, requests, RolloutMode.difficulty(recipe))
+        scored = difficulty.score(environment.judge(trajectories, questions))
         write_lines(path, map(dataclasses.asdict, scored))
         return f"{sum(s.right for s in scored)}/{sum(s.samples for s in scored)} right"
 

@@ -30,6 +30,7 @@ from pipelines.core.types import (
 )
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.environment.core import Environment, RolloutMode
 from pipelines.evaluation import evaluate, summary
 from pipelines.evaluation.metrics import execution_accuracy, unbroken, value_of
 from pipelines.evaluation.record import EpisodeRecord, Mode
@@ -39,11 +40,10 @@ from pipelines.protocols.base import single_turn
 from pipelines.recipe.config import MERGE, ProtocolSection, Recipe, Sampling
 from pipelines.recipe.recipes import digest
 from pipelines.report.data import System
-from pipelines.rollout.engine import RolloutEngine, Timing, episode_seed
+from pipelines.rollout.engine import Timing, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.factories import policy
-from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.equalities.official import r_ves
 from pipelines.stages.context import QUARANTINE, Context, checkpoint_of, examples, single_thread
@@ -487,9 +487,9 @@ def make_evaluation_run(
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
     from pipelines.teachers.policy import OpenAIPolicy
 
-    sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
+    environment = Environment(recipe, responses=responses)
+    links = gold_schemas(gold)
     model = evaluated_policy(answerer, recipe, responses)
-    user = simulated_user(build_protocol(recipe.protocol), responses)
 
     def run(questions: Sequence[Any], path: Path) -> str:
         lines: list[Line] = []
@@ -506,8 +506,8 @@ def make_evaluation_run(
                 if sample not in samples[question.id]
             ]
             if requests:
-                protocol = build_protocol(evaluation.protocol)
-                engine = RolloutEngine(model, protocol, sql, evaluation.sampling, evaluation.max_turns, schema, user)
+                mode = RolloutMode(evaluation.sampling, evaluation.max_turns, evaluation.protocol)
+                engine = environment.engine(model, mode)
                 made = engine.run(requests)
                 used = model.asker.take_used() if isinstance(model, OpenAIPolicy) else {}
                 bought = int(used.get("prompt_tokens", 0)), int(used.get("completion_tokens", 0))
@@ -517,7 +517,7 @@ def make_evaluation_run(
             for question in {request.example.id: request.example for request in requests}.values():
                 answers_kept.keep(question, samples[question.id])
             done = [samples[question.id][sample] for question in questions for sample in range(evaluation.samples)]
-            lines += judged_lines(evaluation, questions, done, recipe, sql, schema, links)
+            lines += judged_lines(evaluation, questions, done, recipe, environment.sql, environment.schema, links)
         write_lines(path, lines)
         right = [line["record"]["scores"][recipe.headline] for line in lines if line["pass"] == "greedy"]
         return f"greedy {100 * sum(right) / max(1, len(right)):.0f} %"

@@ -12,11 +12,9 @@ from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.store import Store
 from pipelines.core.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
-from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.protocols.base import build as build_protocol
+from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
-from pipelines.rewards.outcome import make_outcomes
-from pipelines.rollout.engine import RolloutEngine, episode_seed
+from pipelines.rollout.engine import episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies import factories
@@ -93,11 +91,13 @@ class TeacherEngines:
 
     def __init__(self, recipe: Recipe, responses: Path) -> None:
         self.recipe = recipe
-        self.sql = sql_engine(recipe, workers=1)
-        self.schemas = schemas(recipe)
-        protocol, teachers = build_protocol(recipe.protocol), recipe.synthesis.teachers
+        self.environment = Environment(recipe)
         self.policies = teacher_policies(
-            teachers, protocol, responses, self.schemas, lambda: factories.policy(factories.teaching(recipe), recipe)
+            recipe.synthesis.teachers,
+            self.environment.protocol,
+            responses,
+            self.environment.schema,
+            lambda: factories.policy(factories.teaching(recipe), recipe),
         )
 
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:
@@ -114,10 +114,7 @@ class TeacherEngines:
         if not synthesis.rationalise:
             return done
         # STaR (`teachers/star.py`): episodes that ended wrong are run once more with the gold SQL as a hint.
-        pool = {question.id: question for question in questions}
-        outcomes = make_outcomes(
-            done, pool, self.sql, None, recipe.execution.equality, recipe.protocol.max_turns, reads=()
-        )
+        outcomes = self.environment.judge(done, questions)
         wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]
         redone = self._all([requests[index] for index in wrong], HintedPolicy)
         hinted = dict(zip(wrong, redone, strict=True))
@@ -151,8 +148,8 @@ class TeacherEngines:
             # If one teacher stops the run, the others keep what is on its way.
             async with asyncio.TaskGroup() as group:
                 for teacher, policy, part in zip(synthesis.teachers, self.policies, parts, strict=True):
-                    protocol, turns = build_protocol(self.recipe.protocol), self.recipe.protocol.max_turns
-                    engine = RolloutEngine(wrap(policy), protocol, self.sql, teacher.sampling, turns, self.schemas)
+                    mode = RolloutMode(teacher.sampling, self.recipe.protocol.max_turns)
+                    engine = self.environment.engine(wrap(policy), mode)
                     running.append(group.create_task(engine.run_async([requests[index] for index in part])))
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None

@@ -24,7 +24,7 @@ from trl.trainer.utils import pad
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.registry import POLICIES
 from pipelines.core.types import Example
-from pipelines.databases.of_recipe import sql_engine
+from pipelines.environment.core import Environment
 from pipelines.training import combinations, losses, model, packing, record, samples, trainer
 from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.model import WeightSync, whole_weights
@@ -489,10 +489,10 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
         )
     network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     step_state = StepState()
-    with sql_engine(recipe) as sql:
+    with Environment(recipe, workers=None) as environment:
         is_served = recipe.rollout.policy != IN_PROCESS
         policy = served_policy(plan) if is_served else in_process(recipe, network, tokenizer)
-        rollouts = build(plan, examples, policy, sql)
+        rollouts = build(plan, examples, policy, environment)
         sync, give = None, maker.send_weights
         if give is not None:  # servers sample; if they take low-rank adapters alone, these' base is sent now
             alone = recipe.model.sends_adapters and maker.takes_adapters is not None and maker.takes_adapters(recipe)

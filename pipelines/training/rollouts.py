@@ -18,19 +18,15 @@ from pipelines.core.processes import DiesWithParent
 from pipelines.core.types import Example, Outcome, SchemaItems, Trajectory
 from pipelines.curation.filtering import broken_rule
 from pipelines.curation.gold_schema import gold_schemas
-from pipelines.databases.of_recipe import schemas
 from pipelines.endpoints.log import RESPONSES
-from pipelines.protocols.base import Protocol
-from pipelines.protocols.base import build as build_protocol
+from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
-from pipelines.rewards.outcome import Schemas, make_outcomes
 from pipelines.rewards.panel import Rewards, Rubric
-from pipelines.rollout.engine import FIRST_EPISODES, RolloutEngine, episode_seed
+from pipelines.rollout.engine import FIRST_EPISODES, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
-from pipelines.sql.engine import SqlEngine
 from pipelines.teachers.experts import GradeSource
 from pipelines.training import losses
 from pipelines.training.plan import Plan
@@ -115,22 +111,20 @@ class Rollouts:
         plan: Plan,
         examples: Mapping[str, Example],  # the pool, by id
         policy: Policy,
-        protocol: Protocol,
-        sql: SqlEngine,
-        schemas: Schemas,
+        environment: Environment,
         gold_schemas: Mapping[str, SchemaItems] | None = None,  # by example id; None takes the gold SQL's own
     ) -> None:
-        self.recipe, self.examples, self.protocol = plan.recipe, examples, protocol
-        self.policy, self.sql, self.schemas, self.gold_schemas = policy, sql, schemas, gold_schemas
-        self.last: list[PaidEpisode] = []
-        self._broken = 0  # episodes in a row, over generations
+        self.recipe = plan.recipe
+        self.grpo = plan.recipe.grpo
+        self.examples = examples
+        self.policy = policy
+        self.environment = environment
+        self.gold_schemas = gold_schemas
         self.rubric = Rubric(plan.recipe.rewards)
         self.grade = GradeSource(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
-        self.grpo = plan.recipe.grpo
-        turns = plan.recipe.protocol.max_turns
-        self.engine = RolloutEngine(policy, protocol, sql, plan.recipe.grpo.sampling, turns, schemas)
-        greedy = plan.recipe.grpo.sampling.model_copy(update={"temperature": 0.0})
-        self.greedy = RolloutEngine(policy, protocol, sql, greedy, turns, schemas)
+        self.mode = RolloutMode.training(plan.recipe)
+        self.last: list[PaidEpisode] = []  # episodes of the last generation, as drawn
+        self._broken = 0  # episodes in a row, over generations
 
     def generate(self, ids: Sequence[str], generation: int, first: int = 0) -> Generation:
         """Run one episode for each id; a group's ids stand together.
@@ -158,10 +152,9 @@ class Rollouts:
 
     def measure(self, examples: Sequence[Example]) -> tuple[int, int, int]:
         """The number of right greedy answers to these questions, of verdicts, and of turns in them."""
-        by_id = {example.id: example for example in examples}
-        trajectories = self.greedy.run([EpisodeRequest(example, 0, seed=0) for example in examples])
-        turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
-        outcomes = make_outcomes(trajectories, by_id, self.sql, None, equality, turns, reads=())
+        requests = [EpisodeRequest(example, 0, seed=0) for example in examples]
+        trajectories = self.environment.run(self.policy, requests, self.mode.greedy())
+        outcomes = self.environment.judge(trajectories, examples)
         decided = [outcome for outcome in outcomes if not outcome.broken]
         right = sum(outcome.correct for outcome in decided)
         return right, len(decided), sum(len(outcome.trajectory.turns) for outcome in decided)
@@ -182,12 +175,11 @@ class Rollouts:
         # An in-process policy that has nothing to decode waits for SQL: all its episodes do.
         waiting = self.policy if isinstance(self.policy, TransformersPolicy) else None
         before, started = waiting.waiting_s if waiting else 0.0, perf_counter()
-        trajectories = self.engine.run(requests)
-        rolled, waited = perf_counter(), waiting.waiting_s - before if waiting else 0.0
-        turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
-        outcomes = make_outcomes(
-            trajectories, self.examples, self.sql, self.schemas, equality, turns, self.gold_schemas, self.rubric.reads
-        )
+        trajectories = self.environment.run(self.policy, requests, self.mode)
+        rolled = perf_counter()
+        waited = waiting.waiting_s - before if waiting else 0.0
+        asked = [request.example for request in requests]
+        outcomes = self.environment.judge(trajectories, asked, self.rubric.reads, self.gold_schemas)
         versions = self.policy.take_versions()
         episodes = []
         for row, outcome in enumerate(self.grade(outcomes, self.examples)):
@@ -225,17 +217,19 @@ class Rollouts:
         masks = []
         for paid, keep in zip(generation.episodes, is_useful, strict=True):
             trajectory = paid.trajectory
-            turns = self.protocol.track_turns(trajectory).get(track, 0) if keep and paid.rewards is not None else 0
+            turns = 0
+            if keep and paid.rewards is not None:
+                turns = self.environment.protocol.track_turns(trajectory).get(track, 0)
             _, completion = cut(trajectory, 0)
             mask = track_mask(trajectory.agent_mask, trajectory.turn_ends, turns)[-len(completion) :]
             masks.append(mask or [0])
         return masks
 
 
-def build(plan: Plan, examples: Sequence[Example], policy: Policy, sql: SqlEngine) -> Rollouts:
+def build(plan: Plan, examples: Sequence[Example], policy: Policy, environment: Environment) -> Rollouts:
     """The rollouts of a plan over one policy."""
-    by_id, protocol = {example.id: example for example in examples}, build_protocol(plan.recipe.protocol)
-    return Rollouts(plan, by_id, policy, protocol, sql, schemas(plan.recipe), gold_schemas(plan.gold_schemas))
+    by_id = {example.id: example for example in examples}
+    return Rollouts(plan, by_id, policy, environment, gold_schemas(plan.gold_schemas))
 
 
 def in_process(recipe: Recipe, network: Any, tokenizer: Any) -> TransformersPolicy:
@@ -375,19 +369,18 @@ class Ahead:
 
 def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tensor]], pipe: Any) -> None:
     """Sample what is asked for, until the trainer closes its end."""
-    from pipelines.databases.of_recipe import sql_engine
     from pipelines.rollout.model_loading import load
     from pipelines.rollout.policies.factories import device
 
     plan = Plan.model_validate_json(plan_json)
     torch.set_num_threads(plan.recipe.hardware.threads)
-    with sql_engine(plan.recipe) as sql:
+    with Environment(plan.recipe, workers=None) as environment:
         network: Any = None  # servers decode, unless weights are shared
         if shared:
             network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
             network.to(device(plan.recipe, int(os.environ.get("LOCAL_RANK", "0"))))  # beside the trainer's process
         policy = in_process(plan.recipe, network, tokenizer) if shared else served_policy(plan)
-        rollouts = build(plan, examples, policy, sql)
+        rollouts = build(plan, examples, policy, environment)
         while True:
             idle = perf_counter()
             try:

@@ -31,6 +31,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.endpoints import limits
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Endpoint
+from pipelines.environment.core import Environment
 from pipelines.evaluation.voting import signature
 from pipelines.protocols.base import build
 from pipelines.protocols.observations import defuse
@@ -450,7 +451,7 @@ def test_wrong_answers_are_graded_and_each_generation_says_what_that_cost(tmp_pa
     plan = Plan(kind="grpo", recipe=recipe, checkpoint_in="", data=tmp_path, out=store.root / "grpo" / "work")
     with sql_engine(recipe) as sql:
         policy = ScriptedPolicy(lambda request: said[request.sample])
-        rollouts = Rollouts(plan, {question.id: question}, policy, protocol, sql, schemas(recipe))
+        rollouts = Rollouts(plan, {question.id: question}, policy, Environment(recipe, sql=sql))
         made = [rollouts.generate([question.id] * 4, number) for number in range(2)]
     for generation in made:  # the second finds the answers in the log: it used them all the same
         assert generation.rewards(FULL).tolist() == [3 + 2, 2 * 0.75, 2 * 0.75, 0.0]

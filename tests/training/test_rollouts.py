@@ -9,7 +9,8 @@ import torch
 from pipelines.core.errors import BoundaryError, EndpointError, RecipeError
 from pipelines.core.store import Store
 from pipelines.core.types import StopReason, Trajectory
-from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.databases.of_recipe import sql_engine
+from pipelines.environment.core import Environment
 from pipelines.protocols.base import build
 from pipelines.recipe.config import Sampling, Synthesis, Teacher
 from pipelines.rollout.engine import RolloutEngine, episode_seed
@@ -35,7 +36,7 @@ def make(tmp_path, recipe, examples):
         engines.append(sql_engine(changed))
         policy = ScriptedPolicy(say)
         by_id = {example.id: example for example in examples}
-        return Rollouts(plan, by_id, policy, build(recipe.protocol), engines[-1], schemas(changed))
+        return Rollouts(plan, by_id, policy, Environment(changed, sql=engines[-1]))
 
     yield rollouts
     for engine in engines:
@@ -180,7 +181,6 @@ def of(recipe, checkpoint):
 
 
 def test_the_episodes_are_those_that_the_checkpoint_draws_as_the_teacher_says(taught, recipe, examples, tmp_path):
-    from pipelines.protocols.base import build
     from pipelines.rollout.policies.factories import policy
     from pipelines.sql.engine import Limits, SqlEngine
 
