@@ -706,6 +706,6 @@ def _show_score(
         (predictions.other_database, "predictions name another database than their gold query, on whose they ran"),
         (predictions.tabs, "predictions have a tab before what is no known database, and were read whole"),
     )
-    for listed, remark in remarks:
-        if listed:
-            say(f"{len(listed)} {remark} ({numbers(listed)})")
+    for places, remark in remarks:
+        if places:
+            say(f"{len(places)} {remark} ({numbers(places)})")

@@ -73,7 +73,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 # A section or key that a later version adds is closed until it is named here.
 LEARNING = {"data", "model", "protocol", "synthesis", "filter", "gold_schema", "sft", "difficulty", "rewards", "grpo"}
 MEASURING = {"contracts", "evaluation", "execution", "nightly", "reported", "rollout"}
-OPEN_SECTIONS = frozenset(LEARNING | MEASURING | {"name", "seed", "stages", "title"})
+OPEN_SECTIONS = frozenset(LEARNING | MEASURING | {"name", "paper", "seed", "stages", "title"})
 OPEN_KEYS = frozenset(f"hardware.{name}" for name in ("device", "processes", "slot", "sql_workers", "threads"))
 # `dask` is a scheduler that sends code, `servers` are addresses, `python` and `arguments` make a command, `guards` are
 # files that are included.

@@ -199,7 +199,8 @@ def place(name: str) -> Path:
 def recipe_values(name: str, start: TrainingStart, questions: AdaptationQuestions) -> dict[str, Any]:
     """The recipe's keys and values."""
     pool = {part: {**questions.source, "split": part} for part in questions.counts}
-    data = {"sft": pool["train"], "rl": [pool["train"]], "dev": pool["dev"], "test": [{"name": name, **pool["test"]}]}
+    data: dict[str, Any] = {"sft": pool["train"], "rl": [pool["train"]], "dev": pool["dev"]}
+    data["test"] = [{"name": name, **pool["test"]}]
     data["drop_empty"] = True  # any query without rows would be right for a question whose gold SQL gives none
     # How often so many questions are shown, and how many of them a step asks.
     trained, shipped = questions.counts["train"], start.includes[0].partition("/")[2]

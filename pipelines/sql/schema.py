@@ -62,7 +62,8 @@ class Schema:
 
     def quoted(self, name: str) -> str:
         """A name in the quotes that any mode of the engine reads."""
-        return DIALECTS[self.engine].quoted(name)
+        quoted: str = DIALECTS[self.engine].quoted(name)
+        return quoted
 
     def written(self, table: str, part: Callable[[str], str] | None = None) -> str:
         """A table's name in a statement, each of its parts as `part` writes it, which by default is in quotes."""

@@ -256,7 +256,7 @@ def test_the_ways_that_fit_have_their_most_rows(sqltrain):
     how = ("grpo.sampling.episode_tokens=8192", "rollout.slots=16", "--sizes", "--json")
     lines = json.loads(sqltrain.ok("plan", "sql_trail", *how).splitlines()[-1])["sizes"]
     assert "\n".join(line for line in lines if line.startswith("|")) in GPU_PAGE.read_text(encoding="utf-8")
-    assert lines[2].startswith("| Qwen2.5-Coder-0.5B-Instruct | full 8, lora 16, qlora 16 |")
+    assert any(line.startswith("| Qwen2.5-Coder-0.5B-Instruct | full 8, lora 16, qlora 16 |") for line in lines)
     seven = next(line for line in lines if "Coder-7B" in line)
     assert "full" not in seven
     assert seven.split(" | ")[1:3] == ["qlora 4", "lora 8, qlora 8"]

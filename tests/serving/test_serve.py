@@ -406,7 +406,7 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("/none", "no model in /none. Pass a checkpoint folder, champion:RECIPE"),
+        ("/none", "no model in /none. Pass a checkpoint folder, a GGUF file, champion:RECIPE"),
         ("champion:miniature", "recipe miniature has no champion"),
         ("champion:miniature@staging", "recipe miniature has no champion of staging in"),
         ("champion:miniature@test", "there is no tier 'test'. There are: prod, staging."),

@@ -120,7 +120,7 @@ def test_a_turn_cut_by_its_budget(ask, serve, completions):
 
 
 def test_a_server_without_token_ids_is_refused(ask, serve, completions):
-    with pytest.raises(ResourceError, match=r"vLLM 0\.10\.2"):
+    with pytest.raises(ResourceError, match=r"vLLM 0\.22"):
         ask([serve(completions(token_ids=None))])
 
 
