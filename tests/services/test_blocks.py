@@ -19,7 +19,8 @@ from tests import blocks
 from tests.fakes import build_database, http_server, succeeded
 from tests.services.conftest import SMALL_DATA
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(3600)]
+# By hand: `pytest -m slow tests/services/test_blocks.py`.
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(3600)]
 FIRST_RECIPE = "docs/tutorials/first-recipe.md"
 QUESTIONS = {
     "How many ships are there?": "SELECT count(*) FROM ship",
@@ -297,7 +298,6 @@ def test_the_blocks_of_a_page_run_as_they_stand(page, world, environments):
         assert {stage for stage, line in lines.items() if "cached" not in line} == {"sft", "evaluate_sft", "report"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("run slowly"))
 def test_the_blocks_of_a_page_that_train_run_as_they_stand(page, world, environments):
     follow(page, ("run", "start", "run slowly"), world, environments)
