@@ -289,7 +289,8 @@ def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_po
 @pytest.mark.services
 def test_mysql_lets_nothing_hidden_out(mysql_port):
     (people,) = build_mysql(mysql_port, "viewer", TABLES)
-    check(people, [*TRIES, "SELECT `ssn` FROM `person`"])
+    # In the server's own mode double quotes make a text, and backticks a name.
+    check(people, TRIES, write=lambda sql: sql.replace('"', "`"))
 
 
 GRAMMAR = [line.split(" ", 2) for line in Path(__file__).with_name("hidden_grammar.txt").read_text().splitlines()[1:]]
