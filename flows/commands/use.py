@@ -153,6 +153,11 @@ def connect(
         bars.advance(1)
     # The edits of an earlier card stay.
     database_card = fresh if old is None else card.merge(fresh, old)
+    lost = [] if old is None else card.lost_words(fresh, old)
+    if lost:
+        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        names = plain(", ".join(lost[:SHOWN]))
+        say(f"note: gone from the database, so the card loses their descriptions and synonyms: {names}{more}")
     if dbt_target is not None:
         database_card, taken = dbt.with_dbt(database_card, dbt_target)
         kinds = ["descriptions", "tests", "references", "metrics", "models without a table here"]
@@ -161,8 +166,12 @@ def connect(
     card.write(place, database_card)
     tables = fresh.tables.values()
     rows = sum(table.rows or 0 for table in tables)
+    is_partial = any(table.rows is None for table in tables)
     columns = sum(len(table.columns) for table in tables)
-    say(f"{openable.database.id}: {dialect.title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
+    say(
+        f"{openable.database.id}: {dialect.title}, {len(tables):,} tables, {columns:,} columns, "
+        f"{'at least ' if is_partial else ''}{rows:,} rows"
+    )
     for remark in dialect.remarks(openable.database.location):
         say(remark)
     by_kind: dict[str, list[DatabaseFinding]] = {}

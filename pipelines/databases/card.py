@@ -6,6 +6,8 @@ person has looked at is not shown. A card never has a password.
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ HEAD = """\
 """
 NOTES_CHARS = 4_000  # of the notes that a prompt shows
 Part = TypeVar("Part", "ColumnCard", "TableCard")
+log = logging.getLogger(__name__)
 
 
 class ColumnCard(Section):
@@ -169,13 +172,22 @@ def path_of(name: str) -> Path:
 def read(path: Path) -> DatabaseCard:
     """A card from its file."""
     try:
-        return DatabaseCard.model_validate(read_yaml(path))
+        card = DatabaseCard.model_validate(read_yaml(path))
     except RecipeError as error:
         raise DataError(error.message, error.hint) from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(f"{path}: {where}: {first['msg']}", "Mend it; sqltrain connect shows how it looks.") from None
+    length = len(card.notes.strip())
+    if length > NOTES_CHARS:
+        _tell_long_notes(path, length)
+    return card
+
+
+@functools.cache  # A card is read many times; its user is told once.
+def _tell_long_notes(path: Path, length: int) -> None:
+    log.warning("%s: its notes have %s characters; prompts show the first %s", path, f"{length:,}", f"{NOTES_CHARS:,}")
 
 
 def by_database() -> dict[str, DatabaseCard]:
@@ -234,6 +246,25 @@ def merge(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
         tables[name] = _edited(fresh.tables[name], table).model_copy(update={"columns": columns})
     kept = {"password_env": fresh.password_env or old.password_env, "notes": old.notes, "metrics": old.metrics}
     return fresh.model_copy(update={**kept, "tables": tables})
+
+
+def lost_words(fresh: DatabaseCard, old: DatabaseCard) -> list[str]:
+    """The tables and columns with a description or synonyms in the old card that `merge` does not keep: they are gone,
+    and were not hidden.
+    """
+    lost = []
+    for old_name, table in old.tables.items():
+        name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
+        hides = table.hidden or any(facts.hidden for facts in table.columns.values())
+        if name is None and not hides and _description(table):
+            lost.append(old_name)
+        columns = fresh.tables[name].columns if name is not None else {}
+        for old_column, facts in table.columns.items():
+            column = _renewed_name(old_column, table.columns, columns, fresh.engine)
+            is_kept = column is not None or table.hidden or facts.hidden
+            if not is_kept and _description(facts):
+                lost.append(f"{old_name}.{old_column}")
+    return lost
 
 
 def _renewed_name(name: str, old: Iterable[str], fresh: Iterable[str], engine: EngineName) -> str | None:

@@ -157,6 +157,13 @@ def read(
                 rows[table.name] = count if isinstance(count, int) else None
 
     findings, cards = examine(schema, samples, rows), {}
+    for table in schema.tables:
+        lacking = [] if table.name in samples else ["its example values"]
+        lacking += ["the number of its rows"] if rows.get(table.name) is None else []
+        if lacking:
+            limit = LIMITS.timeout_s if table.name in rows else SECONDS
+            advice = f"the card lacks {' and '.join(lacking)}: reading failed, or took more than {limit:.0f} s"
+            findings.append(DatabaseFinding("not read", table.name, advice))
     personal = {finding.where for finding in findings if finding.kind == "personal data"}
     for table in schema.tables:
         columns = {}

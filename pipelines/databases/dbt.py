@@ -12,13 +12,14 @@ from pipelines.databases.card import DatabaseCard, Reference, TableCard
 from pipelines.sql.dialects.dialect import find_name
 
 TABLES = ("model", "seed", "snapshot", "source")  # kinds of nodes that are tables or views
+READ_TESTS = ("accepted_values", "unique", "not_null", "relationships")
 _CALL = re.compile(r"(ref|source)\((.*?)\)", re.DOTALL)
 _NAME = re.compile(r"""(?<![=\w])\s*['"]([^'"]+)['"]""")  # an argument that has no keyword
 
 
 def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[str]]:
-    """The card with a dbt project's facts (of its `target` folder, or its manifest), and how many of each were taken;
-    what a person wrote in the card stays.
+    """The card with a dbt project's facts (of its `target` folder, or its manifest), and how many of each were taken
+    and were not; what a person wrote in the card stays.
 
     A test says what a column holds: `accepted_values` the values, `unique` and `not_null` that they are, and
     `relationships` is a foreign key. A metric is found by its name in a question, as the card's own metrics are.
@@ -48,7 +49,9 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
             for described, about in (node.get("columns") or {}).items():
                 text = str((about or {}).get("description") or "").strip()
                 column = find_name(_bare(described), columns, card.engine)
-                if text and column is not None and not columns[column].description:
+                if text and column is None:
+                    taken["descriptions of columns that are not here"] += 1
+                elif text and column is not None and not columns[column].description:
                     columns[column] = columns[column].model_copy(update={"description": text})
                     taken["descriptions"] += 1
             update: dict[str, Any] = {"columns": columns}
@@ -58,10 +61,16 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
             tables[name] = tables[name].model_copy(update=update)
     for node in nodes.values():
         test = node.get("test_metadata") or {}
+        if node.get("resource_type") != "test" and not test:
+            continue
+        if test.get("name") not in READ_TESTS:
+            taken["tests of other kinds"] += 1
+            continue
         owner, arguments = table_of.get(str(node.get("attached_node"))), _arguments(test)
         asked = _bare(str(node.get("column_name") or arguments.get("column_name") or ""))
         tested = find_name(asked, tables[owner].columns, card.engine) if owner else None
         if owner is None or tested is None:
+            taken["tests of what is not here"] += 1
             continue
         facts = tables[owner].columns[tested]
         if test["name"] == "relationships":
@@ -79,8 +88,8 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
             continue
         values = ", ".join(map(str, arguments.get("values") or ()))
         notes = {"accepted_values": f"one of: {values}", "unique": "no value twice", "not_null": "never null"}
-        note = notes.get(test["name"], "")
-        if note and note not in facts.description:
+        note = notes[test["name"]]
+        if note not in facts.description:
             text = "; ".join(filter(None, (facts.description, note)))
             columns = {**tables[owner].columns, tested: facts.model_copy(update={"description": text})}
             tables[owner] = tables[owner].model_copy(update={"columns": columns})
@@ -89,7 +98,9 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
     for metric in (manifest.get("metrics") or {}).values():
         name = str(metric.get("label") or metric["name"]).replace("_", " ").lower()
         text = " ".join(str(metric.get("description") or "").split())
-        if text and name not in metrics:
+        if not text:
+            taken["metrics without a description"] += 1
+        elif name not in metrics:
             metrics[name] = text
             taken["metrics"] += 1
     return card.model_copy(update={"tables": tables, "metrics": metrics}), taken

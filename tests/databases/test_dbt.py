@@ -102,6 +102,26 @@ def test_relationships_to_what_is_not_in_the_card_are_counted(folder, sqltrain):
     assert "2 relationships to what is not here" in said
 
 
+def test_what_a_project_has_and_the_card_does_not_take_is_counted(folder, sqltrain):
+    """Of a column and a model that are not here, of kinds that the card has no words for, and without a text."""
+    nodes = {
+        **MANIFEST["nodes"],
+        "test.6": column_test("unique", "model.shop.other", "id"),
+        "test.7": column_test("at_least_one", "model.shop.customers", "name"),
+        "test.8": {"resource_type": "test", "test_metadata": None},
+    }
+    metrics = {**MANIFEST["metrics"], "n": {"name": "churn", "label": None, "description": " "}}
+    (folder / "target" / "manifest.json").write_text(json.dumps({"nodes": nodes, "metrics": metrics}))
+    said = " ".join(sqltrain.ok("connect", "shop.sqlite", "--dbt", "target").split())
+    for told in (
+        "2 tests of what is not here",
+        "2 tests of other kinds",
+        "1 metrics without a description",
+        "1 descriptions of columns that are not here",
+    ):
+        assert told in said
+
+
 def test_what_a_person_wrote_stays(folder, sqltrain):
     sqltrain("connect", "shop.sqlite")
     path = folder / "databases" / "shop.yaml"

@@ -15,7 +15,7 @@ import yaml
 from flows.commands import use
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
-from pipelines.databases import card, named
+from pipelines.databases import card, catalogue, named
 from pipelines.databases import named as addresses
 from pipelines.databases.catalogue import examine
 from pipelines.recipe import yaml_files
@@ -97,6 +97,40 @@ def test_a_renewed_card_keeps_what_is_hidden_also_of_what_is_not_there_now():
     assert renewed.hidden == (("pay",), {"t": ("a",), "u": ("a",), "log": ("ip",)})
     column = renewed.tables["u"].columns["a"]
     assert (renewed.tables["u"].rows, column.hidden, column.description) == (2, True, "mine")
+
+
+def test_descriptions_of_what_is_gone_are_named(shop, sqltrain):
+    sqltrain.ok("connect", "shop.sqlite")
+    place = Path("databases/shop.yaml")
+    known = yaml.safe_load(place.read_text(encoding="utf-8"))
+    known["tables"]["purchase"]["description"] = "one row an order"
+    known["tables"]["customer"]["columns"]["city"]["synonyms"] = ["town"]
+    known["tables"]["customer"]["columns"]["email"] |= {"hidden": True, "description": "private"}
+    place.write_text(yaml.safe_dump(known), encoding="utf-8")
+    with closing(sqlite3.connect(shop)) as database:
+        database.executescript("DROP VIEW mails; DROP VIEW broken; DROP TABLE purchase")
+        database.executescript("ALTER TABLE customer DROP COLUMN city; ALTER TABLE customer DROP COLUMN email")
+    said = " ".join(sqltrain.ok("connect", "shop").split())
+    assert "so the card loses their descriptions and synonyms: customer.city, purchase" in said
+    assert "so the card loses" not in sqltrain.ok("connect", "shop")
+
+
+def test_notes_that_prompts_do_not_show_to_the_end_are_told(shop, sqltrain, caplog):
+    sqltrain.ok("connect", "shop.sqlite")
+    place = Path("databases/shop.yaml")
+    known = yaml.safe_load(place.read_text(encoding="utf-8"))
+    for length in (4_000, 4_001):
+        place.write_text(yaml.safe_dump({**known, "notes": length * "n"}), encoding="utf-8")
+        card.read(place)
+    (told,) = (record.getMessage() for record in caplog.records if "notes" in record.getMessage())
+    assert told == "databases/shop.yaml: its notes have 4,001 characters; prompts show the first 4,000"
+
+
+def test_tables_that_were_not_read_in_time_are_named(shop, sqltrain, monkeypatch):
+    monkeypatch.setattr(catalogue, "SECONDS", -1.0)
+    said = " ".join(sqltrain.ok("connect", "shop.sqlite").split())
+    assert "at least 0 rows" in said
+    assert "customer: the card lacks its example values and the number of its rows" in said
 
 
 @pytest.mark.parametrize(
