@@ -59,6 +59,21 @@ def test_sqlite_hides_views_that_join_by_a_hidden_column_without_saying_so(sqlit
     assert found == ["hidden"] * 5 + [[("Ada", "Oslo")]]
 
 
+def test_sqlite_reads_the_columns_of_a_using_whatever_signs_their_names_have(sqlite_people):
+    people = sqlite_people(
+        """CREATE TABLE paid (id INTEGER, "net)" TEXT, "day, or so" TEXT); INSERT INTO paid VALUES (1, 'a', 'b')""",
+        """CREATE TABLE rate ("net)" TEXT, "day, or so" TEXT); INSERT INTO rate VALUES ('a', 'b')""",
+        """CREATE VIEW x AS SELECT id FROM paid JOIN rate USING ("net)")""",
+    )
+    used = ['"net)"', "[net)]", "`net)`", "'net)'", '"day, or so", "net)"', '"day, or so" /* " */, "net)"']
+    kept = ['paid JOIN rate USING ("day, or so")', "paid JOIN visit USING (id)"]
+    reads = ["x", *(f"paid JOIN rate USING ({columns})" for columns in used), *kept]
+    # A column of another table's hidden name is shown.
+    hidden = ((), {"paid": ("net)",), "person": ("id",)})
+    found = answers(people, *(f"SELECT count(*) FROM {read}" for read in reads), hidden=hidden)
+    assert found == ["hidden"] * 7 + [[(1,)], [(1,)]]
+
+
 def test_sqlite_hides_an_index_of_text_over_a_view_that_reads_something_hidden(sqlite_people):
     people = sqlite_people(
         """CREATE VIEW "it's" AS SELECT id, ssn AS n FROM person""",
@@ -130,6 +145,21 @@ def test_duckdb_hides_the_values_of_types_that_only_hidden_columns_have(duckdb_p
     kept = ["typeof(NULL::size)", "'S'::size", "typeof(shown) FROM felt"]
     found = answers(people, *(f"SELECT {read}" for read in tries + kept), hidden=((), {"felt": ("secret", "other")}))
     assert found == ["hidden"] * len(tries) + [[("ENUM('S', 'M')",)], [("S",)], [("ENUM('S', 'M')",)]]
+
+
+def test_duckdb_hides_types_that_a_pivot_or_the_type_of_a_query_tells(duckdb_people):
+    people = duckdb_people(
+        "CREATE TYPE mood AS ENUM ('calm'); CREATE TYPE size AS ENUM ('S')",
+        "CREATE TABLE felt (id INTEGER, secret STRUCT(m mood), shown size); INSERT INTO felt VALUES (1, NULL, 'S')",
+        "CREATE VIEW told AS SELECT typeof((SELECT secret FROM felt)) AS x",
+        "CREATE VIEW spread AS FROM visit PIVOT (count(*) FOR place IN mood)",
+    )
+    tries = ["PIVOT visit ON place IN Mood USING count(*)", "FROM visit PIVOT (count(*) FOR place IN mood)"]
+    tries += ["SELECT typeof((SELECT secret FROM felt))", "SELECT pg_typeof([(SELECT secret FROM felt)])"]
+    tries += ["WITH t AS (FROM felt) SELECT typeof((SELECT secret FROM t))", "SELECT x FROM told", "FROM spread"]
+    kept = ["SELECT typeof((SELECT shown FROM felt))", "FROM felt PIVOT (count(*) FOR shown IN size GROUP BY id)"]
+    found = answers(people, *tries, *kept, hidden=((), {"felt": ("secret",)}))
+    assert found == ["hidden"] * len(tries) + [[("ENUM('S')",)], [(1, 1)]]
 
 
 HONEST = [

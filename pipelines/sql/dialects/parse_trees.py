@@ -119,7 +119,7 @@ def duckdb_names(tree: Any, plan: str, views: Container[str]) -> StatementNames:
     named = _duckdb_tree_names(tree)
     parsed = json.loads(plan)
     reads = None if parsed["error"] else duckdb_reads(parsed["plans"])
-    if reads is None:
+    if reads is None or _is_type_of_query(tree):
         return named
     types = named.types | {",".join(labels) for labels in _duckdb_enums(parsed["plans"])}
     relations = frozenset(name for name in named.relations if fold(name) in views)
@@ -142,6 +142,12 @@ def duckdb_reads(plans: Any) -> frozenset[tuple[str, str]] | None:
         elif str(kind).startswith("LOGICAL_") and not node.get("children") and kind not in _DUCKDB_LEAVES:
             return None
     return frozenset(reads)
+
+
+def _is_type_of_query(tree: Any) -> bool:
+    """Whether DuckDB's statement asks for the type of a query's value: its plan has the answer, and not the query."""
+    calls = [node for node in _nodes(tree) if str(node.get("function_name")).lower() in ("typeof", "pg_typeof")]
+    return any(node.get("class") == "SUBQUERY" for node in _nodes(calls))
 
 
 def _duckdb_enums(plans: Any) -> Iterator[Sequence[str]]:
@@ -312,6 +318,8 @@ def _duckdb_tree_names(tree: Any) -> StatementNames:
         or node.get("column_name_alias")
         for node in nodes
     )
+    cast = {str(node["type_name"]) for node in nodes if node.get("class") == "TYPE"}
+    spread = {str(node["pivot_enum"]) for node in nodes if node.get("pivot_enum")}  # a column for each of its values
     return StatementNames(
         relations=frozenset(path[-1] for _, path in tables),
         rows=frozenset(rows),
@@ -319,7 +327,7 @@ def _duckdb_tree_names(tree: Any) -> StatementNames:
         unnamed=unnamed,
         catalogue=any(node.get("type") == "SHOW_REF" for node in nodes)
         or any(_is_described(path) for _, path in tables),
-        types=frozenset(str(node["type_name"]) for node in nodes if node.get("class") == "TYPE"),
+        types=frozenset(cast | spread),
         functions=frozenset(str(node["function_name"]) for node in nodes if "function_name" in node),
     )
 

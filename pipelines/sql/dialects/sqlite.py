@@ -161,7 +161,8 @@ _UNASKED = re.compile(
     r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$))|\b(?:using|natural|indexed)\b""",
     re.DOTALL | re.IGNORECASE,
 )
-_USED = re.compile(r"\s*\(([^()]*)\)")
+# The columns of a USING, within quotes or without; a comment among them is not understood.
+_USED = re.compile(r"""\s*\(((?:[^()'"`\[/-]|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\])*)\)""")
 _PLANS = (
     ("addr", "opcode", "p1", "p2", "p3", "p4", "p5", "comment"),
     ("id", "parent", "notused", "detail"),
@@ -210,9 +211,10 @@ def reads_unasked(sql: str, hidden: base.Hidden) -> bool:
         return False
     if mentions(sql, hidden.tables):
         return True
+    columns = frozenset[str]().union(*(names for table, names in hidden.columns.items() if mentions(sql, [table])))
     for word in words:
         used = _USED.match(sql, word.end()) if word[0].lower() == "using" else None
-        if used is None or mentions(used[1], frozenset().union(*hidden.columns.values())):
+        if used is None or mentions(used[1], columns):
             return True
     return False
 
