@@ -16,7 +16,10 @@ class SqltrainError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.hint}" if self.hint else self.message
+        if not self.hint:
+            return self.message
+        stop = "" if self.message.endswith((".", "?", "!")) else "."  # a server's words may have their own
+        return f"{self.message}{stop} {self.hint}"
 
 
 class UserError(SqltrainError):

@@ -12,9 +12,11 @@ from pipelines.protocols.blocks import close_tag, cut
 
 Kind = Literal["ok", "truncated", "refused", "empty", "malformed"]
 # Words for the end of an answer, as servers have them in `finish_reason`.
-CUT = ("length", "max_tokens")
-FILTERED = ("content_filter", "safety", "prohibited_content", "blocklist", "recitation")
-FAILED = ("error", "abort", "aborted", "insufficient_system_resource")  # the server gave up: no answer
+CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
+FILTERED = ("content_filter", "safety", "prohibited_content", "blocklist", "recitation", "spii", "refusal", "sensitive")
+# The server gave up: no answer.
+FAILED = ("error", "abort", "aborted", "insufficient_system_resource", "network_error")
+TEXTS = ("text", "output_text", None)  # types of a message's parts that are its text
 _THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
 
 
@@ -53,12 +55,29 @@ def valid_text(text: str) -> str:
 
 
 def written_text(content: Any) -> str:
-    """The text of a message or of a piece of it, which some servers give in parts; a TypeError for any other value."""
+    """A text that some servers give in parts; a TypeError for any other value."""
     if isinstance(content, list):
-        return "".join(part.get("text") or "" for part in content if part.get("type") in ("text", "output_text"))
+        return "".join(part.get("text") or "" for part in content if part.get("type") in TEXTS)
     if not isinstance(content, str | None):
         raise TypeError
     return content or ""
+
+
+def _read_message(message: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The text, the thought and the refusal of a message or of a piece of it, each in its own field or in a part."""
+    text = thought = refusal = ""
+    content = message.get("content")
+    for part in content if isinstance(content, list) else [{"text": content}]:
+        kind = part.get("type")
+        if kind in TEXTS:
+            text += written_text(part.get("text"))
+        elif kind == "thinking":
+            thought += written_text(part.get("thinking"))
+        elif kind == "refusal":
+            refusal += written_text(part.get("refusal"))
+    thought += written_text(message.get("reasoning_content") or message.get("reasoning"))
+    refusal += written_text(message.get("refusal"))
+    return text, thought, refusal
 
 
 def read_completion(value: Mapping[str, Any]) -> Answer:
@@ -67,20 +86,15 @@ def read_completion(value: Mapping[str, Any]) -> Answer:
     try:
         choice = value["choices"][0]
         message = choice["message"]
-        text = written_text(message.get("content"))
-        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+        text, reasoning, refusal = _read_message(message)
         functions = [call["function"] for call in message.get("tool_calls") or ()]
+        if message.get("function_call"):  # the name before there were several calls in a message
+            functions.append(message["function_call"])
         written = [(item["name"], item["arguments"]) for item in functions]
-        calls = tuple(
-            (valid_text(str(name)), valid_text(text if isinstance(text, str) else json.dumps(text)))
-            for name, text in written
-        )
-        refusal = message.get("refusal") or ""
+        calls = tuple((valid_text(str(name)), valid_text(_as_json(arguments))) for name, arguments in written)
         finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         raise _no_answer(value, used) from None
-    if not isinstance(reasoning, str) or not isinstance(refusal, str):
-        raise _no_answer(value, used)
     end = finish.lower() if isinstance(finish, str) else ""
     if end in FAILED:
         raise ErrorInAnswer(value.get("error") or choice.get("error") or f"finish_reason is {finish!r}")
@@ -93,6 +107,11 @@ def read_completion(value: Mapping[str, Any]) -> Answer:
         kind = "empty"
     stop = valid_text(stopped) if isinstance(stopped, str) else None
     return Answer(valid_text(text or refusal), kind, valid_text(reasoning), calls, stop, *used)
+
+
+def _as_json(arguments: Any) -> str:
+    """A call's arguments as JSON text, which some servers give as an object."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _counted_tokens(value: Mapping[str, Any]) -> tuple[int, int]:
@@ -110,6 +129,10 @@ def _no_answer(value: Mapping[str, Any], used: tuple[int, int]) -> Malformed:
     """The error of a completion that cannot be read: the server's own, or that of a whole answer, which was paid."""
     if value.get("error"):
         return ErrorInAnswer(value["error"])
+    if value.get("object") == "error":
+        return ErrorInAnswer(value)
+    if value.get("choices") is None and not any(used):  # something else of the server's, for which nobody paid
+        return Malformed(f"without a choice: {_as_sent(value)}")
     what = "a choice that can be read" if value.get("choices") else "a choice"
     return UnreadableAnswer(f"without {what}: {_as_sent(value)}", used)
 
@@ -245,33 +268,46 @@ def _chunks(events: Iterator[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
 
 def _add_up(events: Iterator[tuple[str, str]]) -> dict[str, Any]:
     """The chat completion that a stream's chunks add up to; a stream that was cut is no answer."""
-    parts: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
-    calls: dict[int, dict[str, str]] = {}
+    text, thought, refusal = "", "", ""
+    calls: list[dict[str, Any]] = []
     last: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
     usage: Any = None
-    is_whole = has_choice = False
+    is_whole = has_choice = has_delta = False
     for value in _chunks(events):
         is_whole = is_whole or not value
         usage = value.get("usage") or usage
         try:
             for choice in (value.get("choices") or ())[:1]:  # one is asked for
                 has_choice = True
-                # A server that does not stream may send its whole message as one event.
-                delta = choice.get("delta") or choice.get("message") or {}
-                parts["content"].append(written_text(delta.get("content")))
-                parts["refusal"].append(written_text(delta.get("refusal")))
-                thought = delta.get("reasoning_content") or delta.get("reasoning")
-                parts["reasoning_content"].append(written_text(thought))
+                # A server that does not stream may send its whole message as one event; others repeat it in the last.
+                delta = choice.get("delta") or (choice.get("message") if not has_delta else None) or {}
+                has_delta = has_delta or bool(choice.get("delta"))
+                pieces = _read_message(delta)
+                text, thought, refusal = text + pieces[0], thought + pieces[1], refusal + pieces[2]
                 for call in delta.get("tool_calls") or ():
-                    call_parts = calls.setdefault(call.get("index") or 0, {"name": "", "arguments": ""})
-                    for name in call_parts:
-                        call_parts[name] += (call.get("function") or {}).get(name) or ""
+                    _add_call(calls, call)
+                if delta.get("function_call"):
+                    _add_call(calls, {"function": delta["function_call"]})
                 last = {name: choice.get(name) or value for name, value in last.items()}
         except (AttributeError, TypeError, ValueError):
             raise Malformed(f"with a piece of a stream that cannot be read: {_as_sent(value)}") from None
     if not is_whole and last["finish_reason"] is None:
         raise Malformed("the stream was cut")
-    message = {name: "".join(texts) for name, texts in parts.items()}
-    listed = [{"function": calls[index]} for index in sorted(calls)]
-    choices = [{"message": {**message, "tool_calls": listed}, **last}] if has_choice else []
+    message = {"content": text, "reasoning_content": thought, "refusal": refusal, "tool_calls": calls}
+    choices = [{"message": message, **last}] if has_choice else []
     return {"choices": choices, "usage": usage}
+
+
+def _add_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
+    """Add a piece of a tool call to the calls so far: to that of its number, unless its id begins another one, for some
+    servers give all calls the same number, or none.
+    """
+    number, id = piece.get("index"), piece.get("id")
+    begun = next((call for call in reversed(calls) if call["index"] == number), None)
+    if begun is None or (id and begun["id"] and id != begun["id"]):
+        begun = {"index": number, "id": id, "function": {"name": "", "arguments": ""}}
+        calls.append(begun)
+    function = piece.get("function") or {}
+    begun["function"]["name"] += function.get("name") or ""
+    if function.get("arguments"):
+        begun["function"]["arguments"] += _as_json(function["arguments"])

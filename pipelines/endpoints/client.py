@@ -39,10 +39,13 @@ GATEWAYS = (502, 503, 504)  # statuses of a server whose model is down
 WARN_AFTER = 3  # failures in a row after which a line says what is waited for
 SLICES = 20  # of a time-out: each lets the process look at what has come
 LAST_WAIT_S = 60.0  # for answers that are on their way when a run stops: they are paid for
+NO_CONNECTION = "Connection error."  # the client's words for all that happens on the way; its cause says more
 TRANSPORTS = ("httpx2", "httpx")  # what the official client sends with: one or the other, by its version
 OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|model's context length"
-    r"|exceeds? the (available )?context|prompt is too long|input token count .* exceeds",
+    r"|exceeds? (the )?(available )?context|(prompt|input) is too long|input token count .* exceeds"
+    r"|maximum prompt length|prompt exceeds max length|exceeded model token limit|range of input length should be"
+    r"|context length of only|tokens in the prompt cannot exceed|inputs.? tokens . .max_new_tokens. must be",
     re.IGNORECASE,
 )  # as OpenAI, vLLM, SGLang, llama.cpp and others say it
 FILTERED = re.compile(
@@ -317,7 +320,10 @@ class Connection:
         if (status in (400, 403, 422) or is_in_answer) and FILTERED.search(about):
             return Refused(f"the provider of endpoint {self.name!r} refused the conversation: {message}")
         if status in (401, 403):
-            hint = f"Check the key in the environment variable {self.endpoint.key_env}."
+            variable = self.endpoint.key_env
+            hint = f"{entry}: name in key_env the environment variable that holds a key."
+            if variable:
+                hint = f"Check the key in the environment variable {variable}."
             return ResourceError(f"endpoint {self.name!r} refused the key ({status}): {message}", hint)
         if code == "insufficient_quota" or status == 402:
             return ResourceError(f"endpoint {self.name!r} has no quota left: {message}", "Add credit, or name another.")
@@ -353,6 +359,8 @@ class Connection:
         body = response.text.strip() if response is not None and response.is_stream_consumed else ""
         words = server_words(body) if body not in ("", "{}", "[]", "null") else ""
         words = words or " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
+        if getattr(error, "message", "") == NO_CONNECTION and str(error.__cause__ or ""):
+            words = f"{NO_CONNECTION.rstrip('.')}: {' '.join(str(error.__cause__).split())}"
         return self._without_key(words)
 
     def _without_key(self, text: str) -> str:

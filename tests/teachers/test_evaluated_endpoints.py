@@ -133,7 +133,7 @@ def test_an_endpoint_that_is_down_is_named_before_the_first_question_and_a_line_
     url = f"http://127.0.0.1:{free_port()}/v1"
     name_endpoint(SimpleNamespace(url=url))
     question = examples(make(recipe, store, "test"), "test")[0]
-    down = rf"endpoint 'teacher' at {url} does not answer: Connection error\."
+    down = rf"endpoint 'teacher' at {url} does not answer: Connection error: "
     with pytest.raises(ResourceError, match=down):
         ask_teacher(recipe, store, False)
     model = open_model("endpoint:teacher", "miniature", [], store)

@@ -288,7 +288,7 @@ def test_half_a_character_that_arguments_escape_is_replaced_too(protocol, argume
         *(({"choices": choices}, (0, 0)) for choices in ([], [{}], [None])),
         *((completion(content="x", **wrong), (0, 0)) for wrong in ({"tool_calls": [{}]}, {"reasoning": [1]})),
         *((error | {"error": {"message": "busy"}}, None) for error in ({}, {"choices": []})),  # it was not paid
-        ({}, (0, 0)),
+        ({}, None),
         ({"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 7}}, (30, 7)),
         (completion(content="x", tool_calls=[{}]) | {"usage": {"prompt_tokens": 3, "completion_tokens": None}}, (3, 0)),
         (completion(content=3) | {"usage": "many"}, (0, 0)),

@@ -231,3 +231,104 @@ def test_a_list_of_models_that_is_none_says_nothing_about_the_endpoint(serve, bo
     server = serve((200, {"Content-Type": kind}, body))
     asyncio.run(Connection(Endpoint(base_url=f"{server.url}/v1", model="m"), "teacher").reach())
     assert server.asked[0].path == "/v1/models"
+
+
+CALL = ("sql", '{"sql": "SELECT 1"}')
+CALLED = dict(zip(("name", "arguments"), CALL, strict=True))
+THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "text", "reasoning", "calls"),
+    [
+        ({"content": [{"text": "SELECT 1"}]}, "ok", "SELECT 1", "", ()),
+        ({"content": [THINKING, {"type": "text", "text": "SELECT 1"}]}, "ok", "SELECT 1", "hm", ()),
+        ({"content": [{"type": "refusal", "refusal": "I won't."}]}, "refused", "I won't.", "", ()),
+        ({"content": None, "function_call": CALLED}, "ok", "", "", (CALL,)),
+        ({"content": None, "tool_calls": [{"type": "function", "function": CALLED}]}, "ok", "", "", (CALL,)),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_no_part_of_a_message_is_lost(tmp_path, serve, stream, message, kind, text, reasoning, calls):
+    place = "delta" if stream else "message"
+    body = json.dumps({"choices": [{"index": 0, place: message, "finish_reason": "stop"}], "usage": USAGE})
+    server = serve((200, {}, (f"data: {body}\n\n" if stream else body).encode()))
+    (answer,) = asker_of(server, tmp_path, stream=stream).ask_all([CASE])
+    assert (answer.kind, answer.text, answer.reasoning, answer.calls) == (kind, text, reasoning, calls)
+
+
+@pytest.mark.parametrize("places", [({}, {}), ({"index": 0}, {"index": 0}), ({"index": 0}, {"index": 1})])
+def test_two_calls_of_a_stream_stay_two_though_they_have_no_number_of_their_own(tmp_path, serve, places):
+    calls = [{"id": f"call-{n}", "function": CALLED, **place} for n, place in enumerate(places)]
+    sent = [{"choices": [{"delta": {"tool_calls": [call]}}]} for call in calls]
+    sent.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    server = serve((200, {}, "".join(f"data: {json.dumps(value)}\n\n" for value in sent).encode()))
+    (answer,) = asker_of(server, tmp_path, stream=True).ask_all([CASE])
+    assert answer.calls == (CALL, CALL)
+
+
+def test_a_whole_message_at_the_end_of_a_stream_is_not_read_twice(tmp_path, serve):
+    whole = {"choices": [{"delta": {}, "message": {"content": "SELECT 1"}, "finish_reason": "stop"}]}
+    server = serve((200, {}, f"data: {piece('SELECT 1')}\n\ndata: {json.dumps(whole)}\n\n".encode()))
+    assert asker_of(server, tmp_path, stream=True).ask_all([CASE])[0].text == "SELECT 1"
+
+
+@pytest.mark.parametrize(
+    ("finish", "kind"),
+    [
+        ("model_length", "truncated"),  # Mistral
+        ("model_context_window_exceeded", "truncated"),  # Anthropic, Z.ai
+        ("MAX_TOKENS", "truncated"),  # Google
+        ("refusal", "refused"),  # Anthropic
+        ("sensitive", "refused"),  # Z.ai
+        ("SPII", "refused"),  # Google
+        ("end_turn", "ok"),
+    ],
+)
+def test_each_servers_word_for_the_end_of_an_answer_is_known(tmp_path, serve, finish, kind):
+    assert asker_of(serve(completion("SELECT", finish)), tmp_path).ask_all([CASE])[0].kind == kind
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"object": "error", "message": "the engine is dead", "code": 50001},
+        {"detail": "the engine is dead"},
+        {"code": 1234, "msg": "the engine is dead"},
+    ],
+)
+def test_an_error_of_status_200_in_any_form_is_no_answer_that_was_paid(tmp_path, serve, body):
+    asker = asker_of(serve((200, {}, body)), tmp_path, retries=1)
+    with pytest.raises(BoundaryError, match="the engine is dead"):
+        asker.ask_all([CASE])
+    assert asker.log.spent.requests == 0
+
+
+TOO_LONG = [
+    "input length and `max_tokens` exceed context limit: 197202 + 21333 > 200000",
+    "This model's maximum prompt length is 131072 but the request contains 140000 tokens.",
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens",
+    "Input is too long for requested model.",
+    "Invalid request: Your request exceeded model token limit: 8192",
+    "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
+    "Prompt exceeds max length",
+    "The model is loaded with context length of only 4096 tokens, which is not enough",
+    "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 9000.",
+]
+
+
+@pytest.mark.parametrize("words", TOO_LONG)
+def test_a_long_prompt_is_known_by_each_servers_words(tmp_path, serve, words):
+    server = serve((400, {}, {"error": {"message": words, "type": "invalid_request_error"}}))
+    assert asker_of(server, tmp_path).ask_all([CASE]) == [None]
+
+
+def test_a_broken_redirection_says_more_than_that_the_connection_failed(tmp_path, serve):
+    with pytest.raises(BoundaryError, match="redirect"):
+        asker_of(serve((307, {"Location": "/v1/chat/completions"}, b"")), tmp_path, retries=1).ask_all([CASE])
+
+
+def test_a_message_names_no_variable_that_the_entry_lacks_and_ends_with_one_full_stop(tmp_path, serve):
+    with pytest.raises(ResourceError) as caught:
+        asker_of(serve((401, {}, {"error": {"message": "Log in."}})), tmp_path).ask_all([CASE])
+    assert "Log in. Check the entry 'teacher' of endpoints.yaml: name in key_env" in str(caught.value)
