@@ -108,7 +108,11 @@ def _escaped(text: str) -> str:
 def ends_with_question(messages: Any) -> bool:
     """Whether the last message that says something, of those that are not instructions, is the user's."""
     said = [message for message in messages if isinstance(message, Mapping)] if isinstance(messages, list) else []
-    roles = [message.get("role") for message in said if message.get("content") or message.get("role") == "user"]
+    roles = [
+        message.get("role")
+        for message in said
+        if message.get("role") == "user" or message.get("content") or message.get("tool_calls")
+    ]
     spoken = [role for role in roles if role not in ("system", "developer")]
     return bool(spoken) and spoken[-1] == "user"
 
@@ -268,6 +272,8 @@ class Service:
 
     async def _chat(self, request: Request, user: str) -> ASGIApp:
         body = await body_of(request)
+        if not isinstance(body.get("stream"), bool | None):
+            raise Denied(400, "stream is true or false")
         is_stream = bool(body.get("stream"))
         options = body.get("stream_options")
         if options is not None and not (is_stream and isinstance(options, Mapping)):

@@ -75,7 +75,7 @@ def guarded(
             if origin is not None and origin.partition("://")[2] != host:
                 raise Denied(403, "a page of another site may not ask here")
             if request.method == "OPTIONS":  # a browser asks without a key
-                return Response(status_code=204, headers={"Allow": ", ".join(allowed_methods(request))})
+                return answer_options(request)
             return await handler(request, access.user(request.headers.get("authorization", "")))
         except Denied as error:
             denied = error
@@ -105,12 +105,18 @@ def allowed_methods(request: Request) -> list[str]:
     return sorted(methods)
 
 
+def answer_options(request: Request) -> Response:
+    return Response(status_code=204, headers={"Allow": ", ".join(allowed_methods(request))})
+
+
 async def refuse_unknown(request: Request, error: Exception) -> Response:
     """The answer to a path that the application lacks, or to a method that the path lacks."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
         return error_response(404, f"there is nothing at {where}", "unknown_url")
+    if error.status_code == 405 and request.method == "OPTIONS":
+        return answer_options(request)
     if error.status_code == 405:
         allowed = ", ".join(allowed_methods(request))
         return error_response(405, f"{where} is not allowed; allowed: {allowed}", "method_not_supported", error.headers)

@@ -27,6 +27,8 @@ def test_a_browser_may_ask_what_is_allowed(running):
         CHAT: "OPTIONS, POST",
         "/v1/models": "GET, HEAD, OPTIONS",
         "/v1/models/script": "GET, HEAD, OPTIONS",
+        "/": "GET, HEAD, OPTIONS",
+        "/health": "GET, HEAD, OPTIONS",
         "/v1/feedback": "DELETE, GET, HEAD, OPTIONS, POST",
     }
     for path, methods in allowed.items():
@@ -99,6 +101,8 @@ def test_a_stream_ends_with_the_usage_if_it_is_asked_for(running, include):
         {"messages": [QUESTION], "stream_options": {"include_usage": True}},
         {"messages": [QUESTION], "stream": True, "stream_options": "usage"},
         {"messages": [QUESTION], "n": 2},
+        {"messages": [QUESTION], "stream": "false"},
+        {"messages": [QUESTION, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is this ?"}, PICTURE]}]},
         {"messages": [{"role": "user", "content": [PICTURE]}, ANSWER, QUESTION]},
     ],
