@@ -70,9 +70,10 @@ def require_files(folder: Path) -> None:
             if name in place_of:
                 raise DataError(f"{folder} has {name} twice: in {place_of[name]} and in {file.name}", AGAIN)
             place_of[name] = file.name
-        whole_numbers = sorted(name for name, kind in kinds.items() if kind[0] in "IUB" and not kind.startswith("BF"))
-        if whole_numbers and not _is_quantized(folder):
-            name = whole_numbers[0]
+        # Whole, truth and complex numbers; a real one is F16, BF16, F8_E4M3 and so on.
+        not_real = sorted(name for name, kind in kinds.items() if kind[0] in "IUBC" and not kind.startswith("BF"))
+        if not_real and not _is_quantized(folder):
+            name = not_real[0]
             raise DataError(f"{file}: {name} is {kinds[name]}, which is no type of weights", AGAIN)
     if place_of and not (folder / SINGLE).is_file():
         index = _index(folder)
@@ -120,7 +121,6 @@ def network_of(name: str, **options: Any) -> Any:
     Args:
         options: of transformers' `from_pretrained`; `device_map="meta"` reads the names and shapes alone.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -133,7 +133,7 @@ def network_of(name: str, **options: Any) -> Any:
         network, loading = AutoModelForCausalLM.from_pretrained(
             name, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except Exception as error:  # settings of many architectures and quantised formats raise any kind
         hint = "Give a local folder or a hub name as model.source."
         raise DataError(f"no model at {name}: {_line(error)}", hint) from None
     finally:
@@ -210,4 +210,6 @@ def _some(names: list[str]) -> str:
 
 def _line(error: object) -> str:
     """An error's first line."""
+    if isinstance(error, KeyError):
+        return f"there is no {error}"
     return (str(error).strip() or type(error).__name__).splitlines()[0]

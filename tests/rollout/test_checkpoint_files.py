@@ -20,6 +20,7 @@ gguf = pytest.importorskip("gguf")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DOWN, TABLE, HEAD = "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight", "lm_head.weight"
 NORM = "model.norm.weight"
+GPTQ = {"quant_method": "gptq", "bits": 4}
 
 
 def weights(change):
@@ -74,6 +75,23 @@ def again(folder, index):
     )
 
 
+def link(folder, _):
+    """Each file lies in another folder, and a link in its place, as in the cache of a hub."""
+    for name in ("a.safetensors", "b.safetensors"):
+        (folder / "blobs").mkdir(exist_ok=True)
+        (folder / name).rename(folder / "blobs" / name)
+        (folder / name).symlink_to(folder / "blobs" / name)
+
+
+def empty_file(folder, _):
+    save_file({}, folder / "c.safetensors", metadata={"format": "pt"})
+
+
+def link_to_nowhere(folder, _):
+    (folder / "b.safetensors").unlink()
+    (folder / "b.safetensors").symlink_to("gone.safetensors")
+
+
 def pickled(folder):
     torch.save(load_file(folder / SINGLE), folder / "pytorch_model.bin")
     (folder / SINGLE).unlink()
@@ -112,6 +130,7 @@ DAMAGES = {
     "flat": (weights(lambda all_: {**all_, DOWN: all_[DOWN].flatten()}), "its architecture has"),
     "whole numbers": (weights(lambda all_: {**all_, DOWN: all_[DOWN].to(torch.int32)}), "no type of weights"),
     "truth values": (weights(lambda all_: {**all_, NORM: all_[NORM] > 0}), "no type of weights"),
+    "complex numbers": (weights(lambda all_: {**all_, DOWN: all_[DOWN].to(torch.complex64)}), "no type of weights"),
     "one more tensor": (weights(lambda all_: {**all_, "v_head.weight": torch.ones(2)}), "that its architecture lacks"),
     "a bias": (weights(lambda all_: {**all_, DOWN.replace("weight", "bias"): torch.ones(32)}), "architecture lacks"),
     "another layer": (
@@ -144,6 +163,12 @@ DAMAGES = {
     "a damaged index beside": (lambda folder: (folder / INDEX).write_text("{"), "same"),
     # Several files.
     "two files": (shards(), "same"),
+    "a third file without a tensor": (shards(empty_file), "same"),
+    "links to files elsewhere": (shards(link), "same"),
+    "a link to nowhere": (
+        shards(link_to_nowhere),
+        "lacks 1 of 2 files",
+    ),
     "a file is missing": (shards(lambda folder, _: (folder / "b.safetensors").unlink()), "lacks 1 of 2 files"),
     "a file is cut": (
         shards(lambda folder, _: bytes_of("b.safetensors", lambda d: d[:-3])(folder) and None),
@@ -173,6 +198,14 @@ DAMAGES = {
     "other heads": (config(num_key_value_heads=1), "its architecture has"),
     "another architecture": (config(model_type="llama", architectures=["LlamaForCausalLM"]), "architecture lacks"),
     "no architecture": (config(model_type="plum", architectures=["PlumForCausalLM"]), "no model at"),
+    "no heads": (config(num_attention_heads=0), "no model at"),
+    "a text for a number": (config(vocab_size="290"), "no model at .*vocab_size"),
+    "an unknown type": (config(dtype="plum"), "no model at .*plum"),
+    "an unknown activation": (config(hidden_act="plum"), "there is no 'plum'"),
+    "a quantised format that is not installed": (
+        config(quantization_config={"quant_method": "gptq", "bits": 4}),
+        "GPTQ",
+    ),
     "settings are no JSON": (bytes_of("config.json", lambda data: data[:50]), "."),
     "fewer rows than tokens": (
         both(weights(lambda all_: {**all_, TABLE: all_[TABLE][:200].contiguous()}), config(vocab_size=200)),
@@ -205,7 +238,7 @@ def refused(call):
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_checkpoint_is_refused_in_a_line_or_is_the_same_model(whole, tmp_path, name):
     damage, said = DAMAGES[name]
-    folder = tmp_path / "model"
+    folder = tmp_path / "my m\u00f6del"
     shutil.copytree(whole, folder)
     damage(folder)
     if said == "same":
@@ -219,4 +252,4 @@ def test_a_damaged_checkpoint_is_refused_in_a_line_or_is_the_same_model(whole, t
     assert re.search(said, refused(lambda: logits(folder)))
     for kind in ("hub-folder", "gguf", "ollama"):
         assert re.search(said, refused(lambda kind=kind: exports.write(lineage_of(folder), kind, tmp_path / "out")))
-    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name}
