@@ -31,6 +31,9 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
         raise DataError(f"{path} is not a dbt manifest: {error.message}", hint) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("nodes"), dict):
         raise DataError(f"{path} is not a dbt manifest: it has no nodes", hint)
+    misshapen = _misshapen(manifest)
+    if misshapen is not None:
+        raise DataError(f"{path} is not a dbt manifest: {misshapen} has another shape than dbt writes", hint)
     taken: Counter[str] = Counter()
     nodes: dict[str, Any] = {**manifest["nodes"], **(manifest.get("sources") or {})}
     tables: dict[str, TableCard] = dict(card.tables)
@@ -73,7 +76,8 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
             taken["tests of what is not here"] += 1
             continue
         facts = tables[owner].columns[tested]
-        if test["name"] == "relationships":
+        rule = test["name"]
+        if rule == "relationships":
             to_table = table_of.get(_referred(str(arguments.get("to")), nodes) or "")
             field = _bare(str(arguments.get("field")))
             to_column = find_name(field, tables[to_table].columns, card.engine) if to_table else None
@@ -88,7 +92,7 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
             continue
         values = ", ".join(map(str, arguments.get("values") or ()))
         notes = {"accepted_values": f"one of: {values}", "unique": "no value twice", "not_null": "never null"}
-        note = notes[test["name"]]
+        note = notes[rule]
         if note not in facts.description:
             text = "; ".join(filter(None, (facts.description, note)))
             columns = {**tables[owner].columns, tested: facts.model_copy(update={"description": text})}
@@ -104,6 +108,32 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
             metrics[name] = text
             taken["metrics"] += 1
     return card.model_copy(update={"tables": tables, "metrics": metrics}), taken
+
+
+def _misshapen(manifest: Mapping[str, Any]) -> str | None:
+    """The first part of a manifest that is not shaped as dbt's; None if all that is read here is."""
+    for kind in ("nodes", "sources", "metrics"):
+        entries = manifest.get(kind) or {}
+        if not isinstance(entries, dict):
+            return kind
+        for id, entry in entries.items():
+            if not isinstance(entry, dict):
+                return f"{kind}: {id}"
+            columns = entry.get("columns") or {}
+            is_right = isinstance(columns, dict) and all(isinstance(one or {}, dict) for one in columns.values())
+            test = entry.get("test_metadata") or {}
+            is_right = is_right and isinstance(test, dict) and isinstance(test.get("name", ""), str)
+            if not (is_right and _has_arguments(test)) or (kind == "metrics" and not entry.get("name")):
+                return f"{kind}: {id}"
+    return None
+
+
+def _has_arguments(test: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a test are an object, and its values a list."""
+    written = test.get("kwargs") or {}
+    if not isinstance(written, dict) or not isinstance(written.get("arguments") or {}, dict):
+        return False
+    return isinstance(_arguments(test).get("values") or [], list)
 
 
 def _bare(name: str) -> str:

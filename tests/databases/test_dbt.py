@@ -147,3 +147,23 @@ def test_a_file_that_is_not_a_manifest_is_refused_in_one_line(folder, sqltrain, 
     error = sqltrain.refused("connect", "shop.sqlite", "--dbt", "target")
     assert "target/manifest.json is not a dbt manifest" in error
     assert "Run dbt parse" in error
+
+
+MISSHAPEN = {
+    "a list for a node": {"nodes": {"m": []}},
+    "nothing for a node": {"nodes": {"m": None}},
+    "a list of sources": {"nodes": {}, "sources": [1]},
+    "a list of metrics": {"nodes": {}, "metrics": [1]},
+    "a metric without a name": {"nodes": {}, "metrics": {"m": {"description": "x"}}},
+    "a list of columns": {"nodes": {"m": {"resource_type": "model", "columns": [{"name": "id"}]}}},
+    "a text for a column": {"nodes": {"m": {"resource_type": "model", "columns": {"id": "a key"}}}},
+    "a text for a test": {"nodes": {"m": {"test_metadata": "unique"}}},
+    "a number for a test's values": {"nodes": {"m": column_test("accepted_values", "m", "kind", values=5)}},
+}
+
+
+@pytest.mark.parametrize("manifest", MISSHAPEN.values(), ids=MISSHAPEN)
+def test_a_manifest_of_another_shape_is_refused_in_one_line(folder, sqltrain, manifest):
+    (folder / "target" / "manifest.json").write_text(json.dumps(manifest))
+    error = sqltrain.refused("connect", "shop.sqlite", "--dbt", "target")
+    assert "has another shape than dbt writes" in error
