@@ -66,6 +66,11 @@ def table(rows, header=NAMES, **layout):
     return out.getvalue()
 
 
+def joined(first, second):
+    """The bytes of two files, each with its mark, one behind the other."""
+    return first.encode("utf-8-sig") + second.encode("utf-8-sig")
+
+
 def replaced(lines, number, line):
     return [*lines[:number], line, *lines[number + 1 :]]
 
@@ -73,6 +78,7 @@ def replaced(lines, number, line):
 LINES = json_lines(ROWS).split("\n")[:-1]
 QUERY_TWICE = '{"query": "SELECT 1", '
 NAMED_TWICE = LINES[3].replace("{", '{"sql": "SELECT 1", ', 1)
+WITH_ZERO = LINES[3].replace("How", r"\u0000How", 1)
 WITHOUT_SQL = json.dumps({"question": "q", "database": "shop.sqlite"})
 BAD_BYTE = "ë".encode(), b"\xeb", 1  # as Windows writes the letter
 TABLE = table(ROWS)
@@ -84,6 +90,9 @@ FORMS = {  # the file's name, its bytes, and what becomes of it
     },
     **{f"table {encoding}": ("q.csv", encoded(TABLE, encoding), fate) for encoding, fate in ENCODINGS.items()},
     **{f"list {encoding}": ("q.jsonl", encoded(LIST, encoding), fate) for encoding, fate in ENCODINGS.items()},
+    "lines cr": ("q.jsonl", json_lines(ROWS, "\r").encode(), READ),
+    "lines of two joined files": ("q.jsonl", joined(json_lines(ROWS[:9]), json_lines(ROWS[9:])), READ),
+    "lines, a zero character": ("q.jsonl", "\n".join(replaced(LINES, 3, WITH_ZERO)).encode(), ASIDE),
     "lines crlf": ("q.jsonl", json_lines(ROWS, "\r\n").encode(), READ),
     "lines parted by blank ones": ("q.jsonl", json_lines(ROWS, "\n\n").encode(), READ),
     "lines without a last end": ("q.jsonl", "\n".join(LINES).encode(), READ),
@@ -99,6 +108,9 @@ FORMS = {  # the file's name, its bytes, and what becomes of it
     "table tab": ("q.csv", table(ROWS, delimiter="\t").encode(), READ),
     "table tsv": ("q.tsv", table(ROWS, delimiter="\t").encode(), READ),
     "table all quoted": ("q.csv", table(ROWS, quoting=csv.QUOTE_ALL).encode(), READ),
+    "table of two joined files": ("q.csv", joined(table(ROWS[:9]), table(ROWS[9:]).partition("\n")[2]), READ),
+    "table with two marks": ("q.csv", joined("", TABLE), READ),
+    "table, a zero character": ("q.csv", TABLE.replace("Zoë, 0", "Zoë\0, 0").encode(), ASIDE),
     "table crlf": ("q.csv", table(ROWS, lineterminator="\r\n").encode(), READ),
     "table cr": ("q.csv", table(ROWS, lineterminator="\r", quoting=csv.QUOTE_ALL).encode(), READ),
     "table in capitals": ("Q.CSV", table(ROWS, ("Question", "DATABASE", "SQL")).encode(), READ),
@@ -110,6 +122,7 @@ FORMS = {  # the file's name, its bytes, and what becomes of it
     "table, one bad byte": ("q.csv", TABLE.encode().replace(*BAD_BYTE), REFUSED),
     "table, a comma without quotes": ("q.csv", TABLE.replace("name = 'Zoë'", "name, 1", 1).encode(), ASIDE),
 }
+TOLD_OF_A_ROW = ("no sql", "question holds")  # the inbox's batch has the row's own id beside
 LINE = re.compile(r"line \d+|:\d+$|has no column sql")
 
 
@@ -167,7 +180,7 @@ def test_each_form_of_50_questions_is_read_exactly_or_refused_with_its_line(fold
         return
     assert rows == [pair for pair in EXPECTED if pair not in lost]
     assert len(aside) == len(lost) > 0
-    assert all(place.startswith("no sql") or LINE.search(place) for place in aside)
+    assert all(place.startswith(TOLD_OF_A_ROW) or LINE.search(place) for place in aside)
 
 
 @pytest.mark.parametrize("suffix", ["sqlite", "duckdb"])
@@ -206,6 +219,8 @@ LOG_FORMS = {  # the bytes of the log, what becomes of it, and the lines of the 
         f"log {encoding} cr": (encoded(LOG.replace("\n", "\r"), encoding), fate, [])
         for encoding, fate in ENCODINGS.items()
     },
+    "log of two joined files": (joined(f"{QUERIES[0]};\n", LOG.partition("\n")[2]), READ, []),
+    "log with UTF-16 behind it": (LOG.encode() + "SELECT 51;\n".encode("utf-16-le"), REFUSED, []),
     "log in one line": ("; ".join(QUERIES).encode(), READ, []),
     "log without a last end": (LOG.rstrip(";\n").encode(), READ, []),
     "log with blank lines": (LOG.replace(";\n", ";\n\n \n").encode(), READ, []),
@@ -252,6 +267,8 @@ PREDICTION_FORMS = {
     **in_encodings("lines", PLAIN),
     **in_encodings("object", json.dumps(BIRD, ensure_ascii=False, indent=1)),
     **in_encodings("list", json.dumps(ONE_LINERS, ensure_ascii=False)),
+    "lines of two joined files": (joined(ONE_LINERS[0] + "\n", PLAIN.partition("\n")[2]), READ),
+    "lines with UTF-16 behind them": (ONE_LINERS[0].encode() + b"\n" + PLAIN.encode("utf-16-le"), REFUSED),
     "lines crlf": (PLAIN.replace("\n", "\r\n").encode(), READ),
     "lines cr": (PLAIN.replace("\n", "\r").encode(), READ),
     "lines without a last end": (PLAIN.rstrip("\n").encode(), READ),
@@ -291,6 +308,8 @@ def test_each_form_of_50_predictions_is_read_exactly_or_refused_in_words(tmp_pat
 GOLD_FORMS = {
     **in_encodings("lines", WITH_DATABASES),
     **in_encodings("list", json.dumps(SPLIT, ensure_ascii=False, indent=1)),
+    "lines of two joined files": (joined(f"{ONE_LINERS[0]}\tshop\n", WITH_DATABASES.partition("\n")[2]), READ),
+    "lines with BIRD's databases": ("".join(f"{text}\n" for text in BIRD.values()).encode(), READ),
     "lines crlf": (WITH_DATABASES.replace("\n", "\r\n").encode(), READ),
     "lines cr": (WITH_DATABASES.replace("\n", "\r").encode(), READ),
     "lines parted by blank ones": (WITH_DATABASES.replace("\n", "\n\n").encode(), READ),
@@ -316,8 +335,25 @@ def test_each_form_of_50_gold_queries_is_read_exactly_or_refused_in_words(tmp_pa
         scoring.read_gold(tmp_path / "gold")
 
 
+def test_a_prediction_of_its_database_alone_is_empty(tmp_path):
+    lines = [f"{ONE_LINERS[0]}\tshop", "\tshop", f"{scoring.BIRD_SEPARATOR}shop", f"\t{ONE_LINERS[3]}"]
+    (tmp_path / "pred").write_text("".join(f"{line}\n" for line in lines))
+    read = scoring.read_predictions(tmp_path / "pred", GOLD[:4])
+    assert read.queries == [ONE_LINERS[0], "", "", ONE_LINERS[3]]
+    assert (read.empty, read.other_database, read.tabs) == ([1, 2], [], [])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_table_without_a_header_is_set_aside_row_by_row(folder, count):
+    path = folder / "in" / "q.csv"
+    path.write_text(table(ROWS[:count]).partition("\n")[2])
+    rows, aside = by_inbox(path, folder / "stage")
+    assert (rows, len(aside)) == ([], count)
+    assert aside[0].startswith("q.csv, line 1: the first line names no column question: how many are called zoë")
+
+
 def test_the_count_of_forms():
-    """Questions in 43 forms through three doors, a log in 31, predictions in 35 and gold queries in 20."""
+    """Questions in 49 forms through three doors, a log in 33, predictions in 37 and gold queries in 22."""
     fates = [fate for _, _, fate in FORMS.values()]
-    assert (len(fates), fates.count(READ), fates.count(ASIDE), fates.count(REFUSED)) == (43, 19, 7, 17)
-    assert (len(LOG_FORMS), len(PREDICTION_FORMS), len(GOLD_FORMS)) == (31, 35, 20)
+    assert (len(fates), fates.count(READ), fates.count(ASIDE), fates.count(REFUSED)) == (49, 23, 9, 17)
+    assert (len(LOG_FORMS), len(PREDICTION_FORMS), len(GOLD_FORMS)) == (33, 37, 22)

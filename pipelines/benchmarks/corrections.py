@@ -32,7 +32,7 @@ def correct(examples: Iterable[Example], path: Path, unused: Callable[[str, str]
     """
     entries: dict[str, dict[str, Any]] = {}  # by the name of the question
     lines: dict[str, int] = {}  # of the entries
-    for line, _, row in good_rows(path, hint=HINT):
+    for line, _, row in good_rows(path, [NAMES, SQL], HINT):
         where = f"{path}, line {line}"
         if not isinstance(row, dict):
             raise DataError(f"{where}: a {type(row).__name__} where an object was expected", HINT)

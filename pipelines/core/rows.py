@@ -1,6 +1,7 @@
 """The rows of a file of questions, each behind its line: JSON lines, one JSON list, or CSV with a header."""
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from pipelines.core.errors import DataError
 from pipelines.core.text_files import (
     DECODER,
+    MARK,
     UTF_8_MARK,
     RepeatedName,
     not_utf_8,
@@ -26,6 +28,7 @@ CSV_SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a number's digits
 EDGE = 4096  # bytes of a file's two ends, by which a JSON list is told from JSON lines
 NOT_READ = "not_read"  # the field of a copied row that says why the original could not be read
+QUESTION = "question"  # the column that every file of questions has
 SHOWN = 200  # characters of a row's text in a message
 _BLANKS = re.compile(r"[ \t\r\n]*")
 Needed = Sequence[Sequence[str]]  # columns that a CSV file must have, each with the other names that it may bear
@@ -74,7 +77,8 @@ def good_rows(path: Path, needed: Needed = (), hint: str = "") -> Iterator[Row]:
 def json_rows(path: Path, hint: str = "") -> Iterator[Row]:
     """The values of JSON lines, or the items of the one JSON list that a file holds; blank lines are skipped.
 
-    Only a line feed ends a line: `str.splitlines` would also cut at a U+2028 inside a text.
+    A line ends in a line feed, a carriage return or both: `bytes.splitlines` does not cut at a U+2028 inside a text, as
+    `str.splitlines` does.
     """
     try:
         with path.open("rb") as stream:
@@ -86,7 +90,8 @@ def json_rows(path: Path, hint: str = "") -> Iterator[Row]:
             if is_list:
                 yield from _items(path, stream.read(), hint)
             else:
-                for number, line in enumerate(stream, 1):
+                ended_alike = itertools.chain.from_iterable(map(bytes.splitlines, stream))
+                for number, line in enumerate(ended_alike, 1):
                     if _text(line):
                         yield Row(number, number, _value(line))
     except FileNotFoundError:
@@ -164,8 +169,12 @@ def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             first = stream.readline()
             stream.seek(0)
-            records = _records(csv.reader(stream, delimiter=max(DELIMITERS, key=first.count), strict=True))
+            lines = (line.lstrip(MARK) for line in stream)  # a joined file's own mark stands before its first line
+            records = _records(csv.reader(lines, delimiter=max(DELIMITERS, key=first.count), strict=True))
             header = _header(path, next(records, (1, []))[1], needed, hint)
+            if not needed and header and QUESTION not in header:
+                shown = ", ".join(header)[:SHOWN]
+                yield Row(1, 1, BadRow("no_header", f"the first line names no column {QUESTION}: {shown}"))
             for line, cells in records:
                 if any(map(str.strip, cells)):
                     yield Row(line, line, _by_name(header, cells))

@@ -4,6 +4,7 @@ No character is replaced and no name of an object is dropped: what was damaged w
 """
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,8 @@ from pipelines.core.errors import DataError
 
 UTF_8_MARK = b"\xef\xbb\xbf"  # Windows' editors begin a file with it
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+MARK = "\ufeff"  # the same, in text
+_MARKS = re.compile(f"^{MARK}+", re.MULTILINE)  # also of a file that was joined to another
 SAVE_AS_UTF_8 = "Save it as UTF-8."
 
 
@@ -20,17 +23,25 @@ class RepeatedName(ValueError):
 
 
 def read_text(path: Path, hint: str = "") -> str:
-    """The text of a file without its byte order mark, with plain line feeds; DataError if it is not UTF-8."""
+    """The text of a file without byte order marks before its lines, with plain line feeds; DataError if it is not
+    UTF-8.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", hint) from None
     require_utf_8(path, data, hint)
     try:
-        text = data.removeprefix(UTF_8_MARK).decode()
+        text = data.decode()
     except UnicodeDecodeError:
         raise not_utf_8(path, data, hint) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    plain = text.replace("\r\n", "\n").replace("\r", "\n")
+    before, nul, _ = plain.partition("\0")
+    if nul:
+        line = 1 + before.count("\n")
+        remedy = f"UTF-16 has such bytes. {SAVE_AS_UTF_8} {hint}".strip()
+        raise DataError(f"{path}, line {line} is not UTF-8 text: it holds a byte of zeros", remedy)
+    return _MARKS.sub("", plain)
 
 
 def require_utf_8(path: Path, head: bytes, hint: str = "") -> None:

@@ -301,6 +301,8 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     text: str = next(filter(None, texts), "")
     if not is_valid_unicode(text):
         raise BadRow("invalid_unicode", f"{names[0]} holds half a character, which no file or database takes")
+    if "\0" in text:
+        raise BadRow("zero_byte", f"{names[0]} holds a character of zeros (U+0000), which no query takes")
     if required and not text:
         raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")
     return text

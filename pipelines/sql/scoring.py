@@ -62,6 +62,7 @@ def read_gold(path: Path) -> list[GoldQuery]:
         sql, tab, db_id = line.strip().rpartition("\t")
         if not tab:
             raise DataError(f"{where}: no tab between the gold SQL and its database", "Is it a gold file?")
+        sql = sql.strip().removesuffix(BIRD_SEPARATOR.strip())  # as predictions name their databases
         golds.append(GoldQuery(sql.strip(), _checked_name(where, db_id.strip())))
     return golds
 
@@ -147,7 +148,7 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[st
                 sql = before
             else:
                 name = ""
-                tabs += [number] if tab else []
+                tabs += [number] if before.strip() else []
         queries[number] = sql.strip()
         if name.strip() and name.strip().casefold() != gold[number].db_id.casefold():
             other_database.append(number)
@@ -157,7 +158,8 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[st
 
 
 def _line_entries(path: Path, text: str, gold: Sequence[GoldQuery]) -> dict[int, str]:
-    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
+    # A tab before a line's database stays, where there is no SQL before it.
+    lines = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
     while len(lines) > len(gold) and not lines[-1]:
         lines.pop()
     if len(lines) != len(gold):

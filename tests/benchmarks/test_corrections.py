@@ -48,6 +48,16 @@ def test_a_corrected_gold_sql_is_taken_and_the_published_one_kept(bird, tmp_path
     assert corrections.count(found) == 1
 
 
+def test_corrections_of_a_table_are_read_and_one_without_a_header_is_refused(bird, tmp_path):
+    overlay = tmp_path / "overlay.csv"
+    write(overlay, f"question_id,sql,reason\n41,{BETTER},not ships\n")
+    found = read(bird, overlay, tmp_path)
+    assert [one.gold_sql for one in found] == [PUBLISHED, BETTER, PUBLISHED]
+    write(overlay, f"41,{BETTER},not ships\n")
+    with pytest.raises(DataError, match=r"overlay\.csv has no column id and no column sql"):
+        read(bird, overlay, tmp_path)
+
+
 def test_several_gold_queries_are_read_and_a_correction_replaces_them(bird, tmp_path):
     rows = json.loads((bird / "dev.json").read_text())
     for row in rows[:2]:
