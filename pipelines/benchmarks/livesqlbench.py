@@ -111,15 +111,14 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
         groups = ((True, "critical_ambiguity"), (False, "non_critical_ambiguity"), (True, "knowledge_ambiguity"))
         ambiguities = [
             {
-                "term": str(mark.get("term", "")),
-                "means": str(mark.get("sql_snippet", "")),
+                "term": mark["term"],
+                "means": mark["sql_snippet"],
                 "kind": str(mark.get("type", "")),
                 "critical": critical,
                 "deleted": mark.get("deleted_knowledge"),
             }
             for critical, group in groups
-            for mark in _listed(by_name.get(group))
-            if isinstance(mark, dict)
+            for mark in _marks(by_name, group)
         ]
         hidden = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
         meta: dict[str, Any] = {"difficulty": f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()}
@@ -187,6 +186,15 @@ def _script(row: Row, field: str) -> str:
 def _listed(value: Any) -> list[Any]:
     """A list as it is, nothing as an empty one, anything else as its one item."""
     return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _marks(row: Row, group: str) -> list[Row]:
+    """A group of a question's vague words; BadRow for one without words or meaning, which nobody can tell."""
+    marks = _listed(row.get(group))
+    for mark in marks:
+        if not isinstance(mark, dict) or not all(isinstance(mark.get(name), str) for name in ("term", "sql_snippet")):
+            raise BadRow("malformed_ambiguity", f"{group} has an entry without term or sql_snippet")
+    return marks
 
 
 def _evidence(stem: Path, hidden: frozenset[int], knowledge: bool, meanings: bool) -> str:

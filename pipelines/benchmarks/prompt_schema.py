@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import logging
 import re
 import sqlite3
 import time
@@ -34,6 +35,7 @@ from pipelines.sql.schema import Schema
 
 # By (table, column), a table's own under column ""; those of a benchmark's files are lower-cased.
 Words = Mapping[tuple[str, str], str]
+log = logging.getLogger(__name__)
 TABLES = ("tables.json", "test_tables.json", "KaggleDBQA_tables.json")
 
 
@@ -81,13 +83,14 @@ def tables_of(folder: Path) -> Iterator[Path]:
 @functools.cache
 def _natural_names(path: Path) -> dict[str, Words]:
     """Natural names and descriptions in a tables.json, by database, where they add to the names themselves; none for a
-    database whose entry is malformed. DataError for a file that is no such list.
+    database whose entry is malformed, which is told. DataError for a file that is no such list.
     """
     rows = read_json_text(path)
     if not isinstance(rows, list):
         raise DataError(f"{path} is no list of databases", "Take it away, or download it again.")
     entries = by_name([row for row in rows if isinstance(row, dict)], "db_id", path)
     names: dict[str, Words] = {}
+    malformed: list[str] = []
     for id, entry in entries.items():
         try:
             tables, originals = entry["table_names"], entry["table_names_original"]
@@ -105,7 +108,11 @@ def _natural_names(path: Path) -> dict[str, Words]:
                 not in ((name or table).lower(), (name or table).lower().replace("_", ""))
             }
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            continue
+            malformed.append(id)
+    unread = len(malformed) + len(rows) - len(entries)
+    if unread:
+        first = f"; the first named: {malformed[0]}" if malformed else ""
+        log.warning("%s: %d entries are malformed, so their natural names are not shown%s", path, unread, first)
     return names
 
 

@@ -4,7 +4,6 @@ They hold settings, counts and figures, but no question, query, value or name of
 address of the machine that trained it.
 """
 
-import contextlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +46,7 @@ class Lineage:
     manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the counts of those stages, by kind.
     evaluations: tuple[Evaluated, ...] = ()  # of this checkpoint, in the store.
+    unread: int = 0  # evaluations in the store that are damaged, whichever checkpoint of the stage they were of.
     demonstrations: str = ""  # the card of its demonstrations; "" if there is none.
 
     def setting(self, path: str) -> Any:
@@ -75,16 +75,21 @@ def lineage_of(folder: Path) -> Lineage:
             keys[kind] = input_key
             waiting += store.manifest(kind, input_key).get("inputs", {}).items()
     places = {kind: store.folder(kind, input_key) for kind, input_key in keys.items()}
-    # The evaluations of this checkpoint; one that is not finished, or damaged, is skipped.
+    # The evaluations of this checkpoint; one that is not finished is skipped, and a damaged one is told.
     evaluations, of_stage = [], f"evaluate_{stage}"
+    unread = 0
     for evaluation in folder_names(store.root / of_stage):
-        with contextlib.suppress(DataError):
+        if not store.has(of_stage, evaluation):
+            continue
+        try:
             inputs = store.manifest(of_stage, evaluation).get("inputs", {})
             if inputs.get(stage) == key:
                 recipe = store.manifest("test", inputs["test"])["recipe"] if "test" in inputs else {}
                 summary = from_dict(Summary, read_json(store.folder(of_stage, evaluation) / "summary.json"))
                 benchmark = f"{recipe.get('benchmark.kind')}, {recipe.get('benchmark.split')}"
                 evaluations.append(Evaluated(benchmark, summary))
+        except DataError:
+            unread += 1
     questions_card = places["filter"] / QUESTIONS_CARD if "filter" in places else None
     return Lineage(
         folder,
@@ -93,6 +98,7 @@ def lineage_of(folder: Path) -> Lineage:
         {kind: store.manifest(kind, input_key) for kind, input_key in keys.items()},
         {kind: read_json(place_of_stage / "metrics.json") for kind, place_of_stage in places.items()},
         tuple(evaluations),
+        unread,
         questions_card.read_text(encoding="utf-8") if questions_card is not None and questions_card.is_file() else "",
     )
 
@@ -168,9 +174,11 @@ def model_card(lineage: Lineage, name: str, kind: str) -> str:
         parts.append(f"## Recipe\n\nThe settings of the stages that made it:\n\n{_fenced(text, 'yaml')}")
     parts += question_counts(lineage)
 
-    if lineage.evaluations:
+    if lineage.evaluations or lineage.unread:
         words = "Execution accuracy of greedy answers to held-out questions, with its 95 % interval."
         parts.append(f"## Figures\n\n{words}")
+    if lineage.unread:
+        parts.append(f"Evaluations that are damaged, and so may be missing here: {lineage.unread}.")
     for evaluation in lineage.evaluations:
         summary = evaluation.summary
         figures = [(f"all, equality `{equality}`", ex) for equality, ex in summary.ex.items()]
@@ -244,7 +252,9 @@ def question_counts(lineage: Lineage) -> Iterator[str]:
         sources = _sources(lineage, pool)
         kinds = " and ".join(dict.fromkeys(f"{source['kind']} ({source['split']})" for source in sources))
         if sources:
-            rows.append((pool, f"{kinds}, {counts.get(f'{pool}_examples', 0):,.0f} questions"))
+            count = counts.get(f"{pool}_examples")
+            number = "an unknown number of" if count is None else f"{count:,.0f}"
+            rows.append((pool, f"{kinds}, {number} questions"))
     if rows:
         yield f"## Data\n\n{_table(('pool', 'questions'), rows)}"
         yield "What demonstrations it was shown is in `dataset/README.md`."

@@ -43,7 +43,8 @@ class Item:
     # its line of the file; {} if it is of a benchmark.
     row: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     votes: tuple[BlindAnswer, ...] = ()  # as the file has them.
-    doubts: tuple[str, ...] = ()  # the findings of `sqltrain check --data`, a line each.
+    # votes that cannot be read, and the findings of `sqltrain check --data`, a line each.
+    doubts: tuple[str, ...] = ()
 
     @property
     def is_doubted(self) -> bool:
@@ -95,13 +96,19 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
             raise DataError(f"{path}, line {line}: {error.message}", error.hint) from None
         id = str(id or f"{path.stem}_{number}")
         example = Example(id, question, databases[name].database, sql, evidence, source="review")
+        answers = []
+        doubts = []
+        # A number or a text under that name is no vote but another column of the user's own.
         votes = row.get("votes")
-        answers = tuple(
-            BlindAnswer(str(vote.get("by")), vote["sql"], vote.get("agrees") is True)
-            for vote in (votes if isinstance(votes, list) else ())
-            if isinstance(vote, dict) and isinstance(vote.get("sql"), str)
-        )
-        items.append(item_of(example, databases[name].address, seen, row, answers))
+        if isinstance(votes, dict):
+            votes = [votes]
+        for place, vote in enumerate(votes if isinstance(votes, list) else (), 1):
+            if isinstance(vote, dict) and isinstance(vote.get("sql"), str):
+                answers.append(BlindAnswer(str(vote.get("by")), vote["sql"], vote.get("agrees") is True))
+            else:
+                doubts.append(f"vote {place} of its line cannot be read: it is no object with sql")
+        item = item_of(example, databases[name].address, seen, row, tuple(answers))
+        items.append(dataclasses.replace(item, doubts=tuple(doubts)))
     if not items:
         raise DataError(f"{path} holds no questions", HINT)
     return items, list(databases.values())
@@ -129,13 +136,13 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
 
 
 def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
-    """The items with the doubts about their SQL."""
+    """The items with the doubts about their SQL beside those that they have."""
     with_sql = [item for item in items if item.example.gold_sql]
     doubts: dict[str, list[str]] = {}
     for finding in health.examine([item.example for item in with_sql], sql):
         key = with_sql[finding.place].key
         doubts.setdefault(key, []).append(f"{finding.reason.replace('_', ' ')}: {finding.detail}")
-    return [dataclasses.replace(item, doubts=tuple(doubts.get(item.key, ()))) for item in items]
+    return [dataclasses.replace(item, doubts=(*item.doubts, *doubts.get(item.key, ()))) for item in items]
 
 
 def corrected(items: Iterable[Item]) -> dict[str, dict[str, str]]:

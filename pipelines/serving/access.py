@@ -60,7 +60,7 @@ class Access:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_open = not keys
-        self._users = {hashlib.sha256(key.encode("utf-8", "replace")).digest(): user for user, key in keys.items()}
+        self._users = {_digest(key): user for user, key in keys.items()}
         self._per_minute, self._at_once, self._clock = per_minute, at_once, clock
         self._begun: defaultdict[str, deque[float]] = defaultdict(deque)
         self._running: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class Access:
             return ANYBODY
         scheme, _, key = authorization.partition(" ")
         # Digests are compared, all of them and in constant time: the time of a refusal is independent of the keys.
-        key_digest = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
+        key_digest = _digest(key.strip())
         users = [user for digest, user in self._users.items() if hmac.compare_digest(digest, key_digest)]
         if scheme.lower() != "bearer" or not users:
             raise Denied(401, "no such API key")
@@ -93,3 +93,8 @@ class Access:
             yield
         finally:
             self._running[user] -= 1
+
+
+def _digest(key: str) -> bytes:
+    """The digest of a key; half a character, which a header may hold, is no question mark."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

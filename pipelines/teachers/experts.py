@@ -38,6 +38,7 @@ object and nothing else: {"verdict": "good" or "bad", "reason": "one short sente
 CHOOSE = """Two SQL queries claim to answer the same question. Decide which one answers it, from the question, the \
 hint, the schema and the first rows that each returned. Neither order, length nor layout counts. Answer with one \
 letter and nothing else: A or B."""
+REASON_CHARS = 300  # of a model's sentence on a pair
 log = logging.getLogger(__name__)
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
@@ -95,10 +96,15 @@ def check(askers: Sequence[Asker], examples: Sequence[Example], schemas: Schemas
         PairCheck(
             example,
             tuple(verdicts.get(str(value.get("verdict"))) for value in said),
-            tuple(" ".join(str(value.get("reason", "")).split())[:300] for value in said),
+            tuple(_reason(value) for value in said),
         )
         for example, *said in zip(examples, *values, strict=True)
     ]
+
+
+def _reason(value: Mapping[str, Any]) -> str:
+    text = " ".join(str(value.get("reason", "")).split())
+    return text if len(text) <= REASON_CHARS else f"{text[: REASON_CHARS - 1]}…"
 
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:

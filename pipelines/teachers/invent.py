@@ -44,6 +44,7 @@ Answer with the question alone."""
 ANSWER = """You answer questions about a database. Write one {engine} query that returns exactly what is asked, and no \
 other columns. Answer with the query alone in a ```sql fence."""
 EQUALITY = "bird"  # by which the checker's result must equal the proposed query's
+QUESTION_CHARS = 1_000  # of a question, at most
 DRAFTS_PER_QUESTION = 8  # tries before it gives up on the count
 _FENCE = re.compile(r"```(?:sql)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
 PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
@@ -126,11 +127,15 @@ class Inventor:
             for draft in drafts
         ]
         answers = self.teacher.ask_all(prompts)
-        questions = [" ".join(answer.text.split()).strip("\"' ")[:1000] if answer else "" for answer in answers]
-        worded = [(draft, question) for draft, question in zip(drafts, questions, strict=True) if question]
+        questions = [" ".join(answer.text.split()).strip("\"' ") if answer else "" for answer in answers]
+        worded = []
         for draft, question in zip(drafts, questions, strict=True):
             if not question:
                 invented.lose(draft.number, "no_question")
+            elif len(question) > QUESTION_CHARS:  # What is cut off would be a condition.
+                invented.lose(draft.number, "long_question")
+            else:
+                worded.append((draft, question))
         rules = ANSWER.format(engine=engine)
         answers = self.checker.ask_all([experts.conversation(rules, self.schema, text, "") for _, text in worded])
         pairs = [

@@ -69,11 +69,12 @@ def test_spiders_natural_names_where_they_say_more(tmp_path):
     ]
 
 
-def test_broken_files_and_a_database_near_the_root_describe_nothing(tmp_path):
+def test_broken_files_and_a_database_near_the_root_describe_nothing(tmp_path, caplog):
     assert list(files(Path("/shop.sqlite"))) == []
     database = made(tmp_path / "database" / "schools" / "schools.sqlite")
-    (tmp_path / "tables.json").write_text('[{"db_id": "schools", "table_names": 5}]')
+    (tmp_path / "tables.json").write_text('[{"db_id": "schools", "table_names": 5}, 7]')
     assert shown(database) == render(introspect(database), "ddl").splitlines()
+    assert "2 entries are malformed, so their natural names are not shown; the first named: schools" in caplog.text
 
 
 def test_duckdbs_comments(tmp_path):

@@ -175,6 +175,19 @@ def vague(folder):
     return folder
 
 
+@pytest.mark.parametrize(
+    "mark", [{"term": "ones"}, {"sql_snippet": "kind = 1"}, {"term": 3, "sql_snippet": ""}, "ones"]
+)
+def test_a_vague_word_without_its_meaning_is_set_aside(vague, tmp_path, mark):
+    """A user that is asked about it would have answered with nothing."""
+    file = vague / "mini_interact.jsonl"
+    whole = json.loads(file.read_text(encoding="utf-8"))
+    lines(file, [whole, {**whole, "instance_id": "alien_8", "knowledge_ambiguity": [mark]}])
+    loaded = read(vague, tmp_path / "stage", "mini_interact")
+    assert [example.id for example in loaded.examples] == ["mini_interact_alien_7"]
+    assert [bad.reason for bad in loaded.quarantine] == ["malformed_ambiguity"]
+
+
 def test_questions_about_a_vague_question_are_counted(vague, tmp_path, sql):
     (example,) = read(vague, tmp_path / "stage", "mini_interact").examples
     assert "Loud signal" not in example.evidence

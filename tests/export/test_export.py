@@ -262,6 +262,19 @@ def test_adapters_go_alone_and_name_their_base_by_its_hub_name_but_not_over_sft(
         export(store, tmp_path / "none", "hub-adapter")
 
 
+def test_what_a_card_cannot_count_or_read_stands_in_it(store):
+    place = store.folder("grpo", "grpo1") / "model"
+    assert "damaged" not in cards.model_card(lineage_of(place), "agent", "model")
+    (store.root / "evaluate_grpo" / "unfinished").mkdir()
+    assert lineage_of(place).unread == 0
+    (evaluation,) = [each for each in (store.root / "evaluate_grpo").iterdir() if (each / "summary.json").is_file()]
+    (evaluation / "summary.json").write_text("{")
+    write_json(store.folder("data", "data1") / "metrics.json", {})
+    text = cards.model_card(lineage_of(place), "agent", "model")
+    assert "Evaluations that are damaged, and so may be missing here: 1." in text
+    assert "| sft | jsonl (train), an unknown number of questions |" in text
+
+
 def test_a_link_to_a_checkpoint_has_its_lineage(store, tmp_path, monkeypatch):
     model = store.folder("grpo", "grpo1") / "model"
     (tmp_path / "link").symlink_to(model)

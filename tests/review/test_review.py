@@ -23,6 +23,7 @@ from pipelines.recipe.config import Source
 from pipelines.review import items
 from pipelines.review.decisions import Decision, Review, ReviewFiles
 from pipelines.review.server import ReviewApp
+from pipelines.sql.engine import Limits, SqlEngine
 
 BETTER = "SELECT name FROM item WHERE price = 5"
 
@@ -45,6 +46,24 @@ def test_what_is_right_comes_out_as_questions_and_the_rest_with_its_reason(mine)
     source = Source(kind="jsonl", path=str(mine.with_name("mine.reviewed.jsonl")))
     read = own_questions.read(source, 0, mine.parent / "stage")
     assert [one.gold_sql for one in read.examples] == [COUNT["sql"], BETTER]
+
+
+def test_a_vote_that_cannot_be_read_is_a_doubt(mine):
+    """Whoever reviews must not take a question for agreed on; a count of one's own under that name is no vote."""
+    for votes, doubts, read in (
+        ([VOTE, {"by": "x", "agrees": False}, 7], 2, 1),
+        ([{**VOTE, "sql": None}], 1, 0),
+        (VOTE, 0, 1),
+        ({"by": "x"}, 1, 0),
+        (7, 0, 0),
+        (None, 0, 0),
+    ):
+        mine.write_text(json.dumps({"database": "shop.sqlite", **COUNT, "votes": votes}) + "\n")
+        listed, _ = items.read_file(mine, None)
+        with SqlEngine(Limits()) as sql:
+            (item,) = items.with_doubts(listed, sql)
+        assert (len(item.doubts), len(item.votes)) == (doubts, read)
+        assert all("cannot be read" in doubt for doubt in item.doubts)
 
 
 def test_a_question_is_shown_with_what_speaks_for_and_against_it(mine):

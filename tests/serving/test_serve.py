@@ -290,6 +290,13 @@ def test_keys_are_read_and_bad_ones_named(tmp_path):
         assert "a-key-of" not in str(refused.value)  # the words go to a log
 
 
+def test_half_a_character_in_a_key_is_no_question_mark():
+    access = Access({"ada": "0123456789abcde?"})
+    assert access.user("Bearer 0123456789abcde?") == "ada"
+    with pytest.raises(Denied, match="no such API key"):
+        access.user("Bearer 0123456789abcde\ud800")
+
+
 def test_a_user_asks_so_many_at_a_time():
     now = [0.0]
     access = Access({}, per_minute=3, at_once=1, clock=lambda: now[0])

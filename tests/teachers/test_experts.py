@@ -163,6 +163,17 @@ def test_a_training_pair_goes_when_both_cleaners_call_it_bad(tmp_path, servers, 
     assert figures["sft_cleaners_agreement"] == pytest.approx(sum(both) / len(both))
 
 
+def test_a_cleaners_long_reason_ends_in_an_ellipsis(tmp_path, servers, music):
+    reasons = [300 * "r", 301 * "r"]
+    shown = []
+    for number, reason in enumerate(reasons):
+        server = servers(lambda _, reason=reason: json.dumps({"verdict": "bad", "reason": reason}))
+        asker = Asker(Endpoint(base_url=server.url, model="m"), "cleaner", tmp_path / str(number))
+        (checked,) = experts.check([asker], [question(0, music)], introspect)
+        shown += checked.reasons
+    assert shown == [300 * "r", 299 * "r" + "…"]
+
+
 def test_the_cleaners_agreement_by_hand(music):
     """Both judged four of five: two agreements; observed 1/2, expected 1/2 * 1/2 + 1/2 * 1/2."""
     said = [(True, True), (False, False), (True, False), (False, True), (None, True)]

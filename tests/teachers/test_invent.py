@@ -61,6 +61,19 @@ def test_only_what_is_answered_alike_is_kept(tmp_path, servers, music):
     assert made.doubted[0].meta["votes"] == [{"by": "teacher", "sql": "SELECT min(age) FROM singer", "agrees": False}]
 
 
+def test_a_question_that_is_too_long_is_counted_and_never_cut(tmp_path, servers, music):
+    def talk(messages):
+        words = reply(messages)
+        return words + 1_000 * "x" if "into words" in messages[0]["content"] else words
+
+    asker = Asker(Endpoint(base_url=servers(talk).url, model="m"), "teacher", tmp_path / "responses")
+    with SqlEngine(Limits(timeout_s=5)) as sql:
+        made = Inventor(music, introspect(music, 3), sql, asker, asker).make(1)
+    assert (made.examples, made.doubted) == ([], [])
+    assert {reason for _, reason in made.lost} >= {"long_question"}
+    assert made.counts["long_question"] > 0
+
+
 def test_a_teams_own_queries_become_questions_each_tried_once(tmp_path, servers, music, name_endpoint, capsys):
     """No query is bought: the teacher only words them, and what does not run, is empty or doubted is told."""
     name_endpoint(servers(reply))

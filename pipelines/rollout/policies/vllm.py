@@ -124,7 +124,11 @@ class VllmPolicy(Policy):
         text = cut(self.codec.decode(spoken), request.stop)
         # By default a server's log-probabilities are before temperature, and not of what was drawn from.
         is_comparable = self._drawn or request.sampling.temperature in (0.0, 1.0)
-        logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and is_comparable else ()
+        told = (choice.logprobs.token_logprobs or ()) if choice.logprobs else ()
+        # Each log-probability is taken for the token of its place; a server that was seen to tell them must go on.
+        if len(told) != len(ids) and (told or self._drawn):
+            raise EndpointError(f"{url} gave {len(told)} log-probabilities for {len(ids)} tokens")
+        logprobs = tuple(told[:end]) if is_comparable else ()
         cut_short = end == len(ids) and choice.finish_reason == "length"
         return Completion(text, tuple(ids[:end]), logprobs, "length" if cut_short else "stop")
 

@@ -79,6 +79,14 @@ def test_a_server_that_tells_what_it_draws_from_is_known_by_a_nucleus_of_one_tok
     assert bool(made.logprobs) is processed
 
 
+@pytest.mark.parametrize("told", [[-0.5], [-0.5] * 99])
+def test_logprobs_that_are_not_one_a_token_break_the_episode(ask, serve, completions, told):
+    server = serve(completions(logprobs={"token_logprobs": told, "tokens": ["x"] * len(told)}))
+    made = ask([server])[0]
+    assert made.stop is StopReason.BROKEN
+    assert made.failure == "EndpointError"
+
+
 def test_logprobs_at_another_temperature_are_not_taken(ask, serve, completions):
     assert ask([serve(completions())], temperature=0.6)[0].logprobs == ()
 
