@@ -245,7 +245,7 @@ def test_jsonl_looks_a_name_up_in_a_folder_of_databases_and_rejects_a_second_row
         (".", "bad_database_id"),
         ("/", "bad_database_id"),
         ("..", "missing_database"),
-        ("a\0b.sqlite", "missing_database"),
+        ("a\0b.sqlite", "zero_byte"),
         ("~nobody_here/x.sqlite", "bad_database_id"),
         ("x" * 300 + ".sqlite", "bad_database_id"),
         ("x" * 300 + ".duckdb", "bad_database_id"),

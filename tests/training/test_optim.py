@@ -143,7 +143,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else(checkpoint, reci
     frozen.model.requires_grad_(False)
     alone.head.requires_grad_(False)
     for network in (other, frozen):
-        with pytest.raises(RecipeError, match=r"no matrices in blocks named \.layers\.\. Set optimizer\.kind=adamw"):
+        with pytest.raises(RecipeError, match=r"no matrices in blocks named \.layers\. Set optimizer\.kind=adamw"):
             muon(network, SETTINGS)
     with pytest.raises(RecipeError, match="no weights to train outside those matrices"):
         muon(alone, SETTINGS)
