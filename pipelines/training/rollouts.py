@@ -122,7 +122,10 @@ class Rollouts:
         self.gold_schemas = gold_schemas
         self.rubric = Rubric(plan.recipe.rewards)
         self.grade = GradeSource(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
-        self.mode = RolloutMode.training(plan.recipe)
+        # Engines live as long as the run: they keep the prompts of the questions that come again.
+        mode = RolloutMode.training(plan.recipe)
+        self.engine = environment.engine(policy, mode)
+        self.greedy = environment.engine(policy, mode.greedy())
         self.last: list[PaidEpisode] = []  # episodes of the last generation, as drawn
         self._broken = 0  # episodes in a row, over generations
 
@@ -153,7 +156,7 @@ class Rollouts:
     def measure(self, examples: Sequence[Example]) -> tuple[int, int, int]:
         """The number of right greedy answers to these questions, of verdicts, and of turns in them."""
         requests = [EpisodeRequest(example, 0, seed=0) for example in examples]
-        trajectories = self.environment.run(self.policy, requests, self.mode.greedy())
+        trajectories = self.greedy.run(requests)
         outcomes = self.environment.judge(trajectories, examples)
         decided = [outcome for outcome in outcomes if not outcome.broken]
         right = sum(outcome.correct for outcome in decided)
@@ -175,7 +178,7 @@ class Rollouts:
         # An in-process policy that has nothing to decode waits for SQL: all its episodes do.
         waiting = self.policy if isinstance(self.policy, TransformersPolicy) else None
         before, started = waiting.waiting_s if waiting else 0.0, perf_counter()
-        trajectories = self.environment.run(self.policy, requests, self.mode)
+        trajectories = self.engine.run(requests)
         rolled = perf_counter()
         waited = waiting.waiting_s - before if waiting else 0.0
         asked = [request.example for request in requests]
