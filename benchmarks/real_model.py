@@ -3,6 +3,7 @@
     python benchmarks/real_model.py --speed --data SPIDER --model FILE_OR_FOLDER
     python benchmarks/real_model.py --run --data SPIDER --model FILE_OR_FOLDER [--device cuda] [--seeds 0 1 2]
     python benchmarks/real_model.py --run ... sft.epochs=0.01 grpo.steps=2 data.test.0.count=4     # tries the script
+    python benchmarks/real_model.py --doses 250 1000 --data SPIDER --model FILE_OR_FOLDER
 
 `--speed` prints, for the same rows in the same precision, the samples a second of SFT by TRL's own SFTTrainer and by
 ours, then the seconds of a greedy answer with each prompt computed whole and with shared prefixes: by wall clock and by
@@ -10,7 +11,10 @@ processor time, with the most memory that each process held. Each arm is a proce
 with other work compare processor time.
 
 `--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, evaluates more SFT at equal
-time beside it, and writes the figures, curves and answers as small files to --out. It resumes where it was stopped.
+time beside it, compares the four models question by question, and writes the figures, curves, answers and tables as
+small files to --out. It resumes where it was stopped. `--doses` trains SFT on fewer demonstrations and compares.
+
+Each puts its tables between its markers of docs/results/real_model.md.
 """
 
 import argparse
@@ -26,9 +30,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-from rich.console import Console
-from rich.table import Table
 
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
@@ -46,6 +47,7 @@ ARMS = {
     "evaluation:whole": "evaluation, each prompt whole",
     "evaluation:shared": "evaluation, shared prefixes",
 }
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "real_model.md"
 SMALL_FILES = ("metrics.json", "curves.jsonl", "timing.jsonl", "summary.json", "records.jsonl", "manifest.json")
 
 
@@ -165,18 +167,22 @@ def speed(options: argparse.Namespace) -> None:
         command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         figures[arm] = json.loads(printed.splitlines()[-1])
-    names = list(dict.fromkeys(name for values in figures.values() for name in values))
-    table = Table("arm")
-    for name in names:
-        table.add_column(name, justify="right")
-    for arm, about in ARMS.items():
-        table.add_row(about, *(f"{figures[arm][name]:.3g}" if name in figures[arm] else "" for name in names))
-    Console(width=140).print(table)
-    samples, seconds = "rows_per_cpu_s", "cpu_s_per_question"
-    sft_ratio = figures["sft:ours"][samples] / figures["sft:trl"][samples]
-    evaluation_ratio = figures["evaluation:whole"][seconds] / figures["evaluation:shared"][seconds]
-    print(f"by processor time: SFT {sft_ratio:.2f} times TRL's, an evaluation {evaluation_ratio:.2f} times faster")
-    print(json.dumps({"arms": figures, "sft_ratio": sft_ratio, "evaluation_ratio": evaluation_ratio}))
+    figure_names = list(dict.fromkeys(name for values in figures.values() for name in values))
+    lines = [f"| arm | {' | '.join(figure_names)} |", f"|:---|{'---:|' * len(figure_names)}"]
+    for arm, title in ARMS.items():
+        cells = [f"{figures[arm][name]:.3g}" if name in figures[arm] else "" for name in figure_names]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    ratios = []
+    for clock, rows, seconds in (
+        ("wall clock", "rows_per_s", "s_per_question"),
+        ("processor time", "rows_per_cpu_s", "cpu_s_per_question"),
+    ):
+        sft_ratio = figures["sft:ours"][rows] / figures["sft:trl"][rows]
+        evaluation_ratio = figures["evaluation:whole"][seconds] / figures["evaluation:shared"][seconds]
+        ratios.append(
+            f"By {clock}: SFT {sft_ratio:.2f} times TRL's, an evaluation {evaluation_ratio:.2f} times faster."
+        )
+    write_section("speed", "\n".join([*lines, "", *ratios]))
 
 
 def one_arm(options: argparse.Namespace) -> None:
@@ -197,14 +203,61 @@ def one_arm(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the recipe for each seed, and more SFT beside it; copy what fits a small place."""
+    """Run the recipe for each seed, and more SFT beside it; compare the models, and copy what fits a small place."""
+    store = Store(options.store)
     for seed in options.seeds:
-        for variant in ("", "variant=more_sft"):
-            recipe = recipe_of(options, f"seed={seed}", *filter(None, [variant]))
-            words = ["sqltrain run of smollm2", f"seed {seed}", variant or "SFT and GRPO"]
-            print(", ".join(words), flush=True)
-            name = f"seed{seed}{'-more_sft' if variant else ''}"
-            keep(made(recipe, Store(options.store), "report"), options.out / name)
+        print(f"seed {seed}: SFT and GRPO", flush=True)
+        trained = made(recipe_of(options, f"seed={seed}"), store, "report")
+        keep(trained, options.out / f"seed{seed}")
+        print(f"seed {seed}: more SFT", flush=True)
+        more_sft = made(recipe_of(options, f"seed={seed}", "variant=more_sft"), store, "report")
+        keep(more_sft, options.out / f"seed{seed}-more_sft")
+        systems = {
+            "before": trained["evaluate_model"],
+            "SFT": trained["evaluate_sft"],
+            "more SFT": more_sft["evaluate_sft"],
+            "GRPO": trained["evaluate_grpo"],
+        }
+        write_section(f"seed {seed}", compare(systems, options.out / f"seed{seed}-tables"))
+
+
+def doses(options: argparse.Namespace) -> None:
+    """Train SFT on fewer demonstrations than the recipe does, and compare greedy answers."""
+    store = Store(options.store)
+    stages = "stages=[data, synthesize, filter, gold_schema, sft, evaluate, report]"
+    systems: dict[str, Path] = {}
+    for dose in options.doses:
+        recipe = recipe_of(options, stages, f"filter.keep={dose}", "evaluation.samples=0", "evaluation.ks=[1]")
+        print(f"SFT on {dose} demonstrations", flush=True)
+        folders = made(recipe, store, "evaluate_sft")
+        keep(folders, options.out / f"dose{dose}")
+        systems[f"{dose} demonstrations"] = folders["evaluate_sft"]
+    write_section("doses", compare(systems, options.out / "doses-tables"))
+
+
+def compare(systems: dict[str, Path], out: Path) -> str:
+    """The tables of a comparison of finished evaluations, as Markdown.
+
+    Args:
+        systems: the folder of each evaluation, by the name of its model.
+        out: a folder for the page and all tables.
+    """
+    runs = [f"{name}={folder}" for name, folder in systems.items()]
+    command = [sys.executable, "-m", "flows.cli", "compare", *runs, "--out", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return (out / "tables.md").read_text(encoding="utf-8")
+
+
+def write_section(name: str, text: str) -> None:
+    """Print a section of the page, and put it between the page's markers of that name."""
+    print(text)
+    page = PAGE.read_text(encoding="utf-8")
+    begin = f"<!-- {name}: begin -->"
+    end = f"<!-- {name}: end -->"
+    head, found, rest = page.partition(begin)
+    if not found:
+        head = f"{page.rstrip()}\n\n"
+    PAGE.write_text(f"{head}{begin}\n\n{text.strip()}\n\n{end}{rest.partition(end)[2]}\n", encoding="utf-8")
 
 
 def keep(folders: dict[str, Path], out: Path) -> None:
@@ -221,6 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speed", action="store_true", help="measure SFT and evaluation against TRL and whole prompts")
     parser.add_argument("--run", action="store_true", help="run the recipe for each seed")
+    parser.add_argument("--doses", type=int, nargs="+", metavar="N", help="train SFT on N demonstrations, and compare")
     parser.add_argument("--arm", choices=list(ARMS), help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, required=True, help="Spider's folder")
     parser.add_argument("--model", required=True, help="a GGUF file, a folder or a hub name")
@@ -237,8 +291,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         speed(options)
     elif options.run:
         run(options)
+    elif options.doses:
+        doses(options)
     else:
-        parser.error("pass --speed or --run")
+        parser.error("pass --speed, --run or --doses")
 
 
 if __name__ == "__main__":
