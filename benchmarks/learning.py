@@ -217,8 +217,8 @@ def _needing(tests: dict[int, Path], hasty: bool) -> dict[int, set[str]]:
         seed: {
             example.id
             for example in examples(folder, "test")
-            if example.meta["needs_probe"]
-            and hasty == bool(GUESSED.keys() & {step["column"] for step in example.meta["filters"]})
+            if example.annotations.needs_probe
+            and hasty == bool(GUESSED.keys() & {each.column for each in example.annotations.filters or ()})
         }
         for seed, folder in tests.items()
     }

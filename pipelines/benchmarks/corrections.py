@@ -93,4 +93,4 @@ def correct(examples: Iterable[Example], path: Path, unused: Callable[[str, str]
 
 def count(examples: Iterable[Example]) -> int:
     """How many examples are not as they were published."""
-    return sum(META in example.meta for example in examples)
+    return sum(example.annotations.corrected is not None for example in examples)

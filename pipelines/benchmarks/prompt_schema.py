@@ -135,7 +135,7 @@ def link(example: Example, items: SchemaItems | None, schema: Schema, key: str =
         tables = frozenset(table.name.lower() for table in schema.tables)
         pairs = frozenset((table.name.lower(), one.name.lower()) for table in schema.tables for one in table.columns)
     linked = {"tables": sorted(tables), "columns": [list(pair) for pair in sorted(pairs) if pair[0]]}
-    return dataclasses.replace(example, meta={**example.meta, key: linked})
+    return example.with_meta(**{key: linked})
 
 
 def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, SchemaItems | None]:
@@ -266,7 +266,7 @@ def retrieve(
                 example = enriched[number]
                 matches = index.find(f"{example.in_context((' ', ' '))} {example.evidence}", count)
                 rows = [[*place, value] for value, places in matches for place in places[:PLACES]]
-                enriched[number] = dataclasses.replace(example, meta={**example.meta, "values": rows})
+                enriched[number] = example.with_meta(values=rows)
     return enriched
 
 
@@ -275,8 +275,8 @@ def show(example: Example, schema: Schema) -> Schema:
     or as the question has).
     """
     by_column: dict[Place, list[str]] = {}
-    for table, column, value in example.meta.get("values", ()):
-        by_column.setdefault((str(table), str(column)), []).append(str(value))
+    for table_name, column_name, value in example.prompt_context.values or ():
+        by_column.setdefault((table_name, column_name), []).append(value)
     tables = []
     for table in schema.tables if by_column else ():
         columns = []

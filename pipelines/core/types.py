@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
 
 import pydantic
 
@@ -47,6 +47,123 @@ class Database:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SchemaItems:
+    """Tables and columns that a query reads, lower-cased."""
+
+    tables: frozenset[str]  # table names.
+    columns: frozenset[tuple[str, str]]  # (table, column) pairs; the table is "" if it could not be resolved.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredValueFilter:
+    """A stored value that a question asks for: the plan of a teacher's probe."""
+
+    table: str
+    column: str
+    asked: str | None  # the question's word for the value; None if the source does not give it.
+    stored: str  # the text that the database holds.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ambiguity:
+    """A vague part of a question (LiveSQLBench's mini-interact)."""
+
+    term: str  # the vague words of the question.
+    means: str  # their meaning, as SQL.
+    critical: bool  # whether the answer depends on it.
+
+
+class AcceptedResults(TypedDict):
+    """The gold of a question that result files decide (Spider 2.0)."""
+
+    results: list[list[list[str]]]  # each accepted result: its header, then its rows, all cells as text.
+    columns: list[list[int]]  # indices of the columns that count, for each result; [] if all of them count.
+    ignore_order: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Annotations:
+    """Knowledge of a question's source beside its gold SQL: fields of `Example.meta` under their own names."""
+
+    difficulty: str = ""  # the benchmark's own level; "" if it gives none.
+    interaction: str | None = None  # the conversation that the question belongs to; None for a single question.
+    needs_probe: bool | None = None  # whether the answer needs a look at stored values; None if the source is silent.
+    # Stored values that the question asks for; None if the source gives no such plan.
+    filters: tuple[StoredValueFilter, ...] | None = None
+    reads: Mapping[str, list[str]] | None = None  # columns that the gold SQL reads, by table; keys are left out.
+    ambiguities: tuple[Ambiguity, ...] = ()
+    gold_sqls: tuple[str, ...] = ()  # further gold queries: a match with any of them counts.
+    gold_results: AcceptedResults | None = None  # accepted results in place of a gold query.
+    # Texts ("sql", "question", "evidence") as they were published, with the "reason" of their correction.
+    corrected: Mapping[str, str] | None = None
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any]) -> "Annotations":
+        """The annotations among the fields of an example's `meta`."""
+        ambiguities = []
+        for entry in _mappings(meta.get("ambiguities")):
+            term = str(entry.get("term", ""))
+            ambiguities.append(Ambiguity(term, str(entry.get("means")), bool(entry.get("critical"))))
+        filters = None
+        if meta.get("filters") is not None:
+            filters = tuple(
+                StoredValueFilter(entry["table"], entry["column"], entry.get("asked"), entry["stored"])
+                for entry in _mappings(meta["filters"])
+                if {"table", "column", "stored"} <= entry.keys()
+            )
+        return cls(
+            difficulty=str(meta.get("difficulty", "")),
+            interaction=meta.get("interaction"),
+            needs_probe=meta.get("needs_probe"),
+            filters=filters,
+            reads=meta.get("reads"),
+            ambiguities=tuple(ambiguities),
+            gold_sqls=tuple(meta.get(GOLD_SQLS, ())),
+            gold_results=meta.get("gold_results"),
+            corrected=meta.get("corrected"),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptContext:
+    """The parts of a prompt that belong to one question: fields of `Example.meta` under their own names."""
+
+    history: tuple[tuple[str, str], ...] = ()  # earlier questions, each with its SQL ("" if that is not known).
+    # Stored values that the question mentions, as (table, column, value); None before they are looked up.
+    values: tuple[tuple[str, str, str], ...] | None = None
+    linked_schema: SchemaItems | None = None  # the schema linker's choice; None before it is asked.
+    fitted_schema: SchemaItems | None = None  # the part that fits of a schema that is too large to be shown whole.
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any]) -> "PromptContext":
+        """The context among the fields of an example's `meta`."""
+        values = meta.get("values")
+        if values is not None:
+            values = tuple((str(table), str(column), str(value)) for table, column, value in values)
+        return cls(
+            history=tuple((question, sql) for question, sql in meta.get("history", ())),
+            values=values,
+            linked_schema=_schema_items(meta.get("linked_schema")),
+            fitted_schema=_schema_items(meta.get("fitted_schema")),
+        )
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings in a list of JSON values; a reader of somebody else may keep anything under our name."""
+    if not isinstance(value, list | tuple):
+        return []
+    return [entry for entry in value if isinstance(entry, Mapping)]
+
+
+def _schema_items(value: Any) -> SchemaItems | None:
+    """Schema items from their JSON form, `{"tables": [...], "columns": [[table, column], ...]}`."""
+    if not isinstance(value, Mapping):
+        return None
+    columns = frozenset((str(table), str(column)) for table, column in value["columns"])
+    return SchemaItems(frozenset(map(str, value["tables"])), columns)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Example:
     """One question with its gold SQL."""
 
@@ -57,14 +174,30 @@ class Example:
     evidence: str = ""  # external knowledge given with the question (BIRD); may be empty.
     hardness: Hardness | None = None  # Spider's level; None until computed.
     source: str = ""  # the benchmark or pool that it came from ("spider", "miniature", ...).
-    # further fields of the source (difficulty, family, needs_probe, ...); JSON values only. Of a follow-up `history`.
+    # Further fields, as JSON values: the source's own, and those of `annotations` and `prompt_context`.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def annotations(self) -> Annotations:
+        """Knowledge of the source about the question."""
+        return Annotations.from_meta(self.meta)
+
+    @property
+    def prompt_context(self) -> PromptContext:
+        """The parts of a prompt that belong to this question alone."""
+        return PromptContext.from_meta(self.meta)
+
+    def with_meta(self, **fields: Any) -> "Example":
+        """The example with these fields (JSON values) in its `meta`, added or replaced."""
+        return dataclasses.replace(self, meta={**self.meta, **fields})
 
     def in_context(self, marks: tuple[str, str] = ("\nSQL: ", "\nFollow-up question: ")) -> str:
         """The question behind its history, with `marks` before each SQL and each next question."""
         before_sql, before_next = marks
-        earlier = (f"{asked}{before_sql}{sql or 'none'}{before_next}" for asked, sql in self.meta.get("history", ()))
-        return "".join(earlier) + self.question
+        text = ""
+        for earlier_question, sql in self.meta.get("history", ()):
+            text += f"{earlier_question}{before_sql}{sql or 'none'}{before_next}"
+        return text + self.question
 
 
 class ExecutionStatus(enum.StrEnum):
@@ -171,14 +304,6 @@ class Trajectory:
     def well_formed(self) -> bool:
         """Whether every turn is well-formed and a final SQL is present (the reward panels' meaning of format)."""
         return self.final_sql is not None and all(t.action.format_error is None for t in self.turns)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SchemaItems:
-    """Tables and columns that a query reads, lower-cased."""
-
-    tables: frozenset[str]  # table names.
-    columns: frozenset[tuple[str, str]]  # (table, column) pairs; the table is "" if it could not be resolved.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def with_prompt_facts(
     options = [source.options for source in (data.sft, *data.rl)]
     knows_history = any(each.get("follow_ups") or each.get("variant") in ("sparc", "cosql") for each in options)
     if is_served and not has_gold and is_brief and not knows_history:  # it reads only what its training showed
-        asked = [dataclasses.replace(each, meta={**each.meta, "history": []}) for each in asked]
+        asked = [example.with_meta(history=[]) for example in asked]
     if data.values:  # first, for the schema filter ranks by them
         asked = prompt_schema.retrieve(asked, data.values, schema, sql, indices)
     fits = data.linker == prompt_schema.FIT

@@ -130,7 +130,7 @@ def link_locally(
         if ranked.fits(tokens):
             linked.append(example if key == FITTED else link(example, None, schema))
             continue
-        mentioned = [(str(table), str(column)) for table, column, _ in example.meta.get("values", ())]
+        mentioned = [(table, column) for table, column, _ in example.prompt_context.values or ()]
         items = ranked.choose(f"{example.in_context((' ', ' '))} {example.evidence}", tokens, mentioned)
         linked.append(link(example, items, schema, key))
     return linked

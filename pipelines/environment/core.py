@@ -354,7 +354,8 @@ class Environment(contextlib.ExitStack):
         """Begin an episode on a question: the `sample`-th of its group."""
         self._require_sessions()
         self._begun += 1
-        if example.meta.keys().isdisjoint(("values", "linked_schema")):
+        context = example.prompt_context
+        if context.values is None and context.linked_schema is None:
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
                 (example,) = self.prepare([example], sql=sql, is_served=True)
         prompt = self.rules.prompt(example, self.schema(example.database))

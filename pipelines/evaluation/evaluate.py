@@ -133,7 +133,7 @@ def previews(
 
 def accepted(example: Example) -> Preview | None:
     """The first rows of the first accepted result of a question that result files decide."""
-    gold = example.meta.get(result_files.META)
+    gold = example.annotations.gold_results
     if gold is None:
         return None
     header, *rows = gold["results"][0]
@@ -239,6 +239,7 @@ def _record(
         lists_first = knowledge.lists_everything(trajectory.turns[0].action.content)
     if trajectory.protocol == Ask.name:
         asked = sum(turn.action.kind is ActionKind.ASK for turn in trajectory.turns)
+    annotations = example.annotations
     return EpisodeRecord(
         example_id=example.id,
         database=example.database.id,
@@ -265,12 +266,12 @@ def _record(
         linking=linking,
         bigrams=jaccard(bigrams(final or ""), bigrams(example.gold_sql)),
         diagnosis=diagnosis,
-        difficulty=str(example.meta.get("difficulty", "")),
-        needs_probe=example.meta.get("needs_probe"),
+        difficulty=annotations.difficulty,
+        needs_probe=annotations.needs_probe,
         lists_first=lists_first,
         unverified=None if knowledge.proposed(trajectory) is None else len(knowledge.unverified(trajectory)),
         question_digest=text_digest(example.in_context()),
         gold_digest=text_digest(ABSTENTION if is_abstention(example.gold_sql) else example.gold_sql),
         asked=asked,
-        interaction=example.meta.get("interaction"),
+        interaction=annotations.interaction,
     )

@@ -8,15 +8,14 @@ reads as a number is one, and an empty cell equals NULL.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import Example, ExecutionResult, ExecutionStatus, text_of
+from pipelines.core.types import AcceptedResults, Example, ExecutionResult, ExecutionStatus, text_of
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 
 EQUALITY = "spider2"
-META = "gold_results"  # in an example's meta: results (header and rows of text), columns that count, ignore_order
+META = "gold_results"  # the field of an example's `meta` with its `AcceptedResults`
 TOLERANCE = 1e-2
 MISSING = frozenset(  # missing values of pandas.read_csv
     {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"}
@@ -26,7 +25,6 @@ _INTEGER = re.compile(r"\s*[+-]?\d{1,18}\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|infinity)\s*", re.IGNORECASE | re.ASCII)
 _TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 Cell = str | float | None
-Gold = Mapping[str, Any]
 
 
 def verdicts(
@@ -38,7 +36,11 @@ def verdicts(
         raise DataError(
             f"equality {EQUALITY} stands alone, beside it is {', '.join(equalities)}", "Take include=data/spider2_lite."
         )
-    wrong = [example.id for example in examples if (META not in example.meta if by_files else not example.gold_sql)]
+    wrong = []
+    for example in examples:
+        has_gold = example.annotations.gold_results is not None if by_files else bool(example.gold_sql)
+        if not has_gold:
+            wrong.append(example.id)
     if wrong:
         lack = "accepted results" if by_files else "gold SQL"
         raise DataError(
@@ -52,7 +54,8 @@ def verdicts(
     results = dict(zip(jobs, sql.execute_many(jobs), strict=True))
     judged = []
     for example, pair in zip(examples, pairs, strict=True):
-        gold = example.meta[META]
+        gold = example.annotations.gold_results
+        assert gold is not None, "checked above"
         n_gold = len(gold["results"][0]) - 1
         if pair.predicted_sql is None:
             judged.append(Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, n_gold))
@@ -63,7 +66,7 @@ def verdicts(
     return judged
 
 
-def score(gold: Gold, result: ExecutionResult) -> float:
+def score(gold: AcceptedResults, result: ExecutionResult) -> float:
     """1.0 when some accepted result's columns are all among the answer's, else 0.0."""
     if not result.ok or result.truncated:
         return 0.0

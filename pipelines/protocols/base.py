@@ -12,7 +12,7 @@ from typing import ClassVar
 from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.registry import DIALECTS, PROTOCOLS
-from pipelines.core.types import ABSTENTION, Action, ActionKind, Example, ExecutionResult, SchemaItems, Trajectory
+from pipelines.core.types import ABSTENTION, Action, ActionKind, Example, ExecutionResult, Trajectory
 from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.blocks import THINK
 from pipelines.recipe import config
@@ -90,25 +90,22 @@ class Protocol(abc.ABC):
         They are the protocol's prompt file with the question's values and `extra`; texts from outside are defused.
         """
         # The schema as far as the view shows it: nothing of one that is hidden, or shown by a synthetic turn.
-        view, shown = self.config.schema_view, ""
+        view = self.config.schema_view
+        context = example.prompt_context
+        shown = ""
         if view == "names":
             shown = render(schema, "names")
         elif view not in ("hidden", "prefill"):
-            keep = None
-            # The choice of the schema linker or filter: tables, and [table, column] pairs.
-            linked = example.meta.get(prompt_schema.LINKED if view == "filtered" else prompt_schema.FITTED)
-            if view == "filtered" and not isinstance(linked, Mapping):
+            keep = context.linked_schema if view == "filtered" else context.fitted_schema
+            if view == "filtered" and keep is None:
                 hint = "Run the schema linker first, or set protocol.schema_view=full"
                 raise DataError(f"example {example.id!r} has no linked schema", hint)
-            if isinstance(linked, Mapping):
-                columns = frozenset((str(table), str(column)) for table, column in linked["columns"])
-                keep = SchemaItems(frozenset(map(str, linked["tables"])), columns)
             shown = render(prompt_schema.show(example, schema), "compact" if self.brief else "ddl", keep)
         values = {
             "engine": DIALECTS[example.database.engine].title,
             "database": observations.defuse(example.database.id),
             "schema": observations.defuse(shown),
-            "schema_note": SCHEMA_NOTES.get("filtered" if prompt_schema.FITTED in example.meta else view, ""),
+            "schema_note": SCHEMA_NOTES.get("filtered" if context.fitted_schema is not None else view, ""),
             "thought": self.thought,
             "evidence": observations.defuse(example.evidence) or ("" if self.brief else "None"),
             "question": observations.defuse(example.in_context((" ; ", " ; ")) if self.brief else example.in_context()),

@@ -90,7 +90,7 @@ def payload(data: ReportData) -> Payload:
                 "database": example.database.id,
                 "gold": example.gold_sql,
                 "result": _preview(data.results.get((example.database.id, example.gold_sql)) or accepted(example)),
-                "needs_probe": example.meta.get("needs_probe"),
+                "needs_probe": example.annotations.needs_probe,
             }
             for example in map(data.examples.__getitem__, questions)
         ],

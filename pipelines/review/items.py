@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks import base, corrections
+from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
 from pipelines.core.rows import good_rows
 from pipelines.core.types import DATABASE, SQL, BadRow, Example, text_field
@@ -128,7 +128,8 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
             continue
         for example in base.resolve(base.read(source, recipe.seed, folder).examples, folder):
             # By more than the id, which two sources may give to two questions; by the texts before any correction.
-            texts = {"question": example.question, "sql": example.gold_sql, **example.meta.get(corrections.META, {})}
+            published = example.annotations.corrected or {}
+            texts = {"question": example.question, "sql": example.gold_sql, **published}
             path = os.path.realpath(example.database.location)
             distinct[example.id, texts["question"], texts["sql"], path] = example
     seen: Counter[str] = Counter()
@@ -153,7 +154,8 @@ def corrected(items: Iterable[Item]) -> dict[str, dict[str, str]]:
     entries = {}
     ids: Counter[str] = Counter()
     for item in items:
-        example, published = item.example, item.example.meta.get(corrections.META)
+        example = item.example
+        published = example.annotations.corrected
         ids[example.id] += bool(item.doubts or published is not None)
         if published:
             texts = {name: text for name, text in item.texts.items() if name == "sql" or name in published}

@@ -4,18 +4,17 @@ The user's answer is data: the protocol shows it escaped and cut, and nothing in
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pipelines.core.types import Example
+from pipelines.core.types import Ambiguity, Example
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.observations import under_headings
 from pipelines.protocols.one_action import SCRIPTED, Ask
 
 REFUSAL = "That is not part of my question, so I cannot say."
 SPENT = "I have no time for more questions. Please give the final query."
-ENOUGH = 0.5  # share of a mark's words that a question must hold to be about it
+ENOUGH = 0.5  # share of an ambiguity's words that a question must hold to be about it
 RULES = """You play the user who asked a question about a database. An assistant writes SQL for it and asks you what \
 you mean. Below are your question, what is vague in it with its meaning in SQL, and the right SQL. Decide what the \
 assistant's question is about. If it is about something marked as vague, say what you meant, in one or two plain \
@@ -31,21 +30,24 @@ STOP_WORDS = frozenset(_PLAIN.split())
 
 
 class User:
-    """Answers from the marks of a question (`meta["ambiguities"]`): of those whose words the agent's question holds,
-    the one of which it holds the largest share. It quotes the mark's SQL, where a person would put it into words.
+    """Answers from the question's ambiguities: from the one of whose words the agent's question holds the largest
+    share. It quotes the SQL of that ambiguity, where a person would put it into words.
     """
 
     async def answer(self, example: Example, question: str, sample: int) -> str:
         """The answer to one question; `sample` is the episode's number in its group."""
-        asked, shares = frozenset(re.findall(r"\w+", question.lower())) - STOP_WORDS, []
-        for place, mark in enumerate(marks(example)):
-            words = frozenset(re.findall(r"\w+", str(mark.get("term", "")).lower())) - STOP_WORDS
-            shares.append((len(words & asked) / len(words) if words else 0.0, -place))
-        share, place = max(shares, default=(0.0, 0))
-        if share < ENOUGH:
+        asked_words = _content_words(question)
+        best: Ambiguity | None = None
+        best_share = 0.0
+        for ambiguity in example.annotations.ambiguities:
+            words = _content_words(ambiguity.term)
+            share = len(words & asked_words) / len(words) if words else 0.0
+            if share > best_share:
+                best = ambiguity
+                best_share = share
+        if best is None or best_share < ENOUGH:
             return REFUSAL
-        mark = marks(example)[-place]
-        return f'By "{mark.get("term")}" I mean: {mark.get("means")}'
+        return f'By "{best.term}" I mean: {best.means}'
 
     async def close(self) -> None:
         """Close connections."""
@@ -60,7 +62,7 @@ class EndpointUser(User):
         self._asker = Asker.named(name, responses)
 
     async def answer(self, example: Example, question: str, sample: int) -> str:
-        vague = "\n".join(f"{mark.get('term')}: {mark.get('means')}" for mark in marks(example))
+        vague = "\n".join(f"{ambiguity.term}: {ambiguity.means}" for ambiguity in example.annotations.ambiguities)
         parts = {"Your question": example.question, "What is vague": vague or "nothing is marked"}
         parts |= {"The right SQL": example.gold_sql, "The assistant asks": question}
         case = under_headings(parts.items())
@@ -80,17 +82,14 @@ def simulated_user(protocol: Protocol, responses: Path | None = None) -> User:
 async def reply(user: User, protocol: Protocol, example: Example, questions: Sequence[str], sample: int) -> str:
     """The user's answer to the last of an episode's questions; a closing sentence once patience has run out.
 
-    A user answers as many questions as there are marks that matter, and some more (`AskOptions.patience`).
+    A user answers as many questions as there are critical ambiguities, and some more (`AskOptions.patience`).
     """
     patience = protocol.options.patience if isinstance(protocol, Ask) else 0
-    if len(questions) > sum(bool(mark.get("critical")) for mark in marks(example)) + patience:
+    critical = sum(ambiguity.critical for ambiguity in example.annotations.ambiguities)
+    if len(questions) > critical + patience:
         return SPENT
     return await user.answer(example, questions[-1], sample)
 
 
-def marks(example: Example) -> list[Mapping[str, Any]]:
-    """The vague parts of a question: their words (`term`), their meaning in SQL (`means`), and whether an answer
-    depends on them (`critical`).
-    """
-    value = example.meta.get("ambiguities")
-    return [mark for mark in value if isinstance(mark, Mapping)] if isinstance(value, list | tuple) else []
+def _content_words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.lower())) - STOP_WORDS

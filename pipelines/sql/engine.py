@@ -18,7 +18,7 @@ from typing import Any
 
 from pipelines.core.errors import DatabaseError, DataError
 from pipelines.core.registry import DIALECTS, EQUALITIES
-from pipelines.core.types import GOLD_SQLS, Database, Example, ExecutionResult, ExecutionStatus
+from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.recipe import config
 from pipelines.sql.audit import AuditEntry, AuditLog
 from pipelines.sql.dialects.base import OK, Bounds, HiddenNames, identity
@@ -58,7 +58,7 @@ class Pair:
     @classmethod
     def of(cls, example: Example, predicted_sql: str | None) -> Pair:
         """A prediction for a question."""
-        return cls(example.database, example.gold_sql, predicted_sql, tuple(example.meta.get(GOLD_SQLS, ())))
+        return cls(example.database, example.gold_sql, predicted_sql, example.annotations.gold_sqls)
 
     def each(self) -> list[Pair]:
         """The prediction beside each gold query alone."""

@@ -234,10 +234,9 @@ def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example
     """A linked training example with its gold schema added, so that it can be answered (Reasoning-SQL, 4.1)."""
     if gold is None:
         return example
-    chosen = example.meta["linked_schema"]
-    tables = frozenset(chosen["tables"]) | gold.tables
-    columns = gold.columns | {(table, name) for table, name in chosen["columns"]}
-    return link_shown(example, SchemaItems(tables, columns), schema)
+    linked = example.prompt_context.linked_schema
+    assert linked is not None, "only linked examples are united"
+    return link_shown(example, SchemaItems(linked.tables | gold.tables, linked.columns | gold.columns), schema)
 
 
 def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) -> dict[str, float]:
@@ -245,10 +244,11 @@ def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) ->
     rows = []
     for example in linked:
         items = gold.get(example.id)
-        columns = {(table, name) for table, name in example.meta["linked_schema"]["columns"]}
+        shown = example.prompt_context.linked_schema
+        assert shown is not None, "only linked examples are measured"
         if items is not None and items.columns:
-            hit = len(columns & items.columns)
-            rows.append((items.columns <= columns, hit / len(items.columns), hit / max(1, len(columns))))
+            hit = len(shown.columns & items.columns)
+            rows.append((items.columns <= shown.columns, hit / len(items.columns), hit / max(1, len(shown.columns))))
     names = ("strict_recall", "recall", "precision")
     return {name: sum(row[place] for row in rows) / max(1, len(rows)) for place, name in enumerate(names)}
 

@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.benchmarks.base import Loaded
 from pipelines.benchmarks.miniature.world import CATEGORIES, MEASURES, MiniDatabase, Split, build, draw, stored
 from pipelines.core.registry import reader
-from pipelines.core.types import Database, Example, Hardness
+from pipelines.core.types import Database, Example, Hardness, StoredValueFilter
 from pipelines.recipe.config import Count, Positive, Section, Source
 
 # Wordings: sentences made of phrases, with whole sentences held out for the development and test sets.
@@ -218,16 +218,6 @@ FOLLOW_UPS = tuple(  # families before and after, wording, the slot that was ano
 
 Slots = dict[str, str]
 CONDITIONS = re.compile(r"(?:{p} \. )?{[cd]} = '{[vw]}'|{n} {op} {k}")
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredValueFilter:
-    """A stored value that a question asks for: the plan of a teacher's probe."""
-
-    table: str
-    column: str
-    asked: str
-    stored: str
 
 
 @dataclasses.dataclass(frozen=True)

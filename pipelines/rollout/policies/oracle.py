@@ -101,7 +101,8 @@ class OraclePolicy(ScriptedPolicy):
             except (BoundaryError, DataError):
                 self._schemas[database.location] = None
         schema = self._schemas[database.location]
-        reads, sees_schema = example.meta.get("reads"), view not in ("hidden", "names")
+        reads = example.annotations.reads
+        sees_schema = view not in ("hidden", "names")
         in_phases = isinstance(protocol, Phases)
         proposes = in_phases or ActionKind.PROPOSE in getattr(protocol, "kinds", {}).values()
         items = None
@@ -203,13 +204,16 @@ class OraclePolicy(ScriptedPolicy):
 
 
 def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
-    """The stored texts to look up: the source's own plan (`meta["filters"]`), else each that the gold SQL compares.
+    """The stored texts to look up: the filters of its source, else each that the gold SQL compares.
 
     The schema resolves unqualified columns, and tells a double-quoted text from a column.
     """
-    plan = example.meta.get("filters")
-    if plan is not None:
-        return [Lookup(**step, probe=f"SELECT DISTINCT {step['column']} FROM {step['table']}") for step in plan]
+    filters = example.annotations.filters
+    if filters is not None:
+        return [
+            Lookup(each.table, each.column, each.stored, f"SELECT DISTINCT {each.column} FROM {each.table}", each.asked)
+            for each in filters
+        ]
     (compared,) = analyst.lookups([(example.gold_sql, schema, analyst.reading(example.database))])
     return [Lookup(literal.table, literal.column, literal.text, literal.probe) for literal in compared]
 
