@@ -6,7 +6,7 @@ architecture, and each file must be whole.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +149,37 @@ def network_of(name: str, **options: Any) -> Any:
         raise DataError(f"{name} has {len(more)} tensors that its architecture lacks: {_some(more)}", hint)
     for reason in loading.get("error_msgs") or ():
         raise DataError(f"no model at {name}: {_line(reason)}", AGAIN)
+    _require_finite(name, network.named_parameters())
     return network
+
+
+def _require_finite(name: str, tensors: Iterable[tuple[str, Any]]) -> None:
+    """Refuse weights that a failed training or a damaged disk left without a value: every answer would be noise."""
+    damaged = [
+        tensor
+        for tensor, weights in tensors
+        if weights.is_floating_point() and not weights.is_meta and not weights.isfinite().all()
+    ]
+    if damaged:
+        raise DataError(f"{name} has {len(damaged)} tensors with NaN or infinity: {_some(damaged)}", AGAIN)
+
+
+def _stored_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Each tensor of a folder's safetensors files; one at a time is in memory."""
+    from safetensors import safe_open
+
+    for path in weight_files(folder):
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as tensors:
+                for tensor in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                    yield tensor, tensors.get_tensor(tensor)
 
 
 def require_checkpoint(folder: Path) -> None:
     """Hold a folder's tensors, by their names, shapes and types, against its architecture and its tokenizer."""
     network = network_of(str(folder), **({"device_map": "meta"} if weight_files(folder) else {}))
     require_rows(str(folder), network, tokenizer_of(str(folder)))
+    _require_finite(str(folder), _stored_tensors(folder))
 
 
 def require_adapters(folder: Path) -> None:

@@ -127,6 +127,8 @@ DAMAGES = {
     "transpose": (weights(lambda all_: {**all_, DOWN: all_[DOWN].T.contiguous()}), "its architecture has"),
     "fewer rows": (weights(lambda all_: {**all_, DOWN: all_[DOWN][:-1].contiguous()}), "its architecture has"),
     "longer vector": (weights(lambda all_: {**all_, NORM: torch.ones(33)}), "its architecture has"),
+    "NaN": (weights(lambda all_: {**all_, NORM: torch.full((32,), torch.nan)}), "1 tensors with NaN or infinity"),
+    "infinity": (weights(lambda all_: {**all_, DOWN: all_[DOWN] / 0.0}), "with NaN or infinity"),
     "flat": (weights(lambda all_: {**all_, DOWN: all_[DOWN].flatten()}), "its architecture has"),
     "whole numbers": (weights(lambda all_: {**all_, DOWN: all_[DOWN].to(torch.int32)}), "no type of weights"),
     "truth values": (weights(lambda all_: {**all_, NORM: all_[NORM] > 0}), "no type of weights"),
