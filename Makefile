@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 miniature: $(VENV)/.run
 	$(BIN)/sqltrain run miniature
 
-# All six recipes in miniature, two at a time on two cores, into docs/recipes_measured.md; SPIDER=FOLDER: on Spider.
+# All six recipes in miniature, two at a time on two cores, into docs/results/recipes.md; SPIDER=FOLDER: on Spider.
 recipes: $(VENV)/.run
 	$(BIN)/python benchmarks/recipes.py $(if $(SPIDER),--spider $(SPIDER))
 

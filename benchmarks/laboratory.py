@@ -2,7 +2,7 @@
 
     python benchmarks/laboratory.py --store store/learning            # all claims, the most decisive ones first
     python benchmarks/laboratory.py turn_reward coupling --plan       # what would be made, and about how long it takes
-    python benchmarks/laboratory.py --page                            # docs/laboratory.md from what is there
+    python benchmarks/laboratory.py --page                            # docs/results/laboratory.md from what is there
 
 Each claim is a file of conf/tables/claims, and runs as `sqltrain sweep claims/NAME`. What is finished is taken from the
 store, so the same command goes on where a killed one ended; claims share what they have in common. The page is built
@@ -41,7 +41,7 @@ def sweep(name: str, store: Path, words: Sequence[str], plan: bool) -> int:
 
 
 def build(store: Path, words: Sequence[str]) -> None:
-    """Write docs/laboratory.md from what the store has."""
+    """Write docs/results/laboratory.md from what the store has."""
     subprocess.run([sys.executable, str(PAGE), str(store), *words], check=True)
 
 

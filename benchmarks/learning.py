@@ -10,7 +10,7 @@ spends about the same processor time beyond it: the miniature's difficulty scori
 demonstrations; rejection sampling, which trains on the policy's own right episodes on GRPO's questions; and, as a
 ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, over databases and seeds as in the
 laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. The tables go between the
-markers of docs/learning.md.
+markers of docs/results/learning.md.
 
 In `reward` GRPO is paid for execution alone. `controls` are positive advantages alone, rewards shuffled within each
 group, and a reward for looking alone. `doses`: how often the teacher guesses in its four columns.
@@ -37,7 +37,7 @@ from pipelines.stages.context import examples
 from pipelines.stages.evaluate import records
 from pipelines.training import watch
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "learning.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "learning.md"
 CONTROLS = Path(__file__).resolve().parent / "controls"
 DOSES = (0.5, 0.85, 0.95, 1.0)  # how often the teacher guesses in its four columns; 0.85 in the miniature
 Scored = dict[int, Scores]  # by seed

@@ -5,7 +5,7 @@
 
 Runs `sqltrain run` for each recipe's miniature, or for the recipe itself at the tiny scale on Spider's questions, as
 many at a time as `--jobs` says, one thread each. What is finished is taken from the store. The table goes between the
-markers of docs/recipes_measured.md; what each run prints goes to a log in the store.
+markers of docs/results/recipes.md; what each run prints goes to a log in the store.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.stages import graph
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes_measured.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "recipes.md"
 # The longest first, so that no one is left alone at the end.
 NAMES = ("trust_sql", "sqltrain", "mtir_sql", "sql_trail", "skyrl_sql", "reasoning_sql")
 ALONE = ("hardware.threads=1", "rollout.processes=1")

@@ -1,4 +1,4 @@
-"""Writes docs/deviations.md from conf/deviations, so that the two cannot differ: `python docs/build_deviations.py`."""
+"""Writes docs/reference/deviations.md from conf/deviations: `python docs/build_deviations.py`."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from pipelines.recipe import deviations
 from pipelines.recipe.deviations import Deviation
 
-PAGE = Path(__file__).with_name("deviations.md")
+PAGE = Path(__file__).resolve().parent / "reference" / "deviations.md"
 PAPERS = {
     "sql_trail": "SQL-Trail",
     "trust_sql": "TRUST-SQL",

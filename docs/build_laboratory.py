@@ -1,4 +1,4 @@
-"""Writes docs/laboratory.md, its figures and docs/laboratory.csv from the sweeps of a store.
+"""Writes docs/results/laboratory.md, its figures and docs/results/laboratory.csv from the sweeps of a store.
 
     python docs/build_laboratory.py STORE [seed=7..9]
 
@@ -31,7 +31,9 @@ from pipelines.sweeps.claims import Claim, Contrast, ContrastResult
 from pipelines.training import watch
 
 DOCS = Path(__file__).resolve().parent
-PAGE, DATA, IMAGES = DOCS / "laboratory.md", DOCS / "laboratory.csv", DOCS / "images" / "laboratory"
+PAGE = DOCS / "results" / "laboratory.md"
+DATA = DOCS / "results" / "laboratory.csv"
+IMAGES = DOCS / "images" / "laboratory"
 PART = re.compile(r"^## (\d+)\. .*\n((?:(?!## ).*\n)*)", re.MULTILINE)  # of the page: a claim's number and its text
 
 
@@ -189,7 +191,7 @@ def page(tested: Sequence[Tested]) -> str:
     summary = "; ".join(f"{word}: {count}" for word, count in counts.items() if count)
     lines = [HEAD, f"**In all**: {summary}.", ""]
     if is_measured(tested):
-        lines += [f"![Each contrast of each claim with its interval](images/laboratory/{FOREST})", "", CAPTION, ""]
+        lines += [f"![Each contrast of each claim with its interval](../images/laboratory/{FOREST})", "", CAPTION, ""]
     lines += ["| claim | verdict | training, processor minutes |", "|---|---|---:|"]
     lines += [f"| {entry.claim.number}. {entry.claim.text} | {entry.verdict} | {_minutes(entry)} |" for entry in tested]
     for entry in tested:
@@ -226,7 +228,7 @@ def _section(entry: Tested) -> Iterator[str]:
     yield from _body(formats.markdown(report.table(entry.sweep)))
     if figure(entry) is not None:
         yield ""
-        yield f"![The rows of claim {claim.number}](images/laboratory/{entry.short}.svg)"
+        yield f"![The rows of claim {claim.number}](../images/laboratory/{entry.short}.svg)"
 
 
 def _body(markdown: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes docs/recipes.md from the recipe files, so that no number in it can drift: `python docs/build_recipes.py`."""
+"""Writes docs/reference/recipes.md from the recipe files: `python docs/build_recipes.py`."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 
-PAGE = Path(__file__).with_name("recipes.md")
+PAGE = Path(__file__).resolve().parent / "reference" / "recipes.md"
 PAPERS = {
     "sql_trail": "SQL-Trail",
     "trust_sql": "TRUST-SQL",
@@ -115,9 +115,9 @@ grpo.order: a curriculum: `easy_first` or `hard_first` by S(q), in place of shuf
 grpo.importance_cap: rollouts from vLLM: bound of the weight pi_trainer / pi_sampler; null for no weights
 grpo.importance_level: `sequence`: one such weight for all tokens of an episode, the product of theirs
 grpo.optimizer.options: options of that kind alone: with `kind: muon`, `{lr_rest: RATE}`, the rate of all but matrices
-filter.drop: filter rules for demonstrations, ours or a plug-in's: `filter.drop=[NAME]` (docs/extending.md)
-evaluation.metrics: metrics of plug-ins that are reported beside ours: `evaluation.metrics=[NAME]` (docs/extending.md)
-rollout.options: options of that policy alone, for a plug-in's policy (docs/extending.md)
+filter.drop: filter rules for demonstrations, ours or a plug-in's: `filter.drop=[NAME]` (docs/how-to/parts.md)
+evaluation.metrics: metrics of plug-ins, reported beside ours: `evaluation.metrics=[NAME]` (docs/how-to/parts.md)
+rollout.options: options of that policy alone, for a plug-in's policy (docs/how-to/parts.md)
 grpo.optimizer.betas, grpo.optimizer.clip: AdamW's betas; the norm that gradients are cut at
 nightly.table: the table of the inbox's database that holds new questions
 hardware.python: the Python of the training child, where it is another environment than the flows'
@@ -130,7 +130,7 @@ INTRO = """# Recipes: five papers, five files
 This page is written by `python docs/build_recipes.py` from `conf/recipes/`; a test compares the two. Each table's
 second column is the key that holds the number: change it with `sqltrain run RECIPE KEY=VALUE`, or take one of the
 paper's ablations with `variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
-[recipes_measured.md](recipes_measured.md) is what all of them do in miniature.
+The [results](../results/recipes.md) show what all of them do in miniature.
 
 [deviations.md](deviations.md) says where each of them does other than its paper, and what several share.
 

@@ -48,7 +48,7 @@ RECIPE_INTRO = f"""# What a recipe may say
 
 Each table is a section; a key is written with its section before it, as in `grpo.group: 6` or `sqltrain run RECIPE
 grpo.group=6`. An unknown key is refused with the nearest that there is. How recipes are put together from files is in
-[recipes.md](../recipes.md).
+[recipes.md](recipes.md).
 """
 COMMANDS_INTRO = f"""# Commands
 
@@ -56,7 +56,7 @@ COMMANDS_INTRO = f"""# Commands
 """
 PARTS_INTRO = f"""# Parts that a recipe names
 
-{MADE} A file or a package of your own adds to each of these ([extending.md](../extending.md)).
+{MADE} A file or a package of your own adds to each of these ([Add a part](../how-to/parts.md)).
 """
 
 
@@ -258,7 +258,7 @@ def _options(registry: Registry[Any], name: str) -> str:
     return "<br>".join(f"`{key}`: {type_of(field.annotation)}, {_default(field)}" for key, field in fields.items())
 
 
-PAGES = {"recipe.md": recipe_page, "commands.md": commands_page, "parts.md": parts_page}
+PAGES = {"settings.md": recipe_page, "commands.md": commands_page, "parts.md": parts_page}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

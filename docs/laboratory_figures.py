@@ -1,4 +1,4 @@
-"""The figures of docs/laboratory.md, and what they are drawn from: a claim with what a store has of it."""
+"""The figures of docs/results/laboratory.md, and what they are drawn from: a claim with what a store has of it."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""The parts of docs/extending.md work as a stranger's own: as files beside a recipe, and as an installed package."""
+"""The parts of docs/how-to/parts.md work as a stranger's own: as files beside a recipe, and as an installed package."""
 
 import csv
 import dataclasses
@@ -34,7 +34,9 @@ from tests.fakes import build_database
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = dict(
-    re.findall(r"```python title=(\S+)\n(.*?)```", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.DOTALL)
+    re.findall(
+        r"```python title=(\S+)\n(.*?)```", (ROOT / "docs/how-to/parts.md").read_text(encoding="utf-8"), re.DOTALL
+    )
 )
 RECIPE = """
 include: [models/tiny, data/miniature, protocols/react]

@@ -258,7 +258,7 @@ def builder():
     return load_script(ROOT / "docs" / "build_reference.py")
 
 
-@pytest.mark.parametrize("name", ["recipe.md", "commands.md", "parts.md"])
+@pytest.mark.parametrize("name", ["settings.md", "commands.md", "parts.md"])
 def test_a_page_is_what_the_code_says(builder, name):
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == builder.PAGES[name](), "run: python docs/build_reference.py"

@@ -1,4 +1,4 @@
-"""A control of docs/learning.md: a reward for looking into the database, whatever the answer."""
+"""A control of docs/results/learning.md: a reward for looking into the database, whatever the answer."""
 
 from pipelines.core.registry import reward
 from pipelines.core.types import ActionKind, Outcome

@@ -1,4 +1,4 @@
-"""An ablation of docs/learning.md: GRPO that learns from episodes above their group's mean, and from no others."""
+"""An ablation of docs/results/learning.md: GRPO that learns only from episodes above their group's mean."""
 
 from torch import Tensor
 

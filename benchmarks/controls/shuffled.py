@@ -1,4 +1,4 @@
-"""A control of docs/learning.md: GRPO's rewards, dealt anew at random within each group."""
+"""A control of docs/results/learning.md: GRPO's rewards, dealt anew at random within each group."""
 
 import torch
 from torch import Tensor

@@ -51,7 +51,9 @@ def shown(sql: str) -> str:
 @with_store
 def invent(
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
-    model: Annotated[str, typer.Option(help="endpoint:NAME, which writes SQL and questions (docs/teachers.md).")],
+    model: Annotated[
+        str, typer.Option(help="endpoint:NAME, which writes SQL and questions (docs/how-to/endpoints.md).")
+    ],
     count: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="How many questions; by default 100, or all of --from.")
     ] = None,

@@ -484,7 +484,7 @@ def serve_environment(
     idle: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds that a silent episode lives.")] = 600.0,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that run SQL.")] = 4,
 ) -> None:
-    """Serve the episodes of a recipe to OpenEnv clients, for a trainer of your own (docs/environment.md).
+    """Serve the episodes of a recipe to OpenEnv clients, for a trainer of your own (docs/how-to/trainers.md).
 
     Examples:
 

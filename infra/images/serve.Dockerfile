@@ -1,4 +1,4 @@
-# The agent of a database behind its HTTP server (docs/serving.md), on the ops image. From the repository's root:
+# The agent of a database behind its HTTP server (docs/how-to/serve.md), on the ops image. From the repository's root:
 #   docker build -f infra/images/ops.Dockerfile -t sqltrain-ops .
 #   docker build -f infra/images/serve.Dockerfile -t sqltrain-serve .
 #   docker run -p 8080:8080 -v ./databases:/srv/agent/databases:ro -v ./keys.yaml:/srv/agent/keys.yaml:ro \

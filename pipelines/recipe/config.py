@@ -485,7 +485,7 @@ class Filter(Section):
     per_plan: Positive | None = None
     priority: tuple[Hardness, ...] = ("medium", "hard")  # hardness levels that are kept first if `keep` binds.
     per_example: Positive | None = 1  # maximum demonstrations of one question; null for no bound.
-    # filter rules: a trajectory that one of them holds of is left out, right or not (docs/extending.md).
+    # filter rules: a trajectory that one of them holds of is left out, right or not (docs/how-to/parts.md).
     drop: tuple[FilterRule, ...] = ()
     # whether every turn must be well-formed; false asks for a right answer alone (SQL-Trail, A.6).
     well_formed: Annotated[bool, pydantic.Field(exclude_if=lambda well_formed: well_formed)] = True
@@ -523,7 +523,7 @@ class Evaluation(Section):
     empty: Literal["vote", "last"] = "vote"
     # in a vote, whether answers without a result abstain, or count together as one group.
     failing: Literal["abstain", "vote"] = "abstain"
-    # those of plug-ins that are reported beside ours (docs/extending.md).
+    # those of plug-ins that are reported beside ours (docs/how-to/parts.md).
     metrics: tuple[Annotated[str, pydantic.AfterValidator(METRICS.check)], ...] = ()
     r_ves: bool = False  # also time each right answer against its gold SQL, a hundred times as BIRD's script does.
     # an endpoint that chooses among the samples, pair by pair (Reasoning-SQL, A.4), or with `merge:` before its name
@@ -600,7 +600,7 @@ class Contracts(Section):
 
 
 class Nightly(Section):
-    """Nightly retraining (`pipelines/nightly/`, docs/operations.md)."""
+    """Nightly retraining (`pipelines/nightly/`, docs/explanation/nights.md)."""
 
     # a folder of JSONL and CSV files with new questions, or an SQLite or DuckDB file with a table of them.
     inbox: str | None = None
@@ -629,10 +629,10 @@ class Recipe(Section):
 
     name: Annotated[str, pydantic.Field(pattern=r"^\w[\w.-]{0,59}$")]  # of the recipe, of its folders and of its files.
     title: str = ""  # of the report and of lists.
-    reported: dict[str, float] = {}  # the paper's own figures, which docs/recipes.md shows.
+    reported: dict[str, float] = {}  # the paper's own figures, which docs/reference/recipes.md shows.
     paper: str = ""  # the file of conf/deviations that says where the recipe deviates from its paper; "" for none.
     seed: int = 0  # of everything that is drawn.
-    # Python files or modules that add parts (docs/extending.md); they are imported when the recipe is read.
+    # Python files or modules that add parts (docs/how-to/parts.md); they are imported when the recipe is read.
     plugins: tuple[str, ...] = ()
     # those that a run makes.
     stages: tuple[

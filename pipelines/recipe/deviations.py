@@ -1,7 +1,7 @@
 """Where a recipe does other than its paper says: `conf/deviations/PAPER.yaml`, and `shared.yaml` for several papers.
 
-docs/deviations.md shows all of them, `sqltrain show RECIPE --deviations` those of a recipe, and a run's report those
-that acted in it.
+docs/reference/deviations.md shows all of them, `sqltrain show RECIPE --deviations` those of a recipe, and a run's
+report those that acted in it.
 """
 
 from __future__ import annotations

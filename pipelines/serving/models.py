@@ -88,7 +88,7 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
     loaded = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=free)})
     import torch
 
-    torch.set_num_threads(1)  # the server shares its cores with workers and clients (docs/learning.md)
+    torch.set_num_threads(1)  # the server shares its cores with workers and clients (docs/results/learning.md)
     return AnsweringModel(name, local_policy(str(folder), loaded), loaded)
 
 

@@ -131,7 +131,7 @@ def trajectories(folder: Path) -> list[Trajectory]:
 
 @functools.cache
 def single_thread() -> None:
-    """One torch thread a process: several processes of many threads get in each other's way (docs/learning.md)."""
+    """One torch thread a process: processes of many threads slow one another down (docs/results/learning.md)."""
     import torch
 
     torch.set_num_threads(1)

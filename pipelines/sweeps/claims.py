@@ -57,7 +57,7 @@ class Contrast(Section):
 class Claim(Section):
     """A claim of one or more papers."""
 
-    number: Annotated[int, pydantic.Field(gt=0)]  # its place in docs/laboratory.md.
+    number: Annotated[int, pydantic.Field(gt=0)]  # its place in docs/results/laboratory.md.
     text: str  # the claim.
     source: str  # where it is made.
     contrasts: tuple[Contrast, ...] = ()  # all must hold for the claim to hold.

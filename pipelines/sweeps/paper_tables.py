@@ -4,7 +4,7 @@ A file names a recipe, the rows (each a list of words as `sqltrain sweep` takes 
 baseline, the measures, and the paper's figures. Its `miniature` is the same table on a CPU.
 
 `conf/tables/claims/NAME.yaml` are tables that test a claim of theirs in miniature: `claim` says it, and which rows must
-differ how (`pipelines/sweeps/claims.py`). docs/laboratory.md shows them.
+differ how (`pipelines/sweeps/claims.py`). docs/results/laboratory.md shows them.
 """
 
 from __future__ import annotations

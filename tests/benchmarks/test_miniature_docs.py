@@ -1,4 +1,4 @@
-"""The tables of docs/miniature.md are what the code gives: running this file writes them anew."""
+"""The tables of docs/reference/miniature.md are what the code gives: running this file writes them anew."""
 
 import collections
 from pathlib import Path
@@ -8,7 +8,7 @@ from pipelines.benchmarks.miniature.questions import FAMILIES, templates
 from pipelines.recipe.recipes import CONF
 from pipelines.recipe.yaml_files import read_yaml
 
-PAGE = Path(__file__).parents[2] / "docs" / "miniature.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "miniature.md"
 
 
 def numbers():

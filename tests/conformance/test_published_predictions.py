@@ -75,7 +75,7 @@ def test_the_report_of_published_systems_names_each_of_them(data, tmp_path):
 
 
 def test_the_tables_in_the_documentation_are_these(data):
-    page = Path(__file__).parents[2].joinpath("docs", "published_systems.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs", "results", "comparisons.md").read_text(encoding="utf-8")
     for table in (report_tables.equalities(data), report_tables.errors(data), report_tables.paired(data)):
         assert table is not None
         assert formats.markdown(table).strip() in page

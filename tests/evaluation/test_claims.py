@@ -1,4 +1,4 @@
-"""The rule that decides on a claim, by hand-made numbers; and docs/laboratory.md is built from what a store has."""
+"""The rule that decides on a claim, by hand-made numbers; docs/results/laboratory.md is built from a store."""
 
 import csv
 import dataclasses

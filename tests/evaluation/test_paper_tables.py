@@ -1,4 +1,4 @@
-"""The papers' tables as sweeps: every file makes real cells, every figure has one; docs/papers.md tells the truth."""
+"""The papers' tables as sweeps: every file makes real cells, every figure has one, and the page lists them."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from pipelines.recipe import recipes
 from pipelines.sweeps import paper_tables, sweep_plan
 from pipelines.sweeps.sweep_table import BENCHMARK, ROW, SEED, FinishedCell, table
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "papers.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "papers.md"
 COUNTS = {  # tables and figures of each paper, counted in its text
     "SQL-Trail": (9, 10),
     "TRUST-SQL": (12, 7),
@@ -280,7 +280,7 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, said):
 
 
 def rows_of_the_page():
-    """The cells of each row of docs/papers.md, by paper."""
+    """The cells of each row of docs/reference/papers.md, by paper."""
     found = {}
     paper = ""
     for line in PAGE.read_text(encoding="utf-8").splitlines():

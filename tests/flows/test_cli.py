@@ -240,7 +240,7 @@ def test_the_cause_is_printed(store, sqltrain):
         assert cause in line, override
 
 
-GPU_PAGE = ROOT / "docs" / "gpu.md"
+GPU_PAGE = ROOT / "docs" / "how-to" / "gpus.md"
 
 
 def test_the_plan_of_a_recipe_has_a_row_for_each_stage_and_number_of_gpus(sqltrain):

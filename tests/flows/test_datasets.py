@@ -133,7 +133,7 @@ def test_a_noted_benchmark_is_included_by_its_name(spider, tmp_path, monkeypatch
 
 
 def test_the_page_of_benchmarks_has_each_one():
-    page = (recipes.CONF.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (recipes.CONF.parent / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("| `")]
     named = {name.strip("` ") for line in table for name in line.split("|")[1].split(",")}
     assert named == set(downloads.BENCHMARKS)
@@ -207,7 +207,7 @@ def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(tmp_path, sqltr
 
 
 def test_a_benchmark_is_checked_and_reviewed_alone_where_the_training_data_is_not_there(spider, sqltrain, monkeypatch):
-    """`check sql_trail include=local/bird_dev --data` of docs/benchmarks.md: sources without a path are named."""
+    """`check sql_trail include=local/bird_dev --data` names sources without a path (docs/reference/benchmarks.md)."""
     monkeypatch.chdir(spider.parent)
     rows = json.loads((spider / "dev.json").read_text())[:2]
     rows[1]["question"] = "How many ships?"
