@@ -57,7 +57,7 @@ def main() -> None:
     names = [name for name in options.names if "=" not in name] or list(ORDER)
     failed = []
     for name in () if options.page else names:
-        claim = paper_tables.load(f"claims/{name}").claim
+        claim = paper_tables.load_table(f"claims/{name}").claim
         print(f"claim {claim.number if claim else '?'}: {name}", flush=True)
         failed += [name] if sweep(name, options.store, words, options.plan) else []
         if not options.plan:

@@ -39,7 +39,7 @@ PART = re.compile(r"^## (\d+)\. .*\n((?:(?!## ).*\n)*)", re.MULTILINE)  # of the
 
 def gather(store: Store, words: Sequence[str]) -> list[Tested]:
     """All claims in the order of their numbers, each with the cells that are there."""
-    return [_tested(name, table, store, words) for name, table in paper_tables.claims().items()]
+    return [_tested(name, table, store, words) for name, table in paper_tables.claim_tables().items()]
 
 
 def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Sequence[str]) -> Tested:

@@ -669,7 +669,7 @@ def sweep(
             return terminal.run(cell.recipe, store, None)
 
         made = replace(empty, cells=tuple(sweep_plan.fill(cells, store, make, say)))
-    sweep_plan.write(made, folder)
+    sweep_plan.write_sweep(made, folder)
 
     tables = [sweep_table.table(made), *([sweep_table.verdicts(made)] if made.claim is not None else [])]
     for line in "\n".join(map(formats.markdown, tables)).splitlines():

@@ -27,13 +27,13 @@ MAX_TRAJECTORIES = 2000
 class System:
     """One evaluated system: a checkpoint before or after a stage, an endpoint, somebody's prediction file."""
 
-    name: str  # as tables call it ("after GRPO").
+    name: str  # its name in tables ("after GRPO").
     records: tuple[EpisodeRecord, ...]  # its evaluation records, greedy and sampled together; at least one.
     # the trajectory of each record, in the same order; () leaves the reader with the answers alone.
     trajectories: tuple[Trajectory, ...] = ()
     # examples that training used up to here, all stages together; None when not known.
     training_examples: int | None = None
-    note: str = ""  # where it comes from (a checkpoint's digest, a file's name).
+    note: str = ""  # its origin (a checkpoint's digest, a file's name).
     # records of the greedy pass in which the agent had to answer without looking; () without one.
     single_turn: tuple[EpisodeRecord, ...] = ()
     # questions of the benchmark that could not be asked, by the reason.
@@ -46,16 +46,16 @@ class System:
 class ReportData:
     """All that one report shows. Whatever is left empty leaves its section out."""
 
-    title: str  # of the page ("miniature").
+    title: str  # the page's title ("miniature").
     equality: str  # the headline's name; every record must have a verdict under it.
     systems: tuple[System, ...]  # in the order of training, the baseline first; their colours follow this order.
-    # of the questions in the records, by id; the reader shows these, and {} leaves it out.
+    # questions of the records, by id, for the trajectory reader; {} leaves the reader out.
     examples: Mapping[str, Example]
-    # by database id, the schema as text for the reader.
+    # database id -> its schema as text, for the reader.
     schemas: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # rows of `curves.jsonl` by stage ("SFT", "GRPO"); each row has a "step".
     curves: Mapping[str, Sequence[Mapping[str, float]]] = dataclasses.field(default_factory=dict)
-    pass_rates: tuple[float, ...] = ()  # one a scored question, in [0, 1]: the difficulty stage's.
+    pass_rates: tuple[float, ...] = ()  # the difficulty stage's pass rate of each scored question, in [0, 1].
     group: int | None = None  # rollouts behind each pass rate (G).
     # first rows of results by (database id, SQL), for answers and gold queries (`evaluate.previews`).
     results: Mapping[tuple[str, str], Preview] = dataclasses.field(default_factory=dict)
@@ -64,21 +64,19 @@ class ReportData:
     verdict: str = ""  # the decision by these figures, in a sentence beside them.
     tables: tuple[ReportTable, ...] = ()  # further tables, each a section of its own.
     ks: tuple[int, ...] = KS  # sample counts of the curves over k.
-    rule: Rule = PLAIN  # who votes for majority@k.
-    metrics: tuple[str, ...] = ()  # those of plug-ins, by name, that are shown beside ours.
-    max_trajectories: int = MAX_TRAJECTORIES  # how many the reader holds; greedy ones come first.
-    seed: int = 0  # of the bootstraps.
+    rule: Rule = PLAIN  # the vote of majority@k.
+    metrics: tuple[str, ...] = ()  # names of plug-ins' metrics, shown after ours.
+    max_trajectories: int = MAX_TRAJECTORIES  # the most that the reader holds; greedy ones come first.
+    seed: int = 0  # the seed of the bootstraps.
 
     @functools.cached_property
     def summaries(self) -> tuple[Summary, ...]:
         """Each system's figures, in order."""
-        return tuple(
-            dataclasses.replace(
-                summarise(system.records, self.equality, self.ks, self.rule, self.seed, self.metrics),
-                left_out=system.left_out,
-            )
-            for system in self.systems
-        )
+        summaries = []
+        for system in self.systems:
+            summary = summarise(system.records, self.equality, self.ks, self.rule, self.seed, self.metrics)
+            summaries.append(dataclasses.replace(summary, left_out=system.left_out))
+        return tuple(summaries)
 
     @functools.cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
@@ -86,12 +84,14 @@ class ReportData:
         pairs = list(zip(self.systems, self.systems[1:], strict=False))
         if len(self.systems) > 2:
             pairs.append((self.systems[0], self.systems[-1]))
-        results = (
-            compare(old.records, new.records, self.equality, (old.name, new.name), mode, self.seed)
-            for old, new in pairs
-            for mode in ("greedy", "sampled")
-        )
-        return tuple(result for result in results if result is not None)
+        comparisons = []
+        for old, new in pairs:
+            for mode in ("greedy", "sampled"):
+                names = (old.name, new.name)
+                comparison = compare(old.records, new.records, self.equality, names, mode, self.seed)
+                if comparison is not None:
+                    comparisons.append(comparison)
+        return tuple(comparisons)
 
 
 def with_texts(data: ReportData, sql: SqlEngine, schema: Callable[[Database], Schema]) -> ReportData:
@@ -103,12 +103,11 @@ def with_texts(data: ReportData, sql: SqlEngine, schema: Callable[[Database], Sc
     for database in dict.fromkeys(example.database for example in data.examples.values()):
         with contextlib.suppress(SqltrainError):
             schemas[database.id] = render(schema(database), "ddl")
-    readable = [
-        record
-        for system in data.systems
-        for record in system.records
-        if record.database in schemas and record.example_id in data.examples
-    ]
+    readable = []
+    for system in data.systems:
+        for record in system.records:
+            if record.database in schemas and record.example_id in data.examples:
+                readable.append(record)
     return dataclasses.replace(data, schemas=schemas, results=evaluate.previews(readable, data.examples, sql))
 
 
@@ -135,29 +134,36 @@ def report_of_predictions(
     """The report of one system's predictions: one greedy record an item, errors by class, first rows of wrong results.
 
     Args:
-        name: of the system, as tables and `sqltrain compare` call it.
-        predictions: by the number of their gold query.
+        name: the system's name in tables and in `sqltrain compare`.
+        predictions: number of the gold query -> the predicted SQL.
         databases: by id; one that is missing makes its items broken, not wrong.
         equalities: the first is the headline.
-        verdicts: of the predictions, in their order, where they are known; they may be of more equalities.
+        verdicts: known verdicts on the predictions, in their order, perhaps under more equalities; None to judge them.
     """
     examples = {}
-    for idx in map(str, predictions):
-        query = gold[int(idx)]
-        level = {"difficulty": query.difficulty} if query.difficulty else {}
+    answers = []
+    for number, text in predictions.items():
+        query = gold[number]
+        example_id = str(number)
+        meta = {"difficulty": query.difficulty} if query.difficulty else {}
         database = databases[query.db_id]
-        examples[idx] = Example(idx, query.question, database, query.sql, query.evidence, meta=level)
-    answers = [evaluate.of_prediction(str(idx), text or None, name) for idx, text in predictions.items()]
-    unanswered = {"no answer in the database": len(gold) - len(predictions)} if len(predictions) < len(gold) else {}
-    schemas = schemas_by_card(sql)
+        examples[example_id] = Example(example_id, query.question, database, query.sql, query.evidence, meta=meta)
+        answers.append(evaluate.of_prediction(example_id, text or None, name))
+    unanswered = {}
+    if len(predictions) < len(gold):
+        unanswered["no answer in the database"] = len(gold) - len(predictions)
     if verdicts is not None:
-        chosen = []
-        for verdict, text in zip(verdicts, predictions.values(), strict=True):
-            verdict = dataclasses.replace(verdict, scores={each: verdict.scores[each] for each in equalities})
-            if not text and verdict.gold is ExecutionStatus.OK:  # an empty prediction is judged as a missing one
-                verdict = dataclasses.replace(verdict, predicted=None, error_class=None)
-            chosen.append(verdict)
-        verdicts = chosen
+        pairs = zip(verdicts, predictions.values(), strict=True)
+        verdicts = [_verdict_for_report(verdict, text, equalities) for verdict, text in pairs]
+    schemas = schemas_by_card(sql)
     records = evaluate.evaluate(answers, examples, sql, schemas, equalities, "greedy", verdicts=verdicts)
     system = System(name, tuple(records), tuple(answers), left_out=unanswered)
     return with_texts(ReportData(name, equalities[0], (system,), examples), sql, schemas)
+
+
+def _verdict_for_report(verdict: Verdict, prediction: str, equalities: Sequence[str]) -> Verdict:
+    """The verdict under the report's equalities; an empty prediction is judged as a missing one."""
+    verdict = dataclasses.replace(verdict, scores={name: verdict.scores[name] for name in equalities})
+    if not prediction and verdict.gold is ExecutionStatus.OK:
+        verdict = dataclasses.replace(verdict, predicted=None, error_class=None)
+    return verdict

@@ -30,7 +30,8 @@ def points(difference: float | None) -> str:
 
 def signed_number(difference: float, unit: float) -> str:
     """A difference with its sign: of shares in points (a unit of 0.01), else as it is, to two decimals."""
-    return f"{difference / unit:+.{1 if unit == 0.01 else 2}f}".replace("-", "−")
+    decimals = 1 if unit == 0.01 else 2
+    return f"{difference / unit:+.{decimals}f}".replace("-", "−")
 
 
 def p_value(p: float | None) -> str:
@@ -49,7 +50,11 @@ def mean(number: float | None) -> str:
     """A mean, to three digits."""
     if number is None:
         return NONE
-    return f"{number:.2f}" if abs(number) < 10 else f"{number:.1f}" if abs(number) < 100 else count(number)
+    if abs(number) < 10:
+        return f"{number:.2f}"
+    if abs(number) < 100:
+        return f"{number:.1f}"
+    return count(number)
 
 
 def compact(number: float) -> str:
@@ -58,11 +63,16 @@ def compact(number: float) -> str:
         return "0"
     if abs(number) >= 10_000 or abs(number) < 0.01:
         mantissa, _, exponent = f"{number:.1e}".partition("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "−")
-    return (f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}").replace("-", "−")
+        words = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    elif abs(number) >= 100:
+        words = f"{number:.0f}"
+    else:
+        words = f"{number:.3g}"
+    return words.replace("-", "−")
 
 
 Kind = Literal["text", "percent", "estimate", "difference", "count", "mean", "p"]
+WITH_INTERVAL = ("estimate", "difference")  # kinds whose cells have bounds and n in CSV
 Cell = str | float | Estimate | Paired | None
 _LATEX = str.maketrans(
     {
@@ -105,7 +115,7 @@ class ReportTable:
     columns: tuple[TableColumn, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""  # how to read it; may be empty.
-    styles: tuple[int, ...] = ()  # the system that each row is about, as a number of the palette; () for none.
+    styles: tuple[int, ...] = ()  # the palette's number of each row's system; () for rows without a system.
 
 
 def show(cell: Cell, kind: Kind) -> str:
@@ -128,26 +138,36 @@ def show(cell: Cell, kind: Kind) -> str:
 
 def signed(difference: Paired, unit: float) -> str:
     """A difference with its interval, in a measure's unit: "+3.1 [+0.4, +5.9]"."""
-    low, high = signed_number(difference.low, unit), signed_number(difference.high, unit)
+    low = signed_number(difference.low, unit)
+    high = signed_number(difference.high, unit)
     return f"{signed_number(difference.difference, unit)} [{low}, {high}]"
 
 
 def markdown(table: ReportTable) -> str:
     """A GitHub table under its title."""
-
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
-
-    lines = [line(column.name.translate(_MARKDOWN) for column in table.columns)]
-    lines.append("|" + "|".join(" :--- " if column.kind == "text" else " ---: " for column in table.columns) + "|")
+    lines = [f"### {table.title}", ""]
+    lines.append(_markdown_row(column.name.translate(_MARKDOWN) for column in table.columns))
+    rules = [" :--- " if column.kind == "text" else " ---: " for column in table.columns]
+    lines.append(f"|{'|'.join(rules)}|")
     for row in table.rows:
-        # Words hold no link, image or tag; a figure is ours, and its interval keeps its brackets.
-        pairs = zip(row, _shown(table, row), strict=True)
-        lines.append(line(w.translate(_MARKDOWN) if isinstance(c, str) else w.replace("<", "&lt;") for c, w in pairs))
-    return "\n".join([f"### {table.title}", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
+        escaped = []
+        for cell, words in zip(row, row_texts(table, row), strict=True):
+            if isinstance(cell, str):
+                escaped.append(words.translate(_MARKDOWN))  # no link, image or tag
+            else:
+                escaped.append(words.replace("<", "&lt;"))  # our own figure, whose interval keeps its brackets
+        lines.append(_markdown_row(escaped))
+    if table.note:
+        lines += ["", table.note]
+    return "\n".join(lines) + "\n"
 
 
-def _shown(table: ReportTable, row: Iterable[Cell]) -> list[str]:
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+
+
+def row_texts(table: ReportTable, row: Iterable[Cell]) -> list[str]:
+    """The cells of a row as readers see them."""
     return [show(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
 
 
@@ -155,8 +175,10 @@ def latex(table: ReportTable) -> str:
     """A booktabs table with its caption and label."""
     layout = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     head = _latex_row(column.name for column in table.columns)
-    body = "\n".join(_latex_row(_shown(table, row)) for row in table.rows)
-    caption = table.title + (f". {table.note}" if table.note else "")
+    body = "\n".join(_latex_row(row_texts(table, row)) for row in table.rows)
+    caption = table.title
+    if table.note:
+        caption += f". {table.note}"
     return (
         f"\\begin{{table}}\n\\centering\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
         f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{_latex_text(caption)}}}\n\\label{{tab:{table.slug}}}\n"
@@ -166,13 +188,15 @@ def latex(table: ReportTable) -> str:
 
 def _latex_row(cells: Iterable[str]) -> str:
     row = " & ".join(map(_latex_text, cells)) + r" \\"
-    # Here a bracket or a star would be an argument of the command that ends the line before.
-    return "{}" + row if row.lstrip().startswith(("[", "*")) else row
+    if row.lstrip().startswith(("[", "*")):  # an argument of the command that ends the line before
+        return "{}" + row
+    return row
 
 
 def _latex_text(words: str) -> str:
     """Words on one line, for a blank one ends a paragraph; the narrow space stands in numbers."""
-    return "".join(c if c.isprintable() or c == "\u202f" else " " for c in words).translate(_LATEX)
+    letters = [letter if letter.isprintable() or letter == "\u202f" else " " for letter in words]
+    return "".join(letters).translate(_LATEX)
 
 
 def to_csv(table: ReportTable) -> str:
@@ -181,23 +205,29 @@ def to_csv(table: ReportTable) -> str:
     writer = csv.writer(out, lineterminator="\n")
     headings: list[str] = []
     for column in table.columns:
-        bounds = ("", " low", " high", " n") if column.kind in ("estimate", "difference") else ("",)
-        headings += [_harmless(f"{column.name}{bound}") for bound in bounds]
+        headings.append(_harmless(column.name))
+        if column.kind in WITH_INTERVAL:
+            headings += [_harmless(f"{column.name} {bound}") for bound in ("low", "high", "n")]
     writer.writerow(headings)
     for row in table.rows:
         values: list[str | float | None] = []
         for cell, column in zip(row, table.columns, strict=True):
-            if isinstance(cell, Estimate | Paired):
-                value = cell.value if isinstance(cell, Estimate) else cell.difference
-                values += [value, cell.low, cell.high, cell.n]
-            elif column.kind in ("estimate", "difference"):
+            if isinstance(cell, Estimate):
+                values += [cell.value, cell.low, cell.high, cell.n]
+            elif isinstance(cell, Paired):
+                values += [cell.difference, cell.low, cell.high, cell.n]
+            elif column.kind in WITH_INTERVAL:
                 values += [cell, None, None, None]
+            elif isinstance(cell, str):
+                values.append(_harmless(cell))
             else:
-                values.append(_harmless(cell) if isinstance(cell, str) else cell)
+                values.append(cell)
         writer.writerow(values)
     return out.getvalue()
 
 
 def _harmless(text: str) -> str:
     """Text that a spreadsheet will not run as a formula: database and model text can begin with "="."""
-    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    if text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return "'" + text
+    return text

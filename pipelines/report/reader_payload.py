@@ -1,18 +1,22 @@
 """The trajectory reader's data: a small index that lists and filters, and chunks that are read when one is opened."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pipelines.core.types import HARDNESS_LEVELS, ExecutionStatus, StopReason, Trajectory, Turn
+from pipelines.core.types import HARDNESS_LEVELS, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.evaluation.evaluate import accepted
 from pipelines.evaluation.record import EpisodeRecord, Preview
 from pipelines.report.data import ReportData
 from pipelines.sql.diagnoses import ERROR_CLASSES
 
 CHUNK = 40  # trajectories in one block of the page
-LONGEST = 20_000  # characters of one text that the reader keeps
+LONGEST_TEXT = 20_000  # characters
 MODES = ("greedy", "sampled")
-RIGHT, WRONG, BROKEN = 1, 0, 2
+# Verdicts in a row of the index.
+WRONG = 0
+RIGHT = 1
+BROKEN = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,57 +28,33 @@ class Payload:
     left_out: int  # trajectories that the cap left out.
 
 
+class _Episode(NamedTuple):
+    """An episode that the reader may show."""
+
+    system: int  # number of its system
+    record: EpisodeRecord
+    trajectory: Trajectory | None  # None leaves the answer alone
+
+
 def payload(data: ReportData) -> Payload:
     """The reader's data: greedy trajectories first, each question's systems side by side, then samples."""
-    order = {example: index for index, example in enumerate(data.examples)}
-    items: list[tuple[int, EpisodeRecord, Trajectory | None]] = []  # of each system, by its number
-    for number, system in enumerate(data.systems):
-        texts: tuple[Trajectory | None, ...] = system.trajectories or (None,) * len(system.records)
-        pairs = zip(system.records, texts, strict=True)
-        items += [(number, record, text) for record, text in pairs if record.example_id in order]
-    items.sort(key=lambda item: (MODES.index(item[1].mode), item[1].sample, order[item[1].example_id], item[0]))
-    kept = items[: data.max_trajectories]
-    questions = list(dict.fromkeys(record.example_id for _, record, _ in kept))
-    databases = sorted({record.database for _, record, _ in kept})
-    place = {example: index for index, example in enumerate(questions)}
-    greedy = {(system, record.example_id): record for system, record, _ in items if record.mode == "greedy"}
-
-    rows, details = [], []
-    for number, record, trajectory in kept:
-        wrong, equality = record.wrong(data.equality), data.equality
-        verdict = BROKEN if record.broken else RIGHT if record.right(equality) else WRONG
-        earlier, flip = greedy.get((number - 1, record.example_id)), 0
-        if record.mode == "greedy" and earlier is not None and not record.broken and not earlier.broken:
-            flip = int(record.right(equality)) - int(earlier.right(equality))  # 1 gained, -1 lost since the one before
-        rows.append(
-            (
-                place[record.example_id],
-                number,
-                MODES.index(record.mode),
-                record.sample,
-                verdict,
-                ERROR_CLASSES.index(wrong.error) if wrong is not None else -1,
-                HARDNESS_LEVELS.index(record.hardness),
-                record.turns,
-                flip,
-            )
-        )
-        details.append(
-            {
-                "turns": [_turn(turn) for turn in trajectory.turns] if trajectory is not None else [],
-                "stop": record.stop if record.stop is not StopReason.SOLUTION else None,
-                "forced": record.forced,
-                "failure": record.failure,
-                "scores": dict(record.scores),
-                "status": record.status if record.status is not ExecutionStatus.OK else None,
-                "rows": record.n_rows,
-                "gold_rows": record.gold_rows,
-                "tokens": [record.tokens_in, record.tokens_out],
-                "evidence": _cut(wrong.evidence) if wrong is not None else None,
-                "hints": [[hint.kind.replace("_", " "), _cut(hint.detail)] for hint in wrong.hints] if wrong else [],
-                "result": _preview(data.results.get((record.database, record.final_sql or ""))),
-            }
-        )
+    episodes = _episodes(data)
+    held = episodes[: data.max_trajectories]
+    greedy = {
+        (episode.system, episode.record.example_id): episode.record
+        for episode in episodes
+        if episode.record.mode == "greedy"
+    }
+    question_ids = list(dict.fromkeys(episode.record.example_id for episode in held))
+    question_numbers = {question: number for number, question in enumerate(question_ids)}
+    databases = sorted({episode.record.database for episode in held})
+    rows = []
+    details = []
+    for episode in held:
+        record = episode.record
+        earlier = greedy.get((episode.system - 1, record.example_id))
+        rows.append(_index_row(episode, question_numbers[record.example_id], earlier, data.equality))
+        details.append(_details(episode, data))
     index = {
         "equality": data.equality,
         "systems": [system.name for system in data.systems],
@@ -82,34 +62,103 @@ def payload(data: ReportData) -> Payload:
         "levels": HARDNESS_LEVELS,
         "errors": [name.replace("_", " ") for name in ERROR_CLASSES],
         "chunk": CHUNK,
-        "questions": [
-            {
-                "id": example.id,
-                "text": _cut(example.question),
-                "evidence": _cut(example.evidence),
-                "database": example.database.id,
-                "gold": example.gold_sql,
-                "result": _preview(data.results.get((example.database.id, example.gold_sql)) or accepted(example)),
-                "needs_probe": example.annotations.needs_probe,
-            }
-            for example in map(data.examples.__getitem__, questions)
-        ],
+        "questions": [_question(data.examples[question], data.results) for question in question_ids],
         "schemas": {name: _cut(data.schemas.get(name, "")) for name in databases},
         "rows": rows,
-        "sql": [_cut(record.final_sql) for _, record, _ in kept],
+        "sql": [_cut(episode.record.final_sql) for episode in held],
     }
     chunks = [details[start : start + CHUNK] for start in range(0, len(details), CHUNK)]
-    return Payload(index, chunks, len(items) - len(kept))
+    return Payload(index, chunks, len(episodes) - len(held))
+
+
+def _episodes(data: ReportData) -> list[_Episode]:
+    """The episodes whose question the report has, in the reader's order."""
+    order = {question: number for number, question in enumerate(data.examples)}
+    episodes = []
+    for number, system in enumerate(data.systems):
+        trajectories: Sequence[Trajectory | None] = system.trajectories or (None,) * len(system.records)
+        for record, trajectory in zip(system.records, trajectories, strict=True):
+            if record.example_id in order:
+                episodes.append(_Episode(number, record, trajectory))
+
+    def place(episode: _Episode) -> tuple[int, int, int, int]:
+        record = episode.record
+        return MODES.index(record.mode), record.sample, order[record.example_id], episode.system
+
+    return sorted(episodes, key=place)
+
+
+def _index_row(episode: _Episode, question: int, earlier: EpisodeRecord | None, equality: str) -> tuple[int, ...]:
+    """The short row by which the page lists and filters; `earlier` is the system before, on the same question."""
+    record = episode.record
+    if record.broken:
+        verdict = BROKEN
+    elif record.right(equality):
+        verdict = RIGHT
+    else:
+        verdict = WRONG
+    wrong = record.wrong(equality)
+    error = ERROR_CLASSES.index(wrong.error) if wrong is not None else -1
+    flip = 0
+    if record.mode == "greedy" and earlier is not None and not record.broken and not earlier.broken:
+        flip = int(record.right(equality)) - int(earlier.right(equality))  # 1 gained, -1 lost since the one before
+    mode = MODES.index(record.mode)
+    hardness = HARDNESS_LEVELS.index(record.hardness)
+    return question, episode.system, mode, record.sample, verdict, error, hardness, record.turns, flip
+
+
+def _details(episode: _Episode, data: ReportData) -> dict[str, Any]:
+    """A trajectory in full."""
+    record = episode.record
+    turns = []
+    if episode.trajectory is not None:
+        turns = [_turn(turn) for turn in episode.trajectory.turns]
+    evidence = None
+    hints = []
+    wrong = record.wrong(data.equality)
+    if wrong is not None:
+        evidence = _cut(wrong.evidence)
+        hints = [[hint.kind.replace("_", " "), _cut(hint.detail)] for hint in wrong.hints]
+    return {
+        "turns": turns,
+        "stop": record.stop if record.stop is not StopReason.SOLUTION else None,
+        "forced": record.forced,
+        "failure": record.failure,
+        "scores": dict(record.scores),
+        "status": record.status if record.status is not ExecutionStatus.OK else None,
+        "rows": record.n_rows,
+        "gold_rows": record.gold_rows,
+        "tokens": [record.tokens_in, record.tokens_out],
+        "evidence": evidence,
+        "hints": hints,
+        "result": _preview(data.results.get((record.database, record.final_sql or ""))),
+    }
+
+
+def _question(example: Example, results: Mapping[tuple[str, str], Preview]) -> dict[str, Any]:
+    gold_result = results.get((example.database.id, example.gold_sql)) or accepted(example)
+    return {
+        "id": example.id,
+        "text": _cut(example.question),
+        "evidence": _cut(example.evidence),
+        "database": example.database.id,
+        "gold": example.gold_sql,
+        "result": _preview(gold_result),
+        "needs_probe": example.annotations.needs_probe,
+    }
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
     """A turn, its empty fields left out; one that could not be read keeps its raw text."""
     action = turn.action
+    raw = None
+    if action.format_error is not None or not action.content:
+        raw = _cut(turn.text)
     fields = {
         "kind": action.kind,
         "reasoning": _cut(action.reasoning),
         "content": _cut(action.content),
-        "raw": _cut(turn.text) if action.format_error is not None or not action.content else None,
+        "raw": raw,
         "format_error": action.format_error,
         "observation": _cut(turn.observation),
         "status": turn.status,
@@ -120,9 +169,10 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def _cut(text: str | None) -> str | None:
-    if text is None or len(text) <= LONGEST:
+    """A text at its longest in the reader, with the number of characters that were cut."""
+    if text is None or len(text) <= LONGEST_TEXT:
         return text
-    return f"{text[:LONGEST]} … ({len(text) - LONGEST} more characters)"
+    return f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} more characters)"
 
 
 def _preview(preview: Preview | None) -> dict[str, Any] | None:

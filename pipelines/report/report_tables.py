@@ -1,52 +1,78 @@
 """The report's tables, each made from the report's data."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from pipelines.core.registry import METRICS
 from pipelines.evaluation.measures import SMOOTH, curve_points, steps_to
 from pipelines.evaluation.metrics import data_efficiency, execution_accuracy, unbroken, value_of
-from pipelines.evaluation.summary import Level
+from pipelines.evaluation.paired_comparison import Comparison
+from pipelines.evaluation.summary import Level, Summary
 from pipelines.report import formats
-from pipelines.report.data import ReportData
+from pipelines.report.data import ReportData, System
 from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sql import diagnoses
 from pipelines.sql.diagnoses import ERROR_CLASSES
 
-COMMON_HINTS = 14
-WATCHED = {"ex": ("EX in training", SMOOTH), "ex_held_out": ("EX held out", 1)}  # curves, by what each is smoothed
+COMMON_HINTS = 14  # rows of the table of clues
+WATCHED = {"ex": ("EX in training", SMOOTH), "ex_held_out": ("EX held out", 1)}  # curve -> (title, steps smoothed over)
 
 
 def all_tables(data: ReportData) -> Iterator[ReportTable]:
     """Every table that has something to show, in the page's order."""
     makers: tuple[Callable[[ReportData], ReportTable | None], ...] = (
-        *(leader, equalities, behaviour, costs, likeness, paired, samples),
-        *(hardness, difficulty, errors, clues, links, predicted_links, databases, thresholds),
+        leader,
+        equalities,
+        behaviour,
+        costs,
+        likeness,
+        paired,
+        samples,
+        hardness,
+        difficulty,
+        errors,
+        clues,
+        links,
+        predicted_links,
+        databases,
+        thresholds,
     )
-    yield from (table for maker in makers if (table := maker(data)) is not None and table.rows)
+    for maker in makers:
+        table = maker(data)
+        if table is not None and table.rows:
+            yield table
     yield from data.tables
+
+
+def _by_system(data: ReportData) -> list[tuple[System, Summary]]:
+    return list(zip(data.systems, data.summaries, strict=True))
 
 
 def leader(data: ReportData) -> ReportTable:
     """EX of each system: greedy, the mean of its samples, their vote, and the best of k."""
-    k = max((point.k for summary in data.summaries for point in summary.points), default=0)
+    largest_k = max((point.k for summary in data.summaries for point in summary.points), default=0)
     columns = [TableColumn("system"), TableColumn("EX greedy", "estimate")]
-    if k:
-        columns += [TableColumn("EX sampled", "estimate", "mean of all samples")]
-        columns += [TableColumn(f"majority@{k}", "estimate"), TableColumn(f"pass@{k}", "estimate")]
+    if largest_k:
+        columns.append(TableColumn("EX sampled", "estimate", "mean of all samples"))
+        columns.append(TableColumn(f"majority@{largest_k}", "estimate"))
+        columns.append(TableColumn(f"pass@{largest_k}", "estimate"))
     rows: list[tuple[Cell, ...]] = []
     styles = []
-    for style, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
+    for style, (system, summary) in enumerate(_by_system(data)):
         row: list[Cell] = [system.name, summary.ex.get(data.equality)]
-        if k:
-            point = next((point for point in summary.points if point.k == k), None)
-            row += [summary.sampled, point.majority_at if point else None, point.pass_at if point else None]
+        if largest_k:
+            point = next((point for point in summary.points if point.k == largest_k), None)
+            row.append(summary.sampled)
+            row.append(point.majority_at if point is not None else None)
+            row.append(point.pass_at if point is not None else None)
         rows.append(tuple(row))
         styles.append(style)
         if system.single_turn:
             single = execution_accuracy(unbroken(system.single_turn), data.equality, data.seed)
-            rows.append((f"{system.name}, at once", single, *(None,) * (len(columns) - 2)))
+            empty_cells = (None,) * (len(columns) - 2)
+            rows.append((f"{system.name}, at once", single, *empty_cells))
             styles.append(style)
     notes = [f"Percent, equality {data.equality}, with 95 % intervals."]
     if any(system.single_turn for system in data.systems):
@@ -57,15 +83,19 @@ def leader(data: ReportData) -> ReportTable:
 
 def left_out(data: ReportData) -> list[str]:
     """Which questions could not be asked, in a sentence for each system, or in one for all."""
-    notes = [
-        f"{sum(reasons.values()):,} questions are left out ({', '.join(f'{n:,} {why}' for why, n in reasons.items())})."
-        if (reasons := system.left_out)
-        else ""
-        for system in data.systems
-    ]
-    if len(set(notes)) == 1:
-        return [notes[0]] if notes[0] else []
-    return [f"{system.name}: {words}" for system, words in zip(data.systems, notes, strict=True) if words]
+    different_notes = {_left_out_note(system) for system in data.systems}
+    if different_notes == {""}:
+        return []
+    if len(different_notes) == 1:
+        return list(different_notes)
+    return [f"{system.name}: {_left_out_note(system)}" for system in data.systems if _left_out_note(system)]
+
+
+def _left_out_note(system: System) -> str:
+    if not system.left_out:
+        return ""
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in system.left_out.items())
+    return f"{sum(system.left_out.values()):,} questions are left out ({reasons})."
 
 
 def equalities(data: ReportData) -> ReportTable | None:
@@ -73,48 +103,73 @@ def equalities(data: ReportData) -> ReportTable | None:
     names = list(dict.fromkeys(name for summary in data.summaries for name in summary.ex))
     if len(names) < 2:
         return None
-    columns = (TableColumn("system"), *(TableColumn(name, "estimate") for name in names))
-    rows = tuple(
-        (system.name, *(summary.ex.get(name) for name in names))
-        for system, summary in zip(data.systems, data.summaries, strict=True)
-    )
+    columns = [TableColumn("system")]
+    columns += [TableColumn(name, "estimate") for name in names]
+    rows: list[tuple[Cell, ...]] = []
+    for system, summary in _by_system(data):
+        estimates = [summary.ex.get(name) for name in names]
+        rows.append((system.name, *estimates))
     note = "The same greedy answers under each named equality, in percent."
-    return ReportTable("equalities", "EX under other equalities", columns, rows, note, tuple(range(len(rows))))
+    return _table_of_systems("equalities", "EX under other equalities", columns, rows, note)
+
+
+def _table_of_systems(
+    slug: str, title: str, columns: Sequence[TableColumn], rows: Sequence[tuple[Cell, ...]], note: str
+) -> ReportTable:
+    """A table with a row for each system, in their order."""
+    return ReportTable(slug, title, tuple(columns), tuple(rows), note, styles=tuple(range(len(rows))))
 
 
 def behaviour(data: ReportData) -> ReportTable:
     """The behaviour of each system, and its cost."""
-    columns, values = _metrics(data, "behaviour")
+    columns, metric_rows = _metrics(data, "behaviour")
     about = "EX points gained over the baseline per 1,000 training examples"
     columns.append(TableColumn("points / 1,000", "mean", about))
-    # Counted from the first system in one turn, as in SQL-Trail (5.1, equation 5), if it was asked so.
-    first, ex = data.systems[0], data.summaries[0].headline
-    single = execution_accuracy(unbroken(first.single_turn), data.equality, data.seed) if first.single_turn else None
-    before = (first.name, ex.value) if ex is not None else None
-    if single is not None:
-        before = f"{first.name} in one turn", single.value
-    rows = []
-    for index, (row, system, summary) in enumerate(zip(values, data.systems, data.summaries, strict=True)):
+    baseline = _efficiency_baseline(data)
+    rows: list[tuple[Cell, ...]] = []
+    for index, (system, summary) in enumerate(_by_system(data)):
         gained = None
-        if index and system.training_examples and before is not None and summary.headline is not None:
-            gained = data_efficiency(before[1], summary.headline.value, system.training_examples)
-        rows.append((*row, gained))
+        if index and system.training_examples and baseline is not None and summary.headline is not None:
+            gained = data_efficiency(baseline.accuracy, summary.headline.value, system.training_examples)
+        rows.append((*metric_rows[index], gained))
     note = "Means over the greedy episodes; shares in percent."
-    if before is not None and any(system.training_examples for system in data.systems[1:]):
-        note += f" Points per 1,000 examples are counted from {before[0]} ({100 * before[1]:.1f})."
-    return ReportTable("behaviour", "Behaviour and cost", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
+    if baseline is not None and any(system.training_examples for system in data.systems[1:]):
+        percent = f"{100 * baseline.accuracy:.1f}"
+        note += f" Points per 1,000 examples are counted from {baseline.name} ({percent})."
+    return _table_of_systems("behaviour", "Behaviour and cost", columns, rows, note)
+
+
+class _Baseline(NamedTuple):
+    name: str
+    accuracy: float  # in [0, 1]
+
+
+def _efficiency_baseline(data: ReportData) -> _Baseline | None:
+    """The first system in one turn, as in SQL-Trail (5.1, equation 5), or its headline if it was not asked so."""
+    first = data.systems[0]
+    if first.single_turn:
+        single = execution_accuracy(unbroken(first.single_turn), data.equality, data.seed)
+        if single is not None:
+            return _Baseline(f"{first.name} in one turn", single.value)
+    headline = data.summaries[0].headline
+    if headline is None:
+        return None
+    return _Baseline(first.name, headline.value)
 
 
 def _metrics(data: ReportData, table: str) -> tuple[list[TableColumn], list[tuple[Cell, ...]]]:
     """A column for each metric of a table that some system has a value of, and a row of values for each system."""
-    names = [name for name in METRICS if METRICS[name].table == table]
-    measured = [name for name in names if any(name in summary.measured for summary in data.summaries)]
-    parts = [METRICS[name] for name in measured]
-    columns = [TableColumn("system"), *(TableColumn(part.title, part.unit, part.about) for part in parts)]
-    rows: list[tuple[Cell, ...]] = [
-        (system.name, *(value_of(summary.measured.get(name)) for name in measured))
-        for system, summary in zip(data.systems, data.summaries, strict=True)
-    ]
+    names = []
+    columns = [TableColumn("system")]
+    for name in METRICS:
+        metric = METRICS[name]
+        if metric.table == table and any(name in summary.measured for summary in data.summaries):
+            names.append(name)
+            columns.append(TableColumn(metric.title, metric.unit, metric.about))
+    rows: list[tuple[Cell, ...]] = []
+    for system, summary in _by_system(data):
+        values = [value_of(summary.measured.get(name)) for name in names]
+        rows.append((system.name, *values))
     return columns, rows
 
 
@@ -123,17 +178,21 @@ def costs(data: ReportData) -> ReportTable | None:
     names = list(dict.fromkeys(name for system in data.systems for name in system.costs))
     if not names:
         return None
-    columns = (TableColumn("system"), *(TableColumn(name, "mean") for name in names))
-    rows = tuple((system.name, *(system.costs.get(name) for name in names)) for system in data.systems)
+    columns = [TableColumn("system")]
+    columns += [TableColumn(name, "mean") for name in names]
+    rows: list[tuple[Cell, ...]] = []
+    for system in data.systems:
+        values = [system.costs.get(name) for name in names]
+        rows.append((system.name, *values))
     note = "Means a question, as they were on the machine that answered; episodes overlap."
-    return ReportTable("costs", "What an answer took", columns, rows, note, tuple(range(len(rows))))
+    return _table_of_systems("costs", "What an answer took", columns, rows, note)
 
 
 def likeness(data: ReportData) -> ReportTable:
     """How much the answers look like gold, whatever their results."""
     columns, rows = _metrics(data, "likeness")
     note = "Schema linking against the gold schema, in percent."
-    return ReportTable("likeness", "Likeness to gold", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
+    return _table_of_systems("likeness", "Likeness to gold", columns, rows, note)
 
 
 def paired(data: ReportData) -> ReportTable:
@@ -155,24 +214,27 @@ def paired(data: ReportData) -> ReportTable:
         TableColumn("needed", "count", "questions that would detect a difference of this size with 80 % power"),
         TableColumn("detectable", "percent", "points that so many questions detect with 80 % power, by the flips seen"),
     )
-    rows = tuple(
-        (
-            f"{comparison.before} → {comparison.after}",
-            comparison.mode,
-            comparison.paired.n,
-            comparison.accuracy_before,
-            comparison.accuracy_after,
-            comparison.paired,
-            *((comparison.gained, comparison.lost) if comparison.mode == "greedy" else (None, None)),
-            comparison.p_mcnemar,
-            comparison.paired.p_permutation,
-            f"by {comparison.paired.flipped}",
-            comparison.needed,
-            comparison.detectable,
-        )
-        for comparison in data.comparisons
-    )
+    rows = tuple(_comparison_row(comparison) for comparison in data.comparisons)
     return ReportTable("paired", "Paired differences", columns, rows, "The same questions, before and after.")
+
+
+def _comparison_row(comparison: Comparison) -> tuple[Cell, ...]:
+    is_greedy = comparison.mode == "greedy"
+    return (
+        f"{comparison.before} → {comparison.after}",
+        comparison.mode,
+        comparison.paired.n,
+        comparison.accuracy_before,
+        comparison.accuracy_after,
+        comparison.paired,
+        comparison.gained if is_greedy else None,
+        comparison.lost if is_greedy else None,
+        comparison.p_mcnemar,
+        comparison.paired.p_permutation,
+        f"by {comparison.paired.flipped}",
+        comparison.needed,
+        comparison.detectable,
+    )
 
 
 def samples(data: ReportData) -> ReportTable:
@@ -185,117 +247,141 @@ def samples(data: ReportData) -> ReportTable:
         TableColumn("average@k", "estimate"),
         TableColumn("ties", "percent", "share of the votes that were ties"),
     )
-    numbered = [
-        (index, (system.name, point.k, point.pass_at, point.majority_at, point.average_at, point.tied))
-        for index, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True))
-        for point in summary.points
-    ]
+    rows: list[tuple[Cell, ...]] = []
+    styles = []
+    for style, (system, summary) in enumerate(_by_system(data)):
+        for point in summary.points:
+            rows.append((system.name, point.k, point.pass_at, point.majority_at, point.average_at, point.tied))
+            styles.append(style)
     note = "pass@k is the unbiased estimate over all samples; majority@k averages the votes of all k-subsets."
-    styles = tuple(index for index, _ in numbered)
-    return ReportTable("samples", "Several samples", columns, tuple(row for _, row in numbered), note, styles)
+    return ReportTable("samples", "Several samples", columns, tuple(rows), note, tuple(styles))
 
 
-def _slices(data: ReportData, what: str, title: str, attribute: str) -> ReportTable:
+def _slices(data: ReportData, heading: str, title: str, attribute: str) -> ReportTable:
     """EX, turns and costs by a slice of the questions."""
-    columns = (
-        TableColumn(what),
+    columns = [
+        TableColumn(heading),
         TableColumn("system"),
         TableColumn("questions", "count"),
         TableColumn("EX greedy", "estimate"),
         TableColumn("EX sampled", "estimate"),
-        *(
-            TableColumn(METRICS[name].title, METRICS[name].unit, METRICS[name].about)
-            for name in ("turns", "turns_deviation", "tokens_in", "tokens_out", "reasoning_chars")
-        ),
-    )
-
-    by_system: list[dict[str, Level]] = [
-        {level.name: level for level in getattr(summary, attribute)} for summary in data.summaries
     ]
-    names = list(dict.fromkeys(name for levels in by_system for name in levels))
+    for name in ("turns", "turns_deviation", "tokens_in", "tokens_out", "reasoning_chars"):
+        metric = METRICS[name]
+        columns.append(TableColumn(metric.title, metric.unit, metric.about))
+
+    by_system: list[dict[str, Level]] = []
+    slice_names: dict[str, None] = {}
+    for summary in data.summaries:
+        levels = {level.name: level for level in getattr(summary, attribute)}
+        by_system.append(levels)
+        slice_names |= dict.fromkeys(levels)
     rows: list[tuple[Cell, ...]] = []
     styles = []
-    for name in names:
+    for slice_name in slice_names:
         for style, (system, levels) in enumerate(zip(data.systems, by_system, strict=True)):
-            if (level := levels.get(name)) is not None:
-                turns = (level.turns.mean, level.turns.std) if level.turns else (None, None)
-                costs = (level.tokens_in, level.tokens_out, level.reasoning_chars)
-                means = (cost.mean if cost else None for cost in costs)
-                rows.append((name, system.name, level.n, level.ex, level.sampled, *turns, *means))
+            if slice_name in levels:
+                rows.append(_slice_row(system, levels[slice_name]))
                 styles.append(style)
-    return ReportTable(attribute, title, columns, tuple(rows), "", tuple(styles))
+    return ReportTable(attribute, title, tuple(columns), tuple(rows), "", tuple(styles))
 
 
-hardness = functools.partial(_slices, what="hardness", title="By hardness", attribute="by_hardness")
-difficulty = functools.partial(_slices, what="difficulty", title="By difficulty", attribute="by_difficulty")
-links = functools.partial(_slices, what="gold columns", title="By number of schema links", attribute="by_links")
+def _slice_row(system: System, level: Level) -> tuple[Cell, ...]:
+    row: list[Cell] = [level.name, system.name, level.n, level.ex, level.sampled]
+    if level.turns is not None:
+        row += [level.turns.mean, level.turns.std]
+    else:
+        row += [None, None]
+    for cost in (level.tokens_in, level.tokens_out, level.reasoning_chars):
+        row.append(cost.mean if cost is not None else None)
+    return tuple(row)
+
+
+hardness = functools.partial(_slices, heading="hardness", title="By hardness", attribute="by_hardness")
+difficulty = functools.partial(_slices, heading="difficulty", title="By difficulty", attribute="by_difficulty")
+links = functools.partial(_slices, heading="gold columns", title="By number of schema links", attribute="by_links")
 predicted_links = functools.partial(
     _slices,
-    what="predicted columns",
+    heading="predicted columns",
     title="By number of schema links in the predicted SQL",
     attribute="by_predicted_links",
 )
-databases = functools.partial(_slices, what="database", title="By database", attribute="by_database")
+databases = functools.partial(_slices, heading="database", title="By database", attribute="by_database")
 
 
 def thresholds(data: ReportData) -> ReportTable:
     """After how many steps a training's accuracy first reached a tenth and its multiples (SkyRL-SQL, figure 6)."""
     levels = [tenth / 10 for tenth in range(1, 11)]
-    steps_of = {
-        f"{stage}: {words}": [steps_to(points, level, window) for level in levels]
-        for stage, rows in data.curves.items()
-        for name, (words, window) in WATCHED.items()
-        if (points := curve_points(rows, name))
-    }
-    reached = [place for place in range(len(levels)) if any(steps[place] is not None for steps in steps_of.values())]
-    columns = (TableColumn("curve"), *(TableColumn(f"{100 * levels[place]:.0f} %", "count") for place in reached))
-    rows = tuple((name, *(steps[place] for place in reached)) for name, steps in steps_of.items()) if reached else ()
+    steps_of_curve: dict[str, dict[float, float | None]] = {}
+    for stage, curve_rows in data.curves.items():
+        for name, (title, window) in WATCHED.items():
+            points = curve_points(curve_rows, name)
+            if points:
+                steps_of_curve[f"{stage}: {title}"] = {level: steps_to(points, level, window) for level in levels}
+    reached = [level for level in levels if any(steps[level] is not None for steps in steps_of_curve.values())]
+    columns = [TableColumn("curve")]
+    columns += [TableColumn(f"{100 * level:.0f} %", "count") for level in reached]
+    rows: list[tuple[Cell, ...]] = []
+    if reached:
+        for curve, steps in steps_of_curve.items():
+            first_steps = [steps[level] for level in reached]
+            rows.append((curve, *first_steps))
     note = f"The first step at which the mean of {SMOOTH} steps (of one measurement, held out) is so high."
-    return ReportTable("thresholds", "Steps to an accuracy", columns, rows, note)
+    return ReportTable("thresholds", "Steps to an accuracy", tuple(columns), tuple(rows), note)
 
 
 def errors(data: ReportData) -> ReportTable:
     """How many wrong greedy answers fall in each error class."""
-    column_pairs = (
-        (TableColumn(system.name, "count"), TableColumn(f"{system.name} %", "percent")) for system in data.systems
-    )
+    columns = [TableColumn("error class")]
+    for system in data.systems:
+        columns.append(TableColumn(system.name, "count"))
+        columns.append(TableColumn(f"{system.name} %", "percent"))
     rows = []
     for name in (*ERROR_CLASSES, "all"):
         row: list[Cell] = [name.replace("_", " ")]
         for summary in data.summaries:
-            wrong = sum(summary.errors.values())
-            number = wrong if name == "all" else summary.errors[name]
-            row += [number, number / wrong if wrong else None]
+            n_wrong = sum(summary.errors.values())
+            number = n_wrong if name == "all" else summary.errors[name]
+            row.append(number)
+            row.append(number / n_wrong if n_wrong else None)
         rows.append(tuple(row))
-    columns = (TableColumn("error class"), *(column for pair in column_pairs for column in pair))
     note = "TRUST-SQL, section 3.1; in percent of the system's wrong answers."
-    return ReportTable("errors", "Wrong answers by error class", columns, tuple(rows), note)
+    return ReportTable("errors", "Wrong answers by error class", tuple(columns), tuple(rows), note)
 
 
 def clues(data: ReportData) -> ReportTable:
     """The finer clues that come most often in any system."""
-    most: dict[str, int] = {}
+    highest_counts: dict[str, int] = {}
     for summary in data.summaries:
         for kind, number in summary.hints.items():
-            most[kind] = max(most.get(kind, 0), number)
-    names = sorted(most, key=lambda kind: (-most[kind], kind))[:COMMON_HINTS]
-    columns = (TableColumn("the answer …"), *(TableColumn(system.name, "count") for system in data.systems))
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (diagnoses.KINDS.get(name, name), *(summary.hints.get(name, 0) for summary in data.summaries)) for name in names
-    )
-    return ReportTable("clues", "Clues to the errors", columns, rows, "A wrong answer can give several.")
+            highest_counts[kind] = max(highest_counts.get(kind, 0), number)
+    most_common = sorted(highest_counts, key=lambda kind: (-highest_counts[kind], kind))[:COMMON_HINTS]
+    columns = [TableColumn("the answer …")]
+    columns += [TableColumn(system.name, "count") for system in data.systems]
+    rows: list[tuple[Cell, ...]] = []
+    for kind in most_common:
+        counts = [summary.hints.get(kind, 0) for summary in data.summaries]
+        rows.append((diagnoses.KINDS.get(kind, kind), *counts))
+    note = "A wrong answer can give several."
+    return ReportTable("clues", "Clues to the errors", tuple(columns), tuple(rows), note)
 
 
 def verdicts(data: ReportData) -> Iterator[str]:
     """The result of the paired tests of each system and the one before it, one plain sentence each."""
     for old, new in pairwise(system.name for system in data.systems):
-        parts = []
+        differences = []
         for comparison in data.comparisons:
             if (comparison.before, comparison.after) == (old, new):
-                result = comparison.paired
-                measure = "greedy EX" if comparison.mode == "greedy" else "mean sampled EX"
-                bounds = f"[{formats.points(result.low)}, {formats.points(result.high)}]"
-                unsure = " (may be chance)" if result.low <= 0 <= result.high else ""
-                parts.append(f"{formats.points(result.difference)} points of {measure} {bounds}{unsure}")
-        if parts:
-            yield f"From {old} to {new}: {'; '.join(parts)}."
+                differences.append(_difference_in_words(comparison))
+        if differences:
+            yield f"From {old} to {new}: {'; '.join(differences)}."
+
+
+def _difference_in_words(comparison: Comparison) -> str:
+    paired = comparison.paired
+    measure = "greedy EX" if comparison.mode == "greedy" else "mean sampled EX"
+    words = f"{formats.points(paired.difference)} points of {measure} "
+    words += f"[{formats.points(paired.low)}, {formats.points(paired.high)}]"
+    if paired.low <= 0 <= paired.high:
+        words += " (may be chance)"
+    return words

@@ -4,6 +4,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, Group, JustifyMethod
@@ -34,29 +35,53 @@ def render(table: ReportTable, width: int) -> Group:
     A table that is too wide is turned on its side, and if that is too wide, its rows are printed one below another.
     """
     heads = [plain(column.name) for column in table.columns]
-    rows = [
-        [plain(formats.show(cell, column.kind)) for cell, column in zip(row, table.columns, strict=True)]
-        for row in table.rows
-    ]
-    sides: list[JustifyMethod] = ["left" if column.kind == "text" else "right" for column in table.columns]
-    rights: list[JustifyMethod] = ["right" for _ in rows]
-    turned = [list(row) for row in zip(heads, *rows, strict=True)]
-    below = [pair for row in rows for pair in (("", ""), *zip(heads, row, strict=True))][1:]
-    layouts: tuple[tuple[Sequence[str], Sequence[Sequence[str]], list[JustifyMethod]], ...] = (
-        (heads, rows, sides),
-        (turned[0], turned[1:], ["left", *rights]),
-        (("", ""), below, ["left", "left"]),
-    )
-    for head, lines, justified in layouts:
-        rich_table = RichTable(box=None, pad_edge=False)
-        for name, side in zip(head, justified, strict=True):
-            rich_table.add_column(Text(name), justify=side)
-        for line in lines:
-            rich_table.add_row(*map(Text, line))
-        if sum(max(cell_len(line[place]) for line in (head, *lines)) + 2 for place in range(len(head))) - 2 <= width:
-            break
-    rich_table.show_header = any(head)
+    rows = [[plain(text) for text in formats.row_texts(table, row)] for row in table.rows]
+    layout = _upright(table, heads, rows)
+    if layout.width() > width:
+        layout = _on_its_side(heads, rows)
+    if layout.width() > width:
+        layout = _one_below_another(heads, rows)
+    rich_table = RichTable(box=None, pad_edge=False, show_header=any(layout.heads))
+    for head, side in zip(layout.heads, layout.sides, strict=True):
+        rich_table.add_column(Text(head), justify=side)
+    for line in layout.lines:
+        rich_table.add_row(*map(Text, line))
     return Group(Text(plain(table.title), "bold"), rich_table)
+
+
+class _Layout(NamedTuple):
+    """The texts of a printed table."""
+
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    sides: Sequence[JustifyMethod]  # where each column's texts are aligned
+
+    def width(self) -> int:
+        """The widest cell of each column, with two blanks between columns."""
+        widths = [max(map(cell_len, column)) for column in zip(self.heads, *self.lines, strict=True)]
+        return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _upright(table: ReportTable, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> _Layout:
+    return _Layout(heads, rows, ["left" if column.kind == "text" else "right" for column in table.columns])
+
+
+def _on_its_side(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> _Layout:
+    """A line for each column."""
+    first, *lines = zip(heads, *rows, strict=True)
+    sides: list[JustifyMethod] = ["left"]
+    sides += ["right"] * len(rows)
+    return _Layout(first, lines, sides)
+
+
+def _one_below_another(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> _Layout:
+    """A line for each cell, and an empty one between rows."""
+    lines: list[tuple[str, str]] = []
+    for row in rows:
+        if lines:
+            lines.append(("", ""))
+        lines += zip(heads, row, strict=True)
+    return _Layout(("", ""), lines, ["left", "left"])
 
 
 def plain(words: str, lines: bool = False) -> str:
@@ -70,95 +95,99 @@ def plain(words: str, lines: bool = False) -> str:
     """
     if words.isprintable():
         return words
-    shown = []
+    printable = []
     for character in words:
         if character.isprintable() or (lines and character == "\n"):
-            shown.append(character)
+            printable.append(character)
         elif unicodedata.category(character) == "Zs":  # such as the narrow space between thousands
-            shown.append(" ")
+            printable.append(" ")
         else:
-            shown.append(character.encode("unicode_escape").decode("ascii"))
-    return "".join(shown)
+            printable.append(character.encode("unicode_escape").decode("ascii"))
+    return "".join(printable)
 
 
 def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> ReportTable:
-    """The few figures of a run's end, a system a row, by the systems' names; `benchmark` is what a recipe calls its
-    questions, "" where none names them.
+    """The few figures of a run's end, a system a row.
+
+    Args:
+        summaries: by the systems' names.
+        benchmark: the recipe's name for its questions; "" without a name.
     """
-    of_all = summaries.values()
-    columns: list[tuple[TableColumn, list[Cell]]] = [
-        (TableColumn("system"), [*summaries]),
-        (TableColumn("EX greedy", "estimate"), [each.ex.get(each.equality) for each in of_all]),
-        (TableColumn("EX sampled", "estimate"), [each.sampled for each in of_all]),
-        (
-            TableColumn("majority@k", "estimate"),
-            [each.points[-1].majority_at if each.points else None for each in of_all],
-        ),
-        (TableColumn("turns", "mean"), [value_of(each.measured.get("turns")) for each in of_all]),
-        (TableColumn("questions", "count"), [each.n_questions for each in of_all]),
-    ]
-    # Of an incomplete benchmark or evaluation.
-    extras: tuple[tuple[TableColumn, list[float | None]], ...] = (
-        (TableColumn("left out", "count"), [sum(each.left_out.values()) for each in of_all]),
-        (TableColumn("broken", "count"), [each.n_broken for each in of_all]),
-        (TableColumn("not asked", "count"), [each.n_unasked for each in of_all]),
-    )
-    columns += [(column, [*numbers]) for column, numbers in extras if any(numbers)]
-    if any(each.n_broken for each in of_all):
-        columns.append((TableColumn("EX, broken as wrong", "percent"), [each.ex_with_broken for each in of_all]))
-    equality = next((summary.equality for summary in summaries.values()), "")
-    where = f" on {benchmark}" if benchmark else ""
-    title = f"Held-out execution accuracy{where}, equality {equality}, 95 % intervals"
-    rows = tuple(zip(*(cells for _, cells in columns), strict=True))
-    return ReportTable("figures", title, tuple(column for column, _ in columns), rows)
-
-
-def across(judged: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
-    """Each system's headline figure on several benchmarks, one a column, with the equality by which it is reported."""
-    equalities = [next((summary.equality for summary in summaries.values()), "") for summaries in judged.values()]
-    headings = zip(judged, equalities, strict=True)
-    columns = (
+    columns = [
         TableColumn("system"),
-        *(TableColumn(f"{benchmark} ({equality})", "percent") for benchmark, equality in headings),
-    )
-    systems = dict.fromkeys(system for summaries in judged.values() for system in summaries)
-    estimates = [
-        [value_of(summaries[system].headline) if system in summaries else None for summaries in judged.values()]
-        for system in systems
+        TableColumn("EX greedy", "estimate"),
+        TableColumn("EX sampled", "estimate"),
+        TableColumn("majority@k", "estimate"),
+        TableColumn("turns", "mean"),
+        TableColumn("questions", "count"),
     ]
-    rows = tuple((system, *row) for system, row in zip(systems, estimates, strict=True))
-    return ReportTable("across", "EX greedy, benchmark by benchmark", columns, rows)
+    # Columns of an incomplete benchmark or evaluation.
+    has_left_out = any(sum(summary.left_out.values()) for summary in summaries.values())
+    has_broken = any(summary.n_broken for summary in summaries.values())
+    has_unasked = any(summary.n_unasked for summary in summaries.values())
+    if has_left_out:
+        columns.append(TableColumn("left out", "count"))
+    if has_broken:
+        columns.append(TableColumn("broken", "count"))
+    if has_unasked:
+        columns.append(TableColumn("not asked", "count"))
+    if has_broken:
+        columns.append(TableColumn("EX, broken as wrong", "percent"))
+    rows = []
+    for name, summary in summaries.items():
+        majority = summary.points[-1].majority_at if summary.points else None
+        row: list[Cell] = [name, summary.ex.get(summary.equality), summary.sampled, majority]
+        row += [value_of(summary.measured.get("turns")), summary.n_questions]
+        if has_left_out:
+            row.append(sum(summary.left_out.values()))
+        if has_broken:
+            row.append(summary.n_broken)
+        if has_unasked:
+            row.append(summary.n_unasked)
+        if has_broken:
+            row.append(summary.ex_with_broken)
+        rows.append(tuple(row))
+    on_benchmark = f" on {benchmark}" if benchmark else ""
+    title = f"Held-out execution accuracy{on_benchmark}, equality {_equality(summaries)}, 95 % intervals"
+    return ReportTable("figures", title, tuple(columns), tuple(rows))
 
 
-def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]], look: Mapping[str, str]) -> None:
+def _equality(summaries: Mapping[str, Summary]) -> str:
+    """The equality of a benchmark's headline; "" without a system."""
+    return next((summary.equality for summary in summaries.values()), "")
+
+
+def across(by_benchmark: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
+    """Each system's headline figure on several benchmarks, one a column, with the equality by which it is reported."""
+    columns = [TableColumn("system")]
+    systems: dict[str, None] = {}
+    for benchmark, summaries in by_benchmark.items():
+        columns.append(TableColumn(f"{benchmark} ({_equality(summaries)})", "percent"))
+        systems |= dict.fromkeys(summaries)
+    rows = []
+    for system in systems:
+        row: list[Cell] = [system]
+        for summaries in by_benchmark.values():
+            row.append(value_of(summaries[system].headline) if system in summaries else None)
+        rows.append(tuple(row))
+    return ReportTable("across", "EX greedy, benchmark by benchmark", tuple(columns), tuple(rows))
+
+
+def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]], files: Mapping[str, str]) -> None:
     """Print the end of a run: its figures by benchmark and system, and its files by name ("report" -> a path, ...)."""
     for benchmark, summaries in by_benchmark.items():
         console.print(render(figures(summaries, benchmark), console.width))
     if len(by_benchmark) > 1:
         console.print(render(across(by_benchmark), console.width))
-    width = max(map(len, look), default=0)
-    for label, place in look.items():
-        console.print(Text(plain(f"{label:<{width}}  {place}")), soft_wrap=True)
+    width = max(map(len, files), default=0)
+    for name, path in files.items():
+        console.print(Text(plain(f"{name:<{width}}  {path}")), soft_wrap=True)
 
 
 def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN_FLIPS) -> None:
     """Print one comparison: the difference and its tests, then the first `shown` questions that flipped."""
-    paired = comparison.paired
-    difference = (
-        f"{comparison.before} → {comparison.after} ({comparison.mode}, {comparison.equality}, {paired.n} questions): "
-        f"{formats.percent(comparison.accuracy_before)} → {formats.percent(comparison.accuracy_after)} %, "
-        f"{formats.points(paired.difference)} points [{formats.points(paired.low)},\xa0{formats.points(paired.high)}]"
-    )
-    tests = f"sign-flip by {paired.flipped} p {formats.p_value(paired.p_permutation)}"
-    if comparison.p_mcnemar is not None:
-        mcnemar = f"McNemar p {formats.p_value(comparison.p_mcnemar)}"
-        tests = f"gained {comparison.gained}, lost {comparison.lost}; {mcnemar}; {tests}"
-    if comparison.needed is not None:
-        tests += f"; {formats.count(comparison.needed)} questions would show a difference of this size"
-    if comparison.detectable is not None:
-        tests += f", and {formats.count(paired.n)} show one of {formats.percent(comparison.detectable)} points"
     width = console.width if console.is_terminal else sys.maxsize
-    for words in (difference, tests):
+    for words in (_difference_in_words(comparison), _tests_in_words(comparison)):
         folded = textwrap.fill(words, width, break_on_hyphens=False)
         console.print(Text(plain(folded, lines=True)), soft_wrap=True)
     for flip in comparison.flips[:shown]:
@@ -168,13 +197,39 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
         console.print(Text(plain(f"  and {len(comparison.flips) - shown} more that flipped")))
 
 
+def _difference_in_words(comparison: Comparison) -> str:
+    paired = comparison.paired
+    systems = f"{comparison.before} → {comparison.after}"
+    questions = f"{comparison.mode}, {comparison.equality}, {paired.n} questions"
+    accuracies = f"{formats.percent(comparison.accuracy_before)} → {formats.percent(comparison.accuracy_after)} %"
+    interval = f"[{formats.points(paired.low)},\xa0{formats.points(paired.high)}]"
+    return f"{systems} ({questions}): {accuracies}, {formats.points(paired.difference)} points {interval}"
+
+
+def _tests_in_words(comparison: Comparison) -> str:
+    paired = comparison.paired
+    tests = f"sign-flip by {paired.flipped} p {formats.p_value(paired.p_permutation)}"
+    if comparison.p_mcnemar is not None:
+        mcnemar = f"McNemar p {formats.p_value(comparison.p_mcnemar)}"
+        tests = f"gained {comparison.gained}, lost {comparison.lost}; {mcnemar}; {tests}"
+    if comparison.needed is not None:
+        tests += f"; {formats.count(comparison.needed)} questions would show a difference of this size"
+    if comparison.detectable is not None:
+        tests += f", and {formats.count(paired.n)} show one of {formats.percent(comparison.detectable)} points"
+    return tests
+
+
 def stage_figures(stage: str, metrics: Mapping[str, float], between: str = "  ") -> str:
-    """The most telling metrics of a stage, for one line: a whole number with all its digits, any other with four. A
-    no-break space keeps a figure beside its name.
+    """The most telling metrics of a stage, for one line: a whole number with all its digits, any other with four.
+
+    A no-break space keeps a figure beside its name.
     """
     kind = stage.partition(".")[0]
     names = STAGE_FIGURES.get(kind.partition("_")[0]) or STAGE_FIGURES.get(kind) or tuple(metrics)[:4]
-    found = [(name, metrics[name]) for name in names if name in metrics]
-    return between.join(
-        f"{name}\xa0{value:,.0f}" if float(value).is_integer() else f"{name}\xa0{value:,.4g}" for name, value in found
-    )
+    figures_in_words = []
+    for name in names:
+        if name in metrics:
+            value = metrics[name]
+            digits = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
+            figures_in_words.append(f"{name}\xa0{digits}")
+    return between.join(figures_in_words)

@@ -10,8 +10,9 @@ from pipelines.report.page import document
 
 __all__ = ["Preview", "ReportData", "System", "markdown", "with_results", "write", "write_all", "write_tables"]
 
-PAGE, TABLES = "report.html", "tables"
-PREVIEW_S = 5.0  # seconds for the first rows of one result; a slower one is left out
+PAGE = "report.html"
+TABLES = "tables"  # the folder of the tables
+PREVIEW_S = 5.0  # seconds for the first rows of one result; a slower result is left out
 
 
 def write(data: ReportData, path: Path) -> None:
@@ -46,10 +47,8 @@ def markdown(data: ReportData) -> str:
 def write_tables(data: ReportData, folder: Path) -> None:
     """Write `tables.md`, `tables.tex` (for a paper; it needs booktabs), and each table as CSV with raw values."""
     tables = list(report_tables.all_tables(data))
-    texts = {
-        "tables.md": markdown(data),
-        "tables.tex": "\n".join(map(formats.latex, tables)),
-        **{f"{table.slug}.csv": formats.to_csv(table) for table in tables},
-    }
+    texts = {"tables.md": markdown(data), "tables.tex": "\n".join(map(formats.latex, tables))}
+    for table in tables:
+        texts[f"{table.slug}.csv"] = formats.to_csv(table)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")

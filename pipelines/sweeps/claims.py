@@ -7,7 +7,7 @@ The rule, in one place. `d` is the contrast's difference in the direction that t
   that matters. Else it cannot be told.
 - "loses nothing" (a margin m of non-inferiority): holds if low > -m. Does not hold if high < 0. Else it cannot be told.
 
-A claim of several contrasts holds if all of them do, and does not hold if one of them does not. Beside each stands the
+A claim of several contrasts holds if all of them do, and does not hold if one of them does not. Each result names the
 smallest difference that so many questions and seeds would have shown with 80 % power.
 """
 
@@ -25,7 +25,7 @@ from pipelines.evaluation.measures import FinishedEvaluation, measure
 from pipelines.evaluation.stats import ALPHA, POWER, Paired, Scores
 from pipelines.recipe.config import Section
 
-RULE = 2  # of the intervals and of their verdicts; raised when either changes, so that no old verdict is kept
+RULE = 2  # version of the intervals and their verdicts; raised when either changes, so that no old verdict is kept
 Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
 Runs = Mapping[str, Mapping[str, FinishedEvaluation]]  # by row and seed
 MeasureName = Annotated[str, pydantic.AfterValidator(lambda name: measure(name).name)]
@@ -35,13 +35,12 @@ class Contrast(Section):
     """One difference that a claim speaks of."""
 
     says: str  # the contrast in words.
-    # row, over: the difference is of the first from the second.
-    row: str
-    over: str
-    measure: MeasureName  # of both rows (`measures.py`).
-    over_measure: MeasureName | None = None  # of the second row, if it is another one.
+    row: str  # the row whose difference is taken.
+    over: str  # the row that it is taken from.
+    measure: MeasureName  # the measure of both rows (`measures.py`).
+    over_measure: MeasureName | None = None  # the measure of `over`, if it is another one.
     less: bool = False  # whether the claim says that the first is lower.
-    # the claim is that the first is not worse by so much or more; None if it claims to be better.
+    # margin of non-inferiority: the first is not worse by so much or more; None if the claim says that it is better.
     margin: Annotated[float, pydantic.Field(gt=0)] | None = None
     # the smallest difference that matters; both are in points for shares, else in the measure's own unit.
     matters: Annotated[float, pydantic.Field(ge=0)] = 0.0
@@ -61,7 +60,7 @@ class Claim(Section):
     text: str  # the claim.
     source: str  # where it is made.
     contrasts: tuple[Contrast, ...] = ()  # all must hold for the claim to hold.
-    seconds: int = 0  # of processor time for all seeds, if none of its stages is made yet; an estimate.
+    seconds: int = 0  # estimated processor time for all seeds, if none of its stages is made yet.
     reading: str  # the conclusions that the verdict allows, and those that it does not.
     untestable: str = ""  # why this world cannot show it; such a claim has no contrasts.
 
@@ -80,20 +79,26 @@ class Claim(Section):
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContrastResult:
     contrast: Contrast
-    # in the direction of `row - over`, whatever the claim says; None if a row was not made.
+    # difference `row - over`, whatever direction the claim names; None if a row was not made.
     difference: Paired | None
     by_seed: tuple[float, ...]  # the mean difference of each seed.
-    questions: int  # pairs of answers, those of all seeds together.
+    questions: int  # pairs of answers in all seeds together.
     verdict: Verdict
-    # the smallest difference that would have been shown with 80 % power; None if nothing was made.
+    # smallest difference that would have been shown with 80 % power; None if nothing was made.
     detectable: float | None
 
 
 def decide(low: float, high: float, margin: float | None = None, matters: float = 0.0) -> Verdict:
     """The verdict on an interval in the direction that a claim says, by the rule above."""
-    if low > (0.0 if margin is None else -margin):
+    if margin is None:
+        lowest_that_holds = 0.0
+        lowest_that_matters = matters
+    else:
+        lowest_that_holds = -margin
+        lowest_that_matters = 0.0
+    if low > lowest_that_holds:
         return "holds"
-    if high < (matters if margin is None else 0.0):
+    if high < lowest_that_matters:
         return "does not hold"
     return "cannot be told"
 
@@ -103,7 +108,9 @@ def overall_verdict(verdicts: Sequence[Verdict]) -> Verdict:
         return "not measured"
     if "does not hold" in verdicts:
         return "does not hold"
-    return "holds" if set(verdicts) == {"holds"} else "cannot be told"
+    if set(verdicts) == {"holds"}:
+        return "holds"
+    return "cannot be told"
 
 
 def detectable(difference: Paired, runs: int = 1) -> float:
@@ -114,42 +121,57 @@ def detectable(difference: Paired, runs: int = 1) -> float:
     80 % times the standard error.
     """
     normal = NormalDist()
-    by_t = difference.method == "Student's t over seeds"
-    quantile = stats.student_t(runs) if by_t else normal.inv_cdf(1 - ALPHA / 2)
+    quantile = normal.inv_cdf(1 - ALPHA / 2)
+    if difference.method == "Student's t over seeds":
+        quantile = stats.student_t(runs)
     error = (difference.high - difference.low) / (2 * quantile)
     return (quantile + normal.inv_cdf(POWER)) * error
 
 
 def decide_contrasts(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[ContrastResult]:
     """Each contrast of a claim over the seeds of the sweep, `wanted`: one whose rows lack a seed is not measured."""
-    results = []
-    for contrast in claim.contrasts:
-        first, second = runs.get(contrast.row, {}), runs.get(contrast.over, {})
-        shared = [seed for seed in wanted if seed in first and seed in second]
-        difference = None
-        if shared and len(shared) == len(wanted):
-            # The scores of each seed, less those of the measure beyond which the claim goes.
-            sides: list[list[Scores]] = []
-            for name, evaluations in ((contrast.over_measure or contrast.measure, second), (contrast.measure, first)):
-                scores = [measure(name).scores(evaluations[seed]) for seed in shared]
-                if contrast.beyond is not None:
-                    others = [measure(contrast.beyond).scores(evaluations[seed]) for seed in shared]
-                    scores = [
-                        {each: (place, value - less[each][1]) for each, (place, value) in more.items() if each in less}
-                        for more, less in zip(scores, others, strict=True)
-                    ]
-                sides.append(scores)
-            before, after = sides
-            difference = stats.difference(before, after, first[shared[0]].seed)
-        if difference is None:
-            results.append(ContrastResult(contrast, None, (), 0, "not measured", None))
-            continue
-        singles = [stats.difference([old], [new]) for old, new in zip(before, after, strict=True)]
-        low, high = (difference.low, difference.high) if not contrast.less else (-difference.high, -difference.low)
-        margin = None if contrast.margin is None else contrast.margin * contrast.unit
-        by_seed = tuple(part.difference for part in singles if part is not None)
-        pairs = sum(part.n for part in singles if part is not None)
-        verdict = decide(low, high, margin, contrast.matters * contrast.unit)
-        shown = detectable(difference, len(shared))
-        results.append(ContrastResult(contrast, difference, by_seed, pairs, verdict, shown))
-    return results
+    return [_decide_contrast(contrast, runs, wanted) for contrast in claim.contrasts]
+
+
+def _decide_contrast(contrast: Contrast, runs: Runs, seeds: Sequence[str]) -> ContrastResult:
+    not_measured = ContrastResult(contrast, None, (), 0, "not measured", None)
+    row_runs = runs.get(contrast.row, {})
+    over_runs = runs.get(contrast.over, {})
+    if not seeds or not all(seed in row_runs and seed in over_runs for seed in seeds):
+        return not_measured
+    over_measure = contrast.over_measure or contrast.measure
+    before = [_scores(over_runs[seed], over_measure, contrast.beyond) for seed in seeds]
+    after = [_scores(row_runs[seed], contrast.measure, contrast.beyond) for seed in seeds]
+    difference = stats.difference(before, after, row_runs[seeds[0]].seed)
+    if difference is None:
+        return not_measured
+
+    by_seed = []
+    pairs = 0
+    for old, new in zip(before, after, strict=True):
+        single = stats.difference([old], [new])
+        if single is not None:
+            by_seed.append(single.difference)
+            pairs += single.n
+    low = difference.low
+    high = difference.high
+    if contrast.less:
+        low, high = -high, -low
+    margin = None
+    if contrast.margin is not None:
+        margin = contrast.margin * contrast.unit
+    verdict = decide(low, high, margin, contrast.matters * contrast.unit)
+    return ContrastResult(contrast, difference, tuple(by_seed), pairs, verdict, detectable(difference, len(seeds)))
+
+
+def _scores(run: FinishedEvaluation, name: str, beyond: str | None) -> Scores:
+    """A run's scores by question under a measure, less those of the measure beyond which the claim goes."""
+    scores = measure(name).scores(run)
+    if beyond is None:
+        return scores
+    subtracted = measure(beyond).scores(run)
+    return {
+        question: (cluster, value - subtracted[question][1])
+        for question, (cluster, value) in scores.items()
+        if question in subtracted
+    }

@@ -32,7 +32,7 @@ class Form(Section):
 
     recipe: str  # a file of `conf/recipes`
     rows: Rows  # the name of each row, and its words: `variant=no_turns`, `after=sft`, any key=value
-    axes: tuple[str, ...] = ()  # words for all rows; one with several values makes as many cells of each row
+    axes: tuple[str, ...] = ()  # words for all rows; an axis of n values makes n cells of each row
 
 
 class Miniature(Form):
@@ -44,36 +44,40 @@ class Miniature(Form):
 class PaperTable(Form):
     """One table or figure of a paper."""
 
-    paper: str  # which it is: "SQL-Trail, table 6"
+    paper: str  # the paper and the number in it: "SQL-Trail, table 6"
     title: str
     baseline: str  # the row that the others are held against
     against: Mapping[str, str] = {}  # row -> the row that this one is held against in the baseline's place
-    measures: tuple[str, ...]  # its columns (`pipelines/evaluation/measures.py`); the difference is of the first
+    measures: tuple[str, ...]  # its columns (`pipelines/evaluation/measures.py`); differences are those of the first
     curves: tuple[str, ...] = CURVES  # the first charts of the page
     # row -> benchmark -> measure -> the paper's figure, in percent for shares
     reported: Reported = pydantic.Field(default_factory=dict)
-    absent: Mapping[str, str] = {}  # rows of the paper's that no cell fills, and why
-    note: str = ""  # for a reader of both
+    absent: Mapping[str, str] = {}  # the paper's rows that no cell fills -> the reason
+    note: str = ""  # a sentence for readers who compare both
     miniature: Miniature | None = None
     claim: Claim | None = None  # the claim that the table tests; None if it only shows figures
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> PaperTable:
-        """Every row that the file speaks of is one, also in miniature, and every measure is known."""
-        small = self.miniature.rows if self.miniature is not None else {}
-        claimed = self.claim.rows if self.claim is not None else ()
-        for name in (self.baseline, *self.against, *self.against.values(), *self.reported, *small, *claimed):
+        """Every row that the file names exists, also in miniature, and every measure is known."""
+        named_rows = [self.baseline, *self.against, *self.against.values(), *self.reported]
+        if self.miniature is not None:
+            named_rows += self.miniature.rows
+        if self.claim is not None:
+            named_rows += self.claim.rows
+        for name in named_rows:
             if name not in self.rows:
                 raise ValueError(f"there is no row {name!r}")
-        if small and self.baseline not in small:
+        if self.miniature is not None and self.miniature.rows and self.baseline not in self.miniature.rows:
             raise ValueError(f"the miniature has no row {self.baseline!r}, which is the baseline")
         for name in self.measures:
             measure(name)
-        shown = {
-            figure for benchmarks in self.reported.values() for figures in benchmarks.values() for figure in figures
-        }
-        if shown - set(self.measures):
-            raise ValueError(f"figures are reported of {sorted(shown - set(self.measures))}, which no column shows")
+        without_column: set[str] = set()
+        for by_benchmark in self.reported.values():
+            for figures in by_benchmark.values():
+                without_column |= figures.keys() - set(self.measures)
+        if without_column:
+            raise ValueError(f"figures are reported of {sorted(without_column)}, which no column shows")
         return self
 
     def form(self, miniature: bool) -> Form:
@@ -85,27 +89,33 @@ class PaperTable(Form):
         return self.miniature.model_copy(update={"rows": self.miniature.rows or self.rows})
 
 
-def names() -> list[str]:
+def table_names() -> list[str]:
     """All tables: "sql_trail/table6"."""
     return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.yaml"))
 
 
-def claims() -> dict[str, PaperTable]:
+def claim_tables() -> dict[str, PaperTable]:
     """The tables that test a claim, by name, in the order of the claims' numbers."""
-    tables = {name: load(name) for name in names() if name.startswith("claims/")}
-    return dict(sorted(tables.items(), key=lambda item: item[1].claim.number if item[1].claim is not None else 0))
+    tables = {name: load_table(name) for name in table_names() if name.startswith("claims/")}
+
+    def number(name: str) -> int:
+        claim = tables[name].claim
+        return claim.number if claim is not None else 0
+
+    return {name: tables[name] for name in sorted(tables, key=number)}
 
 
-def load(name: str) -> PaperTable:
+def load_table(name: str) -> PaperTable:
     """A table by its name."""
-    if name not in names():
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names())}."
+    known = table_names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
         raise RecipeError(f"there is no table {name!r}", hint)
-    return read(FOLDER / f"{name}.yaml")
+    return read_table_file(FOLDER / f"{name}.yaml")
 
 
-def read(path: Path) -> PaperTable:
+def read_table_file(path: Path) -> PaperTable:
     """A table's file."""
     try:
         return PaperTable.model_validate(read_yaml(path))

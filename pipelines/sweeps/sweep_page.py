@@ -1,103 +1,141 @@
 """The page of a sweep: its table, a chart of its rows, the errors of cells that failed, and curves of several runs."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.evaluation import measures
 from pipelines.evaluation.measures import Measure
 from pipelines.evaluation.stats import Estimate
 from pipelines.report import charts, formats
+from pipelines.report.formats import ReportTable
 from pipelines.report.page import render
 from pipelines.sweeps import sweep_table
 from pipelines.sweeps.sweep_table import Line, Sweep
 
 STYLES = ("page.css", "sweep.css")
 SCRIPTS = ("dom.js", "page.js")
-ERROR_CHARS = 60  # of an error in the table; the section below has it whole
-COLOURS = 6  # of page.css; a seventh line is the first colour again, with dashes
+ERROR_CHARS = 60  # longest error in the table; the section "failed" has it in full
+COLOURS = 6  # colours in page.css; a seventh line is the first colour again, with dashes
 
 
 def page(result: Sweep) -> str:
     """The sweep as one HTML document that asks nothing of the network."""
     curves = sweep_table.curves(result)
-    names = [row.name for row in result.rows()]
-    with_curves = {line.row for lines in curves.values() for line in lines}
-    sections = {
-        "verdict": result.claim and "Verdict",
-        "table": "Table",
-        "failed": any(cell.error for cell in result.cells) and "Failed",
-        "absent": result.absent and "Absent",
-        "curves": curves and "Curves",
-    }
-    source = sweep_table.table(result)
-    share = next((of for of in map(measures.measure, result.measures) if of.kind == "percent"), None)
-    errors = [str(row[-1] or "") for row in source.rows]
-    short = [error[:ERROR_CHARS] + "…" if len(error) > ERROR_CHARS else error for error in errors]
-    rows = tuple((*row[:-1], error or None) for row, error in zip(source.rows, short, strict=True))
-    drawn = {name: (name.replace("_", " "), chart(lines, name, names)) for name, lines in curves.items()}
+    row_names = [row.name for row in result.rows()]
+    sections = {}
+    if result.claim is not None:
+        sections["verdict"] = "Verdict"
+    sections["table"] = "Table"
+    if any(cell.error for cell in result.cells):
+        sections["failed"] = "Failed"
+    if result.absent:
+        sections["absent"] = "Absent"
+    if curves:
+        sections["curves"] = "Curves"
+
+    charted_measure = None
+    for name in result.measures:
+        measure = measures.measure(name)
+        if measure.kind == "percent":
+            charted_measure = measure
+            break
+    figures = {name: (name.replace("_", " "), chart(lines, name, row_names)) for name, lines in curves.items()}
     return render(
         "sweep.html",
         STYLES,
         SCRIPTS,
         title=result.title,
         sweep=result,
-        names=names,
-        sections={identifier: name for identifier, name in sections.items() if name},
+        names=row_names,
+        sections=sections,
         verdicts=sweep_table.verdicts(result),
-        rows=dataclasses.replace(source, rows=rows),
-        first=measures.title(share.name) if share is not None else "",
-        chart_of_rows=rows_chart(result, share) if share is not None else None,
+        rows=_with_short_errors(sweep_table.table(result)),
+        first=measures.title(charted_measure.name) if charted_measure is not None else "",
+        chart_of_rows=rows_chart(result, charted_measure) if charted_measure is not None else None,
         has_held_out=sweep_table.HELD_OUT in curves,
-        legend=[  # of the rows that trained something
-            (charts.canvas(22, 14, "", charts.polyline([(1, 7), (21, 7)], line_class(place)), class_="key"), name)
-            for place, name in enumerate(names)
-            if name in with_curves
-        ],
-        first_curves=[drawn[name] for name in result.curves if name in curves],
-        other_curves=[drawn[name] for name in curves if name not in result.curves],
+        legend=_legend(curves, row_names),
+        first_curves=[figures[name] for name in result.curves if name in figures],
+        other_curves=[figure for name, figure in figures.items() if name not in result.curves],
     )
 
 
-def rows_chart(result: Sweep, of: Measure) -> charts.Html:
+def _with_short_errors(table: ReportTable) -> ReportTable:
+    """The table with its last column, the errors, cut to a length that a cell can hold."""
+    rows = []
+    for row in table.rows:
+        error = str(row[-1] or "")
+        if len(error) > ERROR_CHARS:
+            error = error[:ERROR_CHARS] + "…"
+        rows.append((*row[:-1], error or None))
+    return dataclasses.replace(table, rows=tuple(rows))
+
+
+def _legend(curves: Mapping[str, Sequence[Line]], row_names: Sequence[str]) -> list[tuple[charts.Html, str]]:
+    """A sample line and a name for each row that trained something."""
+    rows_with_curves = {line.row for lines in curves.values() for line in lines}
+    entries = []
+    for number, name in enumerate(row_names):
+        if name in rows_with_curves:
+            sample = charts.polyline([(1, 7), (21, 7)], line_class(number))
+            entries.append((charts.canvas(22, 14, "", sample, class_="key"), name))
+    return entries
+
+
+def rows_chart(result: Sweep, measure: Measure) -> charts.Html:
     """A share of each row as a dot with its interval."""
     groups = []
     for row in result.rows():
-        estimate = sweep_table.figure(row, of)
-        row_shown = charts.ChartRow(1, row.name, estimate if isinstance(estimate, Estimate) else None)
-        groups.append(charts.Group(row.name, "", (row_shown,)))
-    return charts.forest(groups, f"{measures.title(of.name)} of each row")
+        figure = sweep_table.figure(row, measure)
+        estimate = figure if isinstance(figure, Estimate) else None
+        groups.append(charts.Group(row.name, "", (charts.ChartRow(1, row.name, estimate),)))
+    return charts.forest(groups, f"{measures.title(measure.name)} of each row")
 
 
-def line_class(place: int) -> str:
-    """The colour of a row by its place among the rows."""
-    return f"line s{place % COLOURS}" + (" dashed" if place // COLOURS % 2 else "")
+def line_class(number: int) -> str:
+    """The colour of a row by its number among the rows."""
+    classes = f"line s{number % COLOURS}"
+    if number // COLOURS % 2:
+        classes += " dashed"
+    return classes
 
 
-def chart(lines: Sequence[Line], name: str, names: Sequence[str]) -> charts.Html:
-    """One number of training of several runs against the step; each line and its band has its row's name. The places of
-    all rows, `names`, are their colours.
+def chart(lines: Sequence[Line], name: str, row_names: Sequence[str]) -> charts.Html:
+    """One number of training against the step, a line and its band for each row that logged it.
+
+    Args:
+        row_names: names of all rows; a row's colour is its place among them.
     """
-    width, height = 500.0, 250.0
+    width = 500.0
+    height = 250.0
     frame = charts.Frame(44, 10, width - 12, height - 38)
-    low, high = charts.around([bound for line in lines for _, _, *bounds in line.points for bound in bounds])
     steps = [step for line in lines for step, *_ in line.points]
+    bounds = [bound for line in lines for _, _, lowest, highest in line.points for bound in (lowest, highest)]
+    low, high = charts.around(bounds)
     across = charts.Scale(min(steps), max(steps), frame.left, frame.right)
     up = charts.Scale(low, high, frame.bottom, frame.top)
-    marks = [mark for mark in charts.ticks(min(steps), max(steps)) if mark == int(mark)]
-    parts: list[charts.Child] = [charts.grid_y(up, frame, charts.ticks(low, high), formats.compact)]
+    drawing: list[charts.Child] = [charts.grid_y(up, frame, charts.ticks(low, high), formats.compact)]
+    ends = []
     for line in lines:
-        place = names.index(line.row)
-        upper = [(across(step), up(highest)) for step, _, _, highest in line.points]
-        lower = [(across(step), up(lowest)) for step, _, lowest, _ in line.points]
-        has_spread = any(highest > lowest for _, _, lowest, highest in line.points)
-        parts.append(
-            charts.tag(
-                "g",
-                charts.band(upper, lower, f"band s{place % COLOURS}") if has_spread else None,
-                charts.polyline([(across(step), up(mean)) for step, mean, _, _ in line.points], line_class(place)),
-                data_tip=f"{line.row}: {formats.compact(line.points[-1][1])} at step {line.points[-1][0]:g}",
-            )
-        )
-    parts.append(charts.axis_x(across, frame, marks, lambda step: f"{step:g}", "step"))
-    ends = "; ".join(f"{line.row} {formats.compact(line.points[-1][1])}" for line in lines)
-    return charts.canvas(width, height, f"{name} by step, at the end: {ends}", parts)
+        drawing.append(_line_with_band(line, row_names.index(line.row), across, up))
+        ends.append(f"{line.row} {formats.compact(line.points[-1][1])}")
+    whole_steps = [mark for mark in charts.ticks(min(steps), max(steps)) if mark == int(mark)]
+    drawing.append(charts.axis_x(across, frame, whole_steps, lambda step: f"{step:g}", "step"))
+    return charts.canvas(width, height, f"{name} by step, at the end: {'; '.join(ends)}", drawing)
+
+
+def _line_with_band(line: Line, row_number: int, across: charts.Scale, up: charts.Scale) -> charts.Html:
+    middle = []
+    lower = []
+    upper = []
+    has_spread = False
+    for step, mean, lowest, highest in line.points:
+        middle.append((across(step), up(mean)))
+        lower.append((across(step), up(lowest)))
+        upper.append((across(step), up(highest)))
+        has_spread = has_spread or highest > lowest
+    band = None
+    if has_spread:
+        band = charts.band(upper, lower, f"band s{row_number % COLOURS}")
+    last_step, last_mean, _, _ = line.points[-1]
+    tip = f"{line.row}: {formats.compact(last_mean)} at step {last_step:g}"
+    return charts.tag("g", band, charts.polyline(middle, line_class(row_number)), data_tip=tip)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
 from pipelines.core.files import read_json_lines, write_atomic, writing_to
@@ -24,14 +25,14 @@ from pipelines.sweeps import paper_tables
 from pipelines.sweeps.sweep_page import page
 from pipelines.sweeps.sweep_table import ROW, SEED, FinishedCell, Sweep, cell_title, table, verdicts
 
-INCLUDED = {"model": "models", "benchmark": "data"}  # axes whose values are files of a folder of `conf/`
-AS_IT_IS = "none"  # of the axis `variant`: the recipe itself
+INCLUDED = {"model": "models", "benchmark": "data"}  # axis -> the folder of `conf/` whose files are its values
+AS_IT_IS = "none"  # the value of the axis `variant` that stands for the recipe itself
 AFTER = "after"  # the axis of one run's checkpoints
-RECIPE = "recipe"  # a row of another recipe than the table's
-ASKED = "asked"  # overrides of the recipe by which a cell's checkpoint is asked once more, and not trained
+RECIPE = "recipe"  # the axis of a row that has another recipe than the table's
+ASKED = "asked"  # the axis of overrides by which a cell's checkpoint is evaluated again, without training
 NO_OVERRIDES = (RECIPE, AFTER, ASKED)
 CHECKPOINTS = ("model", "sft", "grpo")
-EVALUATION_STAGES = "[data, gold_schema, evaluate]"  # the stages that ask a checkpoint which is there
+EVALUATION_STAGES = "[data, gold_schema, evaluate]"  # the stages that evaluate a finished checkpoint
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 OUT_HINT = "Name another folder with --out."
 PAGE = "sweep.html"
@@ -42,11 +43,11 @@ Say = Callable[[str], None]
 class SweepCell:
     """One cell: its value on each axis, and the recipe that they make."""
 
-    values: Mapping[str, str]
+    values: Mapping[str, str]  # axis -> value
     recipe: Recipe
     source: str  # the recipe's name
-    overrides: tuple[str, ...]  # laid over it
-    after: str = ""  # the stage whose evaluation is shown: model, sft or grpo; "" for the last that the recipe has
+    overrides: tuple[str, ...]  # laid over the recipe
+    after: str = ""  # the checkpoint that is evaluated: model, sft or grpo; "" for the recipe's last one
     asked: tuple[str, ...] = ()  # overrides by which that checkpoint is evaluated in another way than it was trained
 
     @property
@@ -55,49 +56,77 @@ class SweepCell:
         return cell_title(self.values) or self.recipe.name
 
 
+class AxisValue(NamedTuple):
+    """One value of an axis."""
+
+    axis: str
+    value: str
+    words: tuple[str, ...]  # overrides that it stands for: key=value, variant=, model=, benchmark= or after=
+
+
 Make = Callable[[SweepCell], object]
-# One value of an axis: the axis, the value, and the words that it stands for (key=value, variant=, model=, benchmark=
-# or after=).
-AxisValue = tuple[str, str, tuple[str, ...]]
 
 
-def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | None = None) -> list[SweepCell]:
+def plan_cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | None = None) -> list[SweepCell]:
     """Every combination of the axes' values, the last axis fastest.
 
     Args:
         words: overrides in their order; a value with commas, or a range such as seed=0..2, is an axis.
         rows: an axis before them whose values are names, each for several words: the rows of a paper's table.
     """
-    options: list[list[AxisValue]] = [[(ROW, row, tuple(own)) for row, own in rows.items()]] if rows else []
-    options += [_axis_values(word) for word in words]
-    for place, choices in enumerate(options):  # a later word would win, or its cells count as further seeds
-        if len(choices) > 1 and choices[0][0] in {later[0][0] for later in options[place + 1 :]} - {"include"}:
-            raise RecipeError(f"the axis {choices[0][0]} is given twice", "Write its values once, with commas between.")
-    found = []
-    for picked in itertools.product(*options):
-        picked_words = [word for _, _, own in picked for word in own]
-        sources, after, asked = (
-            [word.partition("=")[2] for word in picked_words if word.startswith(f"{axis}=")] for axis in NO_OVERRIDES
-        )
-        if any(stage not in CHECKPOINTS for stage in after):
-            raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
-        source = [name, *sources][-1]
-        overrides = []
-        for word in picked_words:
-            axis, _, value = word.partition("=")
-            if axis in INCLUDED:
-                # Of one that `sqltrain data add` noted, the file with its path.
-                here = axis == "benchmark" and (recipes.LOCAL / f"{value}.yaml").is_file()
-                overrides.append(f"include={'local' if here else INCLUDED[axis]}/{value}")
-            elif axis not in NO_OVERRIDES and (axis, value) != ("variant", AS_IT_IS):
-                overrides.append(word)
-        recipe = recipes.load(source, overrides)
-        if asked:  # a wrong key is said before anything is made
-            recipes.load(source, [*overrides, *asked])
-        chosen = zip(picked, options, strict=True)
-        values = {axis: value for (axis, value, _), choices in chosen if len(choices) > 1 or axis == ROW}
-        found.append(SweepCell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked)))
-    return found
+    axes: list[list[AxisValue]] = []
+    if rows:
+        axes.append([AxisValue(ROW, row, tuple(row_words)) for row, row_words in rows.items()])
+    axes += [_axis_values(word) for word in words]
+    _refuse_repeated_axes(axes)
+    return [_cell(name, combination, axes) for combination in itertools.product(*axes)]
+
+
+def _refuse_repeated_axes(axes: Sequence[Sequence[AxisValue]]) -> None:
+    """Raise for an axis that is given twice: the later word would win, or its cells count as further seeds."""
+    for number, values in enumerate(axes):
+        axis = values[0].axis
+        later_axes = {later[0].axis for later in axes[number + 1 :]}
+        if len(values) > 1 and axis != "include" and axis in later_axes:
+            raise RecipeError(f"the axis {axis} is given twice", "Write its values once, with commas between.")
+
+
+def _cell(name: str, combination: Sequence[AxisValue], axes: Sequence[Sequence[AxisValue]]) -> SweepCell:
+    words = [word for value in combination for word in value.words]
+    after = _values_of(AFTER, words)
+    if any(stage not in CHECKPOINTS for stage in after):
+        raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
+    source = [name, *_values_of(RECIPE, words)][-1]
+    overrides = _overrides(words)
+    recipe = recipes.load(source, overrides)
+    asked = _values_of(ASKED, words)
+    if asked:
+        recipes.load(source, [*overrides, *asked])  # a wrong key raises before anything is made
+    values = {}
+    for value, axis_values in zip(combination, axes, strict=True):
+        if len(axis_values) > 1 or value.axis == ROW:
+            values[value.axis] = value.value
+    return SweepCell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked))
+
+
+def _values_of(axis: str, words: Sequence[str]) -> list[str]:
+    return [word.removeprefix(f"{axis}=") for word in words if word.startswith(f"{axis}=")]
+
+
+def _overrides(words: Sequence[str]) -> list[str]:
+    """A cell's words as overrides of its recipe."""
+    overrides = []
+    for word in words:
+        axis, _, value = word.partition("=")
+        if axis in NO_OVERRIDES or (axis, value) == ("variant", AS_IT_IS):
+            continue
+        if axis not in INCLUDED:
+            overrides.append(word)
+        elif axis == "benchmark" and (recipes.LOCAL / f"{value}.yaml").is_file():
+            overrides.append(f"include=local/{value}")  # `sqltrain data add` wrote it, with the benchmark's path
+        else:
+            overrides.append(f"include={INCLUDED[axis]}/{value}")
+    return overrides
 
 
 def _axis_values(word: str) -> list[AxisValue]:
@@ -106,141 +135,202 @@ def _axis_values(word: str) -> list[AxisValue]:
     span = RANGE.fullmatch(text)
     if span:
         values = [str(number) for number in range(int(span[1]), int(span[2]) + 1)]
-    else:  # the parts between commas that stand in no bracket
-        values, depth = [""], 0
-        for letter in text:
-            depth += (letter in "[{") - (letter in "]}")
-            if letter == "," and not depth:
-                values.append("")
-            else:
-                values[-1] += letter
+    else:
+        values = _split_outside_brackets(text)
     if not equals or not values or len(set(values)) < len(values):
         raise RecipeError(f"{word!r} is neither an axis nor an override", "Write key=value, key=a,b,c or seed=0..2.")
-    return [(axis, value, (f"{axis}={value}",)) for value in values]
+    return [AxisValue(axis, value, (f"{axis}={value}",)) for value in values]
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    """The texts between those commas that stand in no bracket."""
+    values = [""]
+    depth = 0
+    for letter in text:
+        if letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return values
 
 
 def forecast(planned: Sequence[SweepCell], store: Store) -> Iterator[str]:
     """The stages to make: a line a cell with those that no cell before it makes, then the sum."""
-    seen: set[tuple[str, str]] = set()
-    to_make = cached = shared = 0
+    seen: set[tuple[str, str]] = set()  # (stage, key) of the cells before
+    to_make = 0
+    cached = 0
+    shared = 0
     for cell in planned:
         try:
             steps = graph.plan(cell.recipe, store)
         except SqltrainError as error:
             yield f"{cell.name}: cannot be made: {error}"
             continue
-        names = {(step.name, step.key) for step in steps}
-        new = [step.name for step in steps if not step.cached and (step.name, step.key) not in seen]
-        cached += len({(step.name, step.key) for step in steps if step.cached} - seen)
-        shared += len(names & seen)
+        new = []
+        for step in steps:
+            if (step.name, step.key) in seen:
+                shared += 1
+            elif step.cached:
+                cached += 1
+            else:
+                new.append(step.name)
         to_make += len(new)
-        seen |= names
-        new += ["its checkpoint asked once more"] if cell.asked else []
+        seen |= {(step.name, step.key) for step in steps}
+        if cell.asked:
+            new.append("its checkpoint asked once more")
         yield f"{cell.name}: {', '.join(new) or 'nothing to make'}"
     yield f"{len(planned)} cells: {to_make} stages to make, {cached} cached, {shared} shared"
 
 
 def fill(planned: Sequence[SweepCell], store: Store, make: Make, say: Say) -> list[FinishedCell]:
     """Make every cell. Whatever ends one is its error in the table, and a failed stage is not tried for another."""
-    failed: dict[tuple[str, str], str] = {}
-    keys: set[str] = set()
-    filled: list[FinishedCell] = []
-
-    def touched(stage: str, key: str) -> int:
-        work = store.work(stage, key)
-        return work.stat().st_mtime_ns if work.is_dir() else 0
-
-    def make_once(cell: SweepCell) -> None:
-        key = recipes.digest(cell.recipe.model_dump(mode="json"))  # of cells that show checkpoints of one run, the same
-        if key not in keys:
-            make(cell)
-        keys.add(key)
-
+    maker = _CellMaker(store, make)
+    filled = []
     for number, cell in enumerate(planned, 1):
         say(f"cell {number} of {len(planned)}: {cell.name}")
-        before: dict[tuple[str, str], int] = {}
-        try:
-            # When each stage's work folder was last written to: among unfinished ones, that of the failing stage moves.
-            before = {(step.kind, step.key): touched(step.kind, step.key) for step in graph.plan(cell.recipe, store)}
-            error = next((failed[stage] for stage in before if stage in failed), None)
-            if error is None:
-                make_once(cell)
-                asked = asked_again(cell, store) if cell.asked else cell
-                make_once(asked)
-                checkpoint = _evaluated(cell, store)[1].name
-                # The episodes of the evaluation on the first benchmark, and the curves of the training before it.
-                evaluated, trained = _evaluated(asked, store)
-                settings, curves = asked.recipe.evaluation, tuple(read_json_lines(trained.folder / "curves.jsonl"))
-                run = FinishedEvaluation(
-                    tuple(records(evaluated.folder, "greedy", "sampled")),
-                    tuple(records(evaluated.folder, SINGLE_TURN)),
-                    asked.recipe.headline,
-                    max((k for k in settings.ks if k <= settings.samples), default=1),
-                    Rule.of(settings),
-                    asked.recipe.seed,
-                    curves,
-                )
-                condition = condition_of(cell.recipe, checkpoint, asked.recipe)
-                filled.append(FinishedCell(cell.values, run, curves, condition=condition))
-        except StoppedError:
-            raise  # whoever asked the training to stop meant the sweep
-        except Exception as fault:  # a fault of ours or of a library, too, ends one cell and not the sweep
-            error = str(fault) if isinstance(fault, SqltrainError) else f"{type(fault).__name__}: {fault}"
-            moved = (stage for stage in before if not store.has(*stage) and touched(*stage) != before[stage])
-            failed |= dict.fromkeys(moved, error)
-        if error is not None:
-            filled.append(FinishedCell(cell.values, error=error))
-            say(f"cell {number} failed: {error}")
+        finished = maker.finish(cell)
+        if finished.run is None:
+            say(f"cell {number} failed: {finished.error}")
+        filled.append(finished)
     return filled
+
+
+class _CellMaker:
+    """Makes cells of one sweep: each recipe once, and no stage again that failed for an earlier cell."""
+
+    def __init__(self, store: Store, make: Make) -> None:
+        self._store = store
+        self._make = make
+        self._errors: dict[tuple[str, str], str] = {}  # (kind, key) of a failed stage -> its error
+        self._made: set[str] = set()  # digests of finished recipes
+
+    def finish(self, cell: SweepCell) -> FinishedCell:
+        """The cell with its evaluation, or with the error that ended it.
+
+        Raises:
+            StoppedError: whoever asked the training to stop meant the sweep.
+        """
+        before: dict[tuple[str, str], int] = {}  # the failing stage is the unfinished one whose work folder changed
+        try:
+            for step in graph.plan(cell.recipe, self._store):
+                before[step.kind, step.key] = self._last_write(step.kind, step.key)
+            for stage in before:
+                if stage in self._errors:
+                    return FinishedCell(cell.values, error=self._errors[stage])
+            return self._evaluate(cell)
+        except StoppedError:
+            raise
+        except Exception as fault:  # also a fault of ours or of a library ends one cell and not the sweep
+            error = str(fault) if isinstance(fault, SqltrainError) else f"{type(fault).__name__}: {fault}"
+            for stage, written in before.items():
+                if not self._store.has(*stage) and self._last_write(*stage) != written:
+                    self._errors[stage] = error
+            return FinishedCell(cell.values, error=error)
+
+    def _last_write(self, stage: str, key: str) -> int:
+        """When a stage's work folder was last written to, in nanoseconds; 0 without one."""
+        work = self._store.work(stage, key)
+        return work.stat().st_mtime_ns if work.is_dir() else 0
+
+    def _make_once(self, cell: SweepCell) -> None:
+        """Make a cell's recipe; cells that show checkpoints of one run have the same."""
+        digest = recipes.digest(cell.recipe.model_dump(mode="json"))
+        if digest not in self._made:
+            self._make(cell)
+        self._made.add(digest)
+
+    def _evaluate(self, cell: SweepCell) -> FinishedCell:
+        """Make a cell, and read the evaluation on its first benchmark and the curves of the training before it."""
+        self._make_once(cell)
+        evaluated_cell = asked_again(cell, self._store) if cell.asked else cell
+        self._make_once(evaluated_cell)
+        _, checkpoint = _evaluated(cell, self._store)
+        evaluation, trained = _evaluated(evaluated_cell, self._store)
+        recipe = evaluated_cell.recipe
+        settings = recipe.evaluation
+        curves = tuple(read_json_lines(trained.folder / "curves.jsonl"))
+        run = FinishedEvaluation(
+            records=tuple(records(evaluation.folder, "greedy", "sampled")),
+            single_turn=tuple(records(evaluation.folder, SINGLE_TURN)),
+            equality=recipe.headline,
+            k=max((k for k in settings.ks if k <= settings.samples), default=1),
+            rule=Rule.of(settings),
+            seed=recipe.seed,
+            curves=curves,
+        )
+        condition = condition_of(cell.recipe, checkpoint.name, recipe)
+        return FinishedCell(cell.values, run, curves, condition=condition)
 
 
 def asked_again(cell: SweepCell, store: Store) -> SweepCell:
     """The cell that evaluates a finished cell's checkpoint as its `asked` says."""
     _, trained = _evaluated(cell, store)
-    named = trained.name == "model" and cell.recipe.model.source != "tiny"  # a base model's weights lie elsewhere
-    source = [] if named else [f"model.source={trained.folder / 'model'}"]
-    overrides = (*cell.overrides, *cell.asked, *source, f"stages={EVALUATION_STAGES}")
-    return SweepCell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
+    overrides = [*cell.overrides, *cell.asked]
+    in_store = trained.name != "model" or cell.recipe.model.source == "tiny"  # other base models keep their source
+    if in_store:
+        overrides.append(f"model.source={trained.folder / 'model'}")
+    overrides.append(f"stages={EVALUATION_STAGES}")
+    return SweepCell(cell.values, recipes.load(cell.source, overrides), cell.source, tuple(overrides))
 
 
 def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
-    """The teacher and the judge of a row's checkpoint, and the schema that it is asked with."""
-    taught = [teacher.endpoint or teacher.kind for teacher in recipe.synthesis.teachers]
+    """The teacher and the judge of a row's checkpoint, and the schema in its prompts."""
+    teacher = "none"
+    if "synthesize" in recipe.stages and checkpoint != "model":
+        teacher = " and ".join(teacher.endpoint or teacher.kind for teacher in recipe.synthesis.teachers)
+    judge = "none"
     judges = [str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge" and term.weight]
-    teacher = " and ".join(taught) if "synthesize" in recipe.stages and checkpoint != "model" else "none"
-    judge = " and ".join(judges).replace("static", "program") if checkpoint == "grpo" and judges else "none"
-    view, linker = asked.protocol.schema_view, asked.data.linker
-    return f"teacher {teacher}; judge {judge}; schema {view}" + (f" by {linker}" if view == "filtered" else "")
+    if checkpoint == "grpo" and judges:
+        judge = " and ".join(judges).replace("static", "program")
+    schema: str = asked.protocol.schema_view
+    if schema == "filtered":
+        schema += f" by {asked.data.linker}"
+    return f"teacher {teacher}; judge {judge}; schema {schema}"
 
 
 def _evaluated(cell: SweepCell, store: Store) -> tuple[graph.Step, graph.Step]:
     """The evaluation that a cell shows, and the stage that made the checkpoint."""
     steps = {step.name: step for step in graph.plan(cell.recipe, store)}
-    names = [f"evaluate_{checkpoint}" for checkpoint in CHECKPOINTS if cell.after in ("", checkpoint)]
-    done = [steps[name] for name in names if name in steps]
-    if not done:
+    evaluations = []
+    for checkpoint in CHECKPOINTS:
+        if cell.after in ("", checkpoint) and f"evaluate_{checkpoint}" in steps:
+            evaluations.append(steps[f"evaluate_{checkpoint}"])
+    if not evaluations:
         wanted = f"the stage evaluate, and {cell.after} before it" if cell.after else "the stage evaluate"
         raise RecipeError(f"recipe {cell.recipe.name} evaluates nothing here", f"A table wants {wanted}.")
-    return done[-1], steps[done[-1].name.removeprefix("evaluate_")]
+    evaluation = evaluations[-1]
+    return evaluation, steps[evaluation.name.removeprefix("evaluate_")]
 
 
 def baseline_of(planned: Sequence[SweepCell], name: str | None) -> Mapping[str, str]:
     """The axis and value that every other row is held against: "variant=none"; the first value of the first axis."""
-    axes = [axis for axis in planned[0].values if axis != SEED]  # seeds are averaged: they are no rows
-    if not axes and name is None:
-        return {}
-    axis, _, value = (name or f"{axes[0]}={planned[0].values[axes[0]]}").partition("=")
+    axes = [axis for axis in planned[0].values if axis != SEED]  # rows average over seeds
+    if not name:
+        if not axes:
+            return {}
+        return {axes[0]: planned[0].values[axes[0]]}
+    axis, _, value = name.partition("=")
     if axis not in axes or not any(cell.values[axis] == value for cell in planned):
         raise UserError(f"no row has {name!r}", f"The axes of rows: {', '.join(axes) or 'none'}.")
     return {axis: value}
 
 
-def write(sweep: Sweep, folder: Path) -> None:
+def write_sweep(sweep: Sweep, folder: Path) -> None:
     """The table as Markdown, LaTeX and CSV, and the page."""
     source = table(sweep)
-    decided = f"\n{formats.markdown(verdicts(sweep))}" if sweep.claim is not None else ""
-    texts = {"sweep.md": formats.markdown(source) + decided, "sweep.tex": formats.latex(source)}
-    texts |= {"sweep.csv": formats.to_csv(source), PAGE: page(sweep)}
+    markdown = formats.markdown(source)
+    if sweep.claim is not None:
+        markdown += f"\n{formats.markdown(verdicts(sweep))}"
+    texts = {
+        "sweep.md": markdown,
+        "sweep.tex": formats.latex(source),
+        "sweep.csv": formats.to_csv(source),
+        PAGE: page(sweep),
+    }
     with writing_to(folder, OUT_HINT):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -250,7 +340,7 @@ def write(sweep: Sweep, folder: Path) -> None:
 
 def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[SweepCell], Sweep]:
     """The cells of a recipe's axes, and the sweep for their results."""
-    planned = cells(name, words)
+    planned = plan_cells(name, words)
     axes = tuple(dict.fromkeys(axis for cell in planned for axis in cell.values))
     facts = {"recipe": name, "axes": ", ".join(axes) or "none"}
     return planned, Sweep(f"{name}: {len(planned)} cells", (), baseline_of(planned, baseline), facts=facts)
@@ -260,22 +350,31 @@ def cells_of_paper_table(
     name: str, words: Sequence[str], baseline: str | None, miniature: bool
 ) -> tuple[list[SweepCell], Sweep]:
     """The cells of a paper's table, and the sweep for their results."""
-    source = paper_tables.load(name)
+    source = paper_tables.load_table(name)
     form = source.form(miniature)
     given = {word.partition("=")[0] for word in words}
-    # `seed=7..9` is in place of the file's own seeds.
-    axes = [axis for axis in form.axes if len(_axis_values(axis)) == 1 or axis.partition("=")[0] not in given]
-    planned = cells(form.recipe, [*axes, *words], form.rows)
-    facts = {"paper": source.paper, "recipe": form.recipe, **({"note": source.note} if source.note else {})}
-    return planned, Sweep(
-        f"{source.paper}: {source.title}" + (", in miniature" if miniature else ""),
-        (),
-        baseline_of(planned, baseline or f"{ROW}={source.baseline}"),
-        tuple(source.measures),
-        tuple(source.curves),
-        source.reported,
-        source.absent,
-        facts,
-        source.claim,
-        source.against,
+    axes = []
+    for axis in form.axes:
+        replaced = axis.partition("=")[0] in given  # `seed=7..9` replaces the file's own seeds
+        if not replaced or len(_axis_values(axis)) == 1:
+            axes.append(axis)
+    planned = plan_cells(form.recipe, [*axes, *words], form.rows)
+    title = f"{source.paper}: {source.title}"
+    if miniature:
+        title += ", in miniature"
+    facts = {"paper": source.paper, "recipe": form.recipe}
+    if source.note:
+        facts["note"] = source.note
+    sweep = Sweep(
+        title=title,
+        cells=(),
+        baseline=baseline_of(planned, baseline or f"{ROW}={source.baseline}"),
+        measures=tuple(source.measures),
+        curves=tuple(source.curves),
+        reported=source.reported,
+        absent=source.absent,
+        facts=facts,
+        claim=source.claim,
+        against=source.against,
     )
+    return planned, sweep

@@ -1,10 +1,11 @@
-"""What a sweep came to: its cells as rows that average over seeds, one table, and curves of several runs."""
+"""A sweep's results: its cells as rows that average over seeds, the table of their figures, and their curves."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from pipelines.evaluation import measures, stats
 from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, curve_points, moving_average
@@ -15,10 +16,12 @@ from pipelines.sweeps import claims
 from pipelines.sweeps.claims import Claim, Contrast, ContrastResult
 
 SEED = "seed"  # the axis that a row averages over
-BENCHMARK, ROW = "benchmark", "row"
-MEASURES = ("greedy", "majority", "turns")  # of a sweep that names none
-CURVES = ("reward", "ex", "turns")  # that the page shows first
-HELD_OUT, ASKED = "ex_held_out", "questions_held_out"  # curves: accuracy on held-out questions, and of how many
+BENCHMARK = "benchmark"
+ROW = "row"  # the axis of a paper table's rows
+MEASURES = ("greedy", "majority", "turns")  # columns of a sweep that names no measures
+CURVES = ("reward", "ex", "turns")  # the page's first charts
+HELD_OUT = "ex_held_out"  # the curve of accuracy on held-out questions
+N_HELD_OUT = "questions_held_out"  # the curve that holds the number of those questions
 Reported = Mapping[str, Mapping[str, Mapping[str, float]]]  # row -> benchmark -> measure -> the paper's own figure
 
 
@@ -26,16 +29,21 @@ Reported = Mapping[str, Mapping[str, Mapping[str, float]]]  # row -> benchmark -
 class FinishedCell:
     """A cell that was made, or the error that it ended with."""
 
-    values: Mapping[str, str]  # on each axis
+    values: Mapping[str, str]  # axis -> value
     run: FinishedEvaluation | None = None  # its evaluation; None if it failed
     curves: tuple[Mapping[str, float], ...] = ()  # its training's numbers, a step a row
     error: str = ""
-    condition: str = ""  # who taught and judged it, and which schema it is asked with
+    condition: str = ""  # its teacher, its judge and the schema in its prompts
 
     @property
     def name(self) -> str:
         """Its values in the order of the axes."""
         return cell_title(self.values)
+
+    @property
+    def seed(self) -> str:
+        """Its value on the axis of seeds; "" without that axis."""
+        return self.values.get(SEED, "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +53,11 @@ class Sweep:
     title: str
     cells: tuple[FinishedCell, ...]
     baseline: Mapping[str, str] = dataclasses.field(default_factory=dict)  # axis and value of the row of reference
-    measures: tuple[str, ...] = MEASURES  # the table's columns; the difference is of the first
-    curves: tuple[str, ...] = CURVES  # that the page's charts show first
+    measures: tuple[str, ...] = MEASURES  # the table's columns; differences are those of the first
+    curves: tuple[str, ...] = CURVES  # the page's first charts
     reported: Reported = dataclasses.field(default_factory=dict)  # a paper's own figures, percent for shares
-    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # rows that no cell fills, and why
-    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # such as the command
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # rows without a cell -> the reason
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # lines of the page's head: "recipe", "axes"
     claim: Claim | None = None  # the claim that the rows test
     against: Mapping[str, str] = dataclasses.field(default_factory=dict)  # row -> its own row of reference
 
@@ -65,15 +73,37 @@ class Sweep:
 
     def rows(self) -> list[SweepRow]:
         """The rows in the order of their first cells."""
-        groups: dict[tuple[str, ...], list[FinishedCell]] = {}
+        cells_by_values: dict[tuple[str, ...], list[FinishedCell]] = {}
         for cell in self.cells:
-            groups.setdefault(tuple(cell.values[axis] for axis in self.axes), []).append(cell)
+            values = tuple(cell.values[axis] for axis in self.axes)
+            cells_by_values.setdefault(values, []).append(cell)
         rows = []
-        for values, cells in groups.items():
-            runs = tuple(cell.run for cell in cells if cell.run is not None)
-            name, seed = ", ".join(values) or "the recipe", runs[0].seed if runs else 0
-            rows.append(SweepRow(name, dict(zip(self.axes, values, strict=True)), tuple(cells), runs, seed))
+        for values, cells in cells_by_values.items():
+            name = ", ".join(values) or "the recipe"
+            rows.append(SweepRow(name, dict(zip(self.axes, values, strict=True)), tuple(cells)))
         return rows
+
+    def reference_of(self, row: SweepRow, rows: Sequence[SweepRow]) -> SweepRow | None:
+        """The row that this one is compared with: it differs in the baseline's axis alone. None for that row itself."""
+        if not self.baseline:
+            return None
+        values = {**row.values, **self.baseline}
+        own_reference = self.against.get(row.values.get(ROW, ""))
+        if ROW in self.baseline and own_reference is not None:
+            values[ROW] = own_reference
+        for other in rows:
+            if dict(other.values) == values:
+                return None if other is row else other
+        return None
+
+    def reported_figure(self, row: SweepRow, measure: Measure) -> float | None:
+        """The paper's figure, shares in [0, 1]; without an axis of benchmarks it is the first one's that it names."""
+        by_benchmark = self.reported.get(row.values.get(ROW, ""), {})
+        benchmark = row.values.get(BENCHMARK) or next(iter(by_benchmark), "")
+        value = by_benchmark.get(benchmark, {}).get(measure.name)
+        if value is not None and measure.kind == "percent":
+            return value / 100
+        return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +111,19 @@ class SweepRow:
     """Cells that differ in their seed alone."""
 
     name: str  # its values without the axes' names, for legends and charts
-    values: Mapping[str, str]
+    values: Mapping[str, str]  # axis -> value
     cells: tuple[FinishedCell, ...]
-    runs: tuple[FinishedEvaluation, ...]  # of those cells that were made
-    seed: int  # of the bootstraps of its figures
+
+    @property
+    def runs(self) -> tuple[FinishedEvaluation, ...]:
+        """The evaluations of those cells that were made."""
+        return tuple(cell.run for cell in self.cells if cell.run is not None)
+
+    @property
+    def bootstrap_seed(self) -> int:
+        """The seed of its intervals: its first run's."""
+        runs = self.runs
+        return runs[0].seed if runs else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,98 +139,153 @@ def cell_title(values: Mapping[str, str]) -> str:
     return " ".join(f"{axis}={value}" for axis, value in values.items())
 
 
+# A column of the table, and the function that gives a row's cell.
+FilledColumn = tuple[TableColumn, Callable[["SweepRow"], Cell]]
+
+
 def table(sweep: Sweep) -> ReportTable:
     """A row for each combination of the axes' values, averaged over seeds, and the paper's figures if it has any."""
-    chosen = [measures.measure(name) for name in sweep.measures]
-    has_seeds, rows = len(sweep.seeds) > 1, sweep.rows()
-    reported = {name for benchmarks in sweep.reported.values() for figures in benchmarks.values() for name in figures}
-    columns = [TableColumn(axis) for axis in sweep.axes]
-    for place, measure in enumerate(chosen):
-        heading = measures.title(measure.name)
-        share = measure.kind == "percent"
-        columns.append(TableColumn(heading, "estimate" if share else "mean"))
-        if measure.name in reported:
-            columns.append(TableColumn(f"{heading}, paper", "percent" if share else "mean", "the paper's own figure"))
-        if not place:
-            about = "from the baseline's row, question by question, in points"
-            columns.append(TableColumn("difference", "difference", about))
-        if not place and has_seeds:
-            kind: formats.Kind = "percent" if share else "mean"
-            about = f"sample deviation of the seeds' {heading}{', in points' if share else ''}"
-            columns.append(TableColumn("deviation", kind, about))
-    columns += [TableColumn("seeds", "count", "that were made")] if has_seeds else []
-    columns += [TableColumn("equality"), TableColumn("questions", "count")]
-    columns += [TableColumn("condition"), TableColumn("error")]
+    rows = sweep.rows()
+    filled_columns = list(_columns(sweep, rows))
+    columns = tuple(column for column, _ in filled_columns)
+    cells = tuple(tuple(cell_of(row) for _, cell_of in filled_columns) for row in rows)
+    return ReportTable("sweep", sweep.title, columns, cells, " ".join(_notes(sweep)))
 
-    notes = ["Intervals are 95 %."]
+
+def _columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledColumn]:
+    """Columns from left to right: axes, measures with the paper's figures, then how the cells were made."""
+    has_seeds = len(sweep.seeds) > 1
+    reported_measures = {
+        name for by_benchmark in sweep.reported.values() for figures in by_benchmark.values() for name in figures
+    }
+    for axis in sweep.axes:
+        yield TableColumn(axis), partial(_value_on, axis=axis)
+    for number, name in enumerate(sweep.measures):
+        measure = measures.measure(name)
+        heading = measures.title(name)
+        is_share = measure.kind == "percent"
+        yield TableColumn(heading, "estimate" if is_share else "mean"), partial(figure, measure=measure)
+        if name in reported_measures:
+            paper_column = TableColumn(f"{heading}, paper", measure.kind, "the paper's own figure")
+            yield paper_column, partial(sweep.reported_figure, measure=measure)
+        if number == 0:
+            about = "from the baseline's row, question by question, in points"
+            difference = partial(_difference, sweep=sweep, rows=rows, measure=measure)
+            yield TableColumn("difference", "difference", about), difference
+        if number == 0 and has_seeds:
+            about = f"sample deviation of the seeds' {heading}"
+            if is_share:
+                about += ", in points"
+            yield TableColumn("deviation", measure.kind, about), partial(_deviation, measure=measure)
+    if has_seeds:
+        yield TableColumn("seeds", "count", "that were made"), lambda row: float(len(row.runs))
+    yield TableColumn("equality"), _equalities
+    yield TableColumn("questions", "count"), _n_questions
+    yield TableColumn("condition"), _conditions
+    yield TableColumn("error"), _errors
+
+
+def _value_on(row: SweepRow, axis: str) -> Cell:
+    return row.values[axis]
+
+
+def figure(row: SweepRow, measure: Measure) -> Estimate | float | None:
+    """A row's figure: a share with its interval, or the mean over seeds of a count; None if no run has it."""
+    if measure.kind == "percent":
+        return stats.mean([measure.scores(run) for run in row.runs], row.bootstrap_seed)
+    values = _figures_by_run(row, measure)
+    return math.fsum(values) / len(values) if values else None
+
+
+def _figures_by_run(row: SweepRow, measure: Measure) -> list[float]:
+    """The figure of each run that has values."""
+    figures = []
+    for run in row.runs:
+        values = [value for _, value in measure.scores(run).values()]
+        if values:
+            figures.append(measure.fold(values))
+    return figures
+
+
+def _difference(row: SweepRow, sweep: Sweep, rows: Sequence[SweepRow], measure: Measure) -> Paired | None:
+    """The difference from the row of reference, seed by seed; runs under different equalities are not compared."""
+    reference = sweep.reference_of(row, rows)
+    if reference is None or measure.kind != "percent":
+        return None
+    reference_runs = {cell.seed: cell.run for cell in reference.cells}
+    before, after = [], []
+    for cell in row.cells:
+        old = reference_runs.get(cell.seed)
+        new = cell.run
+        if old is not None and new is not None and old.equality == new.equality:
+            before.append(measure.scores(old))
+            after.append(measure.scores(new))
+    return stats.difference(before, after, row.bootstrap_seed)
+
+
+def _deviation(row: SweepRow, measure: Measure) -> float | None:
+    return stats.deviation(_figures_by_run(row, measure))
+
+
+def _equalities(row: SweepRow) -> str | None:
+    return ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
+
+
+def _n_questions(row: SweepRow) -> float | None:
+    """The questions of the seed that asked most; None if nothing was asked."""
+    counts = (len({record.example_id for record in run.records}) for run in row.runs)
+    return float(max(counts, default=0)) or None
+
+
+def _conditions(row: SweepRow) -> str | None:
+    """The different conditions of a row's cells, then the seeds of its runs."""
+    conditions = list(dict.fromkeys(cell.condition for cell in row.cells if cell.condition))
+    seeds = dict.fromkeys(str(run.seed) for run in row.runs)
+    if seeds:
+        conditions.append(f"seed {', '.join(seeds)}")
+    return "; ".join(conditions) or None
+
+
+def _errors(row: SweepRow) -> str | None:
+    """Each error once, with the seeds that it ended."""
+    seeds_by_error: dict[str, list[str]] = {}
+    for cell in row.cells:
+        if cell.error:
+            seeds_by_error.setdefault(cell.error, []).append(cell.seed)
+    messages = []
+    for error, seeds in seeds_by_error.items():
+        messages.append(f"seed {', '.join(seeds)}: {error}" if seeds[0] else error)
+    return "; ".join(messages) or None
+
+
+def _notes(sweep: Sweep) -> Iterator[str]:
+    """The sentences under the table."""
+    yield "Intervals are 95 %."
     if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
         baseline = sweep.baseline.get(ROW) or cell_title(sweep.baseline)
-        others = [f"of {name} from {other}" for name, other in sweep.against.items()]
-        notes.append(f"The difference is {', '.join([f'from {baseline}', *others])}, question by question.")
-    if has_seeds:
-        notes.append(f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both.")
+        references = [f"from {baseline}"]
+        references += [f"of {name} from {other}" for name, other in sweep.against.items()]
+        yield f"The difference is {', '.join(references)}, question by question."
+    if len(sweep.seeds) > 1:
+        yield f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both."
     if sweep.reported and BENCHMARK not in sweep.axes:
-        named_first = dict.fromkeys(next(iter(benchmarks), "") for benchmarks in sweep.reported.values())
-        notes.append(f"The paper's figures are of {', '.join(named_first)}.")
-    cells = []
-    for row in rows:
-        line: list[Cell] = [*row.values.values()]
-        for place, measure in enumerate(chosen):
-            line.append(figure(row, measure))
-            if measure.name in reported:  # of the first benchmark that it names, if the sweep has no axis of them
-                by_benchmark = sweep.reported.get(row.values.get(ROW, ""), {})
-                benchmark = row.values.get(BENCHMARK) or next(iter(by_benchmark), "")
-                value = by_benchmark.get(benchmark, {}).get(measure.name)
-                line.append(value / 100 if value is not None and measure.kind == "percent" else value)
-            if place:
-                continue
-            # From the row that differs in the baseline's axis alone, seed by seed; None for that one itself.
-            values = {**row.values, **sweep.baseline}
-            if ROW in sweep.baseline and row.values.get(ROW, "") in sweep.against:
-                values[ROW] = sweep.against[row.values[ROW]]
-            first = next((other for other in rows if sweep.baseline and dict(other.values) == values), None)
-            difference: Paired | None = None
-            if first is not None and first is not row and measure.kind == "percent":
-                before = {cell.values.get(SEED): cell.run for cell in first.cells}
-                pairs = [(before.get(cell.values.get(SEED)), cell.run) for cell in row.cells]
-                both = [(old, new) for old, new in pairs if old and new and old.equality == new.equality]
-                olds, news = [measure.scores(old) for old, _ in both], [measure.scores(new) for _, new in both]
-                difference = stats.difference(olds, news, row.seed)
-            line += [difference, *([stats.deviation(_folded(row, measure))] if has_seeds else [])]
-        line += [float(len(row.runs))] if has_seeds else []
-        asked = (len({record.example_id for record in run.records}) for run in row.runs)
-        numbers = ", ".join(dict.fromkeys(str(run.seed) for run in row.runs))
-        conditions = dict.fromkeys(cell.condition for cell in row.cells if cell.condition)
-        # Each error once, with the seeds that it ended.
-        errors: dict[str, list[str]] = {}
-        for cell in row.cells:
-            if cell.error:
-                errors.setdefault(cell.error, []).append(cell.values.get(SEED, ""))
-        faults = [f"seed {', '.join(at)}: {message}" if at[0] else message for message, at in errors.items()]
-        line += [
-            ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None,
-            float(max(asked, default=0)) or None,
-            "; ".join([*conditions, *([f"seed {numbers}"] if numbers else [])]) or None,
-            "; ".join(faults) or None,
-        ]
-        cells.append(tuple(line))
-    return ReportTable("sweep", sweep.title, tuple(columns), tuple(cells), " ".join(notes))
+        benchmarks = dict.fromkeys(next(iter(by_benchmark), "") for by_benchmark in sweep.reported.values())
+        yield f"The paper's figures are of {', '.join(benchmarks)}."
 
 
 def contrast_results(sweep: Sweep) -> list[ContrastResult]:
-    """The result of each contrast of the sweep's claim; none of a sweep without a claim."""
+    """The result of each contrast of the sweep's claim; [] without a claim."""
     if sweep.claim is None:
         return []
     runs: dict[str, dict[str, FinishedEvaluation]] = {}
     for cell in sweep.cells:
         if cell.run is not None:
-            runs.setdefault(cell.values[ROW], {})[cell.values.get(SEED, "")] = cell.run
+            runs.setdefault(cell.values[ROW], {})[cell.seed] = cell.run
     return claims.decide_contrasts(sweep.claim, runs, sweep.seeds or ("",))
 
 
 def verdicts(sweep: Sweep) -> ReportTable:
     """The contrasts of the sweep's claim, each with its interval and its verdict."""
-    parts = contrast_results(sweep)
     columns = (
         TableColumn("contrast"),
         TableColumn("measure"),
@@ -201,45 +295,42 @@ def verdicts(sweep: Sweep) -> ReportTable:
         TableColumn("questions", "count"),
         TableColumn("verdict"),
     )
-    rows: list[tuple[Cell, ...]] = []
-    for part in parts:
-        contrast, unit = part.contrast, part.contrast.unit
-        rows.append(
-            (
-                contrast.says,
-                contrast_measure(contrast),
-                formats.signed(part.difference, unit) if part.difference is not None else None,
-                ", ".join(formats.signed_number(value, unit) for value in part.by_seed) or None,
-                formats.signed_number(part.detectable, unit).lstrip("+") if part.detectable is not None else None,
-                float(part.questions) or None,
-                part.verdict,
-            )
-        )
     if sweep.claim is None:
         return ReportTable("verdict", "", columns, ())
-    note = f"{claims.overall_verdict([part.verdict for part in parts])}. {sweep.claim.reading}"
-    return ReportTable("verdict", sweep.claim.text, columns, tuple(rows), note)
+    results = contrast_results(sweep)
+    rows = tuple(_verdict_row(result) for result in results)
+    overall = claims.overall_verdict([result.verdict for result in results])
+    return ReportTable("verdict", sweep.claim.text, columns, rows, f"{overall}. {sweep.claim.reading}")
+
+
+def _verdict_row(result: ContrastResult) -> tuple[Cell, ...]:
+    unit = result.contrast.unit
+    difference = None
+    if result.difference is not None:
+        difference = formats.signed(result.difference, unit)
+    detectable = None
+    if result.detectable is not None:
+        detectable = formats.signed_number(result.detectable, unit).lstrip("+")
+    by_seed = ", ".join(formats.signed_number(value, unit) for value in result.by_seed)
+    return (
+        result.contrast.says,
+        contrast_measure(result.contrast),
+        difference,
+        by_seed or None,
+        detectable,
+        float(result.questions) or None,
+        result.verdict,
+    )
 
 
 def contrast_measure(contrast: Contrast) -> str:
     """The measure of a contrast, in words: "EX", "EX at once against EX"."""
-    names = [contrast.measure, *([contrast.over_measure] if contrast.over_measure is not None else [])]
-    words = " against ".join(map(measures.title, names))
-    return words if contrast.beyond is None else f"{words}, less that of {measures.title(contrast.beyond)}"
-
-
-def figure(row: SweepRow, of: Measure) -> Estimate | float | None:
-    """A row's figure: a share with its interval, or the mean over seeds of a count; None if no run has it."""
-    if of.kind == "percent":
-        return stats.mean([of.scores(run) for run in row.runs], row.seed)
-    values = _folded(row, of)
-    return math.fsum(values) / len(values) if values else None
-
-
-def _folded(row: SweepRow, of: Measure) -> list[float]:
-    """The figure of each run that has values."""
-    by_run = ([value for _, value in of.scores(run).values()] for run in row.runs)
-    return [of.fold(values) for values in by_run if values]
+    words = measures.title(contrast.measure)
+    if contrast.over_measure is not None:
+        words += f" against {measures.title(contrast.over_measure)}"
+    if contrast.beyond is not None:
+        words += f", less that of {measures.title(contrast.beyond)}"
+    return words
 
 
 def curves(sweep: Sweep) -> dict[str, list[Line]]:
@@ -248,30 +339,48 @@ def curves(sweep: Sweep) -> dict[str, list[Line]]:
     A line is the mean over seeds with the lowest and the highest seed, each smoothed; held-out accuracy's 95 % interval
     over the questions widens its band.
     """
-    charts: dict[str, list[Line]] = {}
     rows = sweep.rows()
-    names = dict.fromkeys(name for row in rows for cell in row.cells for step in cell.curves for name in step)
-    ordered = [name for name in sweep.curves if name in names] + [name for name in names if name not in sweep.curves]
-    for name in ordered:
-        for row in rows if name not in ("step", ASKED) else ():
-            at: dict[float, list[float]] = {}
-            asked: dict[float, int] = {}
-            for cell in row.cells:
-                for step, value in smoothed(curve_points(cell.curves, name)):
-                    at.setdefault(step, []).append(value)
-                if name == HELD_OUT:
-                    asked |= {step: int(n) for step, n in curve_points(cell.curves, ASKED)}
-            points = []
-            for step, values in sorted(at.items()):
-                mean = math.fsum(values) / len(values)
-                band = wilson(mean * asked[step], asked[step]) if asked.get(step) else ()
-                points.append((step, mean, min(*values, mean, *band), max(*values, mean, *band)))
+    logged: dict[str, None] = {}
+    for row in rows:
+        for cell in row.cells:
+            for step in cell.curves:
+                logged |= dict.fromkeys(step)
+    names = [name for name in sweep.curves if name in logged]
+    names += [name for name in logged if name not in sweep.curves]
+    charts: dict[str, list[Line]] = {}
+    for name in names:
+        if name in ("step", N_HELD_OUT):
+            continue
+        for row in rows:
+            points = _line_points(row, name)
             if len(points) > 1:
-                charts.setdefault(name, []).append(Line(row.name, tuple(points)))
+                charts.setdefault(name, []).append(Line(row.name, points))
     return charts
+
+
+def _line_points(row: SweepRow, name: str) -> tuple[tuple[float, float, float, float], ...]:
+    """A number of a row's training at each step, as the points of a `Line`."""
+    values_by_step: dict[float, list[float]] = {}
+    n_questions: dict[float, int] = {}  # step -> held-out questions, for held-out accuracy
+    for cell in row.cells:
+        for step, value in smoothed(curve_points(cell.curves, name)):
+            values_by_step.setdefault(step, []).append(value)
+        if name == HELD_OUT:
+            n_questions |= {step: int(count) for step, count in curve_points(cell.curves, N_HELD_OUT)}
+    points = []
+    for step, values in sorted(values_by_step.items()):
+        mean = math.fsum(values) / len(values)
+        bounds = [*values, mean]
+        n = n_questions.get(step, 0)
+        if n:
+            bounds += wilson(mean * n, n)
+        points.append((step, mean, min(bounds), max(bounds)))
+    return tuple(points)
 
 
 def smoothed(values: Points) -> Points:
     """The moving average of a number, over a fifth of a short run."""
-    steps = values[-1][0] - values[0][0] + 1 if values else 0
+    if not values:
+        return values
+    steps = values[-1][0] - values[0][0] + 1
     return moving_average(values, min(SMOOTH, max(1, int(steps) // 5)))

@@ -23,7 +23,7 @@ from pipelines.sweeps import claims, paper_tables, sweep_plan
 from pipelines.sweeps.claims import Claim, Contrast
 from pipelines.sweeps.sweep_table import FinishedCell, Sweep, verdicts
 
-TABLES = paper_tables.claims()
+TABLES = paper_tables.claim_tables()
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def builder(tmp_path, monkeypatch):
     """The page's program, which writes into a folder of the test."""
     monkeypatch.syspath_prepend(str(DOCS))
     module = importlib.import_module("build_laboratory")
-    tables = {name: table for name, table in paper_tables.claims().items() if name in SOME}
-    monkeypatch.setattr(paper_tables, "claims", lambda: tables)
+    tables = {name: table for name, table in paper_tables.claim_tables().items() if name in SOME}
+    monkeypatch.setattr(paper_tables, "claim_tables", lambda: tables)
     for name, place in {"PAGE": "laboratory.md", "DATA": "laboratory.csv", "IMAGES": "images"}.items():
         monkeypatch.setattr(module, name, tmp_path / place)
     return module
@@ -295,7 +295,7 @@ def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_e
 def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path):
     store, asked = Store(tmp_path), list[sweep_plan.SweepCell]()
     words = ["recipe=laboratory", "asked=protocol.schema_view=hidden", "asked=protocol.max_turns_eval=8"]
-    (cell,) = sweep_plan.cells("laboratory_unknown", words)
+    (cell,) = sweep_plan.plan_cells("laboratory_unknown", words)
     assert (cell.source, cell.recipe.protocol.schema_view) == ("laboratory", "full")
 
     def make(made):
@@ -312,7 +312,7 @@ def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path):
     assert second.model.source == str(checkpoint.folder / "model")
     assert "grpo" not in second.stages
     with pytest.raises(RecipeError, match=r"unknown key 'protocol\.schema_vieuw'"):
-        sweep_plan.cells("laboratory", ["asked=protocol.schema_vieuw=hidden"])
+        sweep_plan.plan_cells("laboratory", ["asked=protocol.schema_vieuw=hidden"])
 
 
 def test_seeds_that_are_named_are_in_place_of_the_files_own():

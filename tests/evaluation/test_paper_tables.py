@@ -23,14 +23,14 @@ COUNTS = {  # tables and figures of each paper, counted in its text
     "SkyRL-SQL": (5, 6),
     "MTIR-SQL": (5, 5),
 }
-SMALL = [name for name in paper_tables.names() if paper_tables.load(name).miniature is not None]
+SMALL = [name for name in paper_tables.table_names() if paper_tables.load_table(name).miniature is not None]
 
 
 @pytest.mark.parametrize(
-    ("name", "miniature"), [*((name, False) for name in paper_tables.names()), *((name, True) for name in SMALL)]
+    ("name", "miniature"), [*((name, False) for name in paper_tables.table_names()), *((name, True) for name in SMALL)]
 )
 def test_every_table_is_a_sweep_of_real_cells(name, miniature, tmp_path):
-    source = paper_tables.load(name)
+    source = paper_tables.load_table(name)
     seed = ["seed=4"] if source.claim is not None else []
     cells, empty = sweep_plan.cells_of_paper_table(name, seed, None, miniature)
     *lines, _ = sweep_plan.forecast(cells, Store(tmp_path))
@@ -46,7 +46,7 @@ def test_every_table_is_a_sweep_of_real_cells(name, miniature, tmp_path):
     assert len(shown.rows) == len({sweep_plan.cell_title({**cell.values, SEED: ""}) for cell in cells})
 
 
-@pytest.mark.parametrize("name", paper_tables.names())
+@pytest.mark.parametrize("name", paper_tables.table_names())
 def test_the_command_in_a_files_head_is_its_own(name):
     shown = commands_in(paper_tables.FOLDER / f"{name}.yaml")
     assert shown
@@ -66,10 +66,10 @@ def keys(words):
     return {word.partition("=")[0] for word in words}
 
 
-@pytest.mark.parametrize("name", [name for name in paper_tables.names() if not name.startswith("claims/")])
+@pytest.mark.parametrize("name", [name for name in paper_tables.table_names() if not name.startswith("claims/")])
 def test_a_tables_command_names_what_its_recipes_does(name):
     """As printed before, the commands trained a 7B model on the scripted teacher's demonstrations, on one process."""
-    source = paper_tables.load(name)
+    source = paper_tables.load_table(name)
     cells = sweep_plan.cells_of_paper_table(name, [], None, False)[0]
     given = keys(commands_in(paper_tables.FOLDER / f"{name}.yaml")[0][3:])
     trained = any({"sft", "grpo"} & set(cell.recipe.stages) for cell in cells)
@@ -86,7 +86,7 @@ def test_a_tables_command_names_what_its_recipes_does(name):
         assert {"rewards.judge.options.by", "data.linker", "data.cleaners", "variant"} <= given
 
 
-TAUGHT = [name for name in paper_tables.names() if paper_tables.load(name).recipe == "trust_sql"]
+TAUGHT = [name for name in paper_tables.table_names() if paper_tables.load_table(name).recipe == "trust_sql"]
 
 
 @pytest.mark.parametrize("name", [name for name in TAUGHT if name != "trust_sql/figure3"])
@@ -110,7 +110,7 @@ def test_mtir_sqls_sft_baseline_is_cross_entropy_on_gold_sql_in_one_turn():
     assert [teacher.error_rate for teacher in recipe.synthesis.teachers] == [0.0]
     prompt = (recipes.CONF / "protocols" / "prompts" / "tool_call_answer.txt").read_text(encoding="utf-8")
     assert "/no_think" not in prompt  # Qwen3's switch means nothing to Qwen2.5
-    assert row not in paper_tables.load("mtir_sql/table4").reported
+    assert row not in paper_tables.load_table("mtir_sql/table4").reported
 
 
 def test_trust_sqls_run_evaluates_the_benchmark_of_its_headline_first():
@@ -140,7 +140,7 @@ def test_reasoning_sqls_base_models_answer_without_reasoning(name, row):
     for recipe in (recipe_of(name, row), recipe_of(name, "SFT" if name.endswith("1") else f"{row} SFT")):
         assert (recipe.protocol.prompt, recipe.protocol.reasoning) == ("direct", False)
     assert recipe_of(name, row).stages == ("data", "gold_schema", "evaluate", "report")
-    small = paper_tables.load(name).miniature
+    small = paper_tables.load_table(name).miniature
     if small is not None and row in small.rows:
         assert not recipe_of(name, row, miniature=True).protocol.reasoning
 
@@ -158,12 +158,12 @@ def test_mtir_sqls_grpo_figures_belong_to_grpo_with_a_kl_term(name, row):
     recipe = recipe_of(name, row)
     assert recipe.grpo.beta > 0
     assert recipe.grpo.drop == ()
-    assert paper_tables.load(name).reported[row]["bird_dev"]["greedy"] in (60.3, 58.9)
-    assert "GRPO without KL" not in paper_tables.load("mtir_sql/figure3").reported
+    assert paper_tables.load_table(name).reported[row]["bird_dev"]["greedy"] in (60.3, 58.9)
+    assert "GRPO without KL" not in paper_tables.load_table("mtir_sql/figure3").reported
 
 
 def test_mtir_sqls_format_rows_are_held_against_training_without_the_filter():
-    against = paper_tables.load("mtir_sql/table5").against
+    against = paper_tables.load_table("mtir_sql/table5").against
     base = recipe_of("mtir_sql/table5", "w/o the filter")
     for row in ("w/o R_format", "R_format 0.2", "R_format 0.3"):
         recipe = recipe_of("mtir_sql/table5", row)
@@ -177,8 +177,8 @@ def test_each_figure_of_single_pass_rl_has_one_table():
     recipe = recipe_of("sql_trail/table2", "single-turn RL")
     assert "sft" not in recipe.stages
     assert [term.weight for term in recipe.rewards if term.term == "turns"] == [0]
-    assert paper_tables.load("sql_trail/table2").reported["single-turn RL"]["bird_dev"]["majority"] == 56.3
-    table8 = paper_tables.load("sql_trail/table8")
+    assert paper_tables.load_table("sql_trail/table2").reported["single-turn RL"]["bird_dev"]["majority"] == 56.3
+    table8 = paper_tables.load_table("sql_trail/table8")
     assert not [row for row in table8.reported if "RL, single" in row]
     assert any("62.1" in row for row in table8.absent)
 
@@ -204,7 +204,7 @@ CURVED = {
 @pytest.mark.parametrize("name", [f"{paper}/{name}" for paper, names in CURVED.items() for name in names])
 def test_curves_of_accuracy_are_of_held_out_questions(name):
     """The papers measure a dev set while they train; `ex` is of the training rollouts."""
-    source = paper_tables.load(name)
+    source = paper_tables.load_table(name)
     assert "ex_held_out" in source.curves
     assert "ex" not in source.curves
     cells = sweep_plan.cells_of_paper_table(name, [], None, False)[0]
@@ -235,15 +235,15 @@ def test_a_row_that_is_asked_once_more_trains_as_its_own_row_does(name, row, ask
 
 
 def test_figures_are_shares_in_percent_and_the_papers_are_the_ones_known_by_heart():
-    for name in paper_tables.names():
-        source = paper_tables.load(name)
+    for name in paper_tables.table_names():
+        source = paper_tables.load_table(name)
         for row, benchmarks in source.reported.items():
             for figures in benchmarks.values():
                 shares = [value for key, value in figures.items() if measure(key).kind == "percent"]
                 assert all(2 < value < 100 for value in shares), (name, row)
-    ours = paper_tables.load("sql_trail/table6").reported
+    ours = paper_tables.load_table("sql_trail/table6").reported
     assert ours["all rewards"]["bird_dev"]["greedy"] == recipes.load("sql_trail").reported["bird_dev"] == 60.1
-    curve = paper_tables.load("trust_sql/figure4").reported
+    curve = paper_tables.load_table("trust_sql/figure4").reported
     assert [each["bird_dev"]["greedy"] for each in curve.values()] == [58.7, 60.9, 64.0, 64.5, 54.2]
 
 
@@ -273,10 +273,10 @@ GOOD = {
 def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, said):
     place = tmp_path / "t.yaml"
     place.write_text(json.dumps(GOOD))
-    paper_tables.read(place)
+    paper_tables.read_table_file(place)
     place.write_text(json.dumps(GOOD | change))
     with pytest.raises(RecipeError, match=said):
-        paper_tables.read(place)
+        paper_tables.read_table_file(place)
 
 
 def rows_of_the_page():
@@ -319,7 +319,9 @@ def test_every_command_of_the_page_names_what_is_there():
         elif words:
             assert [verb, words[0]] == ["data", "add"]
             assert words[1:] == [] or (recipes.CONF / "data" / f"{words[1]}.yaml").is_file()
-    assert swept == set(paper_tables.names()) - set(paper_tables.claims())  # each file is named, and no other
+    assert swept == set(paper_tables.table_names()) - set(
+        paper_tables.claim_tables()
+    )  # each file is named, and no other
 
 
 def test_the_page_promises_a_miniature_where_there_is_one():

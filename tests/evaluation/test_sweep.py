@@ -45,13 +45,15 @@ def making(store, made):
 
 
 def test_the_cells_are_every_combination_and_the_last_axis_is_the_fastest():
-    found = sweep_plan.cells("miniature", WORDS)
+    found = sweep_plan.plan_cells("miniature", WORDS)
     shown = [cell.name for cell in found]
     assert shown == ["variant=none seed=0", "variant=none seed=1", "variant=no_turns seed=0", "variant=no_turns seed=1"]
     assert [cell.recipe.seed for cell in found] == [0, 1, 0, 1]
     assert [cell.recipe.rewards[1].weight for cell in found] == [2, 2, 0, 0]
     assert {cell.recipe.headline for cell in found} == {"bird"}
-    found = sweep_plan.cells("sql_trail", ["benchmark=spider_dk,bird_dev", "evaluation.ks=[1, 2]", "model=qwen3_4b"])
+    found = sweep_plan.plan_cells(
+        "sql_trail", ["benchmark=spider_dk,bird_dev", "evaluation.ks=[1, 2]", "model=qwen3_4b"]
+    )
     assert [cell.name for cell in found] == ["benchmark=spider_dk", "benchmark=bird_dev"]
     assert [cell.recipe.benchmark.kind for cell in found] == ["spider", "bird"]
     assert {cell.recipe.evaluation.ks for cell in found} == {(1, 2)}
@@ -61,12 +63,12 @@ def test_the_cells_are_every_combination_and_the_last_axis_is_the_fastest():
 @pytest.mark.parametrize("word", ["variant=none,nope", "benchmark=nope,spider_dk", "seed=1,1", "seed"])
 def test_a_wrong_axis_is_the_users_mistake(word):
     with pytest.raises(RecipeError):
-        sweep_plan.cells("miniature", [word])
+        sweep_plan.plan_cells("miniature", [word])
 
 
 def test_shared_stages_are_forecast_and_made_once(tmp_path):
     store, made = Store(tmp_path), list[str]()
-    found = sweep_plan.cells("miniature", ONE_SEED)
+    found = sweep_plan.plan_cells("miniature", ONE_SEED)
     *lines, total = sweep_plan.forecast(found, store)
     assert lines[1] == "variant=no_turns: grpo, evaluate_grpo, report"
     assert total == "3 cells: 21 stages to make, 0 cached, 24 shared"
@@ -87,7 +89,7 @@ def test_a_sweep_that_is_killed_in_the_middle_of_a_stage_ends_with_the_same_tabl
     assert len(before) == 15
     for store in (killed, undisturbed):
         filled = sweep_plan.fill(found, store, making(store, []), lambda line: None)
-        sweep_plan.write(dataclasses.replace(empty, cells=tuple(filled)), store.root / "out")
+        sweep_plan.write_sweep(dataclasses.replace(empty, cells=tuple(filled)), store.root / "out")
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was made twice
     for name in ("sweep.md", "sweep.csv", "sweep.html"):
         assert (killed.root / "out" / name).read_bytes() == (undisturbed.root / "out" / name).read_bytes()
@@ -104,7 +106,7 @@ def test_a_sweep_that_is_killed_in_the_middle_of_a_stage_ends_with_the_same_tabl
 )
 def test_a_failed_cell_stands_in_the_table_with_its_error_and_stops_no_other(tmp_path, fault, error):
     store = Store(tmp_path)
-    found = sweep_plan.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
+    found = sweep_plan.plan_cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
     plain = making(store, [])
 
     def make(cell):
@@ -128,13 +130,13 @@ def test_a_sweep_whose_training_is_asked_to_stop_ends(tmp_path):
         raise StoppedError("training was asked to stop")
 
     with pytest.raises(StoppedError):
-        sweep_plan.fill(sweep_plan.cells("miniature", ["seed=0..1"]), Store(tmp_path), make, lambda line: None)
+        sweep_plan.fill(sweep_plan.plan_cells("miniature", ["seed=0..1"]), Store(tmp_path), make, lambda line: None)
     assert len(made) == 1
 
 
 def test_a_cell_that_cannot_even_be_planned_stops_no_other(tmp_path):
     store, gone = Store(tmp_path), f"[{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}]"
-    found = sweep_plan.cells("miniature", [f"data.test={gone},[{{kind: miniature}}]", "data.test.0.equality=bird"])
+    found = sweep_plan.plan_cells("miniature", [f"data.test={gone},[{{kind: miniature}}]", "data.test.0.equality=bird"])
     lines = list(sweep_plan.forecast(found, store))
     assert lines[0].startswith(f"data.test={gone}: cannot be made: ")
     assert lines[-1].startswith("2 cells: 15 stages to make")
@@ -142,14 +144,14 @@ def test_a_cell_that_cannot_even_be_planned_stops_no_other(tmp_path):
     assert "gone" in first.error
     assert second.run is not None
     store = Store(tmp_path)
-    found = sweep_plan.cells("miniature", ["stages=[data, synthesize, filter, sft]"])
+    found = sweep_plan.plan_cells("miniature", ["stages=[data, synthesize, filter, sft]"])
     (only,) = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     assert "evaluates nothing here" in only.error
 
 
 def test_one_run_s_checkpoints_are_an_axis_that_makes_nothing_twice(tmp_path):
     store, made = Store(tmp_path), list[str]()
-    found = sweep_plan.cells("miniature", ["after=model,sft,grpo", "data.test.0.equality=bird"])
+    found = sweep_plan.plan_cells("miniature", ["after=model,sft,grpo", "data.test.0.equality=bird"])
     asked = []
     plain = making(store, made)
     filled = sweep_plan.fill(found, store, lambda cell: (asked.append(cell.name), plain(cell)), lambda line: None)
@@ -161,7 +163,7 @@ def test_one_run_s_checkpoints_are_an_axis_that_makes_nothing_twice(tmp_path):
 def test_as_many_samples_vote_as_were_drawn(tmp_path):
     store = Store(tmp_path)
     settings = ["evaluation.samples=3", "evaluation.ks=[1,2,8]", "data.test.0.equality=bird"]
-    found = sweep_plan.cells("miniature", settings)
+    found = sweep_plan.plan_cells("miniature", settings)
     (only,) = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     assert only.run.k == 2
 
@@ -171,7 +173,7 @@ def test_a_benchmark_that_was_added_here_is_taken_with_its_path(tmp_path, monkey
     local.mkdir()
     (local / "bird_dev.yaml").write_text("data: {test: [{name: bird_dev, kind: bird, split: dev, path: /here}]}\n")
     monkeypatch.setattr(recipes, "LOCAL", local)
-    found = sweep_plan.cells("sql_trail", ["benchmark=bird_dev,spider_dk"])
+    found = sweep_plan.plan_cells("sql_trail", ["benchmark=bird_dev,spider_dk"])
     assert [str(cell.recipe.benchmark.path) for cell in found] == ["/here", "None"]
 
 
@@ -184,7 +186,7 @@ def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_pag
     found, empty = sweep_plan.cells_of_recipe("miniature", WORDS, None)
     filled = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     made = dataclasses.replace(empty, cells=tuple(filled))
-    sweep_plan.write(made, tmp_path / "out")
+    sweep_plan.write_sweep(made, tmp_path / "out")
     rows = list(csv.DictReader((tmp_path / "out" / "sweep.csv").read_text().splitlines()))
     assert [float(row["EX"]) for row in rows] == pytest.approx([right(system) / QUESTIONS for system in (2, 0)])
     first, second = (row[2] for row in table(made).rows)
@@ -218,9 +220,9 @@ def test_a_condition_is_of_the_checkpoint_and_of_how_it_is_asked(words, checkpoi
 def test_a_base_model_is_asked_once_more_by_its_own_name(tmp_path):
     """The store refers to a hub's weights and has no folder of them."""
     words = ["stages=[data, gold_schema, evaluate, report]", "asked=variant=gold_filtered"]
-    (cell,) = sweep_plan.cells("reasoning_sql", words)
+    (cell,) = sweep_plan.plan_cells("reasoning_sql", words)
     assert sweep_plan.asked_again(cell, Store(tmp_path)).recipe.model.source == "Qwen/Qwen2.5-Coder-7B-Instruct"
-    (tiny,) = sweep_plan.cells("mini_reasoning_sql", words)
+    (tiny,) = sweep_plan.plan_cells("mini_reasoning_sql", words)
     assert sweep_plan.asked_again(tiny, Store(tmp_path)).recipe.model.source.endswith("/model")
 
 

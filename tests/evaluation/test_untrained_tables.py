@@ -77,7 +77,7 @@ def test_the_command_of_the_head_fills_its_table(name, bird, tmp_path, sqltrain)
     done = json.loads(sqltrain.ok("sweep", name, *words, f"--out={tmp_path / 'out'}", "--json").splitlines()[-1])
     assert done["failed"] == {}
     table = (tmp_path / "out" / "sweep.csv").read_text(encoding="utf-8").splitlines()
-    assert len(table) == 1 + len(paper_tables.load(name).rows)
+    assert len(table) == 1 + len(paper_tables.load_table(name).rows)
 
 
 PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")

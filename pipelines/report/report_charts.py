@@ -1,0 +1,214 @@
+"""The charts of an evaluation's report, drawn from its data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipelines.evaluation.measures import Points, curve_points
+from pipelines.evaluation.stats import Estimate
+from pipelines.evaluation.summary import Level, Summary
+from pipelines.report import charts, formats
+from pipelines.report.charts import Html
+from pipelines.report.data import ReportData
+from pipelines.sql.diagnoses import ERROR_CLASSES
+
+LETTERS = {"easy": "E", "medium": "M", "hard": "H", "extra": "X"}  # hardness level -> its letter in a cloud
+LEADING_CURVES = ("reward", "ex", "ex_held_out", "turns", "loss", "accuracy")  # the first curves of each training
+ABOUT_ERRORS = {
+    "hallucination": "names what does not exist",
+    "schema_linking": "wrong or missing tables, columns",
+    "semantic": "right schema, wrong logic",
+    "syntax": "refused by the engine",
+    "generation": "no final SQL",
+}
+NamedChart = tuple[str, Html]
+
+
+@dataclass(frozen=True)
+class TrainingCharts:
+    """The curves of one training."""
+
+    first: list[NamedChart]
+    rest: list[NamedChart]
+    still: list[str]  # numbers that never moved, in words: "learning rate (1e−4)"
+
+
+@dataclass(frozen=True)
+class ReportCharts:
+    """All charts of a report."""
+
+    accuracy: Html
+    hardness: Html
+    samples: list[NamedChart]  # pass@k, majority@k and average@k against k; [] without samples
+    turns: Html
+    clouds: list[NamedChart]  # unit of cost -> accuracy against it; a unit that nothing was counted in is left out
+    errors: Html
+    difficulty: Html | None  # None without pass rates
+    training: dict[str, TrainingCharts]  # by stage
+
+
+class _System(NamedTuple):
+    """A system with the number of its colour."""
+
+    style: int
+    name: str
+    summary: Summary
+
+
+def draw_charts(report: ReportData) -> ReportCharts:
+    """All charts of a report."""
+    systems = [
+        _System(style, system.name, summary)
+        for style, (system, summary) in enumerate(zip(report.systems, report.summaries, strict=True))
+    ]
+    levels = _levels_by_name(systems)
+    difficulty = None
+    if report.pass_rates:
+        difficulty = charts.histogram(report.pass_rates, "Questions by pass rate")
+    return ReportCharts(
+        accuracy=_accuracy_chart(report.equality, systems),
+        hardness=_hardness_chart(systems, levels),
+        samples=_sample_charts(systems),
+        turns=_turns_chart(systems, levels),
+        clouds=_clouds(systems),
+        errors=_errors_chart(systems),
+        difficulty=difficulty,
+        training=_training_charts(report.curves),
+    )
+
+
+def _rows(systems: Sequence[_System], estimates: Sequence[Estimate | None]) -> tuple[charts.ChartRow, ...]:
+    """A row for each system with its estimate."""
+    pairs = zip(systems, estimates, strict=True)
+    return tuple(charts.ChartRow(system.style, system.name, estimate) for system, estimate in pairs)
+
+
+def _accuracy_chart(equality: str, systems: Sequence[_System]) -> Html:
+    greedy = [system.summary.ex.get(equality) for system in systems]
+    groups = [charts.Group("greedy", "one answer a question", _rows(systems, greedy))]
+    sampled = [system.summary.sampled for system in systems]
+    if any(sampled):
+        groups.append(charts.Group("sampled", "mean of the samples", _rows(systems, sampled)))
+    return charts.forest(groups, "EX of each system with its 95 % interval")
+
+
+def _levels_by_name(systems: Sequence[_System]) -> dict[str, list[Level | None]]:
+    """Each hardness level with its figures of every system, None for a system without a question of it."""
+    by_system = [{level.name: level for level in system.summary.by_hardness} for system in systems]
+    names: dict[str, None] = {}
+    for levels in by_system:
+        names |= dict.fromkeys(levels)
+    return {name: [levels.get(name) for levels in by_system] for name in names}
+
+
+def _accuracy_of(level: Level) -> Estimate | None:
+    return level.ex or level.sampled
+
+
+def _hardness_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Sequence[Level | None]]) -> Html:
+    groups = []
+    for name, levels in levels_by_name.items():
+        n_questions = max(level.n for level in levels if level is not None)
+        plural = "" if n_questions == 1 else "s"
+        estimates = [_accuracy_of(level) if level is not None else None for level in levels]
+        groups.append(charts.Group(name, f"{n_questions} question{plural}", _rows(systems, estimates)))
+    return charts.forest(groups, "EX by hardness level with 95 % intervals")
+
+
+def _turns_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Sequence[Level | None]]) -> Html:
+    groups = []
+    for name, levels in levels_by_name.items():
+        spreads = []
+        for system, level in zip(systems, levels, strict=True):
+            if level is not None and level.turns is not None:
+                spreads.append((system.style, system.name, level.turns.mean, level.turns.p95))
+        groups.append((name, spreads))
+    return charts.turns(groups, "Mean turns by hardness level")
+
+
+def _clouds(systems: Sequence[_System]) -> list[NamedChart]:
+    clouds = []
+    for unit, attribute in (("generated tokens", "tokens_out"), ("characters of reasoning", "reasoning_chars")):
+        dots = []
+        for system in systems:
+            for level in system.summary.by_hardness:
+                cost = getattr(level, attribute)
+                accuracy = _accuracy_of(level)
+                if cost is not None and accuracy is not None:
+                    letter = LETTERS[level.name]
+                    dots.append(charts.Dot(system.style, system.name, level.name, letter, cost.mean, accuracy.value))
+        if any(dot.x for dot in dots):
+            clouds.append((unit, charts.cloud(dots, unit)))
+    return clouds
+
+
+def _sample_charts(systems: Sequence[_System]) -> list[NamedChart]:
+    """The lines of all systems over k, with one range of shares for the three charts."""
+    lines_by_title: dict[str, list[charts.Series]] = {}
+    for kind in ("pass", "majority", "average"):
+        lines = []
+        for system in systems:
+            points = []
+            for point in system.summary.points:
+                estimate = getattr(point, f"{kind}_at")
+                points.append(charts.Point(point.k, estimate.value, estimate.low, estimate.high))
+            if points:
+                lines.append(charts.Series(system.style, system.name, tuple(points)))
+        lines_by_title[f"{kind}@k"] = lines
+    all_points = [point for lines in lines_by_title.values() for line in lines for point in line.points]
+    if not all_points:
+        return []
+    lowest = min(point.low or 0 for point in all_points)
+    highest = max(point.high or 0 for point in all_points)
+    low = max(0.0, lowest // 0.1 * 0.1)
+    high = min(1.0, highest // 0.1 * 0.1 + 0.1)
+    return [(title, charts.curve_over_k(lines, title, low, high)) for title, lines in lines_by_title.items()]
+
+
+def _errors_chart(systems: Sequence[_System]) -> Html:
+    groups = []
+    for error in ERROR_CLASSES:
+        bars = []
+        for system in systems:
+            counts = system.summary.errors
+            share = counts[error] / max(sum(counts.values()), 1)
+            bars.append(charts.Bar(system.style, system.name, counts[error], share))
+        groups.append((error.replace("_", " "), ABOUT_ERRORS[error], bars))
+    return charts.bars(groups, "Wrong answers by error class")
+
+
+def _training_charts(curves_by_stage: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, TrainingCharts]:
+    """For each training the curves that matter, the others, and in words those that never move."""
+    by_stage: dict[str, TrainingCharts] = {}
+    for stage, steps in curves_by_stage.items():
+        if not steps:
+            continue
+        style = len(by_stage) + 1
+        first: dict[str, NamedChart] = {}
+        rest = []
+        still = []
+        for name, points in _curves(steps).items():
+            title = name.replace("_", " ")
+            if len({value for _, value in points}) == 1:
+                still.append(f"{title} ({formats.compact(points[0][1])})")
+                continue
+            chart = (title, charts.training_curve(points, name, style))
+            if name in LEADING_CURVES:
+                first[name] = chart
+            else:
+                rest.append(chart)
+        by_stage[stage] = TrainingCharts([first[name] for name in LEADING_CURVES if name in first], rest, still)
+    return by_stage
+
+
+def _curves(steps: Sequence[Mapping[str, float]]) -> dict[str, Points]:
+    """The numbers that were logged at two steps or more, by name."""
+    names: dict[str, None] = {}
+    for step in steps:
+        names |= dict.fromkeys(step)
+    curves: dict[str, Points] = {}
+    for name in names:
+        points = curve_points(steps, name)
+        if name != "step" and len(points) > 1:
+            curves[name] = points
+    return curves
