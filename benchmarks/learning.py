@@ -9,14 +9,15 @@ Each seed draws its own world, model and episodes. All arms begin with the same 
 spends about the same processor time beyond it: the miniature's difficulty scoring and GRPO; more passes over the same
 demonstrations; rejection sampling, which trains on the policy's own right episodes on GRPO's questions; and, as a
 ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, over databases and seeds as in the
-laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. The tables go between the
-markers of docs/results/learning.md.
+laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. Accuracies and differences go
+between the markers of docs/results/learning.md, all figures into learning.csv beside it.
 
 In `reward` GRPO is paid for execution alone. `controls` are positive advantages alone, rewards shuffled within each
 group, and a reward for looking alone. `doses`: how often the teacher guesses in its four columns.
 """
 
 import argparse
+import csv
 import json
 import math
 import os
@@ -38,6 +39,8 @@ from pipelines.stages.evaluate import records
 from pipelines.training import watch
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "learning.md"
+DATA = PAGE.with_suffix(".csv")
+COLUMNS = ("table", "row", "column", "value")
 CONTROLS = Path(__file__).resolve().parent / "controls"
 DOSES = (0.5, 0.85, 0.95, 1.0)  # how often the teacher guesses in its four columns; 0.85 in the miniature
 Scored = dict[int, Scores]  # by seed
@@ -252,11 +255,53 @@ def main() -> None:
     for name in arms:
         took = ", ".join(f"{spent(name, ran[name, seed], options.store):.0f}" for seed in options.seeds)
         lines.append(f"| {name} | {', '.join(ARMS[name].spends)} | {took} |")
-    text = "\n".join(lines)
-    print(text)
+    print("\n".join(lines))
+    _write_data(options.table, lines)
+    _write_page(options.table, lines)
+
+
+def long_rows(name: str, lines: Sequence[str]) -> list[tuple[str, str, str, str]]:
+    """Every cell of Markdown tables as a row: the name, the row's first cell, the column, the value."""
+    found = []
+    columns: list[str] = []
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            columns = []
+        elif not columns:
+            columns = cells
+        elif not line.startswith("|--"):
+            for column, value in zip(columns[1:], cells[1:], strict=True):
+                found.append((name, cells[0], column, value))
+    return found
+
+
+def _write_data(name: str, lines: Sequence[str]) -> None:
+    """Replace one table's figures in the data file."""
+    kept: list[tuple[str, ...]] = []
+    if DATA.is_file():
+        with DATA.open(encoding="utf-8", newline="") as file:
+            kept = [tuple(row) for row in csv.reader(file)][1:]
+    rows = [row for row in kept if row[0] != name] + long_rows(name, lines)
+    with DATA.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([COLUMNS, *rows])
+
+
+def page_lines(lines: Sequence[str]) -> list[str]:
+    """The tables that the page shows: accuracies over all seeds, and differences."""
+    second = list(lines).index("")
+    third = list(lines).index("", second + 1)
+    accuracies = ["|".join(line.split("|")[:4]) + "|" for line in lines[:second]]
+    return [*accuracies, *lines[second:third]]
+
+
+def _write_page(name: str, lines: Sequence[str]) -> None:
+    """Replace one table of the page; a page without its markers gets it at the end."""
     page = PAGE.read_text(encoding="utf-8")
-    begin, end = (f"<!-- {options.table}: {at} -->" for at in ("begin", "end"))
-    head, _, rest = page.partition(begin)  # a page without the markers gets the table at its end
+    begin, end = (f"<!-- {name}: {at} -->" for at in ("begin", "end"))
+    head, _, rest = page.partition(begin)
+    text = "\n".join(page_lines(lines))
     PAGE.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ One forward and backward of log-probabilities and entropies over a row of so man
 narrow layer (64 wide, so that the head is all that counts) with a vocabulary as Qwen's. The peak is the most that
 PyTorch's allocator held at once beyond the weights and their gradients. Whole logits are measured as far as 6 GiB go:
 they are a multiple of the tokens, so longer rows follow from the last one measured (marked ~). So does TRL's head: its
-tiles hold 4,096 tokens at most, and it takes minutes for more. `--write` puts the table into docs/how-to/gpus.md.
+tiles hold 4,096 tokens at most, and it takes minutes for more. `--write` puts the table into docs/results/gpu.md.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from trl.trainer.utils import add_fused_lm_head
 from pipelines.training import packing, trainer
 from pipelines.training.packing import Head
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "how-to" / "gpus.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "gpu.md"
 BEGIN, END = "<!-- loss step: begin -->", "<!-- loss step: end -->"
 WIDTH, PROMPT, MOST = 64, 64, 6 << 30
 TRL_TILE = 4096  # tokens
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384, 32768])
     parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/how-to/gpus.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/results/gpu.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     text = table({tokens: measure(tokens, options.vocabulary) for tokens in options.tokens})

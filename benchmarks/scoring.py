@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--files", nargs="*", default=["train.json", "dev.json"], help="files of questions")
     parser.add_argument("--times", type=int, default=1, help="each question so often, for a file of few")
     parser.add_argument("--passes", type=int, default=7)
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/reference/equalities.md")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/results/sql.md")
     options = parser.parse_args()
     if not options.spider.is_dir():
         parser.error(f"{options.spider} is not a folder: pass --spider, with train.json, dev.json and database/")

@@ -6,7 +6,9 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ OTHERWISE = {
     "pipelines/training/rollouts.py",
     "pipelines/training/watch.py",
 }
+# So many commands take a parameter in the same words that it is told of once, at the head of the page.
+COMMON = 5
+TABLE_HEAD = ("| argument or option | use |", "|---|---|")
 EXAMPLES = {
     "reward term": "bigram",
     "reader": "kaggledbqa",
@@ -42,22 +47,39 @@ EXAMPLES = {
 MADE = "This page is written by `python docs/build_reference.py` from the code; a test compares the two."
 FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$")
 SHARED = re.compile(r"^(\w+(?:, \w+)+): (.*)$")
-RECIPE_INTRO = f"""# What a recipe may say
+PAGE_NAME = re.compile(r"docs/([\w/-]+\.md)")
+SETTINGS_INTRO = f"""# Settings of a recipe
 
 {MADE}
 
 Each table is a section; a key is written with its section before it, as in `grpo.group: 6` or `sqltrain run RECIPE
-grpo.group=6`. An unknown key is refused with the nearest that there is. How recipes are put together from files is in
-[recipes.md](recipes.md).
+grpo.group=6`. An unknown key is refused, and the nearest one named. [Recipes](recipes.md) shows how a recipe is put
+together from files. Sections that occur in several places come last, with the default of each place.
 """
 COMMANDS_INTRO = f"""# Commands
 
 {MADE} `sqltrain COMMAND --help` prints the same.
+
 """
 PARTS_INTRO = f"""# Parts that a recipe names
 
-{MADE} A file or a package of your own adds to each of these ([Add a part](../how-to/parts.md)).
+{MADE} A file or a package of your own adds to each of these ([how](../how-to/parts.md)).
 """
+
+
+@dataclass(frozen=True)
+class Place:
+    """A section at its key.
+
+    Attributes:
+        path: its key, such as `grpo.optimizer`; "" for the recipe itself.
+        kind: its class.
+        default: the values that it has there, if they differ from those of its class.
+    """
+
+    path: str
+    kind: type[Section]
+    default: Section | None = None
 
 
 def uses(kind: type[BaseModel]) -> dict[str, str]:
@@ -129,33 +151,89 @@ def _default(field: FieldInfo, name: str = "", own: Section | None = None) -> st
     return "must be given" if value is PydanticUndefined else f"`{_value(value)}`"
 
 
-def recipe_page() -> str:
-    """Every section of a recipe with its fields."""
-    return "\n".join([RECIPE_INTRO, *_section("", Recipe)])
+def settings_page() -> str:
+    """Every section of a recipe with its fields; a section of several places once."""
+    places = list(_places(Place("", Recipe)))
+    by_kind: dict[type[Section], list[Place]] = {}
+    for place in places:
+        by_kind.setdefault(place.kind, []).append(place)
+    shared = {kind: found for kind, found in by_kind.items() if len(found) > 1 or _extends(kind, by_kind)}
+    lines = [SETTINGS_INTRO]
+    for place in places:
+        if place.kind not in shared:
+            lines += _own_section(place, shared)
+    for kind, found in shared.items():
+        lines += _shared_section(kind, found, shared)
+    return "\n".join(lines)
 
 
-def _section(path: str, kind: type[Section], own: Section | None = None) -> Iterator[str]:
-    """A section's table, then those of the sections that it holds."""
-    said = inspect.cleandoc(kind.__doc__ or "")
-    yield f"## {f'`{path}`' if path else 'The recipe'}\n"
-    yield f"{said}\n"
-    yield "| key | what it holds | default | use |"
-    yield "|---|---|---|---|"
-    about, below = uses(kind), []
-    for name, field in kind.model_fields.items():
+def _places(place: Place) -> Iterator[Place]:
+    """A section and all that it holds, outer ones first."""
+    yield place
+    for name, field in place.kind.model_fields.items():
         inner = section_of(field.annotation)
-        key = f"{path}.{name}" if path else name
         if inner is None:
-            kinds = type_of(field.annotation).replace("|", "\\|")
-            yield f"| `{name}` | {kinds} | {_default(field, name, own)} | {_cell(about.get(name, ''))} |"
-        else:
-            listed = "list of " if type_of(field.annotation).startswith("list of") else ""
-            yield f"| `{name}` | {listed}[section](#{_anchor(key)}) | | {_cell(about.get(name, ''))} |"
-            keeps = any(isinstance(part, BeforeValidator) for part in field.metadata)  # its own, if named in part
-            below.append((key, inner, field.default if keeps else None))
+            continue
+        key = f"{place.path}.{name}" if place.path else name
+        keeps_default = any(isinstance(part, BeforeValidator) for part in field.metadata)
+        yield from _places(Place(key, inner, field.default if keeps_default else None))
+
+
+def _extends(kind: type[Section], known: Mapping[type[Section], Any]) -> bool:
+    """Whether a section adds keys to another one that a recipe has."""
+    return any(base in known for base in kind.__mro__[1:])
+
+
+def _own_section(place: Place, shared: Mapping[type[Section], Any]) -> Iterator[str]:
+    yield f"## {f'`{place.path}`' if place.path else 'The recipe'}\n"
+    yield f"{_linked(inspect.cleandoc(place.kind.__doc__ or ''))}\n"
+    yield "| key | value, default | use |"
+    yield "|---|---|---|"
+    texts = uses(place.kind)
+    for name, field in place.kind.model_fields.items():
+        yield _row(name, _value_cell(place, name, field, shared), texts.get(name, ""))
     yield ""
-    for key, inner, there in below:
-        yield from _section(key, inner, there)
+
+
+def _shared_section(kind: type[Section], places: Sequence[Place], shared: Mapping[type[Section], Any]) -> Iterator[str]:
+    """A section of several places: each key once, with the defaults of the places that differ."""
+    base = next((other for other in kind.__mro__[1:] if other in shared), None)
+    yield f"## {kind.__name__}\n"
+    yield f"{inspect.cleandoc(kind.__doc__ or '')} The section of {', '.join(f'`{each.path}`' for each in places)}."
+    if base is not None:
+        yield f"It has all keys of [{base.__name__}](#{_anchor(base.__name__)}), and these:"
+    yield ""
+    yield "| key | value, default | use |"
+    yield "|---|---|---|"
+    texts = uses(kind)
+    for name, field in kind.model_fields.items():
+        if base is not None and name in base.model_fields and _default(field) == _default(base.model_fields[name]):
+            continue
+        cells = {place.path: _value_cell(place, name, field, shared) for place in places}
+        ((common, _),) = Counter(cells.values()).most_common(1)
+        differing = [f"`{path}`: {_default_of(cell)}" for path, cell in cells.items() if cell != common]
+        yield _row(name, "; ".join([common, *differing]), texts.get(name, ""))
+    yield ""
+
+
+def _row(name: str, value: str, use: str) -> str:
+    return f"| `{name}` | {value} | {_cell(use)} |"
+
+
+def _value_cell(place: Place, name: str, field: FieldInfo, shared: Mapping[type[Section], Any]) -> str:
+    """The kind of a key's value with its default at a place, or a link to the section that it holds."""
+    inner = section_of(field.annotation)
+    if inner is None:
+        value = type_of(field.annotation).replace("|", "\\|")
+        return f"{value}, {_default(field, name, place.default)}"
+    listed = "list of " if type_of(field.annotation).startswith("list of") else ""
+    key = f"{place.path}.{name}" if place.path else name
+    title = inner.__name__ if inner in shared else key
+    return f"{listed}[{title}](#{_anchor(title)})"
+
+
+def _default_of(cell: str) -> str:
+    return cell.rpartition(", ")[2] if "`" in cell.rpartition(", ")[2] else cell
 
 
 def _anchor(text: str) -> str:
@@ -163,37 +241,77 @@ def _anchor(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """A text as one cell of a table, in which a page's path is a link to it."""
+    return _linked(" ".join(text.split()).replace("|", "\\|"))
+
+
+def _linked(text: str) -> str:
+    return PAGE_NAME.sub(_page_link, text)
+
+
+def _page_link(match: re.Match[str]) -> str:
+    page = ROOT / "docs" / match[1]
+    title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return f"[{title}](../{match[1]})"
 
 
 def commands_page() -> str:
-    """Every command with its arguments and options."""
-    return "\n".join([COMMANDS_INTRO, *_commands(every_command(), "sqltrain")])
+    """Every command with its arguments and options; what many take alike comes first."""
+    commands = dict(_leaves(every_command(), "sqltrain"))
+    rows = Counter(_parameter(each) for command in commands.values() for each in command.params)
+    common = [row for row, count in rows.items() if count >= COMMON]
+    lines = [COMMANDS_INTRO + "Many commands take:\n", *TABLE_HEAD, *common, ""]
+    for name, command in commands.items():
+        lines += _command(name, command, common)
+    return "\n".join(lines)
 
 
-def _commands(commands: Mapping[str, Any], path: str) -> Iterator[str]:
+def _leaves(commands: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Every command by its whole name."""
     for name, command in sorted(commands.items()):
-        whole = f"{path} {name}"
         if hasattr(command, "commands"):
-            yield from _commands(command.commands, whole)
-            continue
-        yield f"## `{whole}`\n"
-        text = re.sub(r"^Example: (?=sqltrain )", "Example:\n\n  ", inspect.cleandoc(command.help or ""), flags=re.M)
-        yield re.sub(r"^  (sqltrain (?:.*\\\n)*.*)$", r"```\n\1\n```", text, flags=re.M) + "\n"
-        yield "| argument or option | default | use |"
-        yield "|---|---|---|"
-        for parameter in command.params:
-            if parameter.name != "help":
-                yield _parameter(parameter)
-        yield ""
+            yield from _leaves(command.commands, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def _command(name: str, command: Any, common: Sequence[str]) -> Iterator[str]:
+    text, examples = _split_help(command.help or "")
+    yield f"## `{name}`\n"
+    yield f"{_linked(text)}\n"
+    if examples:
+        yield "```console"
+        yield from (f"$ {example}" for example in examples)
+        yield "```\n"
+    parameters = [each for each in command.params if each.name != "help"]
+    own = [row for each in parameters if (row := _parameter(each)) not in common]
+    if own:
+        yield from (*TABLE_HEAD, *own, "")
+    taken = [_name_of(each) for each in parameters if _parameter(each) in common]
+    if taken:
+        yield f"{'It also takes' if own else 'It takes'} {', '.join(taken)}.\n"
+
+
+def _split_help(text: str) -> tuple[str, list[str]]:
+    """The prose of a command's help, and its examples, each on one line."""
+    prose, _, rest = re.sub(r"^Examples?: ?\n*", "\0", inspect.cleandoc(text), count=1, flags=re.M).partition("\0")
+    lines = re.sub(r" *\\\n\s*", " ", rest).splitlines()
+    return prose.strip(), [line.strip() for line in lines if line.strip()]
+
+
+def _name_of(parameter: Any) -> str:
+    names = [f"`{each}`" for each in parameter.opts + parameter.secondary_opts]
+    return ", ".join(names) if parameter.opts[0].startswith("-") else f"`{parameter.name.upper()}`"
 
 
 def _parameter(parameter: Any) -> str:
-    shown = ", ".join(f"`{each}`" for each in parameter.opts + parameter.secondary_opts)
-    shown = shown if parameter.opts[0].startswith("-") else f"`{parameter.name.upper()}`"
     value = parameter.default
-    default = "must be given" if parameter.required else "" if value in (None, (), [], False, "") else f"`{value}`"
-    return f"| {shown} | {default} | {_cell(getattr(parameter, 'help', '') or '')} |"
+    use = _cell(getattr(parameter, "help", "") or "")
+    if parameter.required:
+        use += " Required." if parameter.opts[0].startswith("-") else ""
+    elif value not in (None, (), [], False, ""):
+        use += f" Default: `{value}`."
+    return f"| {_name_of(parameter)} | {use} |"
 
 
 def parts_page() -> str:
@@ -258,7 +376,7 @@ def _options(registry: Registry[Any], name: str) -> str:
     return "<br>".join(f"`{key}`: {type_of(field.annotation)}, {_default(field)}" for key, field in fields.items())
 
 
-PAGES = {"settings.md": recipe_page, "commands.md": commands_page, "parts.md": parts_page}
+PAGES = {"settings.md": settings_page, "commands.md": commands_page, "parts.md": parts_page}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -50,10 +50,7 @@ def blocks(page: str) -> list[Block]:
     for words, text in FENCE.findall((ROOT / page).read_text(encoding="utf-8")):
         language = words.partition(" ")[0]
         if language in ("", "console", "text"):
-            if text.startswith("sqltrain "):  # an example of docs/reference/commands.md
-                found.append(Block(page, text))
-            else:
-                found += [Block(page, command) for command in PROMPT.findall(text)]
+            found += [Block(page, command) for command in PROMPT.findall(text)]
         else:
             title = re.search(r'title="?([\w.]+)', words)
             found.append(Block(page, text, title[1] if title else None))

@@ -283,7 +283,7 @@ def test_every_argument_and_option_of_a_command_has_a_use(builder):
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) > 100
     assert [row for row in rows if row.endswith("|  |")] == []
-    headings = {line.split("`")[1].split()[1] for line in lines if line.startswith("## ")}
+    headings = {line.split("`")[1].split()[1] for line in lines if line.startswith("## `")}
     assert headings == set(get_command(app).commands)
 
 

@@ -1,6 +1,6 @@
 """Five nights of SFT and GRPO: one is refused, one is killed in GRPO and goes on, one has wrong gold SQL.
 
-It prints the table of docs/explanation/nights.md: pytest -m slow -s tests/nightly/test_nights_with_grpo.py
+It prints the table of docs/results/scale.md: pytest -m slow -s tests/nightly/test_nights_with_grpo.py
 """
 
 import json
