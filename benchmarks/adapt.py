@@ -1,63 +1,118 @@
-"""Does a model learn one's own database? The example shop, its 192 questions, the tiny model from scratch.
+"""Does a model learn one's own database? The example shop, its 192 questions, and 40 in a person's words.
 
-    python benchmarks/adapt.py --store store/adapt
+    python benchmarks/adapt.py --store build/adapt
+    python benchmarks/adapt.py --store build/adapt --models tiny smollm2 CHECKPOINT
 
-It connects the example (`sqltrain connect --example`), takes the sampled values out of its card (most of a prompt of
-the tiny model) and runs `sqltrain adapt shop --questions questions.csv`. The questions are cut by what they ask: no
-held-out query, whatever its values, is trained on.
-It prints EX before and after with the paired difference and its interval, and the time. What is finished is taken from
-the store.
+For each model (tiny: the tiny model from scratch; else a name of conf/models, a folder, a GGUF file or a hub name) it
+connects the example (`sqltrain connect --example`), takes the sampled values out of its card (most of a prompt of the
+tiny model) and runs `sqltrain adapt shop --questions questions.csv`. The questions are cut by what they ask: no
+held-out query, whatever its values, is trained on. Then each checkpoint of the recipe answers the 40 questions of
+conf/example/people.csv, which share no phrase with the templates that it was trained on.
+
+It prints EX on the held-out questions and on a person's, before and after training, with intervals, and the time. What
+is finished is taken from the store.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+PEOPLE = Path(__file__).resolve().parents[1] / "conf" / "example" / "people.csv"
+TINY = "tiny"
+CHECKPOINTS = {"evaluate_model": "before", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
-def main() -> None:
-    """Make the shop, adapt, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, default=Path("store/adapt"))
-    parser.add_argument("overrides", nargs="*", help="of the recipe, such as seed=1 or grpo.steps=40")
-    given = parser.parse_args()
-    work = given.store.resolve()
-    work.mkdir(parents=True, exist_ok=True)
 
-    def sqltrain(*words: str) -> str:
+@dataclass(frozen=True)
+class Shop:
+    """A working folder with the example database, for the adaptation of one model."""
+
+    folder: Path
+
+    def sqltrain(self, *words: str) -> str:
+        """Run a command in the folder, and print and return what it says."""
         command = [sys.executable, "-m", "flows.cli", *words]
-        done = subprocess.run(command, cwd=work, check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(command, cwd=self.folder, check=True, stdout=subprocess.PIPE, text=True)
         print(done.stdout, end="", flush=True)
         return done.stdout
 
-    sqltrain("connect", "--example")
-    card = work / "databases" / "shop.yaml"
-    shop = yaml.safe_load(card.read_text(encoding="utf-8"))
-    for table in shop["tables"].values():
-        for column in table["columns"].values():
-            column.pop("values", None)
-    shop["tables"]["customer"]["columns"]["email"]["hidden"] = True
-    card.write_text(yaml.safe_dump(shop, sort_keys=False), encoding="utf-8")
-    with (work / "questions.csv").open(encoding="utf-8") as file:
-        asked = len(file.readlines()) - 1
-    begun = time.perf_counter()
-    said = sqltrain(
-        "adapt", "shop", *given.overrides, f"--store={work / 'store'}", "--questions", "questions.csv", "--json"
-    )
-    numbers = json.loads(said.splitlines()[-1])["numbers"]
-    before, after, difference, low, high = (
-        f"{100 * numbers[name]:.1f}" for name in ("champion_ex", "challenger_ex", "difference", "low", "high")
-    )
-    print("\n| questions | held out | EX before | EX after | difference | McNemar p | minutes |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
-    print(
-        f"| {asked} | {numbers['questions']:.0f} | {before} | {after} | {difference} [{low}, {high}] "
-        f"| {numbers['p_mcnemar']:.2g} | {(time.perf_counter() - begun) / 60:.1f} |"
-    )
+    def last_json(self, *words: str) -> Any:
+        """The JSON object on the last line of a command."""
+        return json.loads(self.sqltrain(*words, "--json").splitlines()[-1])
+
+    def connect(self) -> None:
+        """Write the example and its card, without example values and with the hidden column of the tutorial."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.sqltrain("connect", "--example")
+        card = self.folder / "databases" / "shop.yaml"
+        shop = yaml.safe_load(card.read_text(encoding="utf-8"))
+        for table in shop["tables"].values():
+            for column in table["columns"].values():
+                column.pop("values", None)
+        shop["tables"]["customer"]["columns"]["email"]["hidden"] = True
+        card.write_text(yaml.safe_dump(shop, sort_keys=False), encoding="utf-8")
+        shutil.copy(PEOPLE, self.folder / PEOPLE.name)
+
+    def adapt(self, model: str, overrides: list[str]) -> dict[str, float]:
+        """Train the model on the questions; the figures of the decision."""
+        choice = [] if model == TINY else ["--model", model]
+        words = ["adapt", "shop", *overrides, "--store", "store", "--questions", "questions.csv", *choice]
+        numbers: dict[str, float] = self.last_json(*words)["numbers"]
+        return numbers
+
+    def ask_people(self, overrides: list[str]) -> dict[str, dict[str, float]]:
+        """The figures of each checkpoint of the recipe on a person's questions."""
+        source = ["--questions", PEOPLE.name, "--database", "shop", "--store", "store"]
+        stages = self.last_json("evaluate", "recipes/shop.yaml", *overrides, *source)["stages"]
+        return {name: stages[name]["metrics"] for name in CHECKPOINTS if name in stages}
+
+
+def percent(value: float) -> str:
+    """A share in percent with one decimal."""
+    return f"{100 * value:.1f}"
+
+
+def main() -> None:
+    """Adapt each model, ask it a person's questions, and print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, default=Path("store/adapt"), help="a folder for each model's work")
+    parser.add_argument("--models", nargs="+", default=[TINY], help="models to adapt, tiny for the one from scratch")
+    parser.add_argument("overrides", nargs="*", help="KEY=VALUE of the recipe, such as seed=1 or grpo.steps=40")
+    options = parser.parse_intermixed_args()
+    held_out = [
+        "| model | held-out questions | EX before | EX after | difference | McNemar p | minutes |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    people = ["| model | checkpoint | a person's questions | EX greedy | executable |", "|---|---|---:|---:|---:|"]
+    for number, model in enumerate(options.models):
+        path = Path(model).expanduser()
+        source = str(path.resolve()) if path.exists() else model
+        shop = Shop(options.store.resolve() / f"{number}_{path.name}")
+        shop.connect()
+        started = time.perf_counter()
+        numbers = shop.adapt(source, options.overrides)
+        minutes = (time.perf_counter() - started) / 60
+        before = percent(numbers["champion_ex"])
+        after = percent(numbers["challenger_ex"])
+        interval = f"[{percent(numbers['low'])}, {percent(numbers['high'])}]"
+        difference = f"{percent(numbers['difference'])} {interval}"
+        row = (path.name, f"{numbers['questions']:.0f}", before, after, difference, f"{numbers['p_mcnemar']:.2g}")
+        held_out.append(f"| {' | '.join(row)} | {minutes:.1f} |")
+        for name, figures in shop.ask_people(options.overrides).items():
+            ex = f"{percent(figures['ex'])} [{percent(figures['ex_low'])}, {percent(figures['ex_high'])}]"
+            counted = f"{figures['questions']:.0f}"
+            people.append(
+                f"| {path.name} | {CHECKPOINTS[name]} | {counted} | {ex} | {percent(figures['executable'])} |"
+            )
+    print("\n" + "\n".join(held_out))
+    print("\n" + "\n".join(people))
 
 
 if __name__ == "__main__":
