@@ -6,8 +6,8 @@
 For each model (tiny: the tiny model from scratch; else a name of conf/models, a folder, a GGUF file or a hub name) it
 connects the example (`sqltrain connect --example`), takes the sampled values out of its card (most of a prompt of the
 tiny model) and runs `sqltrain adapt shop --questions questions.csv`. The questions are cut by what they ask: no
-held-out query, whatever its values, is trained on. Then each checkpoint of the recipe answers the 40 questions of
-conf/example/people.csv, which share no phrase with the templates that it was trained on.
+held-out query, whatever its values, is trained on. Then the checkpoints before and after answer the 40 questions of
+conf/example/people.csv, which share no phrase with the templates that were trained on.
 
 It prints EX on the held-out questions and on a person's, before and after training, with intervals, and the time. What
 is finished is taken from the store.
@@ -27,7 +27,7 @@ import yaml
 
 PEOPLE = Path(__file__).resolve().parents[1] / "conf" / "example" / "people.csv"
 TINY = "tiny"
-CHECKPOINTS = {"evaluate_model": "before", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
+GREEDY = ("evaluation.samples=0", "evaluation.ks=[1]")
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,20 @@ class Shop:
         card.write_text(yaml.safe_dump(shop, sort_keys=False), encoding="utf-8")
         shutil.copy(PEOPLE, self.folder / PEOPLE.name)
 
-    def adapt(self, model: str, overrides: list[str]) -> dict[str, float]:
-        """Train the model on the questions; the figures of the decision."""
+    def adapt(self, model: str, overrides: list[str]) -> dict[str, Any]:
+        """Train the model on the questions; the decision, with its figures."""
         choice = [] if model == TINY else ["--model", model]
         words = ["adapt", "shop", *overrides, "--store", "store", "--questions", "questions.csv", *choice]
-        numbers: dict[str, float] = self.last_json(*words)["numbers"]
-        return numbers
+        decision: dict[str, Any] = self.last_json(*words)
+        return decision
 
-    def ask_people(self, overrides: list[str]) -> dict[str, dict[str, float]]:
-        """The figures of each checkpoint of the recipe on a person's questions."""
+    def ask_people(self, checkpoint: str) -> dict[str, float]:
+        """The figures of a checkpoint on a person's questions, greedy."""
         source = ["--questions", PEOPLE.name, "--database", "shop", "--store", "store"]
-        stages = self.last_json("evaluate", "recipes/shop.yaml", *overrides, *source)["stages"]
-        return {name: stages[name]["metrics"] for name in CHECKPOINTS if name in stages}
+        stages = self.last_json("evaluate", "recipes/shop.yaml", "--model", checkpoint, *GREEDY, *source)["stages"]
+        (evaluated,) = (stage["metrics"] for name, stage in stages.items() if name.startswith("evaluate"))
+        figures: dict[str, float] = evaluated
+        return figures
 
 
 def percent(value: float) -> str:
@@ -90,27 +92,30 @@ def main() -> None:
         "| model | held-out questions | EX before | EX after | difference | McNemar p | minutes |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    people = ["| model | checkpoint | a person's questions | EX greedy | executable |", "|---|---|---:|---:|---:|"]
+    people = ["| model | checkpoint | a person's questions | EX greedy |", "|---|---|---:|---:|"]
     for number, model in enumerate(options.models):
         path = Path(model).expanduser()
         source = str(path.resolve()) if path.exists() else model
         shop = Shop(options.store.resolve() / f"{number}_{path.name}")
         shop.connect()
         started = time.perf_counter()
-        numbers = shop.adapt(source, options.overrides)
+        decision = shop.adapt(source, options.overrides)
         minutes = (time.perf_counter() - started) / 60
+        numbers = decision["numbers"]
         before = percent(numbers["champion_ex"])
         after = percent(numbers["challenger_ex"])
         interval = f"[{percent(numbers['low'])}, {percent(numbers['high'])}]"
         difference = f"{percent(numbers['difference'])} {interval}"
         row = (path.name, f"{numbers['questions']:.0f}", before, after, difference, f"{numbers['p_mcnemar']:.2g}")
         held_out.append(f"| {' | '.join(row)} | {minutes:.1f} |")
-        for name, figures in shop.ask_people(options.overrides).items():
+        trained = decision["challenger"]
+        checkpoints = {"after": f"store/{trained['stage']}/{trained['key']}/model"}
+        if model != TINY:  # whose random weights answer nothing
+            checkpoints = {"before": source, **checkpoints}
+        for when, checkpoint in checkpoints.items():
+            figures = shop.ask_people(checkpoint)
             ex = f"{percent(figures['ex'])} [{percent(figures['ex_low'])}, {percent(figures['ex_high'])}]"
-            counted = f"{figures['questions']:.0f}"
-            people.append(
-                f"| {path.name} | {CHECKPOINTS[name]} | {counted} | {ex} | {percent(figures['executable'])} |"
-            )
+            people.append(f"| {path.name} | {when} | {figures['questions']:.0f} | {ex} |")
     print("\n" + "\n".join(held_out))
     print("\n" + "\n".join(people))
 

@@ -12,7 +12,7 @@ from peft import get_peft_model
 from pipelines.core.errors import RecipeError
 from pipelines.recipe.config import Hardware, Lora, Optimizer
 from pipelines.rollout.model_loading import load
-from pipelines.training import model, trainer
+from pipelines.training import child, model, trainer
 from pipelines.training import model as weights
 from pipelines.training.model import load_to_train
 
@@ -155,3 +155,14 @@ def test_training_moves_the_adapters_alone_and_writes_a_plain_model(
     moved = {name for name, value in after.items() if not value.equal(before[name])}
     assert "model.layers.0.mlp.up_proj.weight" in moved
     assert "model.embed_tokens.weight" not in moved
+
+
+@pytest.mark.parametrize(
+    ("flags", "has"),
+    [("fpu avx512f avx512_bf16 amx_bf16", True), ("Features\t: fp asimd bf16", True), ("fpu avx2 avx512f", False)],
+)
+def test_a_processor_without_bfloat16_is_told_by_its_flags(tmp_path, flags, has):
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    assert child.cpu_multiplies_bfloat16(cpu_info) is has
+    assert child.cpu_multiplies_bfloat16(tmp_path / "none") is True
