@@ -115,7 +115,7 @@ def main() -> None:
         for when, checkpoint in checkpoints.items():
             figures = shop.ask_people(checkpoint)
             ex = f"{percent(figures['ex'])} [{percent(figures['ex_low'])}, {percent(figures['ex_high'])}]"
-            people.append(f"| {path.name} | {when} | {figures['questions']:.0f} | {ex} |")
+            people.append(f"| {path.name} | {when} | {figures['n_questions']:.0f} | {ex} |")
     print("\n" + "\n".join(held_out))
     print("\n" + "\n".join(people))
 
