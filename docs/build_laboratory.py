@@ -135,41 +135,33 @@ def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
     return spent
 
 
-HEAD = """# The laboratory: which of the papers' claims hold in miniature?
+HEAD = """# The laboratory: which claims hold in miniature
 
-The five papers make twelve claims that one thing is better than another. Each claim that this world can test is
-tested by arms (runs) that differ in what the claim is about, on three seeds that chose none of the settings; claims 2,
-3 and 9 on six. `python benchmarks/laboratory.py` runs what is missing and writes this page, its figures and
-[laboratory.csv](laboratory.csv); a claim by itself: `sqltrain sweep claims/NAME`. What must come out for a claim to
-hold is in `conf/tables/claims/NAME.yaml`.
+The five papers claim twelve times that one thing is better than another. Each claim is tested by arms that differ in
+it alone, on three seeds that chose none of the settings; claims 2, 3 and 9 on six. `python benchmarks/laboratory.py`
+runs what is missing and writes this page, its figures, [the contrasts](laboratory.csv) and [the
+rows](laboratory_rows.csv); `sqltrain sweep claims/NAME` tests one claim. `conf/tables/claims/NAME.yaml` states what
+must come out.
 
 **The rule.** Each seed draws its own world, model and episodes. A difference is taken question by question within a
-seed, or step by step for a training curve. Its 95 % interval is the wider of two (`pipelines/evaluation/stats.py`):
-one redraws databases and seeds, each for itself; the other is Student's t of the seeds' means, for seeds differ, and
-three say little of how much. A claim of "better" **holds** where the interval lies on its side of 0; it **does not
-hold** where the interval lies on the other side, or below the smallest difference that its file says would matter;
-else it **cannot be told**. A claim of "no worse" holds where the interval lies above minus the margin that its file
-states; it does not hold where the whole interval lies below 0; else it cannot be told. A claim of several contrasts
-holds if all do, and does not hold if one does not. "Could be shown" is the smallest true difference that a test with
-an interval of this width would detect in about 80 % of cases (`pipelines/sweeps/claims.py`).
+seed, or step by step for a training curve; its 95 % interval holds the chance of the seeds
+([how](../explanation/uncertainty.md)). A claim of "better" **holds** if the interval lies on its side of 0. It **does
+not hold** if the interval lies on the other side, or below the smallest difference that its file calls relevant. Else
+it **cannot be told**. A claim of "no worse" holds if the interval lies above minus its margin, and does not hold if
+the whole interval lies below 0. A claim of several contrasts holds if all do, and does not hold if one does not.
+"Could be shown" is the smallest true difference that a test with this width would detect in about 80 % of cases.
 
-**What was changed after a first look.** Contrasts, margins and smallest differences were written before anything was
-run, but for the second contrast of claim 2: at first its two policies were asked in different ways, now both in the
-same. What the page says under a verdict was partly written afterwards. The rule had no Student's t: by that first
-rule claim 9 did not hold (its first three seeds lost 10, 0 and 24 points). Seeds 7 to 9 of claims 2, 3 and 9 were added
-when 4 to 6 had been seen.
+**Changed after a first look.** Contrasts, margins and smallest differences were written before any run, except the
+second contrast of claim 2: its two policies were first asked in different ways, now in the same. Some text under
+verdicts was written afterwards. The rule had no Student's t: by that first rule claim 9 did not hold (its first three
+seeds lost 10, 0 and 24 points). Seeds 7 to 9 of claims 2, 3 and 9 were added when 4 to 6 had been seen.
 
-**Run again.** Two runs were made again from nothing on the same machine, by later code: seed 4 of claim 12, and seed 4
-of claim 1's row "SFT, then RL". The weights after each training are the same to the byte, and so are the claims'
-figures.
+**Which code.** Each table names its commit; all checkouts had uncommitted changes, so nobody else has that code to
+the letter. Seed 4 of claim 12 and seed 4 of claim 1's row "SFT, then RL" were made again from nothing by later code:
+weights and figures are the same to the byte.
 
-**Which code.** Each table names its commit. All of them were made from a checkout that differed from it in files that
-were not committed yet, so nobody else has that code to the letter. The two runs that were made again had other code,
-too.
-
-**What a reader may conclude.** A model of one million parameters, a generated world of a few hundred words, thirty or
-forty steps of GRPO where the papers take hundreds: a claim that holds here does so without the papers' scale, and one
-that does not hold here may hold there. What is under each claim says more.
+**Scope.** One million parameters, a world of a few hundred words, thirty or forty steps of GRPO: a claim that fails
+here may hold at the papers' scale.
 """
 
 
@@ -224,8 +216,6 @@ def _section(entry: Tested) -> Iterator[str]:
         return
     yield ""
     yield f"Made by {entry.made_by}."
-    yield ""
-    yield from _body(formats.markdown(report.table(entry.sweep)))
     if figure(entry) is not None:
         yield ""
         yield f"![The rows of claim {claim.number}](../images/laboratory/{entry.short}.svg)"
@@ -243,6 +233,9 @@ COLUMNS = (
 )
 
 
+ROW_COLUMNS = ("claim", "row", "column", "value")
+
+
 def data(tested: Sequence[Tested]) -> str:
     """A row a contrast, raw values; those of a claim that is not measured are empty."""
     out = io.StringIO()
@@ -251,6 +244,25 @@ def data(tested: Sequence[Tested]) -> str:
     for entry in tested:
         writer.writerows(_values(entry, part) for part in entry.decided)
     return out.getvalue()
+
+
+def arm_rows(tested: Sequence[Tested], before: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Every cell of the arms' tables as a row; a claim that is kept keeps its rows of the earlier data."""
+    found: list[dict[str, str]] = []
+    for entry in tested:
+        number = str(entry.claim.number)
+        if entry.kept:
+            found += [dict(row) for row in before if row["claim"] == number]
+        elif entry.n_measured:
+            found += _long_rows(number, _body(formats.markdown(report.table(entry.sweep))))
+    return found
+
+
+def _long_rows(number: str, lines: Sequence[str]) -> Iterator[dict[str, str]]:
+    columns, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    for cells in rows:
+        for column, value in zip(columns[1:], cells[1:], strict=True):
+            yield dict(zip(ROW_COLUMNS, (number, cells[0], column, value), strict=True))
 
 
 def _values(entry: Tested, part: ContrastResult) -> list[str | float | None]:
@@ -275,9 +287,9 @@ def _values(entry: Tested, part: ContrastResult) -> list[str | float | None]:
 
 def main(store: Path, words: Sequence[str]) -> None:
     """Write page, figures and data."""
-    before = list(csv.DictReader(DATA.read_text(encoding="utf-8").splitlines())) if DATA.is_file() else []
+    rows_file = DATA.with_name("laboratory_rows.csv")
     page_before = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-    tested = with_kept(gather(Store(store), words), before, page_before)
+    tested = with_kept(gather(Store(store), words), _read_rows(DATA), page_before)
     IMAGES.mkdir(parents=True, exist_ok=True)
     if is_measured(tested):
         (IMAGES / FOREST).write_text(standalone(forest(tested)), encoding="utf-8")
@@ -285,8 +297,19 @@ def main(store: Path, words: Sequence[str]) -> None:
         drawing = figure(entry)
         if drawing is not None:
             (IMAGES / f"{entry.short}.svg").write_text(standalone(drawing), encoding="utf-8")
+    arms = arm_rows(tested, _read_rows(rows_file))
     DATA.write_text(data(tested), encoding="utf-8")
+    with rows_file.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ROW_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(arms)
     PAGE.write_text(page(tested), encoding="utf-8")
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
 if __name__ == "__main__":

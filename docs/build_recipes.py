@@ -1,4 +1,4 @@
-"""Writes docs/reference/recipes.md from the recipe files: `python docs/build_recipes.py`."""
+"""Writes docs/reference/recipes.md and the papers' pages from the recipe files: `python docs/build_recipes.py`."""
 
 import functools
 import json
@@ -10,6 +10,8 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 
 PAGE = Path(__file__).resolve().parent / "reference" / "recipes.md"
+PAPER_PAGES = PAGE.parent / "papers"
+MARKS = ("<!-- recipe: begin -->", "<!-- recipe: end -->")
 PAPERS = {
     "sql_trail": "SQL-Trail",
     "trust_sql": "TRUST-SQL",
@@ -115,9 +117,9 @@ grpo.order: a curriculum: `easy_first` or `hard_first` by S(q), in place of shuf
 grpo.importance_cap: rollouts from vLLM: bound of the weight pi_trainer / pi_sampler; null for no weights
 grpo.importance_level: `sequence`: one such weight for all tokens of an episode, the product of theirs
 grpo.optimizer.options: options of that kind alone: with `kind: muon`, `{lr_rest: RATE}`, the rate of all but matrices
-filter.drop: filter rules for demonstrations, ours or a plug-in's: `filter.drop=[NAME]` (docs/how-to/parts.md)
-evaluation.metrics: metrics of plug-ins, reported beside ours: `evaluation.metrics=[NAME]` (docs/how-to/parts.md)
-rollout.options: options of that policy alone, for a plug-in's policy (docs/how-to/parts.md)
+filter.drop: filter rules for demonstrations, ours or a plug-in's: `filter.drop=[NAME]` ([parts](../how-to/parts.md))
+evaluation.metrics: metrics of plug-ins, reported beside ours: `evaluation.metrics=[NAME]` ([parts](../how-to/parts.md))
+rollout.options: options of that policy alone, for a plug-in's policy ([parts](../how-to/parts.md))
 grpo.optimizer.betas, grpo.optimizer.clip: AdamW's betas; the norm that gradients are cut at
 nightly.table: the table of the inbox's database that holds new questions
 hardware.python: the Python of the training child, where it is another environment than the flows'
@@ -125,20 +127,29 @@ hardware.slot: the Prefect concurrency limit that a stage holds while it uses th
 hardware.sql_workers: processes that run gold SQL in the data stage; one a core where nothing else runs
 """
 STAGE_OF = {"sft": "sft", "filter": "filter", "synthesis": "synthesize", "difficulty": "difficulty", "grpo": "grpo"}
-INTRO = """# Recipes: five papers, five files
+INTRO = """# Recipes compared
 
-This page is written by `python docs/build_recipes.py` from `conf/recipes/`; a test compares the two. Each table's
-second column is the key that holds the number: change it with `sqltrain run RECIPE KEY=VALUE`, or take one of the
-paper's ablations with `variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
-The [results](../results/recipes.md) show what all of them do in miniature.
+This page is written by `python docs/build_recipes.py` from `conf/recipes/`; a test compares the two. The second column
+is the key of each number: change it with `sqltrain run RECIPE KEY=VALUE`, or take a paper's ablation with
+`variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
 
-[deviations.md](deviations.md) says where each of them does other than its paper, and what several share.
+| recipe | what it is |
+|---|---|
+| [`sql_trail`](papers/sql_trail.md) | SQL-Trail: many turns with SQL feedback; a reward for few turns |
+| [`trust_sql`](papers/trust_sql.md) | TRUST-SQL: the schema is hidden: explore, propose, generate, confirm |
+| [`reasoning_sql`](papers/reasoning_sql.md) | Reasoning-SQL: one turn; partial rewards, one of them from a judge |
+| [`skyrl_sql`](papers/skyrl_sql.md) | SkyRL-SQL: many turns; one simple reward |
+| [`mtir_sql`](papers/mtir_sql.md) | MTIR-SQL: tool calls; rollouts are filtered before the loss |
+| `arctic_sql` | Arctic-Text2SQL-R1, from public descriptions: one turn and an execution reward |
+| `revisql` | ReViSQL, from public descriptions: verified data, CISPO on adapters |
+| `csc_sql` | CSC-SQL, from public descriptions: merge revision at inference |
+| `sqltrain` | our cross-over of the five; its file's head names each source |
+| `smollm2` | a small language model, also on two cores ([results](../results/real_model.md)) |
+| `miniature` | the tiny model on the generated world |
+| `mini_*` | the five papers and `sqltrain` at the scale `scales/miniature` ([results](../results/recipes.md)) |
+| `laboratory`, `laboratory_unknown` | tests of the papers' [claims](../results/laboratory.md) |
 
-Besides these there are `arctic_sql` (Arctic-Text2SQL-R1: one turn and an execution reward), `revisql` (ReViSQL:
-verified data, CISPO on adapters) and `csc_sql` (CSC-SQL: merge revision at inference), from public descriptions,
-`sqltrain`, our own cross-over of the five (its file's head says what it takes from which),
-`miniature`, `mini_*`, each of these recipes at the scale `scales/miniature`, and `laboratory` and `laboratory_unknown`,
-in which the papers' claims are tested. A recipe of your own is a YAML file, run by its path:
+[Deviations](deviations.md) lists every difference from a paper. A recipe of your own is a YAML file, run by its path:
 
 ```yaml
 title: "Ours: SkyRL-SQL's reward under SQL-Trail's turns"
@@ -148,16 +159,25 @@ rewards: [{term: skyrl}]
 variants:
   wide: [grpo.group=16]               # sqltrain run mine.yaml variant=wide
 ```
-
-Every key is one of `sqltrain show RECIPE`; an unknown one is refused with the nearest that there is.
 """
 
 
 def page() -> str:
     """The whole page."""
     loaded = {name: recipes.load(name) for name in PAPERS}
-    papers = (line for name in PAPERS for line in _paper(name, loaded[name]))
-    return "\n".join([INTRO, *_tables(loaded), *papers, *_alone()])
+    return "\n".join([INTRO, *_tables(loaded), *_alone()])
+
+
+def with_recipe(text: str, name: str) -> str:
+    """A paper's page with what its recipe says between the marks."""
+    begin, end = MARKS
+    lines = "\n".join(_paper(name, recipes.load(name)))
+    return f"{text.partition(begin)[0]}{begin}\n{lines}{end}{text.partition(end)[2]}"
+
+
+def paper_page(name: str) -> Path:
+    """The page of a paper."""
+    return PAPER_PAGES / f"{name}.md"
 
 
 def value_at(recipe: Recipe, key: str) -> Any:
@@ -223,11 +243,11 @@ def _term(term: dict[str, Any]) -> str:
 
 
 def _paper(name: str, recipe: Recipe) -> Iterator[str]:
-    yield f"## {PAPERS[name]}: `conf/recipes/{name}.yaml`\n"
     yield "```text"
     yield from _head(name)
     yield "```\n"
-    yield "[All its deviations](deviations.md), with the setting and the test of each.\n"
+    anchor = f"{PAPERS[name].lower()}-confrecipes{name}yaml"
+    yield f"[Where it deviates from the paper](../deviations.md#{anchor}).\n"
     yield "The paper reports: " + ", ".join(f"{key} {value:g}" for key, value in recipe.reported.items()) + ".\n"
     yield "| variant | sets |"
     yield "|---|---|"
@@ -247,8 +267,9 @@ def _alone() -> Iterator[str]:
 
 
 def _head(name: str) -> Iterator[str]:
+    """The head of a recipe's file, up to the deviations, which have a page of their own."""
     for line in (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
+        if not line.startswith("#") or line.startswith("# Deviates"):
             return
         yield line.removeprefix("#").removeprefix(" ").rstrip()
 
@@ -259,3 +280,6 @@ def _override(step: Any) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    for paper in PAPERS:
+        before = paper_page(paper).read_text(encoding="utf-8")
+        paper_page(paper).write_text(with_recipe(before, paper), encoding="utf-8")

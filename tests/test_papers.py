@@ -76,6 +76,12 @@ def test_the_page_is_what_the_recipes_say():
     assert BUILDER.PAGE.read_text(encoding="utf-8") == BUILDER.page(), "run: python docs/build_recipes.py"
 
 
+@pytest.mark.parametrize("name", BUILDER.PAPERS)
+def test_the_page_of_a_paper_is_what_its_recipe_says(name):
+    text = BUILDER.paper_page(name).read_text(encoding="utf-8")
+    assert text == BUILDER.with_recipe(text, name), "run: python docs/build_recipes.py"
+
+
 def test_the_page_maps_every_number_to_its_key():
     shown = {key for rows in BUILDER.FACTS.values() for _, key in rows}
     for name, paper in RECIPES.items():

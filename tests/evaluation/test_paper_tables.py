@@ -15,7 +15,7 @@ from pipelines.recipe import recipes
 from pipelines.sweeps import paper_tables, sweep_plan
 from pipelines.sweeps.sweep_table import BENCHMARK, ROW, SEED, FinishedCell, table
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "papers.md"
+PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "reference" / "papers").glob("*.md"))
 COUNTS = {  # tables and figures of each paper, counted in its text
     "SQL-Trail": (9, 10),
     "TRUST-SQL": (12, 7),
@@ -279,35 +279,45 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, said):
         paper_tables.read_table_file(place)
 
 
-def rows_of_the_page():
-    """The cells of each row of docs/reference/papers.md, by paper."""
-    found = {}
-    paper = ""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            paper = line.removeprefix("## ").partition(" (")[0]
-        elif line.startswith(("| table", "| figure")):
-            found.setdefault(paper, []).append([cell.strip() for cell in line.strip("|").split(" | ")])
-    return found
+def title_of(page):
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
-def test_the_page_has_every_table_and_figure_once_in_one_of_three_states():
-    page = rows_of_the_page()
-    assert list(page) == list(COUNTS)
-    for paper, (tables, figures) in COUNTS.items():
+def rows_of(page):
+    """The cells of each row of a paper's page that names a table or a figure."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in lines
+        if line.startswith(("| table", "| figure"))
+    ]
+
+
+def left_out(page):
+    """The tables and figures that a paper's page says are not made."""
+    _, _, text = page.read_text(encoding="utf-8").partition("\nNot made:\n")
+    named = [line.partition(":")[0] for line in text.splitlines() if line.startswith("- ")]
+    return re.findall(r"(?:table|figure) \d+", " ".join(named))
+
+
+def test_the_pages_have_every_table_and_figure_once():
+    assert {title_of(page) for page in PAGES} == set(COUNTS)
+    for page in PAGES:
+        tables, figures = COUNTS[title_of(page)]
         wanted = [*(f"table {at}" for at in range(1, tables + 1)), *(f"figure {at}" for at in range(1, figures + 1))]
-        assert [row[0].partition(":")[0] for row in page[paper]] == wanted
-        for what, state, how in page[paper]:
-            assert state in ("made", "needs", "no"), what
-            assert how
-            assert "`sqltrain" in how or state == "no", what
+        found = [row[0].partition(":")[0] for row in rows_of(page)]
+        assert sorted([*found, *left_out(page)]) == sorted(wanted)
+        for what, state, how in rows_of(page):
+            assert state in ("made", "needs"), what
+            assert "`sqltrain" in how, what
 
 
 def commands():
-    return [shlex.split(each) for each in re.findall(r"`(sqltrain [^`]+)`", PAGE.read_text(encoding="utf-8"))]
+    texts = [page.read_text(encoding="utf-8").partition("## Tables and figures")[2] for page in PAGES]
+    return [shlex.split(each) for text in texts for each in re.findall(r"`(sqltrain [^`]+)`", text)]
 
 
-def test_every_command_of_the_page_names_what_is_there():
+def test_every_command_of_the_pages_names_what_is_there():
     swept = set()
     for _, verb, *words in commands():
         if verb == "sweep":
@@ -324,9 +334,9 @@ def test_every_command_of_the_page_names_what_is_there():
     )  # each file is named, and no other
 
 
-def test_the_page_promises_a_miniature_where_there_is_one():
-    for rows in rows_of_the_page().values():
-        for what, _, how in rows:
+def test_the_pages_promise_a_miniature_where_there_is_one():
+    for page in PAGES:
+        for what, _, how in rows_of(page):
             named = set(re.findall(r"sweep (\S+/[a-z0-9]+)`", how))
             if "`--miniature`" in how:
                 assert named & set(SMALL), what
