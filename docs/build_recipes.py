@@ -100,32 +100,6 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("equalities", "evaluation.equalities"),
     ),
 }
-# Settings that no file of conf/ sets and no other page tells of: what each is for.
-ALONE = """
-model.lora.rank, model.lora.alpha, model.lora.dropout: low-rank adapters: `'model.lora={rank: 32, alpha: 64}'`
-model.lora.bits: 4 holds the base under them in 4 bits (QLoRA): `'model.lora={rank: 32, alpha: 64, bits: 4}'`
-model.revision: the commit of a hub model, so that a run does not change when its authors push
-data.sft.hardness, data.dev.hardness, data.test.hardness: only these levels: `data.dev.hardness=[extra]`
-data.sft.corrections, data.rl.corrections, data.dev.corrections, data.test.corrections: a file of gold SQL put right
-data.rl.path, data.test.path: a source's folder or file; in a list by its place: `data.rl.0.path=BIRD`
-data.dev.count, data.test.count: so many questions, drawn by the seed: a quick look before a whole benchmark
-execution.max_bytes: bytes of one result: lower it where a small machine runs many SQL workers
-synthesis.teacher.sampling.top_p: of a teacher behind an endpoint
-synthesis.teacher.share: a teacher's part of the episodes, in a `synthesis.mix` of several
-grpo.resample: dynamic sampling (DAPO): rounds in which groups without variance are drawn anew
-grpo.order: a curriculum: `easy_first` or `hard_first` by S(q), in place of shuffling
-grpo.importance_cap: rollouts from vLLM: bound of the weight pi_trainer / pi_sampler; null for no weights
-grpo.importance_level: `sequence`: one such weight for all tokens of an episode, the product of theirs
-grpo.optimizer.options: options of that kind alone: with `kind: muon`, `{lr_rest: RATE}`, the rate of all but matrices
-filter.drop: filter rules for demonstrations, ours or a plug-in's: `filter.drop=[NAME]` ([parts](../how-to/parts.md))
-evaluation.metrics: metrics of plug-ins, reported beside ours: `evaluation.metrics=[NAME]` ([parts](../how-to/parts.md))
-rollout.options: options of that policy alone, for a plug-in's policy ([parts](../how-to/parts.md))
-grpo.optimizer.betas, grpo.optimizer.clip: AdamW's betas; the norm that gradients are cut at
-nightly.table: the table of the inbox's database that holds new questions
-hardware.python: the Python of the training child, where it is another environment than the flows'
-hardware.slot: the Prefect concurrency limit that a stage holds while it uses the device
-hardware.sql_workers: processes that run gold SQL in the data stage; one a core where nothing else runs
-"""
 STAGE_OF = {"sft": "sft", "filter": "filter", "synthesis": "synthesize", "difficulty": "difficulty", "grpo": "grpo"}
 INTRO = """# Recipes compared
 
@@ -165,7 +139,7 @@ variants:
 def page() -> str:
     """The whole page."""
     loaded = {name: recipes.load(name) for name in PAPERS}
-    return "\n".join([INTRO, *_tables(loaded), *_alone()])
+    return "\n".join([INTRO, *_tables(loaded)])
 
 
 def with_recipe(text: str, name: str) -> str:
@@ -253,16 +227,6 @@ def _paper(name: str, recipe: Recipe) -> Iterator[str]:
     yield "|---|---|"
     for variant, overrides in recipes.variants(name).items():
         yield f"| `{variant}` | {'<br>'.join(f'`{_override(step)}`' for step in overrides)} |"
-    yield ""
-
-
-def _alone() -> Iterator[str]:
-    yield "## Settings that no recipe here sets\n"
-    yield "| key | use |"
-    yield "|---|---|"
-    for line in ALONE.strip().splitlines():
-        keys, _, use = line.partition(": ")
-        yield f"| {'<br>'.join(f'`{key}`' for key in keys.split(', '))} | {use} |"
     yield ""
 
 

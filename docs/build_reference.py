@@ -1,7 +1,5 @@
 """Writes docs/reference/ from the code: `python docs/build_reference.py`; a test compares the pages with the code."""
 
-import ast
-import functools
 import inspect
 import re
 import types
@@ -19,31 +17,12 @@ from pydantic_core import PydanticUndefined
 from flows.cli import every_command
 from pipelines.core.registry import ALL, METRICS, Registry
 from pipelines.recipe.config import Recipe, Section
-from pipelines.recipe.yaml_files import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
-# A part of ours of each kind, and files in which its name means another thing: a port of a driver, a curve.
-OTHERWISE = {
-    "tasks/mlflow_client.py",
-    "pipelines/rollout/policies/replicas.py",
-    "pipelines/training/rollouts.py",
-    "pipelines/training/watch.py",
-}
 # So many commands take a parameter in the same words that it is told of once, at the head of the page.
 COMMON = 5
 TABLE_HEAD = ("| argument or option | use |", "|---|---|")
-EXAMPLES = {
-    "reward term": "bigram",
-    "reader": "kaggledbqa",
-    "protocol": "single_turn",
-    "SQL dialect": "mysql",
-    "equality": "test_suite_keep_distinct",
-    "metric": "listing",
-    "filter rule": "no_answer",
-    "optimizer": "muon",
-    "policy": "vllm",
-}
 MADE = "This page is written by `python docs/build_reference.py` from the code; a test compares the two."
 FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$")
 SHARED = re.compile(r"^(\w+(?:, \w+)+): (.*)$")
@@ -316,38 +295,7 @@ def _parameter(parameter: Any) -> str:
 
 def parts_page() -> str:
     """Every registered part of our own, by kind."""
-    return "\n".join([PARTS_INTRO, *(line for registry in ALL for line in _parts(registry)), *_changes()])
-
-
-def files_of(name: str) -> list[str]:
-    """The files of the program and of conf/ that hold a part of ours: its name as a value, or as a file's name."""
-    paths = [path for room in ("pipelines", "tasks", "flows") for path in sorted((ROOT / room).rglob("*.py"))]
-    code = [path for path in paths if name in _texts(path.read_text(encoding="utf-8"))]
-    beside = [
-        path for path in sorted((ROOT / "conf").rglob("*")) if re.match(rf"{name}(_(full|brief|single))?\.", path.name)
-    ]
-    tables = [path for path in sorted((ROOT / "conf").glob("*.yaml")) if name in read_yaml(path)]
-    found = [str(path.relative_to(ROOT)) for path in (*code, *beside, *tables)]
-    return [path for path in found if path not in OTHERWISE]
-
-
-@functools.cache
-def _texts(code: str) -> frozenset[str]:
-    nodes = ast.walk(ast.parse(code))
-    return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-
-
-def _changes() -> Iterator[str]:
-    """How many files a part takes: one of ours as an example of each kind."""
-    yield "## What a new part touches\n"
-    yield "Files of the program and of `conf/` that name an existing part; tests and docs are not counted. A part of"
-    yield "your own is one file, and a line in a recipe.\n"
-    yield "| kind | example | files | which |"
-    yield "|---|---|---|---|"
-    for registry, name in EXAMPLES.items():
-        files = files_of(name)
-        yield f"| {registry} | `{name}` | {len(files)} | {', '.join(f'`{file}`' for file in files)} |"
-    yield ""
+    return "\n".join([PARTS_INTRO, *(line for registry in ALL for line in _parts(registry))])
 
 
 def _parts(registry: Registry[Any]) -> Iterator[str]:
