@@ -257,7 +257,7 @@ def test_a_batch_that_cannot_be_frozen_takes_no_row(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refuse)
         with pytest.raises(ResourceError, match="no space left"):
-            inbox.collect(settings, batches)
-    batch = inbox.collect(settings, batches)
+            inbox.freeze_batch(settings, batches)
+    batch = inbox.freeze_batch(settings, batches)
     assert batch is not None
     assert len(read_json(batch / inbox.ROWS)) == 1

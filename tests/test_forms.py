@@ -140,7 +140,7 @@ def by_reader(path, root):
 
 def by_inbox(path, root, table=None):
     place = path if table else path.parent
-    batch = inbox.collect(Nightly(inbox=str(place), table=table), root / "batches")
+    batch = inbox.freeze_batch(Nightly(inbox=str(place), table=table), root / "batches")
     loaded = base.read(Source(kind="jsonl", path=str(batch / inbox.QUESTIONS)), 0, root / "stage")
     rows = [(one.question, one.gold_sql) for one in loaded.examples]
     return rows, [row.detail for row in loaded.quarantine]

@@ -47,7 +47,7 @@ def store(tmp_path):
 def test_the_newest_report_and_recent_stages_are_kept(store):
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
     assert gone(store, days=1) == {"report/r1"}
-    found = store_gc.usage(store)
+    found = store_gc.usage_by_kind(store)
     assert {name: count for name, (count, _) in found.items()} == {"report": 2, "sft": 2, "data": 2}
     assert all(size > 2000 for _, size in found.values())
 
@@ -157,7 +157,7 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store):
 
 
 def test_removing_leaves_no_half_and_the_rest_is_whole(store):
-    assert all(went for _, went in store_gc.collect(store, store_gc.gc_candidates(store, 0.0)))
+    assert all(went for _, went in store_gc.collect_garbage(store, store_gc.gc_candidates(store, 0.0)))
     assert {"/".join(name) for name in store.made()} == {"data/d2", "sft/s2", "report/r2"}
     assert all(store.damage(*name, whole=True) == [] for name in store.made())
     assert not list(store.root.glob("*/.gone-*"))
@@ -169,8 +169,8 @@ def test_gc_removes_the_remains_of_a_killed_gc(store):
     make(store, "sft", "s1", {"data": "d1"})  # made again, and no longer needed again
     entries = store_gc.gc_candidates(store, 0.0)
     assert entries[0].folder.name == ".gone-s1"
-    list(store_gc.collect(store, entries[1:]))  # though the remains are there still
-    list(store_gc.collect(store, entries[:1]))
+    list(store_gc.collect_garbage(store, entries[1:]))  # though the remains are there still
+    list(store_gc.collect_garbage(store, entries[:1]))
     assert not list(store.root.glob("*/.gone-*"))
     assert not store.has("sft", "s1")
 
@@ -182,7 +182,7 @@ def test_gc_leaves_what_is_needed_since_it_looked(store):
     store.work("sft", "s3").mkdir()
     entries = store_gc.gc_candidates(store, 0.0)
     assert {entry.folder.name for entry in entries} == {"d1", "s1", "r1", "used", "made", ".work-s3"}
-    collecting = store_gc.collect(store, entries)
+    collecting = store_gc.collect_garbage(store, entries)
     os.utime(store.folder("data", "used"))
     with (
         store_gc.claimed(store, [("sft", "s1")], {"recipe": "farms"}),  # and data/d1, which it was made of
@@ -238,7 +238,7 @@ def test_gc_leaves_what_a_stage_damaged_since_it_looked_may_need(store):
     entries = store_gc.gc_candidates(store, 0.0)
     store_gc.pin(store, "sft/s1", True)
     (store.folder("sft", "s1") / "manifest.json").write_text("{")
-    assert not any(went for _, went in store_gc.collect(store, entries))
+    assert not any(went for _, went in store_gc.collect_garbage(store, entries))
 
 
 def test_the_leakage_stages_of_newest_reports_stay(store):

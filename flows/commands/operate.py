@@ -108,7 +108,7 @@ def nightly(
         return
     loaded, store = open_recipe(recipe, overrides)
     announce_if_stale(loaded.name, store, terminal.say)
-    days = [None] if since is None else inbox.days(loaded.nightly, since.date())
+    days = [None] if since is None else inbox.delivery_days(loaded.nightly, since.date())
     for day in days:
         with Bars(terminal.console) as bars:
             with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
@@ -314,7 +314,7 @@ def store_ls(
       sqltrain store ls --all --store /data/store
     """
     there = _store(store)
-    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage(there).items()}
+    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage_by_kind(there).items()}
     stages: list[dict[str, Any]] = []
     if every:
         why = store_gc.reasons_to_keep(there)
@@ -349,7 +349,9 @@ def collect(
     there = _store(store)
     candidates = store_gc.gc_candidates(there, days, typer.echo)
     count = n_bytes = 0
-    for entry, went in store_gc.collect(there, candidates) if delete else ((entry, False) for entry in candidates):
+    for entry, went in (
+        store_gc.collect_garbage(there, candidates) if delete else ((entry, False) for entry in candidates)
+    ):
         where = entry.folder.relative_to(there.root)
         if delete and not went:
             typer.echo(f"left {where}: it is needed by now, or gone")

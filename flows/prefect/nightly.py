@@ -50,7 +50,7 @@ def retrain(
     step_by_step = walk_on_gpu if gpu_pool else walk
     ledger = Ledger(opened, loaded.name)
     before = len(ledger.lines())
-    days = [None] if since is None else inboxes.days(loaded.nightly, since)
+    days = [None] if since is None else inboxes.delivery_days(loaded.nightly, since)
     for day in days:
         with tracked(loaded, opened, title(loaded, opened)) as tracker:
             make = lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role)  # noqa: E731

@@ -18,8 +18,14 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import append_durably, lock, read_json_lines, try_lock, writing
 from pipelines.core.store import Store
 
-HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
-PROD, STAGING = "prod", "staging"
+# Names below `<store>/nightly/<recipe>/`.
+HOME = "nightly"
+LINES = "ledger.jsonl"
+BATCHES = "batches"
+REFUSED = "refused"
+
+PROD = "prod"
+STAGING = "staging"
 TIERS = (PROD, STAGING)  # a line without a tier is about prod
 DECIDING = ("night", "promotion")  # events with a decision
 TAKEN = ("promoted", "kept", "worse")  # decisions after which a night's batches are not new any more
@@ -39,8 +45,8 @@ class Champion:
 
     stage: str
     key: str
-    batches: tuple[str, ...]  # names of those that it has learned
-    night: int  # the line of the ledger that made it champion
+    batches: tuple[str, ...]  # names of the batches that it has learned
+    night: int  # number of the ledger's line that made it champion
 
 
 class Ledger:
@@ -75,15 +81,24 @@ class Ledger:
         self.folder.mkdir(parents=True, exist_ok=True)
         return lock(self.folder / ".lines.lock")
 
-    def add(self, event: str, standing: str = "", **facts: Any) -> dict[str, Any]:
-        """Write one line and return it; `ChampionChanged` is raised if `standing` is no longer the tier's incumbent."""
-        row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **facts}
+    def add(self, event: str, standing: str = "", **fields: Any) -> dict[str, Any]:
+        """Write one line and return it.
+
+        Args:
+            standing: key of the champion that the line is about; "" if it is about none.
+
+        Raises:
+            ChampionChanged: `standing` is no longer the tier's incumbent.
+        """
+        row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
+        tier = fields.get("tier", PROD)
         if row.get("tier") == PROD:  # lines about prod are as they were before there was another tier
             del row["tier"]
         with writing(self.folder), self.lines_locked():
-            champion = self.incumbent(facts.get("tier", PROD)) if standing else None
-            if standing and (champion is None or champion.key != standing):
-                raise ChampionChanged(f"another champion of {self.folder.name} stands by now", "Run again.")
+            if standing:
+                champion = self.incumbent(tier)
+                if champion is None or champion.key != standing:
+                    raise ChampionChanged(f"another champion of {self.folder.name} stands by now", "Run again.")
             if not self.lines():
                 row["series"] = secrets.token_hex(4)
             append_durably(self.folder / LINES, json.dumps(row, sort_keys=True, ensure_ascii=False))
@@ -92,19 +107,22 @@ class Ledger:
     def series(self) -> str:
         """The id of these nights: another store's of the same recipe have another, a pulled copy has the same."""
         first = next(iter(self.lines()), {})
-        return str(first.get("series") or hashlib.sha256(json.dumps(first).encode()).hexdigest()[:8])
+        if first.get("series"):
+            return str(first["series"])
+        return hashlib.sha256(json.dumps(first).encode()).hexdigest()[:8]  # a ledger from before series had ids
 
     def champions(self, tier: str = PROD) -> list[Champion]:
-        """The champion of a tier, preceded by those that a rollback goes back to; a checkpoint that prod rolled back
-        leaves staging too.
+        """The champion of a tier, preceded by those that a rollback goes back to.
+
+        A checkpoint that prod rolled back leaves staging too.
         """
         stack: list[Champion] = []
         for number, row in enumerate(self.lines()):
-            own = row.get("tier", PROD)
-            if row["event"] in DECIDING and row["decision"] == "promoted" and own == tier:
-                stage, key = row["challenger"]["stage"], row["challenger"]["key"]
-                stack.append(Champion(stage, key, tuple(row["learned"]), number))
-            elif row["event"] == "rollback" and own in (tier, PROD):
+            row_tier = row.get("tier", PROD)
+            if row["event"] in DECIDING and row["decision"] == "promoted" and row_tier == tier:
+                challenger = row["challenger"]
+                stack.append(Champion(challenger["stage"], challenger["key"], tuple(row["learned"]), number))
+            elif row["event"] == "rollback" and row_tier in (tier, PROD):
                 stack = [champion for champion in stack if champion.key != row["from"]]
         return stack
 
@@ -119,54 +137,73 @@ class Ledger:
     def usable(self) -> list[Path]:
         """The batches that may be trained on, in the order in which they came; those of a worse night may not."""
         decided = decisions(self.lines())
-        return [path for path in sorted(self.batches.glob("[0-9]*")) if decided.get(path.name) != "worse"]
+        return [path for path in self.batch_folders() if decided.get(path.name) != "worse"]
 
     def undecided(self) -> list[Path]:
+        """The batches about which no night has decided, in the order in which they came."""
         decided = decisions(self.lines())
-        return [path for path in sorted(self.batches.glob("[0-9]*")) if path.name not in decided]
+        return [path for path in self.batch_folders() if path.name not in decided]
 
-    def take_back(self, batch: Path, bad: Path | None) -> Path:
+    def batch_folders(self) -> list[Path]:
+        """All frozen batches, in the order in which they came."""
+        return sorted(self.batches.glob("[0-9]*"))
+
+    def take_back(self, batch: Path, bad_rows: Path | None) -> Path:
         """Move a refused batch, with the file of its bad rows, to the refused ones: it counts as never taken."""
-        place = self.folder / REFUSED / batch.name
-        shutil.rmtree(place, ignore_errors=True)  # the same rows were refused before
-        place.parent.mkdir(parents=True, exist_ok=True)
-        batch.rename(place)
-        if bad is not None:
-            shutil.copyfile(bad, place / bad.name)
-        return place
+        folder = self.folder / REFUSED / batch.name
+        shutil.rmtree(folder, ignore_errors=True)  # the same rows were refused before
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        batch.rename(folder)
+        if bad_rows is not None:
+            shutil.copyfile(bad_rows, folder / bad_rows.name)
+        return folder
 
     def promote(self) -> dict[str, Any]:
         """Make staging's champion that of prod too, at any time, and return the line."""
-        name, staged, standing = self.folder.name, self.champion(STAGING), self.champion()
+        name = self.folder.name
+        staged = self.champion(STAGING)
+        standing = self.champion()
         if staged is None:
             raise DataError(f"{name} has no champion of staging", f"Run: sqltrain nightly {name} nightly.tier=staging")
-        made = {"stage": staged.stage, "key": staged.key}
         if standing is not None and standing.key == staged.key:
             raise DataError(f"staging's champion {staged.stage}/{staged.key} is prod's champion already")
         if not self._store.has(staged.stage, staged.key):
             raise DataError(f"staging's champion {staged.stage}/{staged.key} is not in the store any more")
-        about = {"decision": "promoted", "reason": "promoted from staging", "numbers": {}, "learned": staged.batches}
-        return self.add("promotion", standing.key if standing else "", challenger=made, new=[], **about)
+        return self.add(
+            "promotion",
+            standing.key if standing is not None else "",
+            challenger={"stage": staged.stage, "key": staged.key},
+            new=[],
+            decision="promoted",
+            reason="promoted from staging",
+            numbers={},
+            learned=staged.batches,
+        )
 
     def rollback(self, tier: str = PROD) -> tuple[Champion, Champion]:
         """Give the place back to the champion before, at any time; returns the one that left and the one that came."""
         champions = self.champions(tier)
         if len(champions) < 2:
-            where = "" if tier == PROD else f" in {tier}"
-            raise DataError(f"there is no earlier champion of {self.folder.name}{where} to go back to")
-        former, came = champions[-1], champions[-2]
-        if not self._store.has(came.stage, came.key):
+            in_tier = "" if tier == PROD else f" in {tier}"
+            raise DataError(f"there is no earlier champion of {self.folder.name}{in_tier} to go back to")
+        former = champions[-1]
+        restored = champions[-2]
+        if not self._store.has(restored.stage, restored.key):
             raise DataError(
-                f"the champion before, {came.stage}/{came.key}, is not in the store any more",
+                f"the champion before, {restored.stage}/{restored.key}, is not in the store any more",
                 "gc keeps the last two champions. Pin older ones (sqltrain store pin), or train one anew.",
             )
-        self.add("rollback", former.key, **{"from": former.key, "to": came.key}, tier=tier)
-        return former, came
+        self.add("rollback", former.key, **{"from": former.key, "to": restored.key}, tier=tier)
+        return former, restored
 
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The last decision about each batch by the lines of a ledger."""
-    return {name: row["decision"] for row in lines if row.get("decision") in TAKEN for name in row["new"]}
+    """The last decision about each batch by the lines of a ledger: name -> decision."""
+    decided: dict[str, str] = {}
+    for row in lines:
+        if row.get("decision") in TAKEN:
+            decided |= dict.fromkeys(row["new"], row["decision"])
+    return decided
 
 
 def ledgers(store: Store) -> Mapping[str, Ledger]:

@@ -6,7 +6,8 @@ A ledger only grows: one that continues another takes its place, and two that ha
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json
@@ -15,108 +16,176 @@ from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, p
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
 from pipelines.nightly.ledger import BATCHES, DECIDING, HOME, LINES, Ledger, NightInProgress, decisions, ledgers
 
-FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # of a batch, in the order in which they travel
+BATCH_FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # files of a batch, in the order in which they travel
+Say = Callable[[str], None]
 
 
-def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
+def push(remote: Remote, store: Store, say: Say) -> None:
     """Upload every recipe's batches and, after them, its ledger, unless the one there has gone on further.
 
-    A recipe whose night is at work is left out, with a line.
+    A recipe whose night is at work is skipped with a line.
     """
     for recipe, ledger in ledgers(store).items():
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as lock:
             try:
-                held.enter_context(ledger.locked())
+                lock.enter_context(ledger.locked())
             except NightInProgress:
                 say(f"not pushed: the nights of {recipe}, of which one is at work; push again when it is over")
                 continue
-            home, name = f"{HOME}/{recipe}", f"{HOME}/{recipe}/{LINES}"
-            there = remote.files_below(home)
-            own = (ledger.folder / LINES).read_bytes()
-            lines = remote.read(name, there[LINES]) if LINES in there else b""
-            grown = _continues(own, lines, recipe)
-            if not grown and own != lines:
-                continue
-            # Batches about which no night has decided are left out: one may still lose rows, or be refused.
-            decided, changed = decisions(ledger.lines()), 0
-            for batch in sorted(path for path in ledger.batches.glob("[0-9]*") if path.name in decided):
-                links = {str(at.relative_to(batch)): os.readlink(at) for at in batch.rglob("*") if at.is_symlink()}
-                write_json(batch / LINKS, links)
-                for path in (batch / file for file in FILES if (batch / file).is_file()):
-                    file = f"{BATCHES}/{batch.name}/{path.name}"
-                    if there.get(file) != path.stat().st_size:
-                        remote.put(path, f"{home}/{file}")
-                        changed += 1
-            if grown:
-                remote.put(own[: own.rfind(b"\n") + 1], name)
-            if grown or changed:
-                say(f"nights of {recipe}: {len(ledger.lines())} pushed")
+            _push_recipe(remote, recipe, ledger, say)
 
 
-def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
+def _push_recipe(remote: Remote, recipe: str, ledger: Ledger, say: Say) -> None:
+    home = f"{HOME}/{recipe}"
+    sizes = remote.files_below(home)
+    own_lines = (ledger.folder / LINES).read_bytes()
+    remote_lines = b""
+    if LINES in sizes:
+        remote_lines = remote.read(f"{home}/{LINES}", sizes[LINES])
+    has_new_lines = _continues(own_lines, remote_lines, recipe)
+    if not has_new_lines and own_lines != remote_lines:
+        return
+    n_uploaded = _push_batches(remote, home, ledger, sizes)
+    if has_new_lines:
+        remote.put(_whole_lines(own_lines), f"{home}/{LINES}")
+    if has_new_lines or n_uploaded:
+        say(f"nights of {recipe}: {len(ledger.lines())} pushed")
+
+
+def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Mapping[str, int]) -> int:
+    """Upload the files of decided batches that differ there, and return how many.
+
+    A batch about which no night has decided stays here: it may still lose rows, or be refused.
+    """
+    n_uploaded = 0
+    decided = decisions(ledger.lines())
+    for batch in ledger.batch_folders():
+        if batch.name not in decided:
+            continue
+        links = {str(path.relative_to(batch)): os.readlink(path) for path in batch.rglob("*") if path.is_symlink()}
+        write_json(batch / LINKS, links)
+        for file in BATCH_FILES:
+            path = batch / file
+            name = f"{BATCHES}/{batch.name}/{file}"
+            if path.is_file() and sizes.get(name) != path.stat().st_size:
+                remote.put(path, f"{home}/{name}")
+                n_uploaded += 1
+    return n_uploaded
+
+
+def pull(remote: Remote, store: Store, say: Say) -> None:
     """Download the nights that the store lacks; nothing but ledgers and batches of plain names is taken."""
     sizes = remote.files_below(HOME)
-    for recipe in sorted({name.partition("/")[0] for name in sizes if PLAIN_NAME.fullmatch(name.partition("/")[0])}):
+    for recipe in sorted({name.partition("/")[0] for name in sizes}):
         if f"{recipe}/{LINES}" not in sizes:
             continue
-        ledger = Ledger(store, recipe)
-        own = ledger.folder / LINES
-        lines = remote.read(f"{HOME}/{recipe}/{LINES}", sizes[f"{recipe}/{LINES}"])
-        with ledger.locked():
-            if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):
-                continue
-            # The batches that it decided on; a last line that was cut short never happened.
-            try:
-                rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
-                promoted = [row for row in rows if row["event"] in DECIDING and row["decision"] == "promoted"]
-                names = [row["challenger"][part] for row in promoted for part in ("stage", "key")]
-                names += [row["from"] for row in rows if row["event"] == "rollback"]
-                is_ledger = all(isinstance(row["learned"], list) for row in promoted)
-                is_ledger, decided = is_ledger and all(map(PLAIN_NAME.fullmatch, names)), decisions(rows)
-            except (ValueError, RecursionError, KeyError, TypeError):
-                is_ledger = False
-            if not is_ledger:
-                raise refused(f"{HOME}/{recipe}/{LINES}", "it is not a ledger")
-            # Links come last: no file is written through one.
-            for name, size in sorted(sizes.items(), key=lambda item: item[0].endswith(f"/{LINKS}")):
-                owner, _, rest = name.partition("/")
-                home, _, place = rest.partition("/")
-                batch, _, file = place.partition("/")
-                if (owner, home) != (recipe, BATCHES) or file not in FILES:
-                    continue
-                if not PLAIN_NAME.fullmatch(batch) or batch not in decided:
-                    continue
-                path = ledger.batches / batch / file
-                if not path.is_file() or path.stat().st_size != size:
-                    if size > JSON_BYTES:
-                        raise refused(f"{HOME}/{name}", f"it has {size} bytes")
-                    partial = path.with_name(f".{path.name}.partial")
-                    partial.unlink(missing_ok=True)  # an earlier pull may have left it, and it may be a link
-                    remote.get(f"{HOME}/{name}", partial)
-                    partial.replace(path)
-                links = read_json(path) if file == LINKS else {}
-                if not isinstance(links, dict) or not all(
-                    isinstance(to, str) and "\0" not in to for to in links.values()
-                ):
-                    raise refused(f"{batch}/{LINKS}", "its links are not a mapping of texts")
-                for link in links:
-                    if link.split("/")[0] in (*FILES, *(f".{name}.partial" for name in FILES)):
-                        raise refused(f"{batch}/{LINKS}", f"the link {link!r} stands where a file is to lie")
-                for link, target in links.items():
-                    if not os.path.lexists(path.parent / link):  # an earlier pull may have made it
-                        spot = path_inside(path.parent, link)
-                        spot.parent.mkdir(parents=True, exist_ok=True)
-                        spot.symlink_to(target)
-            with ledger.lines_locked():
-                if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):  # rolled back meanwhile
-                    continue
-                write_atomic(own, lines[: lines.rfind(b"\n") + 1].decode("utf-8"))
-        say(f"nights of {recipe}: {len(ledger.lines())} pulled")
+        if PLAIN_NAME.fullmatch(recipe):
+            _pull_recipe(remote, recipe, Ledger(store, recipe), sizes, say)
+
+
+def _pull_recipe(remote: Remote, recipe: str, ledger: Ledger, sizes: Mapping[str, int], say: Say) -> None:
+    remote_name = f"{HOME}/{recipe}/{LINES}"
+    remote_lines = remote.read(remote_name, sizes[f"{recipe}/{LINES}"])
+    with ledger.locked():
+        if not _continues(remote_lines, _own_lines(ledger), recipe):
+            return
+        _pull_batches(remote, recipe, ledger, sizes, _decided_batches(remote_lines, remote_name))
+        with ledger.lines_locked():
+            if not _continues(remote_lines, _own_lines(ledger), recipe):  # rolled back meanwhile
+                return
+            write_atomic(ledger.folder / LINES, _whole_lines(remote_lines).decode("utf-8"))
+    say(f"nights of {recipe}: {len(ledger.lines())} pulled")
+
+
+def _own_lines(ledger: Ledger) -> bytes:
+    path = ledger.folder / LINES
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _decided_batches(lines: bytes, remote_name: str) -> set[str]:
+    """The batches that a downloaded ledger decided on; a last line that was cut short never happened.
+
+    Raises:
+        DataError: it is not a ledger, or it names a stage, a key or a checkpoint that no store could have.
+    """
+    try:
+        rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
+        names = []
+        for row in rows:
+            if row["event"] in DECIDING and row["decision"] == "promoted":
+                names += [row["challenger"]["stage"], row["challenger"]["key"]]
+                if not isinstance(row["learned"], list):
+                    raise TypeError("batches that were learned are a list")
+            elif row["event"] == "rollback":
+                names.append(row["from"])
+        if not all(map(PLAIN_NAME.fullmatch, names)):
+            raise ValueError("a name is not plain")
+        return set(decisions(rows))
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise refused(remote_name, "it is not a ledger") from None
+
+
+def _pull_batches(remote: Remote, recipe: str, ledger: Ledger, sizes: Mapping[str, int], decided: set[str]) -> None:
+    links_last = sorted(sizes, key=lambda name: name.endswith(f"/{LINKS}"))  # no file is written through a link
+    for name in links_last:
+        owner, _, rest = name.partition("/")
+        home, _, rest = rest.partition("/")
+        batch, _, file = rest.partition("/")
+        if (owner, home) != (recipe, BATCHES) or file not in BATCH_FILES:
+            continue
+        if not PLAIN_NAME.fullmatch(batch) or batch not in decided:
+            continue
+        path = ledger.batches / batch / file
+        if not path.is_file() or path.stat().st_size != sizes[name]:
+            _download(remote, f"{HOME}/{name}", sizes[name], path)
+        if file == LINKS:
+            _make_links(path)
+
+
+def _download(remote: Remote, name: str, size: int, path: Path) -> None:
+    if size > JSON_BYTES:
+        raise refused(name, f"it has {size} bytes")
+    partial = path.with_name(_partial_name(path.name))
+    partial.unlink(missing_ok=True)  # an earlier pull may have left it, and it may be a link
+    remote.get(name, partial)
+    partial.replace(path)
+
+
+def _partial_name(file: str) -> str:
+    return f".{file}.partial"
+
+
+def _make_links(path: Path) -> None:
+    """Make the links to databases that a batch's file of links names."""
+    batch = path.parent
+    remote_name = f"{batch.name}/{LINKS}"
+    links = read_json(path)
+    if not isinstance(links, dict):
+        raise refused(remote_name, "its links are not a mapping of texts")
+    for target in links.values():
+        if not isinstance(target, str) or "\0" in target:
+            raise refused(remote_name, "its links are not a mapping of texts")
+    reserved = {*BATCH_FILES, *map(_partial_name, BATCH_FILES)}
+    for link in links:
+        if link.split("/")[0] in reserved:
+            raise refused(remote_name, f"the link {link!r} stands where a file is to lie")
+    for link, target in links.items():
+        if os.path.lexists(batch / link):  # an earlier pull may have made it
+            continue
+        link_path = path_inside(batch, link)
+        link_path.parent.mkdir(parents=True, exist_ok=True)
+        link_path.symlink_to(target)
+
+
+def _whole_lines(content: bytes) -> bytes:
+    """A ledger's bytes without a last line that was cut short."""
+    return content[: content.rfind(b"\n") + 1]
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
     """Whether one ledger has whole lines that the other lacks; False if it is the same or behind."""
-    longer, shorter = (side[: side.rfind(b"\n") + 1] for side in (longer, shorter))
+    longer = _whole_lines(longer)
+    shorter = _whole_lines(shorter)
     if not longer.startswith(shorter) and not shorter.startswith(longer):
         raise DataError(
             f"the nights of {recipe} here and there have parted: each side has some of its own",

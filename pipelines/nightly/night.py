@@ -12,7 +12,13 @@ from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.nightly import inbox, store_gc
 from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger
-from pipelines.nightly.promotion import HeldOutRecords, PromotionDecision, decide, drift, trained_on
+from pipelines.nightly.promotion import (
+    HeldOutRecords,
+    PromotionDecision,
+    decide_promotion,
+    question_drift,
+    trained_on,
+)
 from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
@@ -23,20 +29,21 @@ from pipelines.stages.evaluate import records
 Walk = Callable[[Recipe, Store, Sequence[graph.Step], str], list[graph.StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
 TRAINING = ("sft", "grpo")
-Keys = Mapping[str, str]  # of finished stages, by name
+RETRAINING = ("filter", "gold_schema", "sft", "difficulty", "grpo")  # stages that are made on a union
+Keys = Mapping[str, str]  # names of finished stages -> their keys
 
 
 @dataclass(frozen=True)
 class NightContext:
     """A recipe, its store, and the two functions that make stages and check their contracts."""
 
-    name: str  # of the recipe, as the user names it with its overrides; guards are laid over the same
+    name: str  # the recipe's name as the user gave it; guards are laid over the same
     overrides: Sequence[str]
     recipe: Recipe
     store: Store
     walk: Walk  # makes stages: the plain run, or Prefect; its last argument is their role, in a word
     check: Callable[[graph.StageResult, Recipe], object]  # raises DataError if the stage breaks its contract
-    stages: list[graph.StageResult] = field(default_factory=list)
+    stages: list[graph.StageResult] = field(default_factory=list)  # stages that were made or found so far
 
     def make(self, recipe: Recipe, steps: Sequence[graph.Step], role: str = "") -> dict[str, graph.StageResult]:
         """Make steps and remember their stages; the role of the challenger, whose figures nights compare, is ""."""
@@ -60,7 +67,7 @@ class Challenger:
     stage: str
     key: str
     base: str  # key of the model that it started from
-    learned: tuple[str, ...]  # names of the batches that it has seen, its champion's included
+    learned: tuple[str, ...]  # names of the batches that it has learned, its champion's included
     start: str = ""  # key of the champion whose weights that model has; "" for the recipe's own
 
 
@@ -75,70 +82,108 @@ def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Rec
     guards = {}
     for include in recipe.nightly.guards:
         guard = recipes.load(name, [*overrides, f"include={include}"])
-        path = guard.benchmark.path
-        exists = bool(path) and ("://" in str(path) or Path(str(path)).expanduser().exists())
-        if guard.benchmark.kind != "miniature" and not exists:
-            why = f"nothing is at {path}" if path else "no path to its questions"
+        reason = _missing_questions(guard)
+        if reason:
             raise RecipeError(
-                f"nightly.guards: {include}: {why}", "Run: sqltrain data add NAME PATH, and name local/NAME there."
+                f"nightly.guards: {include}: {reason}", "Run: sqltrain data add NAME PATH, and name local/NAME there."
             )
         stages = tuple(stage for stage in guard.stages if stage != "gold_schema")
         guards[include] = guard.model_copy(update={"stages": stages})
     return guards
 
 
-def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
-    """Run one night, or the replay of a day's files, and return its line of the ledger; such a day without new rows
-    leaves none.
+def _missing_questions(guard: Recipe) -> str:
+    """Why a guard's questions cannot be read; "" if they are there, or on a server."""
+    if guard.benchmark.kind == "miniature":
+        return ""
+    path = guard.benchmark.path
+    if not path:
+        return "no path to its questions"
+    if "://" in str(path) or Path(str(path)).expanduser().exists():
+        return ""
+    return f"nothing is at {path}"
 
-    Nothing is trained if the inbox holds nothing new. A batch that breaks a contract stops the night and is taken back:
-    its rows are new again, so the mended and the good ones come with the next night.
+
+def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
+    """Run one night, or the replay of a day's files, and return its line of the ledger.
+
+    Nothing is trained if the inbox holds nothing new; the replay of such a day leaves no line. A batch that breaks a
+    contract stops the night and is taken back: its rows are new again, so the mended and the good ones come with the
+    next night.
     """
-    recipe, store = context.recipe, context.store
+    recipe = context.recipe
     guards(context.name, context.overrides, recipe)  # evaluated last: a mistake should not cost a training
-    ledger = Ledger(store, recipe.name)
+    ledger = Ledger(context.store, recipe.name)
     with ledger.locked():
-        inbox.collect(recipe.nightly, ledger.batches, day)
+        inbox.freeze_batch(recipe.nightly, ledger.batches, day)
         fresh = ledger.undecided()  # of a replay that was killed, a later day's batch may be among them
         nothing: dict[str, Any] = {"decision": "nothing", "reason": "no new questions", "new": []}
         if not fresh and day is not None:
             return nothing
-        standing = ledger.incumbent(recipe.nightly.tier)
-        if standing is not None and not fresh:
+        if not fresh and ledger.incumbent(recipe.nightly.tier) is not None:
             return ledger.add("night", **nothing)
         base = _curate(context, recipe, "base")
         batches = {path.name: _admit(context, ledger, path, base, path in fresh) for path in ledger.usable()}
-
-        # The champion is trained further, or the recipe's base anew on all batches.
-        start = ledger.incumbent(recipe.nightly.tier) if recipe.nightly.start == "champion" else None
-        parts = [UnionPart(base, fresh=start is None)]
-        parts += [UnionPart(keys, fresh=start is None or name not in start.batches) for name, keys in batches.items()]
-        united = unite(store, parts, None if start is None else recipe.nightly.replay, recipe.seed)
-        # The training stages alone, from the champion's weights if there is one.
-        stages = tuple(name for name in recipe.stages if name in ("filter", "gold_schema", "sft", "difficulty", "grpo"))
-        if not set(stages) & set(TRAINING):
-            raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
-        n_sources = int(read_json(store.folder("data", united["data"]) / "metrics.json")["rl_sources"])
-        # The union's rows are made already; only the number of their sources is read.
-        rl = (Source(kind="jsonl"),) * n_sources
-        changes: dict[str, Any] = {"stages": stages, "data": recipe.data.model_copy(update={"rl": rl})}
-        if start is not None:
-            weights = store.folder(start.stage, start.key) / "model"
-            changes["model"] = recipe.model.model_copy(update={"source": str(weights)})
-        if n_sources != len(recipe.data.rl):
-            changes["difficulty"] = recipe.difficulty.model_copy(update={"explore_parts": ()})
-        training = recipe.model_copy(update=changes)
-        steps = graph.plan(training, store, given=united)
-        try:
-            for step in (step for step in steps if step.name in united):
-                context.check(graph.StageResult(step.name, step.key, step.folder, {}, True), recipe)
-        except DataError as error:
-            raise _refuse(ledger, ledger.undecided(), error) from error
-        finished = context.make(training, steps)
-        last = [name for name in TRAINING if name in finished][-1]
-        made = finished[last].key, finished["model"].key
-        challenger = Challenger(last, *made, tuple(batches), start.key if start else "")
+        challenger = _train(context, ledger, base, batches)
         return conclude(context, ledger, challenger, (base, *batches.values()), fresh)
+
+
+def _train(context: NightContext, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
+    """Train the champion further, or the recipe's base anew on all batches."""
+    recipe = context.recipe
+    start = None
+    if recipe.nightly.start == "champion":
+        start = ledger.incumbent(recipe.nightly.tier)
+    united = _unite(context, start, base, batches)
+    training = _training_recipe(context, start, united["data"])
+    steps = graph.plan(training, context.store, given=united)
+    try:
+        for step in steps:
+            if step.name in united:
+                context.check(_finished(step), recipe)
+    except DataError as error:
+        raise _refuse(ledger, ledger.undecided(), error) from error
+    finished = context.make(training, steps)
+    last = [name for name in TRAINING if name in finished][-1]
+    return Challenger(
+        stage=last,
+        key=finished[last].key,
+        base=finished["model"].key,
+        learned=tuple(batches),
+        start=start.key if start is not None else "",
+    )
+
+
+def _unite(context: NightContext, start: Champion | None, base: Keys, batches: Mapping[str, Keys]) -> dict[str, str]:
+    """The union of the recipe's own stages and the batches': all are fresh to a base that is trained anew."""
+    parts = [UnionPart(base, fresh=start is None)]
+    for name, keys in batches.items():
+        parts.append(UnionPart(keys, fresh=start is None or name not in start.batches))
+    replay = None if start is None else context.recipe.nightly.replay
+    return unite(context.store, parts, replay, context.recipe.seed)
+
+
+def _training_recipe(context: NightContext, start: Champion | None, data_key: str) -> Recipe:
+    """The recipe's training stages alone, on a union's data, from the champion's weights if there is one."""
+    recipe = context.recipe
+    stages = tuple(name for name in recipe.stages if name in RETRAINING)
+    if not set(stages) & set(TRAINING):
+        raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
+    n_sources = int(read_json(context.store.folder("data", data_key) / "metrics.json")["rl_sources"])
+    # The union's rows are made already; only the number of their sources is read.
+    rl = (Source(kind="jsonl"),) * n_sources
+    changes: dict[str, Any] = {"stages": stages, "data": recipe.data.model_copy(update={"rl": rl})}
+    if start is not None:
+        weights = context.store.folder(start.stage, start.key) / "model"
+        changes["model"] = recipe.model.model_copy(update={"source": str(weights)})
+    if n_sources != len(recipe.data.rl):
+        changes["difficulty"] = recipe.difficulty.model_copy(update={"explore_parts": ()})
+    return recipe.model_copy(update=changes)
+
+
+def _finished(step: graph.Step) -> graph.StageResult:
+    """A step that is made already, as the stage whose contract is checked."""
+    return graph.StageResult(step.name, step.key, step.folder, {}, True)
 
 
 def conclude(
@@ -152,29 +197,36 @@ def conclude(
         curated: keys of the stages that it learned from, which the store keeps.
         fresh: batches about which this decides.
     """
+    tier = context.recipe.nightly.tier
     while True:
-        tier = context.recipe.nightly.tier
         champion = ledger.incumbent(tier)
         withdrawn = {row["from"] for row in ledger.lines() if row["event"] == "rollback"}
-        withdrawn -= {champion.key} if champion else set()  # what one tier rolled back may stand in the other
+        champion_named = None
+        if champion is not None:
+            withdrawn.discard(champion.key)  # a checkpoint that one tier rolled back may stand in the other
+            champion_named = {"stage": champion.stage, "key": champion.key}
         verdict = compare_with_champion(context, challenger, champion, withdrawn)
         with contextlib.suppress(ChampionChanged):
             return ledger.add(
                 "night",
-                standing=champion.key if champion else "",
+                standing=champion.key if champion is not None else "",
                 decision=verdict.decision,
                 reason=verdict.reason,
                 numbers=verdict.numbers,
                 new=[path.name for path in fresh],
-                rows=sum(len(read_json(path / inbox.ROWS)) for path in fresh),
-                held_out=sum(len(inbox.held_out(path)) for path in fresh),
+                rows=_n_rows(fresh),
+                held_out=sum(len(inbox.held_out_rows(path)) for path in fresh),
                 challenger={"stage": challenger.stage, "key": challenger.key},
-                champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
+                champion=champion_named,
                 learned=challenger.learned,
                 stages=sorted({item for keys in curated for item in keys.items()}),
                 made=sorted(f"{stage.name}/{stage.key}" for stage in context.stages if not stage.cached),
                 tier=tier,
             )
+
+
+def _n_rows(batches: Sequence[Path]) -> int:
+    return sum(len(read_json(path / inbox.ROWS)) for path in batches)
 
 
 def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
@@ -183,100 +235,136 @@ def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
     if not all(step.cached for step in steps):
         return {name: stage.key for name, stage in context.make(recipe, steps, role).items()}
     for step in steps:
-        context.check(graph.StageResult(step.name, step.key, step.folder, {}, True), recipe)
+        context.check(_finished(step), recipe)
     return {step.name: step.key for step in steps}
 
 
-def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> Keys:
-    """A batch's curated stages; rows of a fresh one that ask held-out questions are left out of it."""
+def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, is_fresh: bool) -> Keys:
+    """A batch's curated stages; rows of a fresh one that ask held-out questions are taken out of it first."""
     # The batch stands in place of the training pools; the held-out questions stay the recipe's.
     source = Source(kind="jsonl", path=str(batch / inbox.QUESTIONS))
     data = context.recipe.data.model_copy(update={"sft": source, "rl": (source,)})
     recipe = context.recipe.model_copy(update={"data": data})
     try:
         keys = _curate(context, recipe, "batch")
-        folders = [context.store.folder("data", stages["data"]) for stages in (base, keys)]
-        limit = recipe.contracts.max_drift
-        distances = drift(*(examples(folder, "sft") for folder in folders)) if fresh else {}
-        for name, value in distances.items():
-            if value > limit:
-                raise DataError(
-                    f"the new questions' {name} lies {value:.2f} from what was learned (allowed {limit:.2f})",
-                    "Look at the batch, or raise contracts.max_drift.",
-                )
+        if is_fresh:
+            _check_drift(context, base, keys)
     except DataError as error:
-        # A row that asks a held-out question of the same database leaves the batch, which is then curated again.
         steps = graph.plan(recipe, context.store, among=CURATION)
-        if fresh:
-            reports = [read_json(step.folder / LEAKAGE) for step in steps if step.name in ("data", "leakage")]
-            leaks = [leak for report in reports for pool in report.values() for leak in pool["leaks"]]
-            if inbox.leave_out(batch, {leak["train"]: leak["held_out"] for leak in leaks if leak["same_database"]}):
-                return _admit(context, ledger, batch, base, fresh)
-        places = (steps[0].folder, context.store.work(steps[0].kind, steps[0].key))
-        bad = next((path for folder in places if (path := folder / QUARANTINE).is_file()), None)
-        raise _refuse(ledger, [batch], error, bad) from error
+        if is_fresh and inbox.set_held_out_aside(batch, _held_out_repeats(steps)):
+            return _admit(context, ledger, batch, base, is_fresh)
+        raise _refuse(ledger, [batch], error, _quarantine(context.store, steps[0])) from error
     return keys
 
 
-def _refuse(ledger: Ledger, batches: Sequence[Path], error: DataError, bad: Path | None = None) -> DataError:
+def _check_drift(context: NightContext, base: Keys, batch: Keys) -> None:
+    """Raise DataError if a batch's questions lie too far from those that were learned."""
+    learned = examples(context.store.folder("data", base["data"]), "sft")
+    fresh = examples(context.store.folder("data", batch["data"]), "sft")
+    limit = context.recipe.contracts.max_drift
+    for name, value in question_drift(learned, fresh).items():
+        if value > limit:
+            raise DataError(
+                f"the new questions' {name} lies {value:.2f} from what was learned (allowed {limit:.2f})",
+                "Look at the batch, or raise contracts.max_drift.",
+            )
+
+
+def _held_out_repeats(steps: Sequence[graph.Step]) -> dict[str, str]:
+    """Rows of a batch that ask a held-out question of the same database: id -> the held-out question's."""
+    repeats = {}
+    for step in steps:
+        if step.name not in ("data", "leakage"):
+            continue
+        for pool in read_json(step.folder / LEAKAGE).values():
+            for leak in pool["leaks"]:
+                if leak["same_database"]:
+                    repeats[leak["train"]] = leak["held_out"]
+    return repeats
+
+
+def _quarantine(store: Store, data_step: graph.Step) -> Path | None:
+    """The file of a batch's bad rows, in the finished data stage or in the one that failed."""
+    for folder in (data_step.folder, store.work(data_step.kind, data_step.key)):
+        if (folder / QUARANTINE).is_file():
+            return folder / QUARANTINE
+    return None
+
+
+def _refuse(ledger: Ledger, batches: Sequence[Path], error: DataError, bad_rows: Path | None = None) -> DataError:
     """Take batches back and note it in the ledger; the error names the file of the bad rows."""
-    rows = sum(len(read_json(path / inbox.ROWS)) for path in batches)
-    folders = [ledger.take_back(path, bad) for path in batches]
-    ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=rows)
-    where = f"The bad rows, with their reasons, are in {folders[0] / QUARANTINE}. " if bad and folders else ""
-    return DataError(error.message, f"{error.hint} {where}All rows of the batch are new again.".strip())
+    n_rows = _n_rows(batches)
+    folders = [ledger.take_back(path, bad_rows) for path in batches]
+    ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=n_rows)
+    hints = [error.hint]
+    if bad_rows is not None and folders:
+        hints.append(f"The bad rows, with their reasons, are in {folders[0] / QUARANTINE}.")
+    hints.append("All rows of the batch are new again.")
+    return DataError(error.message, " ".join(hints).strip())
 
 
 def compare_with_champion(
     context: NightContext, challenger: Challenger, champion: Champion | None, withdrawn: set[str]
 ) -> PromotionDecision:
     """Evaluate the challenger on the frozen held-out questions and the guards, and decide."""
-    recipe, store = context.recipe, context.store
-    # Without a champion the base model is the opponent: a challenger must beat something.
-    opponent = champion or UntrainedModel("model", challenger.base)
-
-    def held(guard: Recipe, role: str) -> tuple[HeldOutRecords, int]:
-        """The records of both on questions that the champion was not trained on, and the number of the others."""
-        after = evaluated(context, guard, challenger, role)
-        both = (evaluated(context, guard, opponent, f"champion {role}".strip()), after)
-        seen: frozenset[str] = frozenset()
-        if champion is not None:
-            test = store.folder("test", store.manifest(after.name, after.key)["inputs"]["test"])
-            seen = trained_on(store, (champion.stage, champion.key), (challenger.stage, challenger.key), test)
-        old, new = ([row for row in records(side.folder, "greedy") if row.example_id not in seen] for side in both)
-        return HeldOutRecords(old, new, guard.headline), len(seen)
-
-    test, seen = held(recipe, "")
-    by_guard = guards(context.name, context.overrides, recipe)
-    guarded = {name: held(guard, name)[0] for name, guard in by_guard.items()}
+    recipe = context.recipe
+    test, n_seen = _held_out_records(context, recipe, challenger, champion, "")
+    guarded = {}
+    for name, guard in guards(context.name, context.overrides, recipe).items():
+        guarded[name], _ = _held_out_records(context, guard, challenger, champion, name)
     if not test.before:
-        reason = f"the champion was trained on all {seen} questions that are held out now: nothing can be compared"
+        reason = f"the champion was trained on all {n_seen} questions that are held out now: nothing can be compared"
         return PromotionDecision("kept", f"{reason} (hold out others that it has not learned: data.test)", {})
-    verdict = decide(test, guarded, recipe.nightly, recipe.seed)
-    decision, reason, numbers = verdict.decision, verdict.reason, verdict.numbers
-    if seen:
-        reason = f"{reason}; {seen} that the champion was trained on do not count"
-        numbers = {**numbers, "champion_trained_on": seen}
+    verdict = decide_promotion(test, guarded, recipe.nightly, recipe.seed)
+    decision = verdict.decision
+    reason = verdict.reason
+    numbers = verdict.numbers
+    if n_seen:
+        reason = f"{reason}; {n_seen} that the champion was trained on do not count"
+        numbers = {**numbers, "champion_trained_on": n_seen}
     if champion is None:
         reason = f"no champion yet, against the base model: {reason}"
-        decision = "kept" if decision == "worse" else decision
+        if decision == "worse":
+            decision = "kept"
     elif challenger.start in withdrawn:  # the batch is not to blame for the batches that its champion had learned
-        decision, reason = "kept", f"it was trained from a champion that was rolled back; {reason}"
+        decision = "kept"
+        reason = f"it was trained from a champion that was rolled back; {reason}"
     elif decision == "promoted" and challenger.key in withdrawn:
-        decision, reason = "kept", f"it was rolled back before; {reason}"
+        decision = "kept"
+        reason = f"it was rolled back before; {reason}"
     return PromotionDecision(decision, reason, numbers)
 
 
+def _held_out_records(
+    context: NightContext, recipe: Recipe, challenger: Challenger, champion: Champion | None, role: str
+) -> tuple[HeldOutRecords, int]:
+    """The records of both on questions that the champion was not trained on, and the number of the others.
+
+    Without a champion the base model is the opponent: a challenger must beat something.
+    """
+    opponent = champion or UntrainedModel("model", challenger.base)
+    after = evaluated(context, recipe, challenger, role)
+    before = evaluated(context, recipe, opponent, f"champion {role}".strip())
+    seen: frozenset[str] = frozenset()
+    if champion is not None:
+        test_key = context.store.manifest(after.name, after.key)["inputs"]["test"]
+        test = context.store.folder("test", test_key)
+        seen = trained_on(context.store, (champion.stage, champion.key), (challenger.stage, challenger.key), test)
+    old = [row for row in records(before.folder, "greedy") if row.example_id not in seen]
+    new = [row for row in records(after.folder, "greedy") if row.example_id not in seen]
+    return HeldOutRecords(old, new, recipe.headline), len(seen)
+
+
 def evaluated(
-    context: NightContext, recipe: Recipe, who: Challenger | Champion | UntrainedModel, role: str
+    context: NightContext, recipe: Recipe, checkpoint: Challenger | Champion | UntrainedModel, role: str
 ) -> graph.StageResult:
     """A checkpoint's evaluation on held-out questions; that of an earlier night is found in the store."""
-    name = f"evaluate_{who.stage}"
-    needed = ("gold_schema", who.stage)  # the base model is a stage of every recipe, which no recipe names
-    alone = recipe.model_copy(update={"stages": (*(stage for stage in recipe.stages if stage in needed), "evaluate")})
-    among = ("test", "test_schema", who.stage, name)
-    steps = graph.plan(alone, context.store, name, {who.stage: who.key}, among)
-    result = context.make(alone, steps, role)[name]
+    name = f"evaluate_{checkpoint.stage}"
+    stages = [stage for stage in recipe.stages if stage in ("gold_schema", checkpoint.stage)]
+    evaluation_recipe = recipe.model_copy(update={"stages": (*stages, "evaluate")})
+    among = ("test", "test_schema", checkpoint.stage, name)
+    steps = graph.plan(evaluation_recipe, context.store, name, {checkpoint.stage: checkpoint.key}, among)
+    result = context.make(evaluation_recipe, steps, role)[name]
     greedy = records(result.folder, "greedy")
     broken = [record for record in greedy if record.broken]
     if len(broken) > recipe.contracts.max_broken * len(greedy):

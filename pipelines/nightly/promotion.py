@@ -4,7 +4,6 @@ import dataclasses
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from statistics import quantiles
 from typing import Literal
@@ -20,7 +19,7 @@ from pipelines.stages.context import each_example, examples
 from pipelines.stages.data import TRAINED
 
 Decision = Literal["promoted", "kept", "worse"]
-ALPHA = 0.05
+ALPHA = 0.05  # size of McNemar's two-sided test
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,66 +34,76 @@ class HeldOutRecords:
 @dataclasses.dataclass(frozen=True)
 class PromotionDecision:
     decision: Decision
-    reason: str  # in one line, for a person
-    # EX of both, their difference with interval and p-values, and the difference on each hardness level ("level/hard")
-    # and guard ("guard/NAME"), all as shares.
+    reason: str  # one line, for a person
+    # numbers: EX of both, their difference with interval and p-values, and the difference on each hardness level
+    # ("level/hard") and guard ("guard/NAME"), all as shares.
     numbers: dict[str, float]
 
 
-def decide(
+def decide_promotion(
     test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], settings: Nightly, seed: int
 ) -> PromotionDecision:
     """Compare a challenger with the champion."""
-
-    def compared(pairs: HeldOutRecords, level: str | None = None) -> Comparison | None:
-        """None if no question of the set (of that hardness level) was answered on both sides."""
-        both = (pairs.before, pairs.after)
-        before, after = ([row for row in side if level in (None, row.hardness)] for side in both)
-        return compare(before, after, pairs.equality, ("champion", "challenger"), seed=seed)
-
-    whole = compared(test)
-    if whole is None:
+    overall = _compare(test, seed)
+    if overall is None:
         raise DataError("champion and challenger share no held-out question")
-    paired, p_mcnemar = whole.paired, 1.0 if whole.p_mcnemar is None else whole.p_mcnemar
-    comparisons = {f"level/{level}": compared(test, level) for level in HARDNESS_LEVELS}
-    comparisons |= {f"guard/{name}": compared(pairs) for name, pairs in guards.items()}
-    differences = {name: part.paired.difference for name, part in comparisons.items() if part is not None}
+    differences = _differences(test, guards, seed)
+    paired = overall.paired
+    p_mcnemar = 1.0 if overall.p_mcnemar is None else overall.p_mcnemar
     numbers: dict[str, float] = {
-        "champion_ex": whole.accuracy_before,
-        "challenger_ex": whole.accuracy_after,
+        "champion_ex": overall.accuracy_before,
+        "challenger_ex": overall.accuracy_after,
         "difference": paired.difference,
         "low": paired.low,
         "high": paired.high,
         "p_mcnemar": p_mcnemar,
         "p_sign_flip": paired.p_permutation,
-        "gained": whole.gained,
-        "lost": whole.lost,
+        "gained": overall.gained,
+        "lost": overall.lost,
         "questions": paired.n,
         **differences,
     }
-    # The sign of a significant difference, and the figures of its test in words.
     if settings.test == "mcnemar":
-        net = whole.gained - whole.lost
-        worse, better = (sign * net > 0 and p_mcnemar <= ALPHA for sign in (-1, 1))
-        how = f"gained {whole.gained}, lost {whole.lost}, McNemar p {p_mcnemar:.3g}"
+        net = overall.gained - overall.lost
+        is_significant = p_mcnemar <= ALPHA
+        is_worse = is_significant and net < 0
+        is_better = is_significant and net > 0
+        test_in_words = f"gained {overall.gained}, lost {overall.lost}, McNemar p {p_mcnemar:.3g}"
     else:
-        worse, better = paired.high < 0, paired.low > 0
-        how = f"95 % interval [{100 * paired.low:+.1f}, {100 * paired.high:+.1f}] points, {paired.method}"
-    change = f"{100 * whole.accuracy_before:.1f} to {100 * whole.accuracy_after:.1f} % of {paired.n} questions"
-    if worse:
-        return PromotionDecision("worse", f"worse: {change} ({how})", numbers)
-    lost = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
-    if lost:
-        losses = ", ".join(f"{name.partition('/')[2]} {100 * value:+.1f}" for name, value in lost.items())
+        is_worse = paired.high < 0
+        is_better = paired.low > 0
+        interval = f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}]"
+        test_in_words = f"95 % interval {interval} points, {paired.method}"
+    change = f"{100 * overall.accuracy_before:.1f} to {100 * overall.accuracy_after:.1f} % of {paired.n} questions"
+    if is_worse:
+        return PromotionDecision("worse", f"worse: {change} ({test_in_words})", numbers)
+    losses = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
+    if losses:
+        losses_in_words = ", ".join(f"{name.partition('/')[2]} {100 * value:+.1f}" for name, value in losses.items())
         bound = f"nightly.max_drop allows {100 * settings.max_drop:.1f} points"
-        return PromotionDecision("kept", f"it loses on {losses} ({bound}); {change}", numbers)
+        return PromotionDecision("kept", f"it loses on {losses_in_words} ({bound}); {change}", numbers)
     unmeasured = ", ".join(name for name in guards if f"guard/{name}" not in differences)
     if unmeasured:
         why = "champion and challenger share no question there that counts"
         return PromotionDecision("kept", f"whether it loses on {unmeasured} cannot be told: {why}; {change}", numbers)
-    if not better:
-        return PromotionDecision("kept", f"not shown to be better: {change} ({how})", numbers)
-    return PromotionDecision("promoted", f"better: {change} ({how})", numbers)
+    if not is_better:
+        return PromotionDecision("kept", f"not shown to be better: {change} ({test_in_words})", numbers)
+    return PromotionDecision("promoted", f"better: {change} ({test_in_words})", numbers)
+
+
+def _compare(records: HeldOutRecords, seed: int, level: str | None = None) -> Comparison | None:
+    """The comparison on a set; None if no question of it (of that hardness level) was answered on both sides."""
+    before = [row for row in records.before if level in (None, row.hardness)]
+    after = [row for row in records.after if level in (None, row.hardness)]
+    return compare(before, after, records.equality, ("champion", "challenger"), seed=seed)
+
+
+def _differences(test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], seed: int) -> dict[str, float]:
+    """The difference on each hardness level and guard that has questions of both."""
+    comparisons = {f"level/{level}": _compare(test, seed, level) for level in HARDNESS_LEVELS}
+    for name, records in guards.items():
+        comparisons[f"guard/{name}"] = _compare(records, seed)
+    return {name: result.paired.difference for name, result in comparisons.items() if result is not None}
 
 
 # The distance of a night's questions from those that were learned before.
@@ -102,23 +111,31 @@ def decide(
 ENOUGH = 50  # fewer questions are too few for a distribution
 
 
-def drift(learned: Sequence[Example], fresh: Sequence[Example]) -> dict[str, float]:
-    """Total variation distance, in [0, 1], of hardness and of the question's length in words (by the old quartiles); {}
-    if either side has fewer than `ENOUGH` questions.
+def question_drift(learned: Sequence[Example], fresh: Sequence[Example]) -> dict[str, float]:
+    """Total variation distance, in [0, 1], of hardness and of the question's length in words (by the old quartiles).
+
+    {} if either side has fewer than `ENOUGH` questions.
     """
     if min(len(learned), len(fresh)) < ENOUGH:
         return {}
-    old, new = ([len(example.question.split()) for example in side] for side in (learned, fresh))
-    cuts = quantiles(old, n=4)
+    old_lengths = [_length(example) for example in learned]
+    quartiles = quantiles(old_lengths, n=4)
+    old_quarters = [bisect_right(quartiles, length) for length in old_lengths]
+    new_quarters = [bisect_right(quartiles, _length(example)) for example in fresh]
     return {
         "hardness": distance([example.hardness for example in learned], [example.hardness for example in fresh]),
-        "length": distance([bisect_right(cuts, count) for count in old], [bisect_right(cuts, count) for count in new]),
+        "length": distance(old_quarters, new_quarters),
     }
+
+
+def _length(example: Example) -> int:
+    return len(example.question.split())
 
 
 def distance(old: Sequence[Hashable], new: Sequence[Hashable]) -> float:
     """Half the sum of the differences of two distributions' shares: 0 alike, 1 apart."""
-    before, after = Counter(old), Counter(new)
+    before = Counter(old)
+    after = Counter(new)
     return sum(abs(before[value] / len(old) - after[value] / len(new)) for value in before | after) / 2
 
 
@@ -129,19 +146,24 @@ Stage = tuple[str, str]  # its name and its key
 
 def trained_on(store: Store, checkpoint: Stage, other: Stage, test: Path) -> frozenset[str]:
     """The ids of held-out questions (of the stage in `test`) that a checkpoint was trained on and the other was not."""
-    # The data stages behind each checkpoint that the store still has.
-    keys: list[set[str]] = []
-    for stage in (checkpoint, other):
-        waiting, seen = [stage], set[Stage]()
-        while waiting:
-            one = waiting.pop()
-            if one not in seen and store.has(*one):
-                seen.add(one)
-                waiting += store.manifest(*one).get("inputs", {}).items()
-        keys.append({key for name, key in seen if name == "data"})
-    data = keys[0] - keys[1]
+    data = _data_keys(store, checkpoint) - _data_keys(store, other)
     if not data:
         return frozenset()
-    pools = (each_example(store.folder("data", key), pool) for key in sorted(data) for pool in TRAINED)
-    repeated = leaks(examples(test, "test"), list(chain.from_iterable(pools)))
+    learned: list[Example] = []
+    for key in sorted(data):
+        for pool in TRAINED:
+            learned += each_example(store.folder("data", key), pool)
+    repeated = leaks(examples(test, "test"), learned)
     return frozenset(leak.train for leak in repeated if leak.same_database)
+
+
+def _data_keys(store: Store, checkpoint: Stage) -> set[str]:
+    """The keys of the data stages behind a checkpoint that the store still has."""
+    waiting = [checkpoint]
+    seen: set[Stage] = set()
+    while waiting:
+        stage = waiting.pop()
+        if stage not in seen and store.has(*stage):
+            seen.add(stage)
+            waiting += store.manifest(*stage).get("inputs", {}).items()
+    return {key for name, key in seen if name == "data"}

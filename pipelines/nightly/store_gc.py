@@ -7,7 +7,7 @@ import platform
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ from pipelines.nightly.ledger import TIERS, ledgers
 from pipelines.stages.context import base_of
 from pipelines.stages.keys import stage_at
 
-RUNS, PINS, GONE = ".runs", "pins.json", ".gone-"
+RUNS = ".runs"  # the folder of runs' claims
+PINS = "pins.json"
+GONE = ".gone-"  # prefix of a folder that is being removed
 KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
+DAY_S = 86400
 Name = tuple[str, str]  # stage, key
 
 
 @dataclass(frozen=True)
 class GcCandidate:
-    """A folder without a use at the time of the look: a finished stage, or the work folder of a run that is gone."""
+    """A folder that nothing used when it was found: a finished stage, or the work folder of a run that is gone."""
 
     folder: Path
     n_bytes: int
@@ -44,8 +47,8 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
     except OSError as error:
         raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass --store DIR.") from None
     path = folder / f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}.json"
-    row = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
-    with locked_file(path, row):
+    claim = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
+    with locked_file(path, claim):
         yield
 
 
@@ -61,6 +64,10 @@ def live_runs(store: Store) -> list[dict[str, Any]]:
     return sorted(claims, key=lambda row: float(row["since"]))
 
 
+def _claimed_names(store: Store) -> set[Name]:
+    return {(stage, key) for run in live_runs(store) for stage, key in run["stages"]}
+
+
 def pins(store: Store) -> list[Name]:
     """The stages that a person keeps."""
     rows = read_json(store.root / PINS) or []
@@ -74,14 +81,18 @@ def pin(store: Store, name: str, keep: bool) -> Name:
     stage, _, start = name.partition("/")
     with files.lock(store.root / f".{PINS}"):
         pinned = pins(store)
-        among = list(store.made()) if keep else pinned
-        matches = [pair for pair in among if pair[0] == stage and start and pair[1].startswith(start)]
+        candidates = list(store.made()) if keep else pinned
+        matches = [pair for pair in candidates if pair[0] == stage and start and pair[1].startswith(start)]
         if len(matches) != 1:
-            how = f"{'more than one' if matches else 'no'} {'stage' if keep else 'pin'} {name!r} in {store.root}"
-            raise DataError(how, "See: sqltrain store ls --all")
-        rest = [pair for pair in pinned if pair != matches[0]]
-        write_json(store.root / PINS, sorted([*rest, *(matches if keep else [])]))
-    return matches[0]
+            number = "more than one" if matches else "no"
+            noun = "stage" if keep else "pin"
+            raise DataError(f"{number} {noun} {name!r} in {store.root}", "See: sqltrain store ls --all")
+        match = matches[0]
+        remaining = [pair for pair in pinned if pair != match]
+        if keep:
+            remaining.append(match)
+        write_json(store.root / PINS, sorted(remaining))
+    return match
 
 
 def reasons_to_keep(
@@ -96,63 +107,86 @@ def reasons_to_keep(
         sealed: the result of `Store.made`, if it was asked already.
         damaged: gets the stages whose manifest or reference cannot be read.
     """
-    sealed = store.made() if sealed is None else sealed
-    damaged = set() if damaged is None else damaged
-    roots: list[tuple[str, list[Name]]] = []
-    for run in live_runs(store):
-        names = [(stage, key) for stage, key in run["stages"]]
-        roots.append((f"run of {run.get('recipe', '?')} (process {run['pid']})", names))
-    roots.append(("pinned", pins(store)))
-    for recipe, ledger in ledgers(store).items():
-        kept = (champion for tier in TIERS for champion in ledger.champions(tier)[-KEPT_CHAMPIONS:])
-        champions = [(champion.stage, champion.key) for champion in kept]
-        roots.append((f"champion of {recipe}", champions))
-        evaluations = [
-            name
-            for stage, key in champions
-            for name in sealed
-            if name[0] == f"evaluate_{stage}" and _manifest(store, name, damaged).get("inputs", {}).get(stage) == key
-        ]
-        # The next night compares its challenger with that evaluation.
-        roots.append((f"evaluation of the champion of {recipe}", evaluations))
-        nights = [row for row in ledger.lines() if row["event"] == "night"]
-        curated = [(stage, key) for row in nights for stage, key in row.get("stages", [])]
-        roots.append((f"batches of {recipe}", curated))
-    newest: dict[tuple[str, str], Name] = {}
-    for name in sorted((name for name in sealed if name[0] == "report"), key=sealed.__getitem__):
-        about = _manifest(store, name, damaged).get("recipe", {})
-        newest[str(about.get("name")), str(about.get("benchmark.name"))] = name
-    for (recipe, benchmark), name in newest.items():
-        roots.append((f"newest report of {recipe} on {benchmark}", [name]))
+    if sealed is None:
+        sealed = store.made()
+    if damaged is None:
+        damaged = set()
     reasons: dict[Name, str] = {}
-    for why, stages in roots:
-        for name in _closure(store, sealed, stages, damaged):
-            reasons.setdefault(name, why)
-    for name in (name for name in sealed if name[0] == "leakage"):  # no other stage reads it
+    for reason, roots in _roots(store, sealed, damaged):
+        for name in _closure(store, sealed, roots, damaged):
+            reasons.setdefault(name, reason)
+    for name in sealed:
+        if name[0] != "leakage":  # no other stage reads leakage, so no root leads to it
+            continue
         inputs = [*_manifest(store, name, damaged).get("inputs", {}).items()]
         if inputs and all(need in reasons for need in inputs):
             reasons.setdefault(name, reasons[inputs[-1]])
     if damaged:
-        names_damaged = ", ".join("/".join(name) for name in sorted(damaged))
-        why = f"perhaps needed by what is damaged: {names_damaged}"
-        reasons = dict.fromkeys(sealed, why) | reasons
+        reason = f"perhaps needed by what is damaged: {_names_in_words(damaged)}"
+        reasons = dict.fromkeys(sealed, reason) | reasons
     return reasons
+
+
+def _names_in_words(names: Iterable[Name]) -> str:
+    return ", ".join("/".join(name) for name in sorted(names))
+
+
+def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> Iterator[tuple[str, list[Name]]]:
+    """The stages that are kept for their own sake: (reason, stages), the first reason for a stage first."""
+    for run in live_runs(store):
+        claimed_stages = [(stage, key) for stage, key in run["stages"]]
+        yield f"run of {run.get('recipe', '?')} (process {run['pid']})", claimed_stages
+    yield "pinned", pins(store)
+    for recipe, ledger in ledgers(store).items():
+        champions = []
+        for tier in TIERS:
+            for champion in ledger.champions(tier)[-KEPT_CHAMPIONS:]:
+                champions.append((champion.stage, champion.key))
+        yield f"champion of {recipe}", champions
+        # The next night compares its challenger with that evaluation.
+        yield f"evaluation of the champion of {recipe}", _evaluations(store, sealed, champions, damaged)
+        curated = []
+        for row in ledger.lines():
+            if row["event"] == "night":
+                curated += [(stage, key) for stage, key in row.get("stages", [])]
+        yield f"batches of {recipe}", curated
+    newest: dict[tuple[str, str], Name] = {}  # (recipe, benchmark) -> its newest report
+    for name in sorted(sealed, key=sealed.__getitem__):
+        if name[0] == "report":
+            made_of = _manifest(store, name, damaged).get("recipe", {})
+            newest[str(made_of.get("name")), str(made_of.get("benchmark.name"))] = name
+    for (recipe, benchmark), name in newest.items():
+        yield f"newest report of {recipe} on {benchmark}", [name]
+
+
+def _evaluations(store: Store, sealed: Iterable[Name], checkpoints: Sequence[Name], damaged: set[Name]) -> list[Name]:
+    """The evaluations of checkpoints."""
+    evaluations = []
+    for stage, key in checkpoints:
+        for name in sealed:
+            if name[0] != f"evaluate_{stage}":
+                continue
+            if _manifest(store, name, damaged).get("inputs", {}).get(stage) == key:
+                evaluations.append(name)
+    return evaluations
 
 
 def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damaged: set[Name]) -> Iterator[Name]:
     """The roots and all that they were made of, as far as the store has it and its manifests can be read."""
-    todo, seen = list(roots), set()
-    while todo:
-        name = todo.pop()
+    waiting = list(roots)
+    seen = set()
+    while waiting:
+        name = waiting.pop()
         if name in seen or name not in sealed:
             continue
         seen.add(name)
         yield name
         manifest = _manifest(store, name, damaged)
-        todo += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
-        todo += [(stage, key) for stage, key in manifest.get("parts", [])]
-        # `sqltrain evaluate` has no stages of a recipe for inputs; null if there are no links to databases.
-        todo += [(stage, manifest[stage]) for stage in ("test", "test_schema") if isinstance(manifest.get(stage), str)]
+        waiting += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
+        waiting += [(stage, key) for stage, key in manifest.get("parts", [])]
+        for stage in ("test", "test_schema"):  # an evaluation by `sqltrain evaluate` names them outside its inputs
+            if isinstance(manifest.get(stage), str):  # null if there are no links to databases
+                waiting.append((stage, manifest[stage]))
         if name[0] == "model":
             try:
                 base = stage_at(base_of(store.folder(*name)) or "", store)
@@ -180,68 +214,93 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
     The remains of a killed gc come first, whatever their age. Damaged stages, for which all finished ones stay, are
     named by `say`.
     """
-    before = time.time() - days * 86400
-    sealed, damaged = store.made(), set[Name]()
-    needed_stages = reasons_to_keep(store, sealed, damaged)
+    before = time.time() - days * DAY_S
+    sealed = store.made()
+    damaged: set[Name] = set()
+    needed = reasons_to_keep(store, sealed, damaged)
     if damaged:
-        names = ", ".join("/".join(name) for name in sorted(damaged))
+        names = _names_in_words(damaged)
         say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
-    old = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
-    claims = {(stage, key) for run in live_runs(store) for stage, key in run["stages"]}
-    unsealed = []  # work folders without a process, folders that were set aside, and the remains of a killed gc
-    for kind in (entry for entry in os.scandir(store.root) if entry.is_dir(follow_symlinks=False)):
-        for entry in os.scandir(kind.path):
-            folder = Path(entry.path)
-            if not (entry.name.startswith((WORK, DAMAGED, GONE)) and entry.is_dir(follow_symlinks=False)):
-                continue
-            if entry.name.startswith(WORK):
-                lock = folder.with_name(f"{folder.name}.lock")
-                if (kind.name, entry.name.removeprefix(WORK)) in claims:
-                    continue
-                if lock.is_file():
-                    with lock.open() as file:
-                        if not try_lock(file, shared=True):  # a live process is making it
-                            continue
-            unsealed.append(folder)
-    entries = []
-    for folder in (*sorted(unsealed), *old):
+    old = [store.folder(*name) for name, used in sealed.items() if name not in needed and used < before]
+    remains = []
+    candidates = []
+    for folder in (*sorted(_unsealed(store)), *old):
         with contextlib.suppress(FileNotFoundError):  # another gc was first
-            touched = folder.stat().st_mtime_ns  # of a finished stage: its last use
-            if folder.name.startswith(GONE) or touched < before * 1e9:
-                entries.append(GcCandidate(folder, size_of(folder), touched))
-    return sorted(entries, key=lambda entry: not entry.folder.name.startswith(GONE))
+            touched = folder.stat().st_mtime_ns  # the last use of a finished stage
+            if folder.name.startswith(GONE):
+                remains.append(GcCandidate(folder, size_of(folder), touched))
+            elif touched < before * 1e9:
+                candidates.append(GcCandidate(folder, size_of(folder), touched))
+    return remains + candidates
 
 
-def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCandidate, bool]]:
+def _unsealed(store: Store) -> Iterator[Path]:
+    """Work folders without a process, folders that were set aside, and the remains of a killed gc."""
+    claims = _claimed_names(store)
+    for kind in os.scandir(store.root):
+        if not kind.is_dir(follow_symlinks=False):
+            continue
+        for entry in os.scandir(kind.path):
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            folder = Path(entry.path)
+            if entry.name.startswith((DAMAGED, GONE)):
+                yield folder
+            elif entry.name.startswith(WORK):
+                is_claimed = (kind.name, entry.name.removeprefix(WORK)) in claims
+                if not is_claimed and not _is_being_made(folder):
+                    yield folder
+
+
+def _is_being_made(work: Path) -> bool:
+    """Whether a live process holds the lock of a work folder."""
+    lock = work.with_name(f"{work.name}.lock")
+    if not lock.is_file():
+        return False
+    with lock.open() as file:
+        return not try_lock(file, shared=True)
+
+
+def collect_garbage(store: Store, candidates: Iterable[GcCandidate]) -> Iterator[tuple[GcCandidate, bool]]:
     """Remove candidates one by one, each with True if it was removed; those that are needed by now stay.
 
     The list may be minutes old: a run may have claimed a stage, used it or begun to make it, and a person pinned it.
+    """
+    sealed = store.made()
+    roots: frozenset[Name] | None = None
+    needed: set[Name] = set()
+    damaged: set[Name] = set()
+    for candidate in candidates:
+        roots_now = frozenset([*_claimed_names(store), *pins(store)])
+        if roots_now != roots:
+            roots = roots_now
+            needed = {*roots, *_closure(store, sealed, roots, damaged)}
+            if damaged:
+                needed |= set(sealed)
+        removed = _set_aside(store, candidate, needed)
+        if removed is not None:
+            _clear(removed)
+        yield candidate, removed is not None
+
+
+def _set_aside(store: Store, candidate: GcCandidate, needed: Container[Name]) -> Path | None:
+    """Rename a candidate so that nobody uses it any more; None if it is needed, in use or gone.
+
+    No run begins to make it, or sets it aside, meanwhile.
     """
 
     def refuse() -> None:
         raise BlockingIOError("another process has the lock of this stage")
 
-    sealed = store.made()
-    roots: frozenset[Name] | None = None
-    kept, damaged = set[Name](), set[Name]()
-    for entry in entries:
-        now = frozenset([*((stage, key) for run in live_runs(store) for stage, key in run["stages"]), *pins(store)])
-        if now != roots:
-            roots, kept = now, {*now, *_closure(store, sealed, now, damaged)}
-            kept |= set(sealed) if damaged else set()
-        folder, removed = entry.folder, None
-        name = folder.parent.name, folder.name.removeprefix(WORK)
-        with contextlib.suppress(FileNotFoundError, BlockingIOError), contextlib.ExitStack() as held:
-            # Another gc was first, or a run is making it; no run begins to make it, or sets it aside, meanwhile.
-            is_needed = False
-            if not folder.name.startswith((GONE, DAMAGED)):
-                held.enter_context(store.locked(*name, refuse))
-                is_needed = name in kept or folder.stat().st_mtime_ns != entry.touched
-            if not is_needed:
-                removed = folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
-        if removed is not None:
-            _clear(removed)
-        yield entry, removed is not None
+    folder = candidate.folder
+    name = (folder.parent.name, folder.name.removeprefix(WORK))
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), contextlib.ExitStack() as lock:
+        if not folder.name.startswith((GONE, DAMAGED)):
+            lock.enter_context(store.locked(*name, refuse))
+            if name in needed or folder.stat().st_mtime_ns != candidate.touched:
+                return None
+        return folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
+    return None
 
 
 def remove(folder: Path) -> None:
@@ -256,22 +315,23 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def usage(store: Store) -> dict[str, tuple[int, int]]:
+def usage_by_kind(store: Store) -> dict[str, tuple[int, int]]:
     """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one."""
-    count: Counter[str] = Counter()
-    total: Counter[str] = Counter()
+    counts: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for kind in folder_names(store.root):
         keys = folder_names(store.root / kind)
-        count[kind] = sum(os.path.isfile(f"{store.root}/{kind}/{key}/{MANIFEST}") for key in keys)
-        total[kind] = size_of(store.root / kind)
-    return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
+        counts[kind] = sum(os.path.isfile(f"{store.root}/{kind}/{key}/{MANIFEST}") for key in keys)
+        sizes[kind] = size_of(store.root / kind)
+    return {kind: (counts[kind], n_bytes) for kind, n_bytes in sizes.most_common()}
 
 
 def size_of(folder: Path) -> int:
     """The bytes of all files under a folder; links are not followed."""
     total = 0
-    for place, folders, names in os.walk(folder):
-        for name in (*names, *(name for name in folders if os.path.islink(f"{place}/{name}"))):
+    for path, folders, names in os.walk(folder):
+        links_to_folders = [name for name in folders if os.path.islink(f"{path}/{name}")]
+        for name in (*names, *links_to_folders):
             with contextlib.suppress(FileNotFoundError):  # it may go while the store is read
-                total += os.lstat(f"{place}/{name}").st_size
+                total += os.lstat(f"{path}/{name}").st_size
     return total

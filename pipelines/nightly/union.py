@@ -24,7 +24,7 @@ from pipelines.stages.data import TRAINED, note_leakage
 
 VERSION = 2
 HELD_OUT = ("dev",)
-PARTS = "parts"  # of a union: links to the folders that its databases are in
+PARTS = "parts"  # the folder of a union with links to the folders of its databases
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class UnionPart:
     """One batch, or the recipe's own data: the keys of its finished stages, by name."""
 
     keys: Mapping[str, str]
-    fresh: bool  # the champion has not learned it: GRPO draws on it, and all of its demonstrations are taken.
+    # fresh: the champion has not learned it; GRPO draws on it, and all of its demonstrations are taken.
+    fresh: bool
 
 
 def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: int) -> dict[str, str]:
@@ -42,7 +43,9 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
     of old demonstrations for each fresh one; None takes all.
     """
     united = {}
-    for stage in (name for name in ("data", "filter", "gold_schema") if name in parts[0].keys):
+    for stage in ("data", "filter", "gold_schema"):
+        if stage not in parts[0].keys:
+            continue
         keys = [[stage, part.keys[stage]] for part in parts]
         about = {"version": VERSION, "parts": keys, "fresh": [part.fresh for part in parts]}
         if stage == "filter":
@@ -52,74 +55,90 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
         def build(work: Path, stage: str = stage) -> None:
             folders = [store.folder(stage, part.keys[stage]) for part in parts]
             if stage == "data":
-                _data(work, folders, parts)
+                _join_questions(work, folders, parts)
             elif stage == "filter":
-                _filter(work, folders, parts, replay, seed)
+                _join_demonstrations(work, folders, parts, replay, seed)
             else:
-                # Gold schemas of all parts; of the held-out questions, which all parts have, once.
-                frame = pl.concat([frames.read(source / DATA) for source in folders], how="diagonal_relaxed")
-                frame = frame.unique("example_id", keep="first", maintain_order=True)
-                frames.write(work / DATA, frame)
-                accepted = sum(json.loads(value) for value in frame["accepted"])
-                agreement = accepted / max(1, frame.height)
-                write_json(work / "metrics.json", {"examples": frame.height, "agreement": agreement})
+                _join_gold_schemas(work, folders)
 
         store.make(stage, key, build, about, lambda: None)
         united[stage] = key
     return united
 
 
-def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
+def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
     """Questions of all parts; each part's databases stay where they are, behind a link."""
     (folder / PARTS).mkdir(exist_ok=True)
-    joined: list[pl.LazyFrame] = []
-    sources = 0  # of the RL pool: each keeps a number of its own
+    servers = [name for name in DIALECTS if DIALECTS[name].is_server]
+    frames_of_parts: list[pl.LazyFrame] = []
+    n_sources = 0  # sources of the RL pool: each keeps a number of its own
     for index, (part, source) in enumerate(zip(parts, folders, strict=True)):
         link = folder / PARTS / str(index)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.join("..", "..", source.name))
-        pools = [*(HELD_OUT if index == 0 else ()), "sft", *(("rl",) if part.fresh else ())]
+        pools = ["sft"]
+        if index == 0:
+            pools += HELD_OUT
+        if part.fresh:
+            pools.append("rl")
         frame = pl.scan_parquet(source / DATA, glob=False).filter(pl.col("pool").is_in(pools))
         # Locations of files as seen from the union's folder; addresses of servers stay.
         database = pl.col("database")
         location = database.struct.field("location")
-        on_server = database.struct.field("engine").is_in([name for name in DIALECTS if DIALECTS[name].is_server])
-        moved = pl.when(on_server).then(location).otherwise(pl.lit(f"{PARTS}/{index}/") + location)
-        frame = frame.with_columns(database.struct.with_fields(location=moved))
-        offset = pl.when(pl.col("pool") == "rl").then(sources).otherwise(0)
-        joined.append(frame.with_columns(part=pl.col("part") + offset))
-        last = frame.filter(pl.col("pool") == "rl").select(pl.col("part").max()).collect().item()
-        sources += 0 if last is None else int(last) + 1
-    pl.concat(joined, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
+        is_on_server = database.struct.field("engine").is_in(servers)
+        behind_link = pl.lit(f"{PARTS}/{index}/") + location
+        location_in_union = pl.when(is_on_server).then(location).otherwise(behind_link)
+        frame = frame.with_columns(database.struct.with_fields(location=location_in_union))
+        offset = pl.when(pl.col("pool") == "rl").then(n_sources).otherwise(0)
+        frames_of_parts.append(frame.with_columns(part=pl.col("part") + offset))
+        last_source = frame.filter(pl.col("pool") == "rl").select(pl.col("part").max()).collect().item()
+        if last_source is not None:
+            n_sources += int(last_source) + 1
+    pl.concat(frames_of_parts, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
     note_leakage(folder)
     _join_quarantines(folder, folders)
-    pools_there = frames.read(folder / DATA, "pool")["pool"]
-    counts = {f"{pool}_examples": float((pools_there == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
-    write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})
+    pool_column = frames.read(folder / DATA, "pool")["pool"]
+    metrics: dict[str, float] = {}
+    for pool in (*TRAINED, *HELD_OUT):
+        metrics[f"{pool}_examples"] = float((pool_column == pool).sum())
+    write_json(folder / "metrics.json", {**metrics, "parts": len(parts), "rl_sources": n_sources})
 
 
-def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], replay: float | None, seed: int) -> None:
+def _join_demonstrations(
+    folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], replay: float | None, seed: int
+) -> None:
     """All fresh demonstrations, and as many of the old ones as are replayed."""
     heights = [frames.read(source / DATA, "example_id").height for source in folders]
-    fresh = sum(height for height, part in zip(heights, parts, strict=True) if part.fresh)
-    old = sum(heights) - fresh
-    wanted = old if replay is None else min(old, round(replay * fresh))
-    taken = set(random.Random(f"{seed}/replay").sample(range(old), wanted))
-    selected, before = list[pl.LazyFrame](), 0
+    n_fresh = sum(height for height, part in zip(heights, parts, strict=True) if part.fresh)
+    n_old = sum(heights) - n_fresh
+    n_replayed = n_old if replay is None else min(n_old, round(replay * n_fresh))
+    replayed = set(random.Random(f"{seed}/replay").sample(range(n_old), n_replayed))  # numbers among all old rows
+    selected: list[pl.LazyFrame] = []
+    n_before = 0  # old rows of the parts before
     for source, height, part in zip(folders, heights, parts, strict=True):
         frame = pl.scan_parquet(source / DATA, glob=False)
         if not part.fresh:
-            rows = [row for row in range(height) if before + row in taken]
+            rows = [row for row in range(height) if n_before + row in replayed]
             frame = frame.filter(pl.int_range(pl.len()).is_in(pl.Series(rows, dtype=pl.Int64)))
-            before += height
+            n_before += height
         selected.append(frame)
     pl.concat(selected, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
-    kept, rejected = fresh + wanted, _join_quarantines(folder, folders)
-    write_json(folder / "metrics.json", {"kept": kept, "acceptance": kept / max(1, kept + rejected)})
+    n_kept = n_fresh + n_replayed
+    n_rejected = _join_quarantines(folder, folders)
+    write_json(folder / "metrics.json", {"kept": n_kept, "acceptance": n_kept / max(1, n_kept + n_rejected)})
+
+
+def _join_gold_schemas(folder: Path, folders: Sequence[Path]) -> None:
+    """Gold schemas of all parts; that of a held-out question, which all parts have, once."""
+    frame = pl.concat([frames.read(source / DATA) for source in folders], how="diagonal_relaxed")
+    frame = frame.unique("example_id", keep="first", maintain_order=True)
+    frames.write(folder / DATA, frame)
+    n_accepted = sum(json.loads(value) for value in frame["accepted"])
+    write_json(folder / "metrics.json", {"examples": frame.height, "agreement": n_accepted / max(1, frame.height)})
 
 
 def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:
-    """The rows that all parts set aside, in order; returns how many."""
+    """Write the rows that all parts set aside, in order, and return how many there are."""
     count = 0
     with (folder / QUARANTINE).open("wb") as out:
         for source in folders:

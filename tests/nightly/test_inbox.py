@@ -8,7 +8,7 @@ import pytest
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json
-from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS, collect, held_out, leave_out
+from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS, freeze_batch, held_out_rows, set_held_out_aside
 from pipelines.recipe.config import Nightly, Source
 from tests.fakes import build_database
 
@@ -26,7 +26,7 @@ def lines(batch):
 
 @pytest.fixture
 def collected(tmp_path):
-    return lambda place="inbox", table=None, batches="batches": collect(
+    return lambda place="inbox", table=None, batches="batches": freeze_batch(
         Nightly(inbox=str(tmp_path / place), table=table), tmp_path / batches
     )
 
@@ -91,7 +91,7 @@ def test_rows_of_a_table_are_new_questions_too(tmp_path, collected):
 def test_an_inbox_that_cannot_be_read_is_said_plainly(tmp_path, collected, inbox, table, says):
     (tmp_path / "file.sqlite").touch()
     with pytest.raises(DataError, match="names no inbox"):
-        collect(Nightly(), tmp_path / "batches")
+        freeze_batch(Nightly(), tmp_path / "batches")
     with pytest.raises(DataError, match=says):
         collected(inbox, table)
 
@@ -152,14 +152,16 @@ def test_rows_that_are_left_out_of_a_batch_twice_are_all_kept_on_record(tmp_path
 
     assert ids("question") == texts
     first, second, third, fourth = ids()
-    assert leave_out(batch, {second: "t1"})
+    assert set_held_out_aside(batch, {second: "t1"})
     assert ids() == [first, third, fourth]
-    assert leave_out(batch, {second: "t1", fourth: "t2"})
+    assert set_held_out_aside(batch, {second: "t1", fourth: "t2"})
     assert ids() == [first, third]
     gone = [json.loads(line) for line in (batch / HELD_OUT).read_text().splitlines()]
     assert gone == [{"id": second, "asks": "t1"}, {"id": fourth, "asks": "t2"}]
-    assert len(held_out(batch)) == 2
-    assert not leave_out(batch, {first: "t1", third: "t2"})  # nothing would be left: the batch is refused as it is
+    assert len(held_out_rows(batch)) == 2
+    assert not set_held_out_aside(
+        batch, {first: "t1", third: "t2"}
+    )  # nothing would be left: the batch is refused as it is
 
 
 def test_a_table_may_hold_times_and_bytes(tmp_path, collected):

@@ -95,7 +95,7 @@ def test_past_days_are_replayed_in_order_each_once_and_a_killed_replay_goes_on(t
         if len(trained) == 2:
             raise Killed
 
-    days = inbox.days(recipe.nightly, since)
+    days = inbox.delivery_days(recipe.nightly, since)
     assert days == [since, date(2026, 11, 5)]
     with pytest.raises(Killed):
         [a_night(recipe, store, die, day) for day in days]
@@ -105,7 +105,7 @@ def test_past_days_are_replayed_in_order_each_once_and_a_killed_replay_goes_on(t
     assert [(row["decision"], row["rows"]) for row in book.lines()] == [("promoted", 3), ("promoted", 5)]
     assert a_night(recipe, store)["rows"] == 2  # the next night without a date takes the older day's
     with pytest.raises(DataError, match="has no file of 2026-11-06 or later: its newest is of 2026-11-05"):
-        inbox.days(recipe.nightly, date(2026, 11, 6))
+        inbox.delivery_days(recipe.nightly, date(2026, 11, 6))
 
 
 def test_the_next_night_decides_the_same_and_makes_nothing_again(tmp_path, recipe, monkeypatch):
@@ -195,7 +195,7 @@ def test_after_mending_the_bad_rows_all_rows_come_again(tmp_path):
     assert len(bad) == 4  # each of them, with its reason
     assert {row["reason"] for row in bad} == {"gold_no_such_table"}
     farms.questions(tmp_path / "inbox", "new.jsonl", names, [2, 3])  # the four are mended
-    assert len(read_json(inbox.collect(recipe.nightly, book.batches) / "rows.json")) == 40
+    assert len(read_json(inbox.freeze_batch(recipe.nightly, book.batches) / "rows.json")) == 40
 
 
 def test_rows_that_ask_what_is_held_out_take_no_part_and_the_others_go_on(tmp_path):
@@ -215,7 +215,7 @@ def test_rows_that_ask_what_is_held_out_take_no_part_and_the_others_go_on(tmp_pa
     assert len((batch / "questions.jsonl").read_text().splitlines()) == 8
     (line,) = book.lines()
     assert (line["decision"] != "refused", line["rows"], line["held_out"]) == (True, 9, 1)
-    assert inbox.collect(recipe.nightly, book.batches) is None
+    assert inbox.freeze_batch(recipe.nightly, book.batches) is None
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path):
 
 def collected(tmp_path, store, kind):
     farms.questions(tmp_path / "inbox", f"{kind}.jsonl", farms.named(kind, 2), [0, 1])
-    batch = inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), Ledger(store, "farms").batches)
+    batch = inbox.freeze_batch(Nightly(inbox=str(tmp_path / "inbox")), Ledger(store, "farms").batches)
     assert batch is not None
     return batch
 
@@ -175,7 +175,7 @@ def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path, here, r
     champion = Ledger(there, "farms").champion()
     assert (champion.stage, champion.key) == ("sft", "k1")
     batches = Ledger(there, "farms").batches
-    assert inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), batches) is None
+    assert inbox.freeze_batch(Nightly(inbox=str(tmp_path / "inbox")), batches) is None
     (batch,) = batches.glob("[0-9]*")
     assert (batch / "n00.sqlite").is_file()
     ledger_remote.pull(remote, there, said.append)
@@ -253,12 +253,12 @@ def test_rows_that_a_night_left_out_replace_those_that_travelled_before_it(tmp_p
     copy = Ledger(there, "farms").batches / batch.name / inbox.QUESTIONS
     copy.parent.mkdir(parents=True)
     copy.write_bytes(content)
-    assert inbox.leave_out(batch, {json.loads(content.splitlines()[0])["id"]: "held out"})
+    assert inbox.set_held_out_aside(batch, {json.loads(content.splitlines()[0])["id"]: "held out"})
     Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
     ledger_remote.push(remote, here, lambda line: None)
     ledger_remote.pull(remote, there, lambda line: None)
     assert len(copy.read_bytes().splitlines()) == 3
-    assert len(inbox.held_out(copy.parent)) == 1
+    assert len(inbox.held_out_rows(copy.parent)) == 1
 
 
 def test_a_batch_that_the_ledger_there_does_not_name_is_not_pulled(tmp_path, here, remote):

@@ -18,7 +18,7 @@ from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.nightly import night
 from pipelines.nightly.ledger import Champion
-from pipelines.nightly.promotion import HeldOutRecords, decide, distance, drift, trained_on
+from pipelines.nightly.promotion import HeldOutRecords, decide_promotion, distance, question_drift, trained_on
 from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Nightly
@@ -55,28 +55,28 @@ HALF = [index % 8 < 4 for index in range(48)]  # every second database
 @pytest.mark.parametrize("test", ["bootstrap", "mcnemar"])
 def test_clearly_better_is_promoted_and_clearly_worse_is_set_aside(test):
     settings = Nightly.model_validate({"test": test})
-    better = decide(held(HALF, ALL), {}, settings, 0)
+    better = decide_promotion(held(HALF, ALL), {}, settings, 0)
     assert better.decision == "promoted"
     assert better.numbers["difference"] == 0.5
     assert (better.numbers["gained"], better.numbers["lost"]) == (24, 0)
     assert better.numbers["p_mcnemar"] == 2 * 0.5**24
-    assert decide(held(ALL, HALF), {}, settings, 0).decision == "worse"
+    assert decide_promotion(held(ALL, HALF), {}, settings, 0).decision == "worse"
 
 
 def test_a_few_questions_more_are_no_proof():
-    verdict = decide(held(NONE, [index < 5 for index in range(48)]), {}, Nightly(test="mcnemar"), 0)
+    verdict = decide_promotion(held(NONE, [index < 5 for index in range(48)]), {}, Nightly(test="mcnemar"), 0)
     assert verdict.decision == "kept"
     assert verdict.numbers["p_mcnemar"] == 2 * 0.5**5  # 0.0625
     assert "not shown to be better" in verdict.reason
     six = [index < 6 for index in range(48)]
-    assert decide(held(NONE, six), {}, Nightly(test="mcnemar"), 0).decision == "promoted"  # 0.03125
+    assert decide_promotion(held(NONE, six), {}, Nightly(test="mcnemar"), 0).decision == "promoted"  # 0.03125
 
 
 def test_a_guard_that_compares_nothing_lets_nobody_be_promoted():
     """Every answer of the challenger broke there, or the champion was trained on all of its questions."""
     broken = [dataclasses.replace(record, broken=True) for record in records(ALL)]
     for guard in (HeldOutRecords(records(HALF), broken, "strict"), HeldOutRecords([], [], "strict")):
-        verdict = decide(held(HALF, ALL), {"farms": held(HALF, ALL), "ports": guard}, Nightly(), 0)
+        verdict = decide_promotion(held(HALF, ALL), {"farms": held(HALF, ALL), "ports": guard}, Nightly(), 0)
         assert verdict.decision == "kept"
         assert verdict.reason.startswith("whether it loses on ports cannot be told")
         assert verdict.numbers["guard/farms"] == 0.5
@@ -85,35 +85,37 @@ def test_a_guard_that_compares_nothing_lets_nobody_be_promoted():
 def test_a_level_that_loses_more_than_the_bound_stops_a_better_challenger():
     before = [index % 4 == 3 for index in range(48)]  # only the extra ones
     after = [index % 4 != 3 or index < 40 for index in range(48)]  # all others, and 10 of 12 extra ones
-    verdict = decide(held(before, after), {}, Nightly(), 0)
+    verdict = decide_promotion(held(before, after), {}, Nightly(), 0)
     assert verdict.decision == "kept"
     assert verdict.numbers["level/extra"] == pytest.approx(-2 / 12)
     assert "extra -16.7" in verdict.reason
-    assert decide(held(before, after), {}, Nightly(max_drop=0.2), 0).decision == "promoted"
+    assert decide_promotion(held(before, after), {}, Nightly(max_drop=0.2), 0).decision == "promoted"
 
 
 def test_a_level_of_which_nothing_was_answered_decides_nothing():
     """The only question of a level broke on one side: the night still decides by the others."""
     pairs = held(NONE, ALL)
     broken = [dataclasses.replace(one, broken=True) if one.hardness == "extra" else one for one in pairs.after]
-    verdict = decide(HeldOutRecords(pairs.before, broken, "strict"), {}, Nightly(), 0)
+    verdict = decide_promotion(HeldOutRecords(pairs.before, broken, "strict"), {}, Nightly(), 0)
     assert verdict.decision == "promoted"
     assert "level/extra" not in verdict.numbers
 
 
 def test_a_guard_that_is_answered_worse_stops_it_too():
     guard = held([True] * 20, [index > 0 for index in range(20)])  # one of twenty: five points
-    verdict = decide(held(NONE, ALL), {"data/spider_dk": guard}, Nightly(), 0)
+    verdict = decide_promotion(held(NONE, ALL), {"data/spider_dk": guard}, Nightly(), 0)
     assert verdict.decision == "kept"
     assert "data/spider_dk" in verdict.reason or "spider_dk -5.0" in verdict.reason
-    assert decide(held(NONE, ALL), {"data/spider_dk": guard}, Nightly(max_drop=0.05), 0).decision == "promoted"
+    assert (
+        decide_promotion(held(NONE, ALL), {"data/spider_dk": guard}, Nightly(max_drop=0.05), 0).decision == "promoted"
+    )
 
 
 @pytest.mark.parametrize("test", ["bootstrap", "mcnemar"])
 @pytest.mark.parametrize("right", [NONE, HALF, ALL], ids=["none", "half", "all"])
 def test_a_challenger_without_a_difference_or_a_right_answer_is_not_promoted(test, right):
-    assert decide(held(right, right), {}, Nightly(test=test), 0).decision == "kept"
-    assert decide(held(right, NONE), {}, Nightly(test=test, max_drop=1.0), 0).decision != "promoted"
+    assert decide_promotion(held(right, right), {}, Nightly(test=test), 0).decision == "kept"
+    assert decide_promotion(held(right, NONE), {}, Nightly(test=test, max_drop=1.0), 0).decision != "promoted"
 
 
 def test_drift_sees_other_levels_and_other_lengths_but_nothing_in_a_handful():
@@ -125,11 +127,11 @@ def test_drift_sees_other_levels_and_other_lengths_but_nothing_in_a_handful():
         ]
 
     old = asked("easy", 4, 100)
-    assert drift(old, asked("easy", 4, 100)) == {"hardness": 0.0, "length": 0.0}
-    found = drift(old, asked("extra", 40, 100))
+    assert question_drift(old, asked("easy", 4, 100)) == {"hardness": 0.0, "length": 0.0}
+    found = question_drift(old, asked("extra", 40, 100))
     assert found["hardness"] == 1.0
     assert found["length"] >= 0.5
-    assert drift(old, asked("extra", 40, 49)) == {}
+    assert question_drift(old, asked("extra", 40, 49)) == {}
     assert distance("aabb", "aabb") == 0
     assert distance("aaaa", "bb") == 1
     assert distance("aaab", "ab") == 0.25
@@ -278,7 +280,7 @@ def test_they_do_not_count_when_a_challenger_is_held_against_it(
         reason = f"better: {100 * before:.1f} to {100 * after:.1f} % of {len(test.before)} questions"
         return night.PromotionDecision(decided, reason, {})
 
-    monkeypatch.setattr(night, "decide", promoted)
+    monkeypatch.setattr(night, "decide_promotion", promoted)
     site = SimpleNamespace(name="miniature", overrides=(), store=store, recipe=recipes.load("miniature"))
     challenger = night.Challenger("sft", "challenger", "base", (), start)
     stands = Champion("sft", champion, (), 1) if champion else None
