@@ -33,7 +33,7 @@ RESERVED = (QUESTIONS, ROWS, HELD_OUT, QUARANTINE, LINKS)  # a link of such a na
 WITHHELD = "postgresql://user:***@host/"  # stands for an address with a password: the store keeps none
 READ = (".jsonl", *CSV_SUFFIXES)
 # Files that look like questions and are not read; others are databases, which questions name.
-UNREAD = (".json", ".ndjson", ".txt", ".xlsx", ".parquet")
+UNREAD = (".json", ".ndjson", ".txt", ".xlsx", ".xls", ".parquet", ".gz", ".zip")
 Row = dict[str, Any] | BadRow  # an unreadable row is copied with its place, and the data stage sets it aside
 
 

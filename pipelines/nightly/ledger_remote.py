@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 def push(remote: Remote, store: Store, say: Say) -> None:
     """Upload every recipe's batches and, after them, its ledger, unless the one there has gone on further.
 
-    A recipe whose night is at work is skipped with a line.
+    A recipe whose night is at work, or whose ledger there has gone on further, is skipped with a line.
     """
     for recipe, ledger in ledgers(store).items():
         with contextlib.ExitStack() as lock:
@@ -44,6 +44,8 @@ def _push_recipe(remote: Remote, recipe: str, ledger: Ledger, say: Say) -> None:
         remote_lines = remote.read(f"{home}/{LINES}", sizes[LINES])
     has_new_lines = _continues(own_lines, remote_lines, recipe)
     if not has_new_lines and own_lines != remote_lines:
+        if _continues(remote_lines, own_lines, recipe):
+            say(f"not pushed: the nights of {recipe}, which have gone on further there; pull them")
         return
     n_uploaded = _push_batches(remote, home, ledger, sizes)
     if has_new_lines:
@@ -81,6 +83,8 @@ def pull(remote: Remote, store: Store, say: Say) -> None:
             continue
         if PLAIN_NAME.fullmatch(recipe):
             _pull_recipe(remote, recipe, Ledger(store, recipe), sizes, say)
+        else:
+            say(f"not pulled: the nights of {recipe!r}, whose name is not of letters, digits, '.', '@', '_' and '-'")
 
 
 def _pull_recipe(remote: Remote, recipe: str, ledger: Ledger, sizes: Mapping[str, int], say: Say) -> None:

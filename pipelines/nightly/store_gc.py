@@ -53,15 +53,35 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
 
 
 def live_runs(store: Store) -> list[dict[str, Any]]:
-    """The claims of runs that are at work, the oldest first; those of runs that have ended are removed."""
+    """The claims of runs that are at work, the oldest first; those of runs that have ended are removed.
+
+    Raises:
+        DataError: a live run's claim cannot be read, so nobody knows which stages it needs.
+    """
     claims = []
     for path in sorted((store.root / RUNS).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
-            if try_lock(file, shared=True):
-                path.unlink(missing_ok=True)
-            else:
-                claims.append(json.load(file))
+        try:
+            claim = _live_claim(path)
+        except FileNotFoundError:  # its run has just ended
+            continue
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+            hint = "A run that is at work wrote it: wait until it is over."
+            raise DataError(f"cannot read {path}: {reason}", hint) from None
+        if claim is not None:
+            claims.append(claim)
     return sorted(claims, key=lambda row: float(row["since"]))
+
+
+def _live_claim(path: Path) -> dict[str, Any] | None:
+    """The claim of a run that is at work; None if the run has ended, and then its file is removed."""
+    with path.open(encoding="utf-8") as file:
+        if not try_lock(file, shared=True):
+            claim: dict[str, Any] = json.load(file)
+            return claim
+        with contextlib.suppress(OSError):  # a store that may only be read, or another process was first
+            path.unlink()
+    return None
 
 
 def _claimed_names(store: Store) -> set[Name]:

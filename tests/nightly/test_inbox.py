@@ -205,7 +205,7 @@ def test_csv_files_are_taken_too_whatever_the_case_of_their_suffix(tmp_path, col
     )  # the data stage sets it aside
 
 
-@pytest.mark.parametrize("name", ["x.json", "rows.parquet", "sub/y.jsonl"])
+@pytest.mark.parametrize("name", ["x.json", "rows.parquet", "x.jsonl.gz", "x.zip", "sub/y.jsonl"])
 def test_a_file_that_looks_like_questions_and_is_not_read_is_named(tmp_path, collected, name):
     write(tmp_path / "inbox" / "a.jsonl", ROW)
     write(tmp_path / "inbox" / name, ROW)

@@ -218,6 +218,29 @@ def test_ledgers_that_have_parted_are_not_mixed(tmp_path, here, remote):
             move(remote, there, lambda line: None)
 
 
+def test_a_push_behind_the_ledger_there_says_so_and_changes_nothing(tmp_path, here, remote):
+    said = []
+    ledger_remote.push(remote, here, said.append)
+    there = Store(tmp_path / "there")
+    ledger_remote.pull(remote, there, said.append)
+    Ledger(here, "farms").add("night", decision="kept", reason="", new=[])
+    ledger_remote.push(remote, here, said.append)
+    before = remote.read("nightly/farms/ledger.jsonl")
+    ledger_remote.push(remote, there, said.append)
+    assert said[-1] == "not pushed: the nights of farms, which have gone on further there; pull them"
+    assert remote.read("nightly/farms/ledger.jsonl") == before
+
+
+def test_nights_of_a_name_that_no_store_takes_are_not_pulled_without_a_word(tmp_path, here, remote):
+    ledger_remote.push(remote, here, lambda line: None)
+    remote.put(remote.read("nightly/farms/ledger.jsonl"), "nightly/two words/ledger.jsonl")
+    said = []
+    ledger_remote.pull(remote, Store(tmp_path / "there"), said.append)
+    assert said[0] == "nights of farms: 2 pulled"
+    assert said[1].startswith("not pulled: the nights of 'two words', whose name ")
+    assert list(ledgers(Store(tmp_path / "there"))) == ["farms"]
+
+
 def test_nights_travel_again_and_a_line_that_a_kill_cut_short_does_not(tmp_path, here, remote):
     there, half = Store(tmp_path / "there"), '{"event": "night", "reason": "ü'.encode()[:-1]
     for _ in range(2):
