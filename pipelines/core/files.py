@@ -32,7 +32,7 @@ def lock(path: Path, waiting: Callable[[], None] = lambda: None) -> IO[str]:
                     waiting()
                 waited = True
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # The last holder may have removed the file that we waited for: the lock is then that of the next one.
+            # The last holder may have removed the file that we waited for; then the next file at the path is the lock.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     undo.pop_all()
@@ -71,19 +71,19 @@ def write_atomic(path: Path, text: str) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return
-    with writing(path.parent), replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+    with writing(path.parent), replacing(path) as new_path:
+        new_path.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside a file for the block to write; it is renamed to the file at the end, or removed after an error."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # two containers may have processes of one number
+    """A path for the block to write; it is renamed to the file at the end, or removed after an error."""
+    new_path = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # two containers may have processes of one number
     try:
-        yield beside
-        beside.replace(path)
+        yield new_path
+        new_path.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        new_path.unlink(missing_ok=True)
         raise
 
 
@@ -94,8 +94,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; {} if there is none."""
+    if not path.is_file():
+        return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         hint = "See which files of a store are damaged: sqltrain store verify"
         raise DataError(f"{path} is damaged: it is not JSON", hint) from None
@@ -164,9 +166,8 @@ def folder_names(place: Path) -> list[str]:
     """The names of the folders in a folder, sorted, except those that begin with a dot; [] if it does not exist."""
     try:
         with os.scandir(place) as entries:
-            return sorted(
-                entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)
-            )
+            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return sorted(name for name in folders if not name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -192,7 +193,8 @@ def writing(place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (full := disk_full(error, place)) is not None:
+        full = disk_full(error, place)
+        if full is not None:
             raise full from None
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
             raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
@@ -213,16 +215,15 @@ def disk_full(error: BaseException, place: Path) -> ResourceError | None:
 
     Any other error than the user's, such as the death of a worker, counts if the disk has less than `NO_ROOM` bytes.
     """
-    causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    full = any(
-        getattr(cause, "errno", None) in FULL or any(words in str(cause) for words in FULL_WORDS) for cause in causes
-    )
-    if not full and not isinstance(error, UserError):
+    is_full = False
+    cause: BaseException | None = error
+    while cause is not None:
+        is_full = is_full or getattr(cause, "errno", None) in FULL or any(words in str(cause) for words in FULL_WORDS)
+        cause = cause.__cause__ or cause.__context__
+    if not is_full and not isinstance(error, UserError):
         with contextlib.suppress(OSError):
-            full = shutil.disk_usage(place).free < NO_ROOM
-    if not full:
+            is_full = shutil.disk_usage(place).free < NO_ROOM
+    if not is_full:
         return None
     return ResourceError(
         f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."

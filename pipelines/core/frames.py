@@ -25,19 +25,26 @@ def to_frame(records: Iterable[Any], extra: Sequence[Mapping[str, Any]] | None =
     rows = []
     for index, record in enumerate(records):
         row = to_dict(record)
-        for key in (name for name in _AS_JSON if name in row):
-            row[key] = json.dumps(row[key], ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-        rows.append({**row, **extra[index]} if extra is not None else row)
+        for name in _AS_JSON:
+            if name in row:
+                row[name] = json.dumps(row[name], ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        if extra is not None:
+            row |= extra[index]
+        rows.append(row)
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def from_frame(frame: pl.DataFrame, kind: type[Record]) -> list[Record]:
     """Records from a frame of `to_frame`; columns that are not the record's own are left out."""
-    names = {field.name for field in dataclasses.fields(cast(Any, kind))}
-    return [
-        from_dict(kind, {key: json.loads(value) if key in _AS_JSON else value for key, value in row.items()})
-        for row in frame.select([name for name in frame.columns if name in names]).iter_rows(named=True)
-    ]
+    fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
+    columns = [name for name in frame.columns if name in fields]
+    records = []
+    for row in frame.select(columns).iter_rows(named=True):
+        for name in _AS_JSON:
+            if name in row:
+                row[name] = json.loads(row[name])
+        records.append(from_dict(kind, row))
+    return records
 
 
 def write(path: Path, frame: pl.DataFrame) -> None:
@@ -67,7 +74,8 @@ def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
     """These rows of a Parquet file (0-based, they may repeat), in this order; only their row groups are read."""
     if not len(rows):
         return _collect(path, pl.scan_parquet(path, glob=False).head(0))
-    first, last = min(rows), max(rows)
+    first = min(rows)
+    last = max(rows)
     frame = _collect(path, pl.scan_parquet(path, glob=False).slice(first, last - first + 1))
     return frame[[row - first for row in rows]]
 
@@ -76,8 +84,10 @@ def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterat
     """The rows of a Parquet file, or those of rising numbers, a row group at a time and so in little memory."""
     count = _collect(path, pl.scan_parquet(path, glob=False).select(pl.len())).item()
     wanted = np.arange(count) if rows is None else np.asarray(rows)
-    cuts = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
-    yield from (take(path, wanted[start:end].tolist()) for start, end in itertools.pairwise(cuts) if end > start)
+    bounds = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
+    for start, end in itertools.pairwise(bounds):
+        if end > start:
+            yield take(path, wanted[start:end].tolist())
 
 
 @dataclasses.dataclass
@@ -85,7 +95,7 @@ class Writer:
     """Writes a Parquet file from frames that come one after the other and need not fit into memory together."""
 
     path: Path
-    folder: Path  # of the parts until `close`; it must exist.
+    folder: Path  # the folder of the parts until `close`; it must exist.
     parts: list[Path] = dataclasses.field(default_factory=list)
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -106,9 +116,9 @@ class Writer:
 
 def keep(path: Path, rows: Sequence[int] | pl.Series) -> None:
     """Write a Parquet file anew with its rows of these rising numbers alone, a row group at a time."""
-    beside = path.with_name(f"kept-{path.name}")
-    writer = Writer(beside, path.parent)
+    new_path = path.with_name(f"kept-{path.name}")
+    writer = Writer(new_path, path.parent)
     for frame in windows(path, rows):
         writer.add(frame)
     writer.close()
-    beside.replace(path)
+    new_path.replace(path)

@@ -15,8 +15,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = (
-    *("accelerate", "deepspeed", "duckdb", "numpy", "peft", "polars", "psycopg", "sqlglot", "tokenizers", "torch"),
-    *("transformers", "trl"),
+    "accelerate",
+    "deepspeed",
+    "duckdb",
+    "numpy",
+    "peft",
+    "polars",
+    "psycopg",
+    "sqlglot",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "trl",
 )
 GPUS = Path("/proc/driver/nvidia/gpus")
 PROCESSOR = Path("/proc/cpuinfo")
@@ -30,16 +40,43 @@ def facts() -> dict[str, Any]:
 
     No host name and no user name: a store may be pushed to where others read it.
     """
-    git: dict[str, str] = {}
-    for command in ("rev-parse HEAD", "status --porcelain --untracked-files=no") if (ROOT / ".git").exists() else ():
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            words = ["git", "-C", str(ROOT), *command.split()]
-            done = subprocess.run(
-                words, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
-            )
-            git[command.partition(" ")[0]] = done.stdout.strip()
-    commit = git.get("rev-parse")
-    # The processor's model and the best of `INSTRUCTIONS` that it has; "" if the system gives neither.
+    commit = _git("rev-parse HEAD")
+    is_changed = None
+    if commit is not None:
+        is_changed = bool(_git("status --porcelain --untracked-files=no"))
+    libraries = {"sqlite": sqlite3.sqlite_version}
+    for name in LIBRARIES:
+        installed = version(name)
+        if installed is not None:
+            libraries[name] = installed
+    return {
+        "commit": commit,
+        "changed": is_changed,
+        "python": platform.python_version(),
+        "libraries": libraries,
+        "machine": {
+            "system": platform.platform(),
+            "processors": os.cpu_count(),
+            "processor": _processor(),
+            "gpus": _gpus(),
+        },
+    }
+
+
+def _git(arguments: str) -> str | None:
+    """The output of a git command in the checkout; None outside a checkout, or if git fails."""
+    if not (ROOT / ".git").exists():
+        return None
+    command = ["git", "-C", str(ROOT), *arguments.split()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    """The processor's model and the best of `INSTRUCTIONS` that it has; "" if the system gives neither."""
     fields: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -47,23 +84,17 @@ def facts() -> dict[str, Any]:
             fields.setdefault(name.strip().lower(), value.strip())
     flags = fields.get("flags", fields.get("features", "")).split()
     best = next((name for name in INSTRUCTIONS if name in flags), None)
-    lines = [line for path in sorted(GPUS.glob("*/information")) for line in path.read_text().splitlines()]
-    gpus = [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]  # by NVIDIA's driver
-    return {
-        "commit": commit,
-        "changed": None if commit is None else bool(git.get("status")),
-        "python": platform.python_version(),
-        "libraries": {
-            "sqlite": sqlite3.sqlite_version,
-            **{name: installed for name in LIBRARIES if (installed := version(name)) is not None},
-        },
-        "machine": {
-            "system": platform.platform(),
-            "processors": os.cpu_count(),
-            "processor": ", ".join(filter(None, (fields.get("model name"), best))),
-            "gpus": gpus,
-        },
-    }
+    return ", ".join(filter(None, (fields.get("model name"), best)))
+
+
+def _gpus() -> list[str]:
+    """The models of NVIDIA's GPUs, by their driver."""
+    models = []
+    for path in sorted(GPUS.glob("*/information")):
+        for line in path.read_text().splitlines():
+            if line.startswith("Model"):
+                models.append(line.partition(":")[2].strip())
+    return models
 
 
 @functools.cache
@@ -77,7 +108,8 @@ def code_digest() -> str:
 
 def as_tags(made_by: Mapping[str, Any]) -> dict[str, str]:
     """The `facts`, or a manifest's `made_by`, as short texts: commit, python, libraries, machine."""
-    commit, machine = made_by.get("commit"), made_by.get("machine", {})
+    commit = made_by.get("commit")
+    machine = made_by.get("machine", {})
     gpus = Counter(machine.get("gpus", []))
     devices = "".join(f", {count} x {name}" for name, count in gpus.items())
     kind = f" ({machine['processor']})" if machine.get("processor") else ""

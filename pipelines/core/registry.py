@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationInfo
 
 
-# The traits of each kind whose implementation is more than a function: the function together with its traits.
+# Kinds whose implementation is more than a function: the function together with its traits.
 
-# The analyses of an outcome that a reward term may need: tables and columns of both queries; the gold schema; token
-# pairs of both queries; Spider's level of the gold query.
+# Analyses of an outcome that a reward term may need: tables and columns of both queries; the gold schema; token pairs
+# of both queries; Spider's level of the gold query.
 ANALYSES = frozenset({"schema", "gold_schema", "bigrams", "level"})
 
 
@@ -49,11 +49,9 @@ class RewardFunction(NamedTuple):
     pay: Callable[..., Any]  # (outcome, **options) -> its value before its weight; if `by_turn`, a value for each turn.
     # lowest and highest value of a wrong answer; None for a case table, whose order is its own.
     wrong: tuple[float, float] | None = None
-    right: tuple[float, float] | None = None  # the same of a right answer.
-    # whether it pays for turns, and not for the episode: so `grpo.credit=turn` knows which turn earned it.
-    by_turn: bool = False
-    # which of `ANALYSES` it needs: an outcome has those that a term of its panel reads.
-    reads: Collection[str] = ANALYSES
+    right: tuple[float, float] | None = None  # lowest and highest value of a right answer; None as for `wrong`.
+    by_turn: bool = False  # pays for turns, not for the episode, so that `grpo.credit=turn` knows which turn earned it.
+    reads: Collection[str] = ANALYSES  # analyses that it needs: an outcome has those that its panel's terms read.
 
 
 class Equality(NamedTuple):
@@ -61,24 +59,22 @@ class Equality(NamedTuple):
 
     compare: Callable[..., float]  # (result, gold result, gold) -> the score.
     rewrite: Callable[[str], str] | None = None  # applied to both queries before they run; None for nothing.
-    suite: bool = False  # whether every database of the directory must agree.
-    # whether a prediction for SQLite with a second semicolon behind it is wrong, because the official script hands it
-    # to Python's sqlite3 as it is.
+    suite: bool = False  # every database of the directory must agree.
+    # bare: a SQLite prediction with a second semicolon is wrong, because the official script hands it to Python's
+    # sqlite3 as it is.
     bare: bool = False
-    graded: bool = False  # whether the score is a number and not a yes or no.
-    # whether a right prediction is run against the gold query again and again, and paid by its speed.
-    timed: bool = False
-    # whether it needs the value units of both SELECT lists, for which the database's names are read.
-    by_units: bool = False
-    # whether an answer is compared with accepted result files (`evaluation/result_files.py`), and not with the result
-    # of a gold query.
+    graded: bool = False  # the score is a number and not a yes or no.
+    timed: bool = False  # a right prediction is run against the gold query again and again, and paid by its speed.
+    by_units: bool = False  # it needs the value units of both SELECT lists, for which the database's names are read.
+    # by_file: an answer is compared with accepted result files (`evaluation/result_files.py`), not with the result of
+    # a gold query.
     by_file: bool = False
-    # whether it compares the outcome of whole scripts, which needs an engine that gives each episode a copy to change
-    # (`Dialect.keeps_state`).
+    # by_outcome: outcomes of whole scripts are compared, which needs an engine that gives each episode a copy to
+    # change (`Dialect.keeps_state`).
     by_outcome: bool = False
-    # what decides by proof where it can, as "module:function": (pair, engine) -> (score or None, counterexample).
+    # proof: "module:function" that decides by proof where it can: (pair, engine) -> (score or None, counterexample).
     proof: str = ""
-    form: Literal["set", "bag"] = "bag"  # of the rows that two answers must share to be one vote.
+    form: Literal["set", "bag"] = "bag"  # how the rows of two answers are compared to be one vote.
 
 
 class Metric(NamedTuple):
@@ -87,11 +83,10 @@ class Metric(NamedTuple):
     # (records, equality, seed) -> the `Measure` of the unbroken greedy episodes, or of the sampled ones if there are no
     # others; None if it is unknown.
     measure: Callable[..., Any]
-    unit: Literal["percent", "mean", "count"]  # how it is shown: a share in percent, a mean, or a count.
+    unit: Literal["percent", "mean", "count"]  # form of the number: a share in percent, a mean, or a count.
     title: str  # its heading.
     about: str  # its meaning, in a few words.
-    # the table of it; "" for the numbers of `metrics.json` alone.
-    table: Literal["behaviour", "likeness", ""] = "behaviour"
+    table: Literal["behaviour", "likeness", ""] = "behaviour"  # its table; "" for the numbers of `metrics.json` alone.
 
 
 class PolicyMaker(NamedTuple):
@@ -116,9 +111,8 @@ class PolicyMaker(NamedTuple):
 class Serving(NamedTuple):
     """The recipe of a stage while its generating servers run."""
 
-    recipe: Any  # its own `Recipe`, with the addresses of the servers that were started for it.
-    # the GPUs that training may use beside it, as CUDA names them; None for all.
-    training: tuple[str, ...] | None = None
+    recipe: Any  # the stage's `Recipe`, with the addresses of the servers that were started for it.
+    training: tuple[str, ...] | None = None  # CUDA names of the GPUs that training may use; None for all.
 
 
 class OptimizerMaker(NamedTuple):
@@ -127,13 +121,16 @@ class OptimizerMaker(NamedTuple):
     # (network, settings, **options) -> a `torch.optim.Optimizer`; None leaves it to transformers, which makes AdamW of
     # the settings.
     make: Callable[..., Any]
-    whole_matrices: bool = False  # whether it must see whole matrices, which DeepSpeed cuts up.
+    whole_matrices: bool = False  # it must see whole matrices, which DeepSpeed cuts up.
 
 
 T = TypeVar("T")
 Function = TypeVar("Function")
-UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION = "unknown_name", "unsuited_name", "wrong_option"  # of validation errors
-# The entry points of the installed packages, read once for all registries; their type in Python 3.11 lacks `select`.
+# Types of validation errors.
+UNKNOWN_NAME = "unknown_name"
+UNSUITED_NAME = "unsuited_name"
+WRONG_OPTION = "wrong_option"
+# Entry points of the installed packages, read once for all registries; their type in Python 3.11 lacks `select`.
 _entry_points: Callable[[], Any] = functools.cache(metadata.entry_points)
 
 
@@ -237,37 +234,29 @@ class Registry(Generic[T]):
         return options
 
     def options_model(self, name: str) -> type[BaseModel]:
-        """The model of a part's options: the registered one, or its keyword parameters, with strict types and no other
-        names.
-        """
+        """The model of a part's options: the registered one, or its strictly typed keyword parameters."""
         from pydantic import ConfigDict, create_model
 
         entry = self.entry(name)
-        if name not in self._models and entry.options is None:
-            parameters = list(inspect.signature(entry.function, eval_str=True).parameters.values())[self.leading :]
-            required = inspect.Parameter.empty
-            fields: dict[str, Any] = {
-                parameter.name: (
-                    Any if parameter.annotation is required else parameter.annotation,
-                    ... if parameter.default is required else parameter.default,
-                )
-                for parameter in parameters
-            }
+        if entry.options is not None:
+            return entry.options
+        if name not in self._models:
+            parameters = list(inspect.signature(entry.function, eval_str=True).parameters.values())
+            missing = inspect.Parameter.empty
+            fields: dict[str, Any] = {}
+            for parameter in parameters[self.leading :]:
+                annotation = Any if parameter.annotation is missing else parameter.annotation
+                default = ... if parameter.default is missing else parameter.default
+                fields[parameter.name] = (annotation, default)
             strict = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
             self._models[name] = create_model(name, __config__=strict, **fields)
-        return entry.options or self._models[name]
+        return self._models[name]
 
     def used(self, values: Mapping[str, Any]) -> set[str]:
         """The names of this kind that a slice of a recipe (dotted path to JSON value) uses."""
         names: set[str] = set()
         for path in self.fields:
-            found: list[Any] = [values]
-            for step in path.split("."):
-                if step == "*":
-                    found = [item for value in found if isinstance(value, list) for item in value]
-                else:
-                    found = [value[step] for value in found if isinstance(value, Mapping) and step in value]
-            names |= {value for value in found if isinstance(value, str)}
+            names |= {value for value in _values_at(values, path.split(".")) if isinstance(value, str)}
         return names
 
     def _load(self) -> None:
@@ -278,7 +267,9 @@ class Registry(Generic[T]):
         home = importlib.import_module(self.home)
         for module in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{self.home}."):
             importlib.import_module(module.name)
-        for point in _entry_points().select(group=self.group) if self.reads_installed else ():
+        if not self.reads_installed:
+            return
+        for point in _entry_points().select(group=self.group):
             try:
                 point.load()
             except Exception as error:  # a stranger's module may raise anything
@@ -286,6 +277,17 @@ class Registry(Generic[T]):
                     f"the plug-in {point.value!r} of {self.group} cannot be imported: {error}",
                     "Mend that package, or uninstall it.",
                 ) from error
+
+
+def _values_at(value: Any, path: Sequence[str]) -> Iterator[Any]:
+    """The values of nested JSON at a path, whose step `*` stands for every item of a list."""
+    if not path:
+        yield value
+    elif path[0] == "*":
+        for item in value if isinstance(value, list) else ():
+            yield from _values_at(item, path[1:])
+    elif isinstance(value, Mapping) and path[0] in value:
+        yield from _values_at(value[path[0]], path[1:])
 
 
 REWARDS: Registry[RewardFunction] = Registry(
@@ -331,10 +333,24 @@ POLICIES: Registry[PolicyMaker] = Registry(
     part=PolicyMaker,
 )
 ALL: tuple[Registry[Any], ...] = (
-    *(REWARDS, READERS, PROTOCOLS, DIALECTS),
-    *(EQUALITIES, METRICS, FILTER_RULES, OPTIMIZERS, POLICIES),
+    REWARDS,
+    READERS,
+    PROTOCOLS,
+    DIALECTS,
+    EQUALITIES,
+    METRICS,
+    FILTER_RULES,
+    OPTIMIZERS,
+    POLICIES,
 )
 
-# As decorators: @reward("name")
-reward, reader, protocol, dialect = REWARDS, READERS, PROTOCOLS, DIALECTS
-equality, metric, filter_rule, optimizer, policy = EQUALITIES, METRICS, FILTER_RULES, OPTIMIZERS, POLICIES
+# Decorators: @reward("name")
+reward = REWARDS
+reader = READERS
+protocol = PROTOCOLS
+dialect = DIALECTS
+equality = EQUALITIES
+metric = METRICS
+filter_rule = FILTER_RULES
+optimizer = OPTIMIZERS
+policy = POLICIES

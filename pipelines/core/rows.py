@@ -29,7 +29,7 @@ DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a num
 EDGE = 4096  # bytes of a file's two ends, by which a JSON list is told from JSON lines
 NOT_READ = "not_read"  # the field of a copied row that says why the original could not be read
 QUESTION = "question"  # the column that every file of questions has
-SHOWN = 200  # characters of a row's text in a message
+MESSAGE_CHARS = 200  # characters of a row's text in a message
 _BLANKS = re.compile(r"[ \t\r\n]*")
 Needed = Sequence[Sequence[str]]  # columns that a CSV file must have, each with the other names that it may bear
 
@@ -37,8 +37,8 @@ Needed = Sequence[Sequence[str]]  # columns that a CSV file must have, each with
 class Row(NamedTuple):
     """A row of a file."""
 
-    line: int  # that it begins in; of CSV, that it ends in.
-    number: int  # its own: its line, or its place in a JSON list, from 1.
+    line: int  # the line that it begins in; a CSV row's last line.
+    number: int  # its line, or its place in a JSON list, from 1.
     value: Any  # a JSON value, or the `BadRow` that it is.
 
 
@@ -90,8 +90,8 @@ def json_rows(path: Path, hint: str = "") -> Iterator[Row]:
             if is_list:
                 yield from _items(path, stream.read(), hint)
             else:
-                ended_alike = itertools.chain.from_iterable(map(bytes.splitlines, stream))
-                for number, line in enumerate(ended_alike, 1):
+                lines = itertools.chain.from_iterable(map(bytes.splitlines, stream))
+                for number, line in enumerate(lines, 1):
                     if _text(line):
                         yield Row(number, number, _value(line))
     except FileNotFoundError:
@@ -160,8 +160,9 @@ def _behind_blanks(text: str, place: int) -> int:
 
 
 def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
-    """The rows of a CSV file as the JSON objects of a JSONL file: each by the names of the header's columns, in lower
-    case, with the line that it ends in. A blank cell is left out.
+    """The rows of a CSV file as the JSON objects of a JSONL file, each with the line that it ends in.
+
+    Names are those of the header's columns, in lower case. A blank cell is left out.
     """
     try:
         with path.open("rb") as raw:
@@ -173,8 +174,8 @@ def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
             records = _records(csv.reader(lines, delimiter=max(DELIMITERS, key=first.count), strict=True))
             header = _header(path, next(records, (1, []))[1], needed, hint)
             if not needed and header and QUESTION not in header:
-                shown = ", ".join(header)[:SHOWN]
-                yield Row(1, 1, BadRow("no_header", f"the first line names no column {QUESTION}: {shown}"))
+                columns = ", ".join(header)[:MESSAGE_CHARS]
+                yield Row(1, 1, BadRow("no_header", f"the first line names no column {QUESTION}: {columns}"))
             for line, cells in records:
                 if any(map(str.strip, cells)):
                     yield Row(line, line, _by_name(header, cells))
@@ -222,6 +223,6 @@ def _header(path: Path, cells: Sequence[str], needed: Needed, hint: str) -> list
 def _by_name(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | BadRow:
     """A row's cells that are not blank, by the names of their columns."""
     if any(map(str.strip, cells[len(header) :])):
-        shown = f"a text with a comma needs quotes: {','.join(cells)[:SHOWN]}"
-        return BadRow("too_many_cells", f"{len(cells)} cells under {len(header)} columns: {shown}")
+        hint = f"a text with a comma needs quotes: {','.join(cells)[:MESSAGE_CHARS]}"
+        return BadRow("too_many_cells", f"{len(cells)} cells under {len(header)} columns: {hint}")
     return {name: cell for name, cell in zip(header, cells, strict=False) if name and cell.strip()}

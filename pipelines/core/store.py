@@ -1,6 +1,6 @@
 """The content-addressed store: `<root>/<stage>/<key>/`, complete when, and only when, its manifest is there.
 
-A stage is made in a work folder beside its final place and renamed into it, manifest and all, in one step. A killed
+A stage is made in a work folder next to its final place and renamed into it, manifest and all, in one step. A killed
 run leaves the work folder; the next one takes it up and the stage resumes inside. A lock that the kernel drops with
 its holder lets one run wait for another's stage, and outlives no kill -9.
 
@@ -31,14 +31,14 @@ from pipelines.core.files import (
 
 MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
-WORK = ".work-"  # before the key of a stage that is being made
-DAMAGED = ".damaged-"  # before the key of a stage that was set aside
-MARK = ".layout"  # in the root: the number of the layout and of the keys that its stages have
+WORK = ".work-"  # prefix to the key of a stage that is being made
+DAMAGED = ".damaged-"  # prefix to the key of a stage that was set aside
+MARK = ".layout"  # file in the root: the number of the layout and of the keys that its stages have
 LAYOUT = "2\n"
 READABLE = "Give this user the right to read it."
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
-# Wall-clock facts of one making, verdicts that other thresholds change, and files for a resume alone: no manifest lists
-# them, so they may change beside a sealed stage.
+# Files that no manifest lists, so that they may change in a sealed stage: wall-clock facts of one making, verdicts that
+# other thresholds change, and files for a resume alone.
 NOT_CONTENT = frozenset(
     {MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl", "held_out.jsonl"}
     | {"contract.json", "contract.html"}
@@ -76,7 +76,8 @@ class Store:
                 path = self.folder(stage, key) / name
                 try:
                     is_sound = path.lstat().st_size == claim["bytes"]
-                    is_sound = is_sound and (not whole or cached_digest(path) == claim["sha256"])
+                    if is_sound and whole:
+                        is_sound = cached_digest(path) == claim["sha256"]
                 except (FileNotFoundError, NotADirectoryError):
                     is_sound = False
                 except OSError as error:  # it may well be sound: to call it damaged would have it made again
@@ -101,10 +102,12 @@ class Store:
         if not self.has(stage, key) or not self.damage(stage, key, whole):
             return
         with self.locked(stage, key, lambda: None):
-            wrong = self.damage(stage, key, whole) if self.has(stage, key) else []
-            if wrong:  # no other run has set it aside meanwhile
+            if not self.has(stage, key):  # another run has set it aside meanwhile
+                return
+            damaged = self.damage(stage, key, whole)
+            if damaged:
                 aside = self.folder(stage, key).rename(unused_path(self.root / stage / f"{DAMAGED}{key}"))
-                say(f"{stage}/{key} is damaged ({wrong[0]}): set aside as {aside.name}")
+                say(f"{stage}/{key} is damaged ({damaged[0]}): set aside as {aside.name}")
 
     def manifest(self, stage: str, key: str) -> dict[str, Any]:
         """A finished stage's manifest: its inputs, settings and origin, and the digests of its files."""
@@ -120,16 +123,17 @@ class Store:
         raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.")
 
     def made(self) -> dict[tuple[str, str], float]:
-        """The time of each finished stage in seconds since 1970, by (stage, key); no manifest is read: there may be
-        100,000.
+        """The time of each finished stage in seconds since 1970, by (stage, key).
+
+        No manifest is read: there may be 100,000.
         """
         sealed: dict[tuple[str, str], float] = {}
         for stage in folder_names(self.root):
             for key in folder_names(self.root / stage):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    facts = os.stat(f"{self.root}/{stage}/{key}/{MANIFEST}")
-                    if stat.S_ISREG(facts.st_mode):
-                        sealed[stage, key] = facts.st_mtime
+                    manifest = os.stat(f"{self.root}/{stage}/{key}/{MANIFEST}")
+                    if stat.S_ISREG(manifest.st_mode):
+                        sealed[stage, key] = manifest.st_mtime
         return sealed
 
     def make(
@@ -145,20 +149,8 @@ class Store:
         with self.making(stage, key, waiting) as work:
             if work is not None:
                 build(work)
-                # Who may read the folder may read its files, too: libraries write weights for their own user alone.
-                for path in work.rglob("*"):
-                    mode = path.stat().st_mode if path.is_file() and not path.is_symlink() else 0o444
-                    if (wanted := work.stat().st_mode & 0o444) & ~mode:
-                        with contextlib.suppress(OSError):  # another user's file, or a disk that knows no rights
-                            path.chmod(mode | wanted)
-                files = {
-                    str(path.relative_to(work)): {"bytes": path.stat().st_size, "sha256": cached_digest(path)}
-                    for path in sorted(work.rglob("*"))
-                    if path.is_file()
-                    and not path.is_symlink()
-                    and path.name not in NOT_CONTENT
-                    and path.relative_to(work).parts[0] != SHARDS
-                }
+                _share_files(work)
+                files = {str(path.relative_to(work)): _claim(path) for path in _content(work)}
                 write_json(work / MANIFEST, {"stage": stage, "key": key, **about, "files": files})
         return self.folder(stage, key)
 
@@ -168,7 +160,8 @@ class Store:
         if self.has(stage, key):
             yield None
             return
-        work, final = self.work(stage, key), self.folder(stage, key)
+        work = self.work(stage, key)
+        final = self.folder(stage, key)
         with writing(self.root):
             work.mkdir(parents=True, exist_ok=True)
             require_room(work, MIN_FREE_MB)
@@ -192,13 +185,39 @@ class Store:
                 shutil.rmtree(final / SHARDS, ignore_errors=True)
 
 
+def _share_files(work: Path) -> None:
+    """Let whoever may read a folder read its files, too: libraries write weights for their own user alone."""
+    readers = work.stat().st_mode & 0o444
+    for path in work.rglob("*"):
+        if not path.is_file() or path.is_symlink():
+            continue
+        mode = path.stat().st_mode
+        if readers & ~mode:
+            with contextlib.suppress(OSError):  # another user's file, or a disk that knows no rights
+                path.chmod(mode | readers)
+
+
+def _content(work: Path) -> Iterator[Path]:
+    """The files of a stage that its manifest lists."""
+    for path in sorted(work.rglob("*")):
+        if not path.is_file() or path.is_symlink() or path.name in NOT_CONTENT:
+            continue
+        if path.relative_to(work).parts[0] != SHARDS:
+            yield path
+
+
+def _claim(path: Path) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    return {"bytes": path.stat().st_size, "sha256": cached_digest(path)}
+
+
 _KNOWN: dict[tuple[int, int, int, int], str] = {}  # digests made in this process, by the state of their file
 
 
 def cached_digest(path: Path) -> str:
     """A file's digest, made once in this process for a state of the file; a rename changes none."""
-    found = path.stat()
-    state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    status = path.stat()
+    state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     if state not in _KNOWN:
         _KNOWN[state] = sha256(path)
     return _KNOWN[state]

@@ -13,8 +13,8 @@ from pipelines.core.errors import DataError
 
 UTF_8_MARK = b"\xef\xbb\xbf"  # Windows' editors begin a file with it
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-MARK = "\ufeff"  # the same, in text
-_MARKS = re.compile(f"^{MARK}+", re.MULTILINE)  # also of a file that was joined to another
+MARK = "\ufeff"  # the UTF-8 mark in text
+_MARKS = re.compile(f"^{MARK}+", re.MULTILINE)  # marks of the file, and of files that were joined to it
 SAVE_AS_UTF_8 = "Save it as UTF-8."
 
 
@@ -23,8 +23,10 @@ class RepeatedName(ValueError):
 
 
 def read_text(path: Path, hint: str = "") -> str:
-    """The text of a file without byte order marks before its lines, with plain line feeds; DataError if it is not
-    UTF-8.
+    """The text of a file without byte order marks before its lines, with plain line feeds.
+
+    Raises:
+        DataError: it is not UTF-8.
     """
     try:
         data = path.read_bytes()

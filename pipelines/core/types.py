@@ -42,7 +42,7 @@ class Database:
     """Where a question's answer lives."""
 
     id: str  # the benchmark's name for it ("concert_singer").
-    engine: EngineName  # which dialect reads it.
+    engine: EngineName  # the dialect that reads it.
     location: str  # a file path (sqlite, duckdb) or a connection string (postgres).
 
 
@@ -220,7 +220,7 @@ class ExecutionResult:
     rows: tuple[tuple[Scalar, ...], ...] = ()  # at most the row limit; `truncated` if there were more.
     truncated: bool = False
     error: str | None = None  # the message, without paths or host details; None when the status is OK.
-    # a short stable word for it ("no_such_column", "syntax", "timeout", ...); None when OK.
+    # a short stable word for the error ("no_such_column", "syntax", "timeout", ...); None when OK.
     error_class: str | None = None
     # wall-clock of the execution in the worker; never part of a dataset.
     elapsed_ms: float = dataclasses.field(default=0.0, compare=False)
@@ -264,8 +264,8 @@ class Turn:
     text: str  # the agent's text, exactly as generated.
     action: Action
     observation: str | None = None  # the environment's answer as the agent saw it; None after the final turn.
-    status: ExecutionStatus | None = None  # of the execution that the action caused; None when nothing was executed.
-    error_class: str | None = None  # of that execution; None when it was fine.
+    status: ExecutionStatus | None = None  # the status of the action's execution; None when nothing was executed.
+    error_class: str | None = None  # the class of that execution's error; None when it was fine.
     n_rows: int = 0  # rows that the execution returned.
 
 
@@ -290,9 +290,9 @@ class Trajectory:
     prompt: tuple[tuple[str, str], ...]  # the first messages, as (role, text).
     turns: tuple[Turn, ...]  # the agent's turns in order.
     final_sql: str | None  # the answer; None when there is none.
-    stop: StopReason  # why it ended.
+    stop: StopReason  # the reason for its end.
     failure: str | None = None  # the class of the broken boundary when `stop` is BROKEN, else None.
-    forced: bool = False  # whether the last turn is the one forced at the turn cap (SQL-Trail, algorithm 1, line 29).
+    forced: bool = False  # the last turn is the one forced at the turn cap (SQL-Trail, algorithm 1, line 29).
     # (T,) prompt and all turns as the policy saw them; () for policies that speak text only.
     token_ids: tuple[int, ...] = ()
     agent_mask: tuple[int, ...] = ()  # (T,) 1 where the agent generated the token, else 0.
@@ -303,12 +303,12 @@ class Trajectory:
     @property
     def well_formed(self) -> bool:
         """Whether every turn is well-formed and a final SQL is present (the reward panels' meaning of format)."""
-        return self.final_sql is not None and all(t.action.format_error is None for t in self.turns)
+        return self.final_sql is not None and all(turn.action.format_error is None for turn in self.turns)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that a reward may look at: the final SQL and the gold SQL executed once, beside the episode's facts.
+    """All that a reward may look at: the episode, and the results of its final SQL and of the gold SQL.
 
     Analyses that no reward term reads are left out: then fields are None or empty.
     """
@@ -316,8 +316,8 @@ class Outcome:
     example_id: str
     trajectory: Trajectory
     equality: str
-    correct: bool  # by the equality named in `equality`; False when there is no final SQL.
-    status: ExecutionStatus | None  # of the final SQL's execution; None when there is none.
+    correct: bool  # the verdict by `equality`; False when there is no final SQL.
+    status: ExecutionStatus | None  # the status of the final SQL's execution; None when there is no final SQL.
     n_rows: int  # rows that the final SQL returned.
     broken: bool  # a boundary failed for the final SQL or the gold SQL: no reward may be given.
     hardness: Hardness | None  # Spider's level of the gold SQL; None if no analysis asked for it.
@@ -326,7 +326,7 @@ class Outcome:
     # parse or is absent.
     predicted_schema: SchemaItems | None
     gold_items: SchemaItems | None
-    gold_schema: SchemaItems | None  # by consensus; None if the example has none.
+    gold_schema: SchemaItems | None  # the gold schema by consensus; None if the example has none.
     # predicted_bigrams, gold_bigrams: sets of adjacent token pairs; empty when absent.
     predicted_bigrams: frozenset[tuple[str, str]]
     gold_bigrams: frozenset[tuple[str, str]]
@@ -354,8 +354,8 @@ def from_dict(kind: type[Record], value: Mapping[str, Any]) -> Record:
         record: Record = _adapter(kind).validate_python(value)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"a {kind.__name__.lower()} has a bad field {where!r}: {first['msg']}") from None
+        field = ".".join(map(str, first["loc"]))
+        raise DataError(f"a {kind.__name__.lower()} has a bad field {field!r}: {first['msg']}") from None
     return record
 
 
@@ -372,7 +372,7 @@ def read_jsonl(path: Path, kind: type[Record]) -> Iterator[Record]:
 
 
 def is_valid_unicode(text: str) -> bool:
-    """Whether a file or a database takes it: JSON's and YAML's escapes and a command line may hold half characters."""
+    """Whether files and databases take a text: JSON, YAML and a command line may hold half characters."""
     return text.isascii() or not _HALF.search(text)
 
 
@@ -396,7 +396,7 @@ def escape_surrogates(text: str) -> str:
 
 # Fields of a row from outside: text and names that can be used, and the error of the others.
 
-# Names of the fields that hold a row's SQL and its database, in the order in which they are looked at.
+# Names of the fields that hold a row's SQL and its database, in the order of preference.
 SQL = ("sql", "query", "SQL", "gold_sql")
 GOLD_SQLS = "gold_sqls"  # the field of a row, and of an example's `meta`, with further gold queries.
 DATABASE = ("database", "db", "db_id", "db_path")
@@ -434,7 +434,7 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
 
 
 def gold_queries(row: Any, *names: str) -> tuple[str, dict[str, Any]]:
-    """The gold query of a row, and the `meta` of its example: of several (`GOLD_SQLS`) those behind the first."""
+    """The gold query of a row, and the `meta` of its example, which has the further ones of several (`GOLD_SQLS`)."""
     listed = row.get(GOLD_SQLS) if isinstance(row, dict) else None
     if listed is None:
         first = text_field(row, *names)
@@ -447,8 +447,9 @@ def gold_queries(row: Any, *names: str) -> tuple[str, dict[str, Any]]:
         raise BadRow("wrong_type", f"{GOLD_SQLS} is no list of queries")
     texts = [text_field({GOLD_SQLS: text}, GOLD_SQLS) for text in listed]
     first = text_field(row, *names, required=False) or texts[0]
-    more = [text for text in dict.fromkeys(texts) if text != first]
-    return first, {GOLD_SQLS: more} if more else {}
+    further = [text for text in dict.fromkeys(texts) if text != first]
+    meta = {GOLD_SQLS: further} if further else {}
+    return first, meta
 
 
 def history_field(row: Mapping[str, Any]) -> History:
