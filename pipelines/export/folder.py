@@ -23,9 +23,16 @@ from pipelines.rollout.checkpoint_files import (
 
 Kind = Literal["hub-folder", "hub-adapter", "gguf", "ollama"]
 HINT = "Export it with --to hub-folder."
-README, DATASET, MODELFILE = "README.md", Path("dataset", "README.md"), "Modelfile"
+README = "README.md"
+DATASET = Path("dataset", "README.md")
+MODELFILE = "Modelfile"
 TOKENIZER = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt"),
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
 )
 SETTINGS = ("config.json", "generation_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -35,63 +42,96 @@ def write(lineage: Lineage, kind: Kind, out: Path, types: Sequence[str] = ("bf16
     """Write an export, with GGUF files of some types if its kind has them; returns notes for its user, a line each."""
     if out.exists():
         raise DataError(f"{out} exists", "Name a folder that is not there yet.")
-    if kind == "hub-adapter":
-        if lineage.adapter is None:
-            raise DataError(f"{lineage.folder} has no adapters beside it", HINT)
-        if cards.base_name(lineage) is None:
-            raise DataError("the base of these adapters has no hub name, so nobody could load them", HINT)
-        if lineage.card is not None and lineage.card.stage == "grpo" and "sft" in lineage.manifests:
-            raise DataError("these adapters lie over the checkpoint of SFT, which has no hub name", HINT)
-        files = list(_files(lineage.adapter, ADAPTER))
-    else:
-        require_checkpoint(lineage.folder)
-        files = [*_files(lineage.folder, SETTINGS), *weight_files(lineage.folder)]
-        if len(weight_files(lineage.folder)) > 0 and not (lineage.folder / SINGLE).is_file():
-            files.append(lineage.folder / INDEX)
+    files = _adapter_files(lineage) if kind == "hub-adapter" else _weight_files(lineage)
     files += _files(lineage.folder, (CARD, *TOKENIZER))
-    beside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
+    n_copies = 1
+    if kind in ("gguf", "ollama"):
+        n_copies += len(types)
+    work = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(work, ignore_errors=True)
+    notes: list[str] = []
     try:
         with writing(out.parent):
-            beside.mkdir(parents=True)
-            copies = 1 + len(types) * (kind in ("gguf", "ollama"))
-            require_room(beside, copies * sum(path.stat().st_size for path in files) // 2**20 + 1)
+            work.mkdir(parents=True)
+            require_room(work, n_copies * sum(path.stat().st_size for path in files) // 2**20 + 1)
             for path in files:
-                shutil.copyfile(path, beside / path.name)
-            if kind != "hub-adapter" and not weight_files(lineage.folder):
-                # Pickled weights, which other programs rightly refuse to open.
-                network_of(str(lineage.folder), dtype="auto").save_pretrained(beside)
-            if kind == "hub-adapter":  # its base goes by its hub name and commit, and never by a path of this machine
-                revision = (lineage.setting("model") or {}).get("revision")
-                names = {"base_model_name_or_path": cards.base_name(lineage), "revision": revision}
-                write_json(beside / "adapter_config.json", {**read_json(beside / "adapter_config.json"), **names})
-                require_adapters(beside)
+                shutil.copyfile(path, work / path.name)
+            if kind == "hub-adapter":
+                _name_base(lineage, work)
             else:
-                require_checkpoint(beside)
-            text = cards.model_card(lineage, out.name, "adapter" if kind == "hub-adapter" else "model")
-            (beside / README).write_text(text, encoding="utf-8")
-            # The card of the demonstrations; without any, the counts of the questions.
-            text = lineage.demonstrations or "\n\n".join(["# Questions", *cards.question_counts(lineage)]) + "\n"
-            (beside / DATASET).parent.mkdir()
-            (beside / DATASET).write_text(text, encoding="utf-8")
-            notes: list[str] = []
-            weights = "."
+                _write_weights(lineage, work)
+            _write_cards(lineage, kind, work, out.name)
             if kind in ("gguf", "ollama"):
-                try:
-                    gguf_files, notes = llama_cpp.write_gguf(beside, out.name, types)
-                    weights = f"./{gguf_files[0]}"
-                except (ValueError, LookupError) as error:
-                    raise DataError(f"{lineage.folder} is damaged: {error}", "Train it again.") from None
-                except DataError as error:
-                    if kind == "gguf":
-                        raise
-                    notes = [f"{error.message}: Ollama imports the safetensors itself, if it supports the architecture"]
-            if kind == "ollama":
-                text = llama_cpp.modelfile(beside, weights, tokenizer_of(str(beside)), lineage.card)
-                (beside / MODELFILE).write_text(text, encoding="utf-8")
-            beside.rename(out)
+                notes = _write_gguf(lineage, kind, work, out.name, types)
+            work.rename(out)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
+    return notes
+
+
+def _adapter_files(lineage: Lineage) -> list[Path]:
+    """The low-rank adapters of a checkpoint, if others can load them."""
+    if lineage.adapter is None:
+        raise DataError(f"{lineage.folder} has no adapters beside it", HINT)
+    if cards.base_name(lineage) is None:
+        raise DataError("the base of these adapters has no hub name, so nobody could load them", HINT)
+    if lineage.card is not None and lineage.card.stage == "grpo" and "sft" in lineage.manifests:
+        raise DataError("these adapters lie over the checkpoint of SFT, which has no hub name", HINT)
+    return list(_files(lineage.adapter, ADAPTER))
+
+
+def _weight_files(lineage: Lineage) -> list[Path]:
+    """The settings and the safetensors of a checkpoint."""
+    require_checkpoint(lineage.folder)
+    weights = weight_files(lineage.folder)
+    files = [*_files(lineage.folder, SETTINGS), *weights]
+    if weights and not (lineage.folder / SINGLE).is_file():
+        files.append(lineage.folder / INDEX)
+    return files
+
+
+def _name_base(lineage: Lineage, work: Path) -> None:
+    """Name the base of adapters by its hub name and commit, never by a path of this machine."""
+    settings = read_json(work / "adapter_config.json")
+    settings["base_model_name_or_path"] = cards.base_name(lineage)
+    settings["revision"] = (lineage.setting("model") or {}).get("revision")
+    write_json(work / "adapter_config.json", settings)
+    require_adapters(work)
+
+
+def _write_weights(lineage: Lineage, work: Path) -> None:
+    """Write safetensors in place of pickled weights, which other programs rightly refuse to open."""
+    if not weight_files(lineage.folder):
+        network_of(str(lineage.folder), dtype="auto").save_pretrained(work)
+    require_checkpoint(work)
+
+
+def _write_cards(lineage: Lineage, kind: Kind, work: Path, name: str) -> None:
+    """Write the model's card and that of its demonstrations; without any, the counts of its questions."""
+    card = cards.model_card(lineage, name, "adapter" if kind == "hub-adapter" else "model")
+    (work / README).write_text(card, encoding="utf-8")
+    demonstrations = lineage.demonstrations
+    if not demonstrations:
+        demonstrations = "\n\n".join(["# Questions", *cards.question_counts(lineage)]) + "\n"
+    (work / DATASET).parent.mkdir()
+    (work / DATASET).write_text(demonstrations, encoding="utf-8")
+
+
+def _write_gguf(lineage: Lineage, kind: Kind, work: Path, name: str, types: Sequence[str]) -> list[str]:
+    """Write the GGUF files, and for Ollama a Modelfile; returns notes for the user."""
+    weights = "."
+    try:
+        gguf_files, notes = llama_cpp.write_gguf(work, name, types)
+        weights = f"./{gguf_files[0]}"
+    except (ValueError, LookupError) as error:
+        raise DataError(f"{lineage.folder} is damaged: {error}", "Train it again.") from None
+    except DataError as error:
+        if kind == "gguf":
+            raise
+        notes = [f"{error.message}: Ollama imports the safetensors itself, if it supports the architecture"]
+    if kind == "ollama":
+        text = llama_cpp.modelfile(work, weights, tokenizer_of(str(work)), lineage.card)
+        (work / MODELFILE).write_text(text, encoding="utf-8")
     return notes
 
 
