@@ -21,15 +21,15 @@ Choice = Literal["accepted", "mended", "rejected", "open"]
 class Decision:
     """A person's decision on one question."""
 
-    key: str  # of the question (`items.Item`).
+    key: str  # the question's key (`items.Item`).
     id: str  # the question's name, for readers of the file.
-    choice: Choice  # "open" takes an earlier one back.
+    choice: Choice  # "open" takes an earlier decision back.
     at: str  # the moment, in UTC.
-    # question, sql, evidence: the right texts of a mended one; "" of any other.
+    # question, sql, evidence: the right texts of a mended question; "" for any other choice.
     question: str = ""
     sql: str = ""
     evidence: str = ""
-    reason: str = ""  # in the person's words; may be empty.
+    reason: str = ""  # the person's words; may be empty.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,33 +37,34 @@ class ReviewFiles:
     """The paths of a review's files."""
 
     out: Path  # right questions, or corrections.
-    rejected: Path  # the others, with the reason.
-    decisions: Path  # a line each, in the order in which they were made.
+    rejected: Path  # rejected questions, with the reason.
+    decisions: Path  # a line for each decision, in the order in which they were made.
 
     @classmethod
     def of(cls, out: Path) -> ReviewFiles:
         """The files of a review that writes `out`."""
         stem = out.name.removesuffix(".jsonl").removesuffix(".reviewed")
-        files = cls(out, *(out.with_name(f"{stem}.{kind}.jsonl") for kind in ("rejected", "decisions")))
+        rejected = out.with_name(f"{stem}.rejected.jsonl")
+        decisions = out.with_name(f"{stem}.decisions.jsonl")
         if not out.parent.is_dir():
             raise DataError(f"no such folder: {out.parent}", "Pass --out FILE.jsonl.")
-        if not files.decisions.exists():
-            taken = next((path for path in (files.out, files.rejected) if path.exists()), None)
-            if taken is not None:
-                raise DataError(f"{taken} exists, and no review wrote it", "Pass another --out FILE.jsonl.")
-        return files
+        if not decisions.exists():
+            for path in (out, rejected):
+                if path.exists():
+                    raise DataError(f"{path} exists, and no review wrote it", "Pass another --out FILE.jsonl.")
+        return cls(out, rejected, decisions)
 
 
 class Review:
     """The questions of one review and the decisions on them; one process at a time writes its files.
 
     Args:
-        title: of the page.
+        title: the page's title.
         items: the questions.
         corrects: None if the questions are one's own; else the sources' corrections so far by the id of the question,
             and the review writes corrections (`pipelines/benchmarks/corrections.py`): an entry stays, unless its
             question is mended again.
-        address: of the database of all questions; None if each line names its own.
+        address: address of the database of all questions; None if each line names its own.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Review:
         corrects: Mapping[str, Mapping[str, str]] | None = None,
         address: str | None = None,
     ) -> None:
-        self.title, self.files, self.corrects = title, files, corrects
+        self.title = title
+        self.files = files
+        self.corrects = corrects
         self.items = {item.key: item for item in items}
         self._address = address
         with writing(files.decisions.parent):
@@ -82,9 +85,9 @@ class Review:
         if not try_lock(self._locked):
             self._locked.close()
             raise ResourceError(f"another review writes {files.decisions}", "Close that one first.")
-        rows = (from_dict(Decision, row) for _, row in read_lines(files.decisions, torn=True))
-        last = {decision.key: decision for decision in rows}
-        self.decisions = {key: decision for key, decision in last.items() if decision.choice != "open"}
+        self.decisions: dict[str, Decision] = {}  # the last decision on each question that is not open
+        for _, row in read_lines(files.decisions, torn=True):
+            self._note(from_dict(Decision, row))
 
     def item(self, key: object) -> Item:
         """The question of that key."""
@@ -105,40 +108,76 @@ class Review:
     def keep(self, decision: Decision) -> None:
         """Append a decision durably."""
         append_durably(self.files.decisions, json.dumps(to_dict(decision), ensure_ascii=True))
+        self._note(decision)
+
+    def _note(self, decision: Decision) -> None:
         self.decisions.pop(decision.key, None)
         if decision.choice != "open":
             self.decisions[decision.key] = decision
 
     def write(self) -> dict[str, int]:
         """Write the questions or corrections, and the rejected ones; returns the number of questions by choice."""
-        entries, rejected, right = dict(self.corrects or {}), [], []
-        address = {} if self._address is None else {"database": self._address}
+        corrections = dict(self.corrects or {})
+        accepted: list[dict[str, Any]] = []
+        rejected: list[dict[str, Any]] = []
         for item in self.items.values():
-            decision, id = self.decisions.get(item.key), item.example.id
+            decision = self.decisions.get(item.key)
             if decision is None:
                 continue
             if decision.choice == "rejected":
-                found = {"reason": decision.reason, "doubts": list(item.doubts)}
-                rejected.append({"database": item.example.database.id, **item.texts, **item.row, "id": id, **found})
-                continue
-            texts = {name: getattr(decision, name) for name in item.texts}
-            was = {name: text for name, text in item.texts.items() if text != texts[name]}
-            if self.corrects is not None:
-                if decision.choice == "mended":
-                    changed = {name: text for name, text in texts.items() if name == "sql" or name in was}
-                    entries[id] = {"id": id, **changed, "reason": decision.reason}
-            elif decision.choice == "accepted":
-                right.append({**item.row, "id": id, **address, "review": {"choice": decision.choice}})
-            else:
-                # The level belongs to the old SQL, so it is left out.
-                row = {name: value for name, value in item.row.items() if name not in (*SQL, "hardness")}
-                review = {"choice": decision.choice, "reason": decision.reason, "was": was}
-                right.append({**row, "id": id, **texts, "review": review, **address})
-        written: Sequence[Mapping[str, Any]] = right if self.corrects is None else [*entries.values()]
-        for path, rows in ((self.files.out, written), (self.files.rejected, rejected)):
-            write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+                rejected.append(_rejected_row(item, decision))
+            elif self.corrects is None:
+                accepted.append(self._question_row(item, decision))
+            elif decision.choice == "mended":
+                corrections[item.example.id] = _correction(item, decision)
+        rows = accepted if self.corrects is None else list(corrections.values())
+        _write_rows(self.files.out, rows)
+        _write_rows(self.files.rejected, rejected)
         return self.counts()
+
+    def _question_row(self, item: Item, decision: Decision) -> dict[str, Any]:
+        """The line of an accepted or mended question of one's own."""
+        address = {} if self._address is None else {"database": self._address}
+        if decision.choice == "accepted":
+            return {**item.row, "id": item.example.id, **address, "review": {"choice": decision.choice}}
+        # The level belongs to the old SQL, so it is left out.
+        row = {name: value for name, value in item.row.items() if name not in (*SQL, "hardness")}
+        texts = _right_texts(item, decision)
+        review = {"choice": decision.choice, "reason": decision.reason, "was": _replaced_texts(item, texts)}
+        return {**row, "id": item.example.id, **texts, "review": review, **address}
 
     def close(self) -> None:
         """Let another review write the files."""
         self._locked.close()
+
+
+def _right_texts(item: Item, decision: Decision) -> dict[str, str]:
+    return {name: getattr(decision, name) for name in item.texts}
+
+
+def _replaced_texts(item: Item, right: Mapping[str, str]) -> dict[str, str]:
+    """The texts of a question that a decision changed, as they were."""
+    return {name: text for name, text in item.texts.items() if text != right[name]}
+
+
+def _rejected_row(item: Item, decision: Decision) -> dict[str, Any]:
+    return {
+        "database": item.example.database.id,
+        **item.texts,
+        **item.row,
+        "id": item.example.id,
+        "reason": decision.reason,
+        "doubts": list(item.doubts),
+    }
+
+
+def _correction(item: Item, decision: Decision) -> dict[str, str]:
+    """An entry of a file of corrections: the SQL, and the other texts that changed."""
+    texts = _right_texts(item, decision)
+    replaced = _replaced_texts(item, texts)
+    changed = {name: text for name, text in texts.items() if name == "sql" or name in replaced}
+    return {"id": item.example.id, **changed, "reason": decision.reason}
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -19,7 +19,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.sql import health
 from pipelines.sql.engine import SqlEngine
 
-SHOWN_FIELDS = ("style", "teacher", "checker", "hardness")  # of a row, shown beside its question
+SHOWN_FIELDS = ("style", "teacher", "checker", "hardness")  # fields of a row that the page has beside its question
 HINT = 'Each line is {"question": "...", "database": "...", "sql": "SELECT ..."}.'
 
 
@@ -36,15 +36,13 @@ class BlindAnswer:
 class Item:
     """A question with its SQL."""
 
-    # a digest of its texts and its database: a decision holds for them, whatever else the file says. A second line with
-    # the same ones has a number behind it.
+    # key: a digest of its texts and its database; a decision holds for them, whatever else the file says. A second
+    # line with the same texts has a number behind its digest.
     key: str
     example: Example
-    # its line of the file; {} if it is of a benchmark.
-    row: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    votes: tuple[BlindAnswer, ...] = ()  # as the file has them.
-    # votes that cannot be read, and the findings of `sqltrain check --data`, a line each.
-    doubts: tuple[str, ...] = ()
+    row: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its line of the file; {} for a benchmark's.
+    votes: tuple[BlindAnswer, ...] = ()  # the votes of its line.
+    doubts: tuple[str, ...] = ()  # a line for each unreadable vote and each finding of `sqltrain check --data`.
 
     @property
     def is_doubted(self) -> bool:
@@ -73,13 +71,17 @@ def item_of(
 
 
 def read_file(path: Path, database: str | None) -> tuple[list[Item], list[OpenableDatabase]]:
-    """The questions of a JSONL or CSV file, in order, and their databases; `database` is that of all of them (a file,
-    an address, or a name of databases/), or None to take each line's own.
+    """The questions of a JSONL or CSV file, in order, and their databases.
+
+    Args:
+        database: the database of all questions (a file, an address, or a name of databases/); None to take each line's.
     """
     databases: dict[str, OpenableDatabase] = {}
     items: list[Item] = []
     seen: Counter[str] = Counter()
-    needed = [("question",), SQL, *([DATABASE] if database is None else [])]
+    needed = [("question",), SQL]
+    if database is None:
+        needed.append(DATABASE)
     for line, number, row in good_rows(path, needed, HINT):
         try:
             name = database or text_field(row, *DATABASE)
@@ -88,46 +90,57 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
                 file = path.parent / Path(name).expanduser()
                 is_file = database is None and "://" not in name and file.is_file()
                 databases[name] = named.find(str(file) if is_file else name)
-            sql, evidence = text_field(row, *SQL, required=False), text_field(row, "evidence", required=False)
-            question, id = text_field(row, "question"), row.get("id")
+            sql = text_field(row, *SQL, required=False)
+            evidence = text_field(row, "evidence", required=False)
+            question = text_field(row, "question")
         except BadRow as bad:
             raise DataError(f"{path}, line {line}: {bad.detail}", HINT) from None
         except DataError as error:
             raise DataError(f"{path}, line {line}: {error.message}", error.hint) from None
-        id = str(id or f"{path.stem}_{number}")
-        example = Example(id, question, databases[name].database, sql, evidence, source="review")
-        answers = []
-        doubts = []
-        # A number or a text under that name is no vote but another column of the user's own.
-        votes = row.get("votes")
-        if isinstance(votes, dict):
-            votes = [votes]
-        for place, vote in enumerate(votes if isinstance(votes, list) else (), 1):
-            if isinstance(vote, dict) and isinstance(vote.get("sql"), str):
-                answers.append(BlindAnswer(str(vote.get("by")), vote["sql"], vote.get("agrees") is True))
-            else:
-                doubts.append(f"vote {place} of its line cannot be read: it is no object with sql")
-        item = item_of(example, databases[name].address, seen, row, tuple(answers))
+        example_id = str(row.get("id") or f"{path.stem}_{number}")
+        example = Example(example_id, question, databases[name].database, sql, evidence, source="review")
+        votes, doubts = _read_votes(row.get("votes"))
+        item = item_of(example, databases[name].address, seen, row, tuple(votes))
         items.append(dataclasses.replace(item, doubts=tuple(doubts)))
     if not items:
         raise DataError(f"{path} holds no questions", HINT)
     return items, list(databases.values())
 
 
+def _read_votes(value: Any) -> tuple[list[BlindAnswer], list[str]]:
+    """The votes of a line, and a doubt for each that cannot be read.
+
+    A number or a text in their place is not a vote but another column of the user's own.
+    """
+    votes: list[BlindAnswer] = []
+    doubts: list[str] = []
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        return votes, doubts
+    for number, vote in enumerate(value, 1):
+        if isinstance(vote, dict) and isinstance(vote.get("sql"), str):
+            votes.append(BlindAnswer(str(vote.get("by")), vote["sql"], vote.get("agrees") is True))
+        else:
+            doubts.append(f"vote {number} of its line cannot be read: it is no object with sql")
+    return votes, doubts
+
+
 def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
-    """All questions of a recipe's sources that have a path, those whose gold SQL fails among them; a repeated one once.
+    """All questions of a recipe's sources that have a path, also those whose gold SQL fails; a repeated one once.
+
     Readers put or make databases in `folder`.
     """
-    everything = [*recipe.data.sources.values()]
-    sources = [source for source in everything if not source.lacks_path]
+    all_sources = list(recipe.data.sources.values())
+    sources = [source for source in all_sources if not source.lacks_path]
     if not sources:
-        sources = everything  # the first reader says which path to set
+        sources = all_sources  # the first reader says which path to set
     distinct: dict[tuple[str, ...], Example] = {}
-    for place, source in enumerate(sources):
-        if source in sources[:place]:
+    for number, source in enumerate(sources):
+        if source in sources[:number]:
             continue
         for example in base.resolve(base.read(source, recipe.seed, folder).examples, folder):
-            # By more than the id, which two sources may give to two questions; by the texts before any correction.
+            # Two sources may give one id to two questions, so the texts count too, as they were before any correction.
             published = example.annotations.corrected or {}
             texts = {"question": example.question, "sql": example.gold_sql, **published}
             path = os.path.realpath(example.database.location)
@@ -137,7 +150,7 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
 
 
 def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
-    """The items with the doubts about their SQL beside those that they have."""
+    """The items with the doubts about their SQL added to those that they have."""
     with_sql = [item for item in items if item.example.gold_sql]
     doubts: dict[str, list[str]] = {}
     for finding in health.examine([item.example for item in with_sql], sql):
@@ -160,10 +173,10 @@ def corrected(items: Iterable[Item]) -> dict[str, dict[str, str]]:
         if published:
             texts = {name: text for name, text in item.texts.items() if name == "sql" or name in published}
             entries[example.id] = {"id": example.id, **texts, "reason": published["reason"]}
-    shared = [id for id, count in ids.items() if count > 1]
-    if shared:
+    ambiguous = [id for id, count in ids.items() if count > 1]
+    if ambiguous:
         raise DataError(
-            f"{len(shared)} ids are of several questions that need corrections; the first: {shared[0]!r}",
+            f"{len(ambiguous)} ids are of several questions that need corrections; the first: {ambiguous[0]!r}",
             "Give each question of the recipe's sources an id of its own: a file of corrections names them by it.",
         )
     return entries

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.types import is_valid_unicode
 from pipelines.review.decisions import Choice, Decision, Review
-from pipelines.review.items import SHOWN_FIELDS
+from pipelines.review.items import SHOWN_FIELDS, Item
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import result_event
 from pipelines.serving.feedback import utc_time
@@ -26,7 +26,7 @@ from pipelines.serving.web import body_of, guarded, page, while_connected
 from pipelines.sql.engine import SqlEngine
 
 PAGE = Path(__file__).with_name("page.html")
-ROWS = 200  # of a result, on the page
+ROWS = 200  # rows of a result on the page
 HOST = "127.0.0.1"
 TEXT_CHARS = 100_000
 
@@ -66,32 +66,39 @@ class ReviewApp:
 
     async def _state(self, _: Request, user: str) -> Response:
         review = self.review
-        rows = [[key, item.is_doubted, review.choice(key)] for key, item in review.items.items()]
-        files = {"out": review.files.out.name, "rejected": review.files.rejected.name}
-        state = {"title": review.title, "corrects": review.corrects is not None, "files": files, "items": rows}
+        state = {
+            "title": review.title,
+            "corrects": review.corrects is not None,
+            "files": {"out": review.files.out.name, "rejected": review.files.rejected.name},
+            "items": [[key, item.is_doubted, review.choice(key)] for key, item in review.items.items()],
+        }
         return JSONResponse(state)
 
     async def _item(self, request: Request, user: str) -> Response:
         item = self.review.item(request.query_params.get("key", ""))
         decision = self.review.decisions.get(item.key)
-        is_mended = decision is not None and decision.choice == "mended"
-        fields = [f"{name} {item.row[name]}" for name in SHOWN_FIELDS if isinstance(item.row.get(name), str)]
-        shown = {
+        texts = item.texts
+        if decision is not None and decision.choice == "mended":
+            texts = {name: getattr(decision, name) for name in item.texts}
+        about = [f"database {item.example.database.id}"]
+        about += [f"{name} {item.row[name]}" for name in SHOWN_FIELDS if isinstance(item.row.get(name), str)]
+        content = {
             "key": item.key,
             "id": item.example.id,
-            "about": [f"database {item.example.database.id}", *fields],
+            "about": about,
             "doubts": list(item.doubts),
             "votes": [{"by": vote.by, "sql": vote.sql, "agrees": vote.agrees} for vote in item.votes],
             "was": item.texts,
-            **({name: getattr(decision, name) for name in item.texts} if is_mended else item.texts),
+            **texts,
             "choice": self.review.choice(item.key),
             "reason": "" if decision is None else decision.reason,
         }
-        return JSONResponse(shown)
+        return JSONResponse(content)
 
     async def _run(self, request: Request, user: str) -> Response:
         body = await body_of(request)
-        item, sql = self.review.item(body.get("key")), body.get("sql")
+        item = self.review.item(body.get("key"))
+        sql = body.get("sql")
         if not isinstance(sql, str) or not sql.strip():
             raise Denied(400, "there is no SQL yet")
         result = await while_connected(request, self.sql.execute(item.example.database, sql, ROWS))
@@ -100,18 +107,17 @@ class ReviewApp:
     async def _decide(self, request: Request, user: str) -> Response:
         body = await body_of(request)
         item = self.review.item(body.get("key"))
-        texts = {name: body.get(name) or "" for name in (*item.texts, "reason")}
         if body.get("choice") not in get_args(Choice):
             raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
-        for name, text in texts.items():
+        choice: Choice = body["choice"]
+        texts = {}
+        for name in (*item.texts, "reason"):
+            text = body.get(name) or ""
             if not isinstance(text, str) or not is_valid_unicode(text) or len(text) > TEXT_CHARS:
                 raise DataError(f"{name} is not text, or too long")
-        texts = {name: text.strip() for name, text in texts.items()}
-        choice: Choice = body["choice"]
+            texts[name] = text.strip()
         if choice in ("accepted", "mended"):
-            # Unchanged texts are accepted; a browser's field has its own ends of lines.
-            same = all(text.strip().splitlines() == texts[name].splitlines() for name, text in item.texts.items())
-            choice = "accepted" if same else "mended"
+            choice = "accepted" if _is_unchanged(item, texts) else "mended"
             if not texts["question"] or not texts["sql"]:
                 raise DataError("not kept", "A question and its SQL are both needed.")
         if not texts["reason"] and (choice == "rejected" or (choice == "mended" and self.review.corrects is not None)):
@@ -130,6 +136,11 @@ class ReviewApp:
         return JSONResponse({"counts": self.review.write()})
 
 
+def _is_unchanged(item: Item, texts: Mapping[str, str]) -> bool:
+    """Whether texts from the page are those of the question; a browser's field has its own ends of lines."""
+    return all(text.strip().splitlines() == texts[name].splitlines() for name, text in item.texts.items())
+
+
 @contextlib.contextmanager
 def listening(port: int) -> Iterator[socket.socket]:
     """A socket of this machine alone."""
@@ -146,8 +157,8 @@ def listening(port: int) -> Iterator[socket.socket]:
 def serve(review: Review, sql: SqlEngine, listener: socket.socket, say: Callable[[str], None]) -> None:
     """Serve a review until stopped."""
     review_app = ReviewApp(review, sql, say)
-    doubted = sum(item.is_doubted for item in review.items.values())
-    say(f"{len(review.items):,} questions, {doubted:,} of them doubted, {review.counts()['open']:,} to decide")
+    n_doubted = sum(item.is_doubted for item in review.items.values())
+    say(f"{len(review.items):,} questions, {n_doubted:,} of them doubted, {review.counts()['open']:,} to decide")
     say(f"open http://{HOST}:{listener.getsockname()[1]}/#{review_app.token} (stop with Ctrl-C)")
     config = uvicorn.Config(review_app.app(), log_level="warning", timeout_graceful_shutdown=2)
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
