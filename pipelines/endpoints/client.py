@@ -34,10 +34,10 @@ ENDPOINTS = LOCAL / "endpoints.yaml"
 ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers
 EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
 RETRIED = frozenset({408, 409, 425, 429})
-REACH_S = 10.0  # of the one request before a run's first
+REACH_S = 10.0  # seconds for the one request before a run's first
 GATEWAYS = (502, 503, 504)  # statuses of a server whose model is down
 WARN_AFTER = 3  # failures in a row after which a line says what is waited for
-SLICES = 20  # of a time-out: each lets the process look at what has come
+SLICES = 20  # slices of a time-out, at whose ends the process looks at what has come
 LAST_WAIT_S = 60.0  # for answers that are on their way when a run stops: they are paid for
 NO_CONNECTION = "Connection error."  # the client's words for all that happens on the way; its cause says more
 TRANSPORTS = ("httpx2", "httpx")  # what the official client sends with: one or the other, by its version
@@ -47,7 +47,7 @@ OVERFLOW = re.compile(
     r"|maximum prompt length|prompt exceeds max length|exceeded model token limit|range of input length should be"
     r"|context length of only|tokens in the prompt cannot exceed|inputs.? tokens . .max_new_tokens. must be",
     re.IGNORECASE,
-)  # as OpenAI, vLLM, SGLang, llama.cpp and others say it
+)  # words of OpenAI, vLLM, SGLang, llama.cpp and others
 FILTERED = re.compile(
     r"content_?filter|data_?inspection_?failed|content_policy_violation|content management policy|content exists risk",
     re.IGNORECASE,
@@ -64,19 +64,19 @@ class Endpoint(Section):
     base_url: str  # up to and with `/v1`; without a user name or a password.
     model: str
     key_env: str | None = None  # the environment variable that holds the key; null for a server that wants none.
-    # of one request from its first byte to its last, in seconds in which this process was running.
+    # seconds for one request from its first byte to its last, in which this process was running.
     timeout_s: float = pydantic.Field(default=600.0, gt=0)
-    # of one request, for broken connections, cut or malformed answers, 408, 409, 429 and 5xx; with exponential back-off
-    # and jitter, or after what the server's Retry-After says.
+    # times that one request is sent again after a broken connection, a cut or malformed answer, 408, 409, 429 or 5xx;
+    # with exponential back-off and jitter, or after what the server's Retry-After says.
     retries: Positive = 8
-    # requests in flight at once, of a judge, cleaner, linker, extractor, selector or `invent`; a teacher has
+    # requests in flight at once for a judge, cleaner, linker, extractor, selector or `invent`; a teacher has
     # `synthesis.teacher.concurrency`.
     concurrency: Positive = 16
-    patience_s: float = pydantic.Field(default=300.0, gt=0)  # seconds in which nothing works after which the run stops.
+    patience_s: float = pydantic.Field(default=300.0, gt=0)  # seconds without any answer after which the run stops.
     # requests_per_minute, tokens_per_minute: never exceeded; null for no limit.
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
-    # price_in, price_out: of a million tokens of prompt and of answer, in `currency`.
+    # price_in, price_out: prices of a million tokens of prompt and of answer, in `currency`.
     price_in: float = pydantic.Field(default=0.0, ge=0)
     price_out: float = pydantic.Field(default=0.0, ge=0)
     currency: str = "USD"
@@ -84,7 +84,7 @@ class Endpoint(Section):
     # `ask`, `serve` and `mcp` ask, so there a process has this much for itself.
     cap_tokens: Positive | None = None
     cap_cost: float | None = pydantic.Field(default=None, gt=0)
-    # what the server calls the most tokens of an answer; newer OpenAI models want `max_completion_tokens`.
+    # the server's name for the most tokens of an answer; newer OpenAI models want `max_completion_tokens`.
     max_tokens_key: str = "max_tokens"
     # keys of a request's body that the server refuses ("seed", "stop", "temperature", "top_p").
     omit: tuple[str, ...] = ()
@@ -109,16 +109,17 @@ class Endpoint(Section):
         """Refused without being quoted: it may hold a password."""
         if any(sign.isspace() or not sign.isprintable() for sign in url):
             raise RecipeError("its base_url holds a blank or a sign that cannot be seen", "Write it without blanks.")
+        no_address = RecipeError("its base_url is no address", "It looks like https://api.example.com:443/v1.")
         try:
             parts = urllib.parse.urlsplit(url)
-            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port that is none
-            whole, parts = False, urllib.parse.SplitResult("", "", "", "", "")
+            has_host = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # not a port
+            raise no_address from None
         if "@" in parts.netloc or parts.query:
             hint = "Put the secret into an environment variable and name it in key_env."
             raise RecipeError("its base_url holds a user name, a password or a query", hint)
-        if not whole or parts.fragment or NO_HOST.search(parts.netloc):
-            raise RecipeError("its base_url is no address", "It looks like https://api.example.com:443/v1.")
+        if not has_host or parts.fragment or NO_HOST.search(parts.netloc):
+            raise no_address
         if parts.path.rstrip("/").endswith(("/completions", "/responses", "/models")):
             hint = "End it with the part before: requests go to /chat/completions below it."
             raise RecipeError("its base_url is the address of one request, not of the interface", hint)
@@ -144,18 +145,21 @@ class Endpoint(Section):
 
 
 def endpoints_path() -> Path:
-    """The file of endpoints: what SQLTRAIN_ENDPOINTS names, or `conf/local/endpoints.yaml` of the working folder, else
-    of the checkout.
-    """
-    here = Path("conf", "local", ENDPOINTS.name)
-    return Path(
-        os.environ.get(ENDPOINTS_VARIABLE) or (ENDPOINTS if ENDPOINTS.is_file() and not here.is_file() else here)
-    )
+    """The file that SQLTRAIN_ENDPOINTS names, or `conf/local/endpoints.yaml` of the working folder or the checkout."""
+    named = os.environ.get(ENDPOINTS_VARIABLE)
+    if named:
+        return Path(named)
+    in_working_folder = Path("conf", "local", ENDPOINTS.name)
+    if ENDPOINTS.is_file() and not in_working_folder.is_file():
+        return ENDPOINTS
+    return in_working_folder
 
 
 def endpoints(path: Path) -> dict[str, Any]:
-    """The entries of a file of endpoints, unchecked, by their names; {} where there is none."""
-    return {str(key): value for key, value in (read_yaml(path) if path.is_file() else {}).items()}
+    """The entries of a file of endpoints, unchecked, by their names; {} without such a file."""
+    if not path.is_file():
+        return {}
+    return {str(key): value for key, value in read_yaml(path).items()}
 
 
 def endpoint(name: str, path: Path | None = None) -> Endpoint:
@@ -187,7 +191,8 @@ class Connection:
     """The official asynchronous client of one endpoint, which errors call `name`; one for each event loop."""
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
-        self.endpoint, self.name = endpoint, name
+        self.endpoint = endpoint
+        self.name = name
         self._key = os.environ.get(endpoint.key_env, "").strip() if endpoint.key_env else "none"
         if not self._key:
             raise ResourceError(f"endpoint {name!r} has no key", f"Set the environment variable {endpoint.key_env}.")
@@ -199,14 +204,14 @@ class Connection:
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_way: set[asyncio.Task[Any]] = set()
-        self._left: set[asyncio.Task[Any]] = set()  # of these, the ones whose asker has gone
+        self._left: set[asyncio.Task[Any]] = set()  # requests on their way whose asker has gone
 
     async def reach(self) -> None:
         """Ask the server once for its models, which costs nothing."""
         import openai
 
         try:
-            # Whatever comes is no matter: a server may list no models, and answer.
+            # The content does not matter: a server may list no models, and answer.
             await within(self._open().get("/models", cast_to=str), min(REACH_S, self.endpoint.timeout_s))
         except (openai.APIError, TimeoutError) as error:
             status = status_of(error)
@@ -214,11 +219,9 @@ class Connection:
                 raise self._explain(error) from None
             is_away = isinstance(error, TimeoutError) or "Connect" in type(error.__cause__).__name__
             if is_away or status in GATEWAYS:
-                hint = f"Start it, or mend its entry in {ENDPOINTS.name}."
-                where = f"endpoint {self.name!r} at {self.endpoint.base_url}"
-                raise ResourceError(
-                    f"{where} does not answer: {shortened(self._words(error)).rstrip('.')}", hint
-                ) from None
+                words = shortened(self._words(error)).rstrip(".")
+                problem = f"endpoint {self.name!r} at {self.endpoint.base_url} does not answer: {words}"
+                raise ResourceError(problem, f"Start it, or mend its entry in {ENDPOINTS.name}.") from None
 
     async def ask(self, send: Callable[[Any], Coroutine[Any, Any, Answer]], tokens: int = 0) -> Answer:
         """The answer that `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
@@ -226,63 +229,70 @@ class Connection:
         Cancelled, it sends nothing more; a request that is on its way goes on until `close`. It may use so many tokens,
         for the endpoint's limit per minute.
         """
-        import openai
-
-        attempt = 0
+        attempt = 0  # failures of this request while the endpoint was up
         while True:
             await self._breaker.admit()
             await self.pace.admit(tokens)
-            request = asyncio.create_task(within(send(self._open()), self.endpoint.timeout_s))
-            self._on_way.add(request)
-            request.add_done_callback(self._on_way.discard)
-            request.add_done_callback(self._left.discard)
             try:
-                answer = await asyncio.shield(request)
-            except asyncio.CancelledError:
-                if not request.done():
-                    self._left.add(request)
-                raise
+                answer = await self._send(send)
             except Exception as error:
-                # Errors of ours, and of programs, are for the caller; so is what repeating cannot mend.
-                status = status_of(error)
-                passing = (openai.APIConnectionError, openai.APIResponseValidationError, TimeoutError, Malformed)
-                cut = tuple(sys.modules[name].HTTPError for name in TRANSPORTS if name in sys.modules)  # while read
-                broken = (*passing, *cut, json.JSONDecodeError, UnicodeDecodeError)
-                if not isinstance(error, (openai.APIError, *broken)):
+                if not _is_boundary_error(error):  # an error of ours, or of a program, is the caller's
                     raise
-                quota = getattr(error, "code", None) == "insufficient_quota" or status == 402
-                passes = status is None or status in RETRIED or status >= 500
-                retried = passes and (isinstance(error, broken) or status is not None)
-                explained = self._explain(error)
-                # Some servers send these two as a 500, or with an answer of status 200.
-                is_final = isinstance(explained, ContextOverflow | Refused)
-                if not retried or quota or is_final:
-                    self._breaker.worked()
-                    raise explained from None
-                wait_s = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
-                if status == 429:
-                    self._breaker.worked()  # it lives, and is busy
-                    pause_s = min(wait_s or 0.0, self.endpoint.patience_s)
-                    self.pace.held_until = max(self.pace.held_until, time.monotonic() + pause_s)
-                else:
-                    self._breaker.failed(*self._failure(error, status))
-                    if self._breaker.failures == WARN_AFTER:
-                        patience_s = self.endpoint.patience_s
-                        log.warning("%s; it is asked again, for %g s at most", explained.message, patience_s)
-                if wait_s is not None and wait_s > self.endpoint.patience_s:
-                    hint = "Run again later: nothing that was answered is asked again."
-                    raise ResourceError(
-                        f"endpoint {self.name!r} wants {wait_s:.0f} s without requests ({status})", hint
-                    ) from None
+                asked_wait_s = self._note_failure(error)
                 if attempt >= self.endpoint.retries and not self._breaker.open:
-                    raise explained from None
-                wait = delay(attempt, wait_s)
+                    raise self._explain(error) from None
                 self.pace.tokens.level += tokens
-                attempt += not self._breaker.open  # an endpoint that is down does not use up a request's own attempts
-                await asyncio.sleep(wait)
+                wait_s = delay(attempt, asked_wait_s)
+                if not self._breaker.open:  # an endpoint that is down does not use up a request's own attempts
+                    attempt += 1
+                await asyncio.sleep(wait_s)
             else:
                 self._breaker.worked()
                 return answer
+
+    async def _send(self, send: Callable[[Any], Coroutine[Any, Any, Answer]]) -> Answer:
+        """One request, which goes on if its asker is cancelled."""
+        request = asyncio.create_task(within(send(self._open()), self.endpoint.timeout_s))
+        self._on_way.add(request)
+        request.add_done_callback(self._on_way.discard)
+        request.add_done_callback(self._left.discard)
+        try:
+            return await asyncio.shield(request)
+        except asyncio.CancelledError:
+            if not request.done():
+                self._left.add(request)
+            raise
+
+    def _note_failure(self, error: Any) -> float | None:
+        """Tell breaker and pace of a failed request, and return the seconds that the server asks to wait, or None.
+
+        Raises:
+            SqltrainError: what repeating the request cannot mend.
+        """
+        import openai
+
+        status = status_of(error)
+        explained = self._explain(error)
+        # Some servers send an overflow or a refusal as a 500, or with an answer of status 200.
+        if not _is_passing(error) or isinstance(explained, ContextOverflow | Refused):
+            self._breaker.worked()
+            raise explained from None
+        wait_s = None
+        if isinstance(error, openai.APIStatusError):
+            wait_s = retry_after(error.response.headers)
+        patience_s = self.endpoint.patience_s
+        if status == 429:
+            self._breaker.worked()  # it lives, and is busy
+            pause_s = min(wait_s or 0.0, patience_s)
+            self.pace.held_until = max(self.pace.held_until, time.monotonic() + pause_s)
+        else:
+            self._breaker.failed(*self._failure(error, status))
+            if self._breaker.failures == WARN_AFTER:
+                log.warning("%s; it is asked again, for %g s at most", explained.message, patience_s)
+        if wait_s is not None and wait_s > patience_s:
+            problem = f"endpoint {self.name!r} wants {wait_s:.0f} s without requests ({status})"
+            raise ResourceError(problem, "Run again later: nothing that was answered is asked again.") from None
+        return wait_s
 
     async def close(self) -> None:
         """Close the running event loop's connections, once what is on its way has come; the next request opens new
@@ -371,6 +381,39 @@ def status_of(error: Any) -> int | None:
     """The HTTP status of a failed request; None if no answer came, or one that could not be read."""
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) and status >= 400 else None
+
+
+def _broken_errors() -> tuple[type[BaseException], ...]:
+    """Errors of a request without a readable answer."""
+    import openai
+
+    transports = [sys.modules[name].HTTPError for name in TRANSPORTS if name in sys.modules]  # while a body is read
+    return (
+        openai.APIConnectionError,
+        openai.APIResponseValidationError,
+        TimeoutError,
+        Malformed,
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        *transports,
+    )
+
+
+def _is_boundary_error(error: Exception) -> bool:
+    """Whether the server, or the way to it, made an error."""
+    import openai
+
+    return isinstance(error, (openai.APIError, *_broken_errors()))
+
+
+def _is_passing(error: Any) -> bool:
+    """Whether the same request may succeed later."""
+    status = status_of(error)
+    if status == 402 or getattr(error, "code", None) == "insufficient_quota":
+        return False
+    if status is None:
+        return isinstance(error, _broken_errors())
+    return status in RETRIED or status >= 500
 
 
 async def within(request: Awaitable[Answer], seconds: float) -> Answer:
