@@ -23,22 +23,25 @@ NAMED = pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator=
 LEAKED = "a training pool asks this held-out question too"
 NOT_BLANK = {"regex": r"\S"}
 # Classes of Great Expectations.
-IN_SET, UNIQUE = "ExpectColumnValuesToBeInSet", "ExpectColumnValuesToBeUnique"
-MATCHES, NULL = "ExpectColumnValuesToMatchRegex", "ExpectColumnValuesToBeNull"
-BETWEEN, EQUAL = "ExpectColumnValuesToBeBetween", "ExpectColumnPairValuesToBeEqual"
+IN_SET = "ExpectColumnValuesToBeInSet"
+UNIQUE = "ExpectColumnValuesToBeUnique"
+MATCHES = "ExpectColumnValuesToMatchRegex"
+NULL = "ExpectColumnValuesToBeNull"
+BETWEEN = "ExpectColumnValuesToBeBetween"
+EQUAL = "ExpectColumnPairValuesToBeEqual"
 
 
 @dataclass(frozen=True)
 class Check:
     """One expectation of a suite."""
 
-    says: str  # what is wrong with a row that breaks it, in a few plain words.
+    says: str  # the fault of a row that breaks it, in a few plain words.
     expectation: str  # the name of a Great Expectations class.
     column: str
     options: Mapping[str, Any]  # its arguments besides the column.
     allowed: float = 0.0  # share of rows that may break it.
-    advice: str = "Mend the rows."  # what to do about it, in one sentence.
-    pools: tuple[str, ...] = ()  # it holds for each of them by itself, by the column `pool`; () for all rows together.
+    advice: str = "Mend the rows."  # the remedy, in one sentence.
+    pools: tuple[str, ...] = ()  # values of the column `pool`, each checked by itself; () checks all rows together.
 
 
 def _at_most(says: str, column: str, allowed: float, setting: str, pools: tuple[str, ...] = ()) -> Check:
@@ -48,13 +51,12 @@ def _at_most(says: str, column: str, allowed: float, setting: str, pools: tuple[
 
 def _leaked(folder: Path) -> pl.DataFrame:
     """The held-out questions that a training pool asks of the same database, by id, with that pool."""
-    leaks = {
-        leak["held_out"]: pool
-        for pool, leaks in read_json(folder / LEAKAGE).items()
-        for leak in leaks["leaks"]
-        if leak["same_database"] and leak["kind"] in SAME_QUESTION
-    }
-    columns = {"id": list(leaks), "leaked_from": list(leaks.values())}
+    pool_by_id: dict[str, str] = {}
+    for pool, report in read_json(folder / LEAKAGE).items():
+        for leak in report["leaks"]:
+            if leak["same_database"] and leak["kind"] in SAME_QUESTION:
+                pool_by_id[leak["held_out"]] = pool
+    columns = {"id": list(pool_by_id), "leaked_from": list(pool_by_id.values())}
     return pl.DataFrame(columns, schema={"id": pl.String, "leaked_from": pl.String})
 
 
@@ -91,9 +93,10 @@ def example_rows(folder: Path) -> pl.DataFrame:
         leaked_from=pl.when(pl.col("pool").is_in(HELD_OUT)).then("leaked_from"),
     )
     columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
-    aside = read_json_lines(folder / QUARANTINE)
-    bad = [row for row in aside if row.get("chosen", True) and is_fault(row["pool"], row["reason"])]
-    rejected = [(f"{row['pool']}/{row['row']}", f"{row['reason']}: {row['detail']}", row["pool"]) for row in bad]
+    rejected = []
+    for row in read_json_lines(folder / QUARANTINE):
+        if row.get("chosen", True) and is_fault(row["pool"], row["reason"]):
+            rejected.append((f"{row['pool']}/{row['row']}", f"{row['reason']}: {row['detail']}", row["pool"]))
     schema = dict.fromkeys(("row", "rejected", "pool"), pl.String())
     return pl.concat([frame.select(columns), pl.DataFrame(rejected, schema, orient="row")], how="diagonal")
 
@@ -106,7 +109,7 @@ def leak_rows(folder: Path) -> pl.DataFrame:
 
 
 def trajectory_rows(folder: Path) -> pl.DataFrame:
-    # A row group at a time: whole trajectories of millions of questions fit no memory, these columns of them do.
+    """The trajectories, read a row group at a time: millions of them fit no memory, but these columns do."""
     return pl.concat(
         frame.select(
             row=NAMED,
@@ -149,7 +152,8 @@ ROWS: Mapping[str, Callable[[Path], pl.DataFrame]] = {  # by stage; each row has
 
 def stage_checks(kind: str, recipe: Recipe) -> list[Check]:
     """The checks that the rows of a stage must hold to."""
-    limits, unique = recipe.contracts, Check("its name is taken", UNIQUE, "row", {})
+    limits = recipe.contracts
+    unique = Check("its name is taken", UNIQUE, "row", {})
     leaked = _at_most(LEAKED, "leaked_from", limits.max_leaked, "contracts.max_leaked", HELD_OUT)
     duplicates = limits.max_duplicates, "contracts.max_duplicates", POOLS
     questions = [

@@ -30,7 +30,11 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6
 
 
 def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
-    """Check the contract of a finished stage and return the verdict; None for a stage without one."""
+    """Check the contract of a finished stage and return the verdict; None for a stage without one.
+
+    Raises:
+        DataError: the stage breaks its contract.
+    """
     if result.kind not in ROWS:
         return None
     checks = stage_checks(result.kind, recipe)
@@ -44,17 +48,23 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
         write_json(path, verdict)
         write_atomic(path.with_suffix(".html"), contract_html(verdict))
     if not verdict["passed"]:
-        broken = [item for item in verdict["checks"] if not item["passed"]]
-        first = broken[0]
-        rows = ", ".join(f"{example['row']} ({example['value']})" for example in first["examples"][:3])
-        more = f"; {len(broken) - 1} more checks are broken" if len(broken) > 1 else ""
-        where = f" of pool {first['pool']}" if first["pool"] else ""
-        raise DataError(
-            f"the data of stage {verdict['stage']!r} breaks its contract: {first['says']} in {first['bad']} of "
-            f"{first['rows']} rows{where} ({first['share']:.1%}, allowed {first['allowed']:.1%}): {rows}{more}",
-            f"All of it is in {path.with_suffix('.html')}. {first['advice']}",
-        )
+        raise _breach(verdict, path.with_suffix(".html"))
     return verdict
+
+
+def _breach(verdict: Mapping[str, Any], page: Path) -> DataError:
+    """The error of a broken contract: its first broken check, with the first rows that break it."""
+    broken = [item for item in verdict["checks"] if not item["passed"]]
+    first = broken[0]
+    in_pool = f" of pool {first['pool']}" if first["pool"] else ""
+    count = f"{first['bad']} of {first['rows']} rows{in_pool}"
+    shares = f"{first['share']:.1%}, allowed {first['allowed']:.1%}"
+    rows = ", ".join(f"{example['row']} ({example['value']})" for example in first["examples"][:3])
+    message = f"the data of stage {verdict['stage']!r} breaks its contract: "
+    message += f"{first['says']} in {count} ({shares}): {rows}"
+    if len(broken) > 1:
+        message += f"; {len(broken) - 1} more checks are broken"
+    return DataError(message, f"All of it is in {page}. {first['advice']}")
 
 
 def read_verdict(path: Path) -> dict[str, Any]:
@@ -63,7 +73,9 @@ def read_verdict(path: Path) -> dict[str, Any]:
         verdict = read_json(path)
     except DataError:
         return {}
-    return verdict if isinstance(verdict, dict) and "passed" in verdict and "checks" in verdict else {}
+    if isinstance(verdict, dict) and "passed" in verdict and "checks" in verdict:
+        return verdict
+    return {}
 
 
 def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
@@ -71,9 +83,7 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
     import logging
     import warnings
 
-    # A check with pools holds for each of them by itself; "" stands for all rows together.
-    pools = set(frame["pool"].unique()) if any(item.pools for item in checks) else set()
-    parts = [(item, pool) for item in checks for pool in item.pools or ("",) if not item.pools or pool in pools]
+    checks_by_pool = _checks_by_pool(frame, checks)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas' and marshmallow's deprecations inside Great Expectations
         try:
@@ -88,7 +98,7 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
         asset = context.data_sources.add_pandas("stage").add_dataframe_asset("rows")
         batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame.to_pandas()})
         expectations = []
-        for number, (item, pool) in enumerate(parts):
+        for number, (item, pool) in enumerate(checks_by_pool):
             options: dict[str, Any] = {} if "column_A" in item.options else {"column": item.column}
             if pool:
                 options |= {"row_condition": f'pool=="{pool}"', "condition_parser": "pandas"}
@@ -102,86 +112,107 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
         }
         suite = gx.ExpectationSuite(name="contract", expectations=expectations)
         results = batch.validate(suite, result_format=layout).results
-    verdicts = []
-    for outcome in sorted(results, key=lambda one: int(one.expectation_config.meta["number"])):
-        item, pool = parts[int(outcome.expectation_config.meta["number"])]
-        # Great Expectations has two shapes for an expectation that raised.
-        info = outcome.exception_info
-        shapes = [info] if "raised_exception" in info else list(info.values())
-        raised = [str(shape.get("exception_message")) for shape in shapes if shape.get("raised_exception")]
-        counts = outcome.result
-        if raised or "element_count" not in counts:
-            message = " ".join(" ".join(raised).split())[:300] or "it counted no rows"
-            raise SqltrainError(f"the contract {item.says!r} could not be evaluated: {message}")
-        bad, total = int(counts.get("unexpected_count") or 0), int(counts["element_count"])
-        examples = []
-        for row in counts.get("partial_unexpected_index_list") or []:
-            values = [str(value) for name, value in row.items() if name != "row"]
-            examples.append({"row": str(row["row"]), "value": " / ".join(values)[:200]})
-        verdicts.append(
-            {
-                "says": item.says,
-                "pool": pool,
-                "rows": total,
-                "column": item.column,
-                "passed": bool(outcome.success),
-                "bad": bad,
-                "share": round(bad / total, 6) if total else 0.0,
-                "allowed": item.allowed,
-                "advice": item.advice,
-                "examples": examples,
-            }
-        )
+    numbered = sorted((int(outcome.expectation_config.meta["number"]), outcome) for outcome in results)
+    verdicts = [_check_verdict(*checks_by_pool[number], outcome) for number, outcome in numbered]
     return {"rows": frame.height, "passed": all(item["passed"] for item in verdicts), "checks": verdicts}
+
+
+def _checks_by_pool(frame: pl.DataFrame, checks: Sequence[Check]) -> list[tuple[Check, str]]:
+    """Each check with each of its pools that has rows; "" stands for all rows together."""
+    pools: set[str] = set()
+    if any(item.pools for item in checks):
+        pools = set(frame["pool"].unique())
+    pairs = []
+    for item in checks:
+        if not item.pools:
+            pairs.append((item, ""))
+        pairs += [(item, pool) for pool in item.pools if pool in pools]
+    return pairs
+
+
+def _check_verdict(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
+    """The verdict of one check over one pool.
+
+    Raises:
+        SqltrainError: it could not be evaluated.
+    """
+    info = outcome.exception_info
+    exceptions = [info] if "raised_exception" in info else list(info.values())  # its two forms
+    raised = [str(each.get("exception_message")) for each in exceptions if each.get("raised_exception")]
+    counts = outcome.result
+    if raised or "element_count" not in counts:
+        message = " ".join(" ".join(raised).split())[:300] or "it counted no rows"
+        raise SqltrainError(f"the contract {item.says!r} could not be evaluated: {message}")
+    n_bad = int(counts.get("unexpected_count") or 0)
+    n_rows = int(counts["element_count"])
+    examples = []
+    for row in counts.get("partial_unexpected_index_list") or []:
+        values = [str(value) for name, value in row.items() if name != "row"]
+        examples.append({"row": str(row["row"]), "value": " / ".join(values)[:200]})
+    return {
+        "says": item.says,
+        "pool": pool,
+        "rows": n_rows,
+        "column": item.column,
+        "passed": bool(outcome.success),
+        "bad": n_bad,
+        "share": round(n_bad / n_rows, 6) if n_rows else 0.0,
+        "allowed": item.allowed,
+        "advice": item.advice,
+        "examples": examples,
+    }
 
 
 def contract_html(verdict: Mapping[str, Any]) -> str:
     """A contract's verdict as one page that needs nothing else; every value is escaped."""
-    lines = [
-        "<tr><td class={}>{}</td><td>{}</td><td>{}</td><td>{} of {}</td><td>{:.2%}</td><td>{:.2%}</td></tr>".format(
-            "ok" if item["passed"] else "bad",
-            "held" if item["passed"] else "broken",
-            escape(item["pool"] or "all"),
-            escape(item["says"]),
-            item["bad"],
-            item["rows"],
-            item["share"],
-            item["allowed"],
+    checks = []
+    rows = []
+    for item in verdict["checks"]:
+        state = "held" if item["passed"] else "broken"
+        class_ = "ok" if item["passed"] else "bad"
+        pool = escape(item["pool"] or "all")
+        checks.append(
+            f"<tr><td class={class_}>{state}</td><td>{pool}</td><td>{escape(item['says'])}</td>"
+            f"<td>{item['bad']} of {item['rows']}</td><td>{item['share']:.2%}</td><td>{item['allowed']:.2%}</td></tr>"
         )
-        for item in verdict["checks"]
-    ]
-    rows_html = [
-        f"<tr><td>{escape(item['says'])}</td><td><code>{escape(example['row'])}</code></td>"
-        f"<td>{escape(example['value'])}</td></tr>"
-        for item in verdict["checks"]
-        for example in item["examples"]
-    ]
+        for example in item["examples"]:
+            rows.append(
+                f"<tr><td>{escape(item['says'])}</td><td><code>{escape(example['row'])}</code></td>"
+                f"<td>{escape(example['value'])}</td></tr>"
+            )
     title = f"Contract of stage {escape(verdict['stage'])}: {'held' if verdict['passed'] else 'broken'}"
-    rows = f"<h2>Rows</h2><table><tr><th>what</th><th>row</th><th>value</th></tr>{''.join(rows_html)}</table>"
+    rows_table = ""
+    if rows:
+        rows_table = f"<h2>Rows</h2><table><tr><th>what</th><th>row</th><th>value</th></tr>{''.join(rows)}</table>"
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><p>{verdict['rows']} rows.</p>"
         "<table><tr><th></th><th>pool</th><th>a row is wrong when</th><th>rows</th>"
-        f"<th>share</th><th>allowed</th></tr>{''.join(lines)}</table>{rows if rows_html else ''}</html>\n"
+        f"<th>share</th><th>allowed</th></tr>{''.join(checks)}</table>{rows_table}</html>\n"
     )
 
 
 def contract_markdown(verdict: Mapping[str, Any]) -> str:
-    how, cell = "held" if verdict["passed"] else "**BROKEN**", markdown_cell
-    head = f"Contract of **{cell(verdict['stage'])}**: {how}, {verdict['rows']} rows\n"
+    """A contract's verdict as Markdown."""
+    state = "held" if verdict["passed"] else "**BROKEN**"
     lines = [
-        f"| {'ok' if item['passed'] else '**broken**'} | {cell(item['pool'] or 'all')} | {cell(item['says'])} "
-        f"| {item['bad']} of {item['rows']} | {item['share']:.2%} | {item['allowed']:.2%} |"
-        for item in verdict["checks"]
+        f"Contract of **{markdown_cell(verdict['stage'])}**: {state}, {verdict['rows']} rows\n",
+        "| | pool | a row is wrong when | rows | share | allowed |",
+        "|---|---|---|---|---|---|",
     ]
-    rows = [
-        f"| {cell(item['says'])} | {cell(example['row'])} | {cell(example['value'])} |"
-        for item in verdict["checks"]
-        for example in item["examples"]
-    ]
-    detail_lines = ["", "| what | row | value |", "|---|---|---|", *rows] if rows else []
-    table = ["| | pool | a row is wrong when | rows | share | allowed |", "|---|---|---|---|---|---|", *lines]
-    return "\n".join([head, *table, *detail_lines])
+    rows = []
+    for item in verdict["checks"]:
+        mark = "ok" if item["passed"] else "**broken**"
+        says = markdown_cell(item["says"])
+        lines.append(
+            f"| {mark} | {markdown_cell(item['pool'] or 'all')} | {says} | {item['bad']} of {item['rows']} "
+            f"| {item['share']:.2%} | {item['allowed']:.2%} |"
+        )
+        for example in item["examples"]:
+            rows.append(f"| {says} | {markdown_cell(example['row'])} | {markdown_cell(example['value'])} |")
+    if rows:
+        lines += ["", "| what | row | value |", "|---|---|---|", *rows]
+    return "\n".join(lines)
 
 
 def markdown_cell(text: str) -> str:

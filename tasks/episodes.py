@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ import polars as pl
 from pipelines.core import frames
 from pipelines.core.errors import BoundaryError, SqltrainError
 from pipelines.core.types import Example, Trajectory
+from pipelines.evaluation.record import EpisodeRecord
 from pipelines.recipe.config import Recipe
 from pipelines.serving.feedback import Feedback
 from pipelines.stages.context import examples
@@ -35,78 +36,115 @@ if TYPE_CHECKING:
 SAMPLE = 5  # a trace costs some 100 ms, and its evaluation as much again: never every rollout
 # MLflow asks its server about each trace; the defaults start ten threads for five rows.
 QUIET = {"MLFLOW_GENAI_EVAL_MAX_WORKERS": "1", "MLFLOW_GENAI_EVAL_MAX_SCORER_WORKERS": "1"}
-MAX_QUESTIONS = 2000  # of a dataset: MLflow looks each row up before it writes it, some 2 ms a row
+MAX_QUESTIONS = 2000  # questions of a dataset: MLflow looks each row up before it writes it, some 2 ms a row
 
 
 def log_traces(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: StageResult) -> None:
     """Send an evenly spaced sample of an evaluation's greedy trajectories, and their verdicts."""
-    folders = [step.folder for step in needs if step.kind == "test"]
-    questions = {example.id: example for folder in folders for example in examples(folder, "test")}
-    has_records = (result.folder / RECORDS).is_file()
-    verdicts = {record.example_id: record for record in records(result.folder, "greedy")} if has_records else {}
-    frame = frames.read(result.folder / "data.parquet")
-    if "pass" in frame.columns:
-        frame = frame.filter(pl.col("pass") == "greedy")
-    sample = frames.from_frame(frame.gather_every(max(1, frame.height // SAMPLE)).head(SAMPLE), Trajectory)
+    questions = {}
+    for step in needs:
+        if step.kind == "test":
+            questions |= {example.id: example for example in examples(step.folder, "test")}
+    verdicts = {}
+    if (result.folder / RECORDS).is_file():
+        verdicts = {record.example_id: record for record in records(result.folder, "greedy")}
     with warnings.catch_warnings(), mlflow_client.tracking_at(run.uri):
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
-        names = {_trajectory_trace(run, one, questions.get(one.example_id)): one.example_id for one in sample}
-        judged = {trace: verdicts[name] for trace, name in names.items() if name in verdicts}
-        if not judged:
-            return
-        logged = (models.find_logged_model(run.client, run.experiment_id, step.key) for step in needs)
-        model = next((model.model_id for model in logged if model is not None), None)
-        gold = {trace: questions[name].gold_sql for trace, name in names.items() if name in questions}
-        expected = [{"expected_response": gold[trace]} if gold.get(trace) else {} for trace in judged]
-        rows = [
-            {"trace": run.client.get_trace(trace), "expectations": expectation}
-            for trace, expectation in zip(judged, expected, strict=True)
-        ]
-        # The verdicts are put on the traces through MLflow's own evaluation, so that its pages show them.
-        import mlflow
-        from mlflow.entities import AssessmentSource, Feedback
-        from mlflow.genai.scorers import scorer
+        judged: dict[str, EpisodeRecord] = {}  # id of a trace -> our verdict
+        rows = []
+        for trajectory in _greedy_sample(result.folder):
+            question = questions.get(trajectory.example_id)
+            trace = _trajectory_trace(run, trajectory, question)
+            if trajectory.example_id not in verdicts:
+                continue
+            judged[trace] = verdicts[trajectory.example_id]
+            expectations = {}
+            if question is not None and question.gold_sql:
+                expectations["expected_response"] = question.gold_sql
+            rows.append({"trace": run.client.get_trace(trace), "expectations": expectations})
+        if rows:
+            _judge_traces(run, recipe.headline, judged, rows, _evaluated_model(run, needs))
 
-        source = AssessmentSource("CODE", f"sqltrain {recipe.headline}")
 
-        def execution_accuracy(trace: Any) -> Any:
-            record = judged[trace.info.trace_id]
-            why = f"{record.n_rows} rows, gold has {record.gold_rows}"
-            why = why if record.diagnosis is None else record.diagnosis.evidence
-            return Feedback(value=record.right(recipe.headline), rationale=why, source=source)
+def _greedy_sample(folder: Path) -> list[Trajectory]:
+    """Evenly spaced greedy trajectories of an evaluation."""
+    frame = frames.read(folder / "data.parquet")
+    if "pass" in frame.columns:
+        frame = frame.filter(pl.col("pass") == "greedy")
+    every = max(1, frame.height // SAMPLE)
+    return list(frames.from_frame(frame.gather_every(every).head(SAMPLE), Trajectory))
 
-        def error_class(trace: Any) -> Any:
-            record = judged[trace.info.trace_id]
-            error = "none" if record.diagnosis is None else str(record.diagnosis.error)
-            return Feedback(value=f"broken: {record.failure}" if record.broken else error, source=source)
 
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
-        # It prints a summary and a bar; a command's output is for its user.
-        quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-        with quiet[0], quiet[1], mlflow.start_run(run_id=run.run_id):
-            scorers = [scorer(execution_accuracy), scorer(error_class)]
-            mlflow.genai.evaluate(data=rows, scorers=scorers, model_id=model)
+def _evaluated_model(run: MlflowRun, needs: Sequence[Step]) -> str | None:
+    """The id of the checkpoint's logged model; None if no stage before the evaluation has one."""
+    for step in needs:
+        model = models.find_logged_model(run.client, run.experiment_id, step.key)
+        if model is not None:
+            return str(model.model_id)
+    return None
+
+
+def _judge_traces(
+    run: MlflowRun,
+    equality: str,
+    judged: Mapping[str, EpisodeRecord],
+    rows: Sequence[Mapping[str, Any]],
+    model: str | None,
+) -> None:
+    """Put verdicts on traces through MLflow's own evaluation, so that its pages show them."""
+    import mlflow
+    from mlflow.entities import AssessmentSource, Feedback
+    from mlflow.genai.scorers import scorer
+
+    source = AssessmentSource("CODE", f"sqltrain {equality}")
+
+    def execution_accuracy(trace: Any) -> Any:
+        record = judged[trace.info.trace_id]
+        rationale = f"{record.n_rows} rows, gold has {record.gold_rows}"
+        if record.diagnosis is not None:
+            rationale = record.diagnosis.evidence
+        return Feedback(value=record.right(equality), rationale=rationale, source=source)
+
+    def error_class(trace: Any) -> Any:
+        record = judged[trace.info.trace_id]
+        value = "none"
+        if record.broken:
+            value = f"broken: {record.failure}"
+        elif record.diagnosis is not None:
+            value = str(record.diagnosis.error)
+        return Feedback(value=value, source=source)
+
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    # It prints a summary and a bar; a command's output is for its user.
+    quiet_out = contextlib.redirect_stdout(io.StringIO())
+    quiet_err = contextlib.redirect_stderr(io.StringIO())
+    with quiet_out, quiet_err, mlflow.start_run(run_id=run.run_id):
+        scorers = [scorer(execution_accuracy), scorer(error_class)]
+        mlflow.genai.evaluate(data=list(rows), scorers=scorers, model_id=model)
 
 
 def _trajectory_trace(run: MlflowRun, trajectory: Trajectory, question: Example | None) -> str:
     """Send one trajectory and return its trace's id."""
-    client, prompt = run.client, trajectory.prompt
+    client = run.client
+    prompt = trajectory.prompt
     inputs = {"question": prompt[-1][1] if prompt else ""}
     if question is not None:
         inputs = {"question": question.question, "database": question.database.id}
     root = client.start_trace(
         trajectory.example_id, span_type="AGENT", inputs=inputs, experiment_id=run.experiment_id, run_id=run.run_id
     )
-    at = (root.trace_id, root.span_id)
+    parent = (root.trace_id, root.span_id)
     for number, turn in enumerate(trajectory.turns, 1):
-        messages = {"messages": [{"role": role, "content": text} for role, text in prompt]} if number == 1 else None
-        span = client.start_span(f"turn {number}", *at, span_type="LLM", inputs=messages)
+        messages = None
+        if number == 1:
+            messages = {"messages": [{"role": role, "content": text} for role, text in prompt]}
+        span = client.start_span(f"turn {number}", *parent, span_type="LLM", inputs=messages)
         attributes: dict[str, Any] = {"action": turn.action.kind.value, "format_error": turn.action.format_error}
         client.end_span(root.trace_id, span.span_id, outputs={"text": turn.text}, attributes=attributes)
         if turn.status is None:
             continue
-        tool = client.start_span("execute", *at, span_type="TOOL", inputs={"sql": turn.action.content})
+        tool = client.start_span("execute", *parent, span_type="TOOL", inputs={"sql": turn.action.content})
         attributes = {"status": turn.status.value, "error_class": turn.error_class, "rows": turn.n_rows}
         status = "OK" if turn.error_class is None else "ERROR"
         outputs = {"observation": turn.observation}
@@ -125,7 +163,9 @@ def log_questions(run: MlflowRun, recipe: Recipe, needs: Sequence[Step]) -> None
 
     It is made once; a benchmark of more than `MAX_QUESTIONS` gets none.
     """
-    for step in (step for step in needs if step.kind == "test"):
+    for step in needs:
+        if step.kind != "test":
+            continue
         name = f"{recipe.benchmark.name} {step.key}"
         if run.client.search_datasets([run.experiment_id], f"name = '{name}'"):
             continue
@@ -134,8 +174,9 @@ def log_questions(run: MlflowRun, recipe: Recipe, needs: Sequence[Step]) -> None
             continue
         rows = []
         for example in asked:
-            evidence = {"evidence": example.evidence} if example.evidence else {}
-            inputs = {"question": example.in_context(), "database": example.database.id, **evidence}
+            inputs = {"question": example.in_context(), "database": example.database.id}
+            if example.evidence:
+                inputs["evidence"] = example.evidence
             rows.append({"inputs": inputs, "expectations": {"expected_response": example.gold_sql}})
         with warnings.catch_warnings(), mlflow_client.tracking_at(run.uri):
             warnings.simplefilter("ignore")  # deprecations inside MLflow
@@ -143,7 +184,7 @@ def log_questions(run: MlflowRun, recipe: Recipe, needs: Sequence[Step]) -> None
             run.client.create_dataset(name, [run.experiment_id], tags).merge_records(rows)
 
 
-# What people said of served answers, as feedback on MLflow's traces: `python -m tasks.episodes FOLDER STORE`.
+# Verdicts of people on served answers, as feedback on MLflow's traces: `python -m tasks.episodes FOLDER STORE`.
 
 log = logging.getLogger(__name__)
 EXPERIMENT = "served questions"
@@ -153,32 +194,19 @@ VERDICT = "user_verdict"
 def send_feedback(feedback: Feedback, store: Path) -> None:
     """Send the verdicts that MLflow does not have yet; one that fails is sent the next time."""
     uri = mlflow_client.tracking_uri(store)
-    server, reason = mlflow_client.without_password(uri), mlflow_client.unreachable_reason(uri)
+    server = mlflow_client.without_password(uri)
+    reason = mlflow_client.unreachable_reason(uri)
     if reason:
         raise BoundaryError(f"{server} does not answer: {reason}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
         try:
             client = mlflow_client.connect(uri, store)
-            place = mlflow_client.experiment(client, EXPERIMENT, store, log.warning)
-            import mlflow
-            from mlflow.entities import AssessmentSource
-
+            experiment_id = mlflow_client.experiment(client, EXPERIMENT, store, log.warning)
             with mlflow_client.tracking_at(uri):
-                traces: dict[str, str] = {}  # a question may have several verdicts
-                for row in feedback.unsynced():
-                    trace = traces[row["id"]] = (
-                        row["trace"] or traces.get(row["id"]) or _question_trace(client, place, row)
-                    )
-                    source = AssessmentSource("HUMAN", row["user"])
-                    mlflow.log_feedback(trace_id=trace, name=VERDICT, value=row["good"], source=source)
-                    if row["sql"]:
-                        mlflow.log_expectation(
-                            trace_id=trace, name="expected_response", value=row["sql"], source=source
-                        )
-                    feedback.mark_synced(row["number"], row["id"], trace)
+                _send_verdicts(feedback, client, experiment_id)
                 for trace in feedback.deleted_traces():
-                    client.delete_traces(place, trace_ids=[trace])
+                    client.delete_traces(experiment_id, trace_ids=[trace])
                     feedback.forget_trace(trace)
         except SqltrainError:
             raise
@@ -186,10 +214,26 @@ def send_feedback(feedback: Feedback, store: Path) -> None:
             raise BoundaryError(f"{server} refuses: {mlflow_client.error_line(error)}") from error
 
 
-def _question_trace(client: MlflowClient, place: str, row: dict[str, Any]) -> str:
+def _send_verdicts(feedback: Feedback, client: MlflowClient, experiment_id: str) -> None:
+    import mlflow
+    from mlflow.entities import AssessmentSource
+
+    traces: dict[str, str] = {}  # id of a question -> its trace: it may have several verdicts
+    for row in feedback.unsynced():
+        trace = row["trace"] or traces.get(row["id"]) or _question_trace(client, experiment_id, row)
+        traces[row["id"]] = trace
+        source = AssessmentSource("HUMAN", row["user"])
+        mlflow.log_feedback(trace_id=trace, name=VERDICT, value=row["good"], source=source)
+        if row["sql"]:
+            mlflow.log_expectation(trace_id=trace, name="expected_response", value=row["sql"], source=source)
+        feedback.mark_synced(row["number"], row["id"], trace)
+
+
+def _question_trace(client: MlflowClient, experiment_id: str, row: dict[str, Any]) -> str:
+    """Send one served question and return its trace's id."""
     inputs = {"question": row["question"], "database": row["database"]}
-    root = client.start_trace(row["id"], span_type="AGENT", inputs=inputs, experiment_id=place)
-    span, last = None, row["events"][-1] if row["events"] else {}
+    root = client.start_trace(row["id"], span_type="AGENT", inputs=inputs, experiment_id=experiment_id)
+    span = None
     for event in row["events"]:
         if event["type"] == "sql":
             query = {"sql": event["sql"]}
@@ -199,9 +243,11 @@ def _question_trace(client: MlflowClient, place: str, row: dict[str, Any]) -> st
             span = None
     if span is not None:
         client.end_span(root.trace_id, span.span_id)
+    last = row["events"][-1] if row["events"] else {}
     outputs = {name: last[name] for name in ("sql", "message") if name in last}
-    facts = {"model": row["model"], "asked_at": row["at"]}
-    client.end_trace(root.trace_id, outputs, facts, "OK" if last.get("type") == "answer" else "ERROR")
+    attributes = {"model": row["model"], "asked_at": row["at"]}
+    status = "OK" if last.get("type") == "answer" else "ERROR"
+    client.end_trace(root.trace_id, outputs, attributes, status)
     return str(root.trace_id)
 
 

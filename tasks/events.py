@@ -26,13 +26,15 @@ from prefect.events.worker import EventsWorker
 
 from pipelines.core.store import Store
 from pipelines.nightly.ledger import PROD
-from pipelines.recipe.config import Recipe
+from pipelines.recipe.config import Recipe, Source
 from pipelines.report.terminal import stage_figures
 from pipelines.stages.graph import StageResult, Step, seen_by
 from tasks.contracts import markdown_cell
 from tasks.models import ALIASES, HEADLINE
 
-PROMOTED, REFUSED, FAILED = "sqltrain.champion.promoted", "sqltrain.night.refused", "sqltrain.run.failed"
+PROMOTED = "sqltrain.champion.promoted"
+REFUSED = "sqltrain.night.refused"
+FAILED = "sqltrain.run.failed"
 STAGED = "sqltrain.champion.staged"  # promoted in staging: a person may promote it to prod
 PROGRESS = "sqltrain.run.progress"
 EVERY_S = 60.0  # seconds between two events of progress
@@ -49,10 +51,19 @@ def asset_key(recipe: str, name: str, role: str = "") -> str:
 
 def upstream_assets(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
     """The addresses of a stage's inputs: other stages, or the files of its questions."""
-    sources = {"data": (recipe.data.sft, *recipe.data.rl, recipe.data.dev), "test": tuple(recipe.data.test)}
-    paths = [Path(str(source.path)).expanduser().resolve() for source in sources.get(step.kind, ()) if source.path]
-    files = [f"file://{_NOT_ALLOWED.sub('-', str(path))}" for path in paths]
-    return [*(asset_key(recipe.name, name, role) for name in step.needs), *dict.fromkeys(files)]
+    sources: tuple[Source, ...] = ()
+    if step.kind == "data":
+        sources = (recipe.data.sft, *recipe.data.rl, recipe.data.dev)
+    elif step.kind == "test":
+        sources = tuple(recipe.data.test)
+    assets: list[str | Asset] = [asset_key(recipe.name, name, role) for name in step.needs]
+    for source in sources:
+        if source.path:
+            path = Path(str(source.path)).expanduser().resolve()
+            file = f"file://{_NOT_ALLOWED.sub('-', str(path))}"
+            if file not in assets:
+                assets.append(file)
+    return assets
 
 
 def add_asset_metadata(figures: Mapping[str, Any]) -> None:
@@ -71,8 +82,9 @@ def publish_champion_asset(line: Mapping[str, Any]) -> None:
 def publish_champion(recipe: str, store: Store, line: Mapping[str, Any]) -> None:
     """Publish a new champion of the line's tier: servers of the recipe may load it now."""
     tier = line.get("tier", PROD)
-    stage, key = line["challenger"]["stage"], line["challenger"]["key"]
-    deps: list[str | Asset] = [asset_key(recipe, name) for name in (stage, f"evaluate_{stage}")]
+    stage = line["challenger"]["stage"]
+    key = line["challenger"]["key"]
+    deps: list[str | Asset] = [asset_key(recipe, stage), asset_key(recipe, f"evaluate_{stage}")]
     champion = [asset_key(recipe, ALIASES[tier])]
     publish_champion_asset.with_options(name=ALIASES[tier], assets=champion, asset_deps=deps)(line)
     model = str(store.folder(stage, key) / "model")
@@ -127,34 +139,55 @@ def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[d
     rows = []
     for step in steps:
         result = done.get(step.name)
-        state = "not made" if result is None else "cached" if result.cached else "made"
-        figures = "" if result is None else stage_figures(step.name, result.metrics, ", ")
-        row = {"stage": step.name, "state": state, "key": step.key, "figures": figures, "why": step.why}
-        rows.append({**row, "folder": str(step.folder)})
+        state = "not made"
+        figures = ""
+        if result is not None:
+            state = "cached" if result.cached else "made"
+            figures = stage_figures(step.name, result.metrics, ", ")
+        rows.append(
+            {
+                "stage": step.name,
+                "state": state,
+                "key": step.key,
+                "figures": figures,
+                "why": step.why,
+                "folder": str(step.folder),
+            }
+        )
     return rows
 
 
 def accuracy_markdown(results: Iterable[StageResult], recipe: Recipe) -> str:
-    """The headline figures of every evaluation, with their intervals in percent and the number of questions, as one
-    table; "" without an evaluation.
+    """The headline figures of every evaluation as one table; "" without an evaluation.
+
+    Figures and their intervals are in percent.
     """
-    lines = []
-    for result in results:
-        if result.kind.startswith("evaluate_"):
-            cells = [result.kind.removeprefix("evaluate_"), markdown_cell(seen_by(result.name, recipe).benchmark.name)]
-            cells.append(f"{result.metrics.get('n_questions', 0):,.0f}")
-            for key in HEADLINE:
-                bounds = [
-                    f"{100 * result.metrics[name]:.1f}"
-                    for name in (f"{key}_low", f"{key}_high")
-                    if name in result.metrics
-                ]
-                interval = f" [{', '.join(bounds)}]" if bounds else ""
-                cells.append(f"{100 * result.metrics[key]:.1f}{interval}" if key in result.metrics else "")
-            lines.append(f"| {' | '.join(cells)} |")
     names = ("checkpoint", "benchmark", "questions", *HEADLINE)
-    head = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    return "\n".join([*head, *lines]) if lines else ""
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    has_rows = False
+    for result in results:
+        if not result.kind.startswith("evaluate_"):
+            continue
+        has_rows = True
+        cells = [
+            result.kind.removeprefix("evaluate_"),
+            markdown_cell(seen_by(result.name, recipe).benchmark.name),
+            f"{result.metrics.get('n_questions', 0):,.0f}",
+            *(_figure_in_percent(result.metrics, name) for name in HEADLINE),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) if has_rows else ""
+
+
+def _figure_in_percent(metrics: Mapping[str, float], name: str) -> str:
+    """A figure with its interval, if it has one; "" for one that was not measured."""
+    if name not in metrics:
+        return ""
+    text = f"{100 * metrics[name]:.1f}"
+    bounds = [f"{100 * metrics[bound]:.1f}" for bound in (f"{name}_low", f"{name}_high") if bound in metrics]
+    if bounds:
+        text += f" [{', '.join(bounds)}]"
+    return text
 
 
 def report_markdown(page: Path, run: str, benchmark: str) -> str:
@@ -164,18 +197,25 @@ def report_markdown(page: Path, run: str, benchmark: str) -> str:
         run: the address of the run's page; "" if there is none.
         benchmark: its name, unless it is the first; MLflow keeps the report in a folder of that name.
     """
-    place = "/".join(filter(None, ("artifacts", benchmark, "report.html")))
-    online = f"[Open it in MLflow]({run}/{place}), or the file on the worker's machine:" if run else ""
-    return f"{online or 'The file on the machine of the worker:'}\n\n    {page}\n"
+    if not run:
+        return f"The file on the machine of the worker:\n\n    {page}\n"
+    folder = f"artifacts/{benchmark}" if benchmark else "artifacts"
+    link = f"[Open it in MLflow]({run}/{folder}/report.html)"
+    return f"{link}, or the file on the worker's machine:\n\n    {page}\n"
 
 
 def night_markdown(line: Mapping[str, Any]) -> str:
     """A ledger's line, a night's decision with its numbers, as markdown."""
-    entries = [f"{line.get('rows', 0)} new questions in {len(line['new'])} batches"]
+    lines = [
+        f"**{line['decision'].upper()}**: {markdown_cell(line['reason'])}",
+        "",
+        f"- {line.get('rows', 0)} new questions in {len(line['new'])} batches",
+    ]
     for name in ("challenger", "champion"):
         if line.get(name):
-            entries.append(f"{name} `{line[name]['stage']}/{line[name]['key']}`")
-    numbers = [f"| {markdown_cell(name)} | {value:.4g} |" for name, value in line.get("numbers", {}).items()]
-    table = ["", "| number | value |", "|---|---|", *numbers] if numbers else []
-    head = f"**{line['decision'].upper()}**: {markdown_cell(line['reason'])}"
-    return "\n".join([head, "", *(f"- {entry}" for entry in entries), *table])
+            lines.append(f"- {name} `{line[name]['stage']}/{line[name]['key']}`")
+    numbers = line.get("numbers", {})
+    if numbers:
+        lines += ["", "| number | value |", "|---|---|"]
+        lines += [f"| {markdown_cell(name)} | {value:.4g} |" for name, value in numbers.items()]
+    return "\n".join(lines)

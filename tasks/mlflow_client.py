@@ -44,8 +44,8 @@ QUIET = {"MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false", "MLFLOW_SUPPRESS_PRINTING
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 # A password may hold anything: all up to the last @ is left out, rather a little too much than a part of it shown.
 _USER = re.compile(r"(?<=://)(?:[^:/?#\s@]*:\S*|[^/?#\s]*)@")
-# Columns of MLflow's own tables that hold the place of artifacts as an absolute URI.
-PLACES = (
+# Columns of MLflow's own tables that hold the address of artifacts as an absolute URI.
+ADDRESSES = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
     ("logged_models", "artifact_location"),
@@ -131,20 +131,24 @@ def follow(store: Path) -> None:
 
     MLflow keeps absolute URIs and has no call that changes them, so its tables are written here; the database is ours.
     """
-    path, home = store / "mlflow.db", (store / "mlflow").as_uri()
+    path = store / "mlflow.db"
     if not path.is_file():
         return
+    home = (store / "mlflow").as_uri()
     with closing(sqlite3.connect(path, timeout=30)) as database, database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "experiments" not in tables:
             return
-        rows = database.execute("SELECT name, artifact_location FROM experiments").fetchall()
-        ends = ((place, f"/mlflow/{urllib.parse.quote(name)}") for name, place in rows if place)
-        homes = {place.removesuffix(end) + "/mlflow" for place, end in ends if place.endswith(end)} - {home}
-        for old in homes:
-            for table, column in (pair for pair in PLACES if pair[0] in tables):
-                change = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
-                database.execute(change, (home, len(old) + 1, len(old) + 1, f"{old}/"))
+        former_homes = set()
+        for name, address in database.execute("SELECT name, artifact_location FROM experiments").fetchall():
+            end = f"/mlflow/{urllib.parse.quote(name)}"
+            if address and address.endswith(end):
+                former_homes.add(address.removesuffix(end) + "/mlflow")
+        for former in former_homes - {home}:
+            for table, column in ADDRESSES:
+                if table in tables:
+                    change = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
+                    database.execute(change, (home, len(former) + 1, len(former) + 1, f"{former}/"))
 
 
 @contextlib.contextmanager
@@ -172,40 +176,44 @@ def experiment(client: MlflowClient, name: str, store: Path, say: Callable[[str]
     from mlflow.entities import LifecycleStage, ViewType
     from mlflow.exceptions import MlflowException
 
-    deleted: list[str] = []  # the ids of those that were there under the name
+    deleted: list[str] = []  # ids of deleted experiments of that name
     for number in itertools.count(1):
         title = name if number == 1 else f"{name}-{number}"
         try:
             found = client.get_experiment_by_name(title) or _create_experiment(client, title, store)
         except MlflowException:
             # Servers show a deleted experiment in different ways, and another run may have made it meanwhile.
-            every = client.search_experiments(ViewType.ALL, filter_string=f"name = '{title}'")
-            if not every:
+            same_name = client.search_experiments(ViewType.ALL, filter_string=f"name = '{title}'")
+            if not same_name:
                 raise
-            found = every[0]
+            found = same_name[0]
         if found.lifecycle_stage == LifecycleStage.ACTIVE:
             break
         deleted.append(found.experiment_id)
     if deleted:
         restore = f"mlflow experiments restore --experiment-id {deleted[0]}"
-        where = without_password(client.tracking_uri)
+        address = without_password(client.tracking_uri)
         say(
             f"the MLflow experiment {name!r} was deleted: runs are recorded in {title!r}. It comes back with: "
-            f"MLFLOW_TRACKING_URI={shlex.quote(where)} {restore}"
+            f"MLFLOW_TRACKING_URI={shlex.quote(address)} {restore}"
         )
     return str(found.experiment_id)
 
 
 def _create_experiment(client: MlflowClient, name: str, store: Path) -> Experiment:
-    is_own = not os.environ.get("MLFLOW_TRACKING_URI")
-    place = (store / "mlflow" / name).as_uri() if is_own else None
-    return client.get_experiment(client.create_experiment(name, place))
+    artifacts = None  # the tracking server's own place
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        artifacts = (store / "mlflow" / name).as_uri()
+    return client.get_experiment(client.create_experiment(name, artifacts))
 
 
 # A run, and the numbers and settings that are logged to it.
 
-MAX_PARAM, MAX_KEY = 6000, 250  # MLflow's own limits of one value and of one name
-BATCH_METRICS, BATCH_PARAMS = 1000, 100  # and of one batch
+# MLflow's own limits: characters of one value and of one name, and entries of one batch.
+MAX_PARAM = 6000
+MAX_KEY = 250
+BATCH_METRICS = 1000
+BATCH_PARAMS = 100
 Row = tuple[int, Mapping[str, Any]]  # a step and its numbers
 _NOT_ALLOWED = re.compile(r"[^\w\-. :]")
 
@@ -225,8 +233,10 @@ class MlflowRun:
         return connect(self.uri, self.store)
 
     def log_rows(self, stage: str, rows: Sequence[Row], model: Mapping[str, str] | None = None) -> None:
-        """Log rows of numbers in as few batches as MLflow allows; `model` has the checkpoint and the dataset that they
-        belong to, by MLflow's names of the fields.
+        """Log rows of numbers in as few batches as MLflow allows.
+
+        Args:
+            model: the checkpoint and the dataset that they belong to, by MLflow's names of the fields.
         """
         metrics = to_metrics(rows, stage, self.run_id if model else None, model or {})
         for start in range(0, len(metrics), BATCH_METRICS):
@@ -244,8 +254,8 @@ class MlflowRun:
 def metric_name(name: str, stage: str) -> str:
     """A metric's name with exactly one slash, group before name; the group is `stage` if the name has none.
 
-    A tree of names must not use one as leaf and as branch (`loss` beside `loss/sql`): a store that keeps one file a
-    metric cannot hold both. `loss` becomes `sft/loss`, `loss/sql` stays, `reward/exec/std` becomes `reward/exec.std`.
+    A tree of names must not use one as leaf and as branch (`loss` and `loss/sql`): a store that keeps one file a metric
+    cannot hold both. `loss` becomes `sft/loss`, `loss/sql` stays, `reward/exec/std` becomes `reward/exec.std`.
     """
     group, _, rest = name.strip("/").partition("/")
     if not rest:
@@ -256,18 +266,22 @@ def metric_name(name: str, stage: str) -> str:
 def to_metrics(
     rows: Sequence[Row], stage: str, run_id: str | None = None, model: Mapping[str, str] | None = None
 ) -> list[Metric]:
-    """The finite numbers of some rows as MLflow's metrics, all at this moment. Those of a checkpoint have their run,
-    and in `model` the checkpoint and dataset (MLflow's `model_id`, `dataset_name`, `dataset_digest`).
+    """The finite numbers of some rows as MLflow's metrics, all at this moment.
+
+    Args:
+        run_id: the run of a checkpoint's numbers; else None.
+        model: their checkpoint and dataset (MLflow's `model_id`, `dataset_name`, `dataset_digest`).
     """
     from mlflow.entities import Metric
 
-    now, about = int(time.time() * 1000), {"run_id": run_id, **(model or {})}
-    return [
-        Metric(metric_name(name, stage), float(value), now, step, **about)
-        for step, numbers in rows
-        for name, value in numbers.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    ]
+    now = int(time.time() * 1000)
+    metrics = []
+    for step, numbers in rows:
+        for name, value in numbers.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                name_there = metric_name(name, stage)
+                metrics.append(Metric(name_there, float(value), now, step, run_id=run_id, **(model or {})))
+    return metrics
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
@@ -286,8 +300,8 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 # Notes to MLflow: written in order, kept while the server is away, counted if one is refused.
 
-RETRY_S = 15.0  # between two looks at a server that does not answer
-TRIES = 3  # of one note by a server that answers
+RETRY_S = 15.0  # seconds between two looks at a server that does not answer
+TRIES = 3  # times that one note is sent to a server that answers
 PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # MLflow's codes worth another try
 
 
@@ -321,7 +335,8 @@ class MlflowNotes:
     def close(self) -> None:
         """Try the waiting notes once more, and report those that were not recorded."""
         with self._lock:
-            self._closing, self._next_look = True, 0.0
+            self._closing = True
+            self._next_look = 0.0
             self._write_waiting()
             self._missed += [name for name, _ in self._waiting]
             self._waiting.clear()
@@ -338,7 +353,7 @@ class MlflowNotes:
 
     def _write_waiting(self) -> None:
         """Write the waiting notes, in order, until one has to wait for the store."""
-        place = f"MLflow at {without_password(self.uri)}"
+        server = f"MLflow at {without_password(self.uri)}"
         while self._waiting and not self.off and time.monotonic() >= self._next_look:
             name, write = self._waiting[0]
             reason = "" if self._reached else unreachable_reason(self.uri)
@@ -346,35 +361,43 @@ class MlflowNotes:
             try:
                 if not trouble:
                     write()
-                    self._reached, self._away = True, False
+                    self._reached = True
+                    self._away = False
                     self.written += 1
             except ImportError:
                 self.off = True
                 self.say("not tracked: mlflow is not installed (pip install 'sqltrain[ops]')")
             except Exception as error:
-                self._reached = False
-                connect.cache_clear()  # a new connection may be able to write
-                self._tries += 1
-                passing = isinstance(error, OSError) or getattr(error, "error_code", None) in PASSING
-                if passing and self._tries < TRIES and not self._closing:
-                    trouble = f"could not write {name} ({error_line(error)})"
-                else:
-                    if not self._refused and not (self._closing and self._away):  # counted in a moment
-                        self.say(f"{place} refused {name} ({error_line(error)}); the run goes on")
-                    self._refused = True
-                    self._missed.append(name)
+                trouble = self._note_failure(name, error, server)
             if trouble:
                 self._next_look = time.monotonic() + RETRY_S
                 if not self._away:
-                    self.say(f"{place} {trouble}; the run goes on, its notes wait")
+                    self.say(f"{server} {trouble}; the run goes on, its notes wait")
                 self._away = True
                 return
             self._waiting.popleft()
             self._tries = 0
 
+    def _note_failure(self, name: str, error: Exception, server: str) -> str:
+        """Give up on a note that the store refused; the trouble in words if it may be taken later."""
+        self._reached = False
+        connect.cache_clear()  # a new connection may be able to write
+        self._tries += 1
+        is_passing = isinstance(error, OSError) or getattr(error, "error_code", None) in PASSING
+        if is_passing and self._tries < TRIES and not self._closing:
+            return f"could not write {name} ({error_line(error)})"
+        if not self._refused and not (self._closing and self._away):  # `close` counts it in a moment
+            self.say(f"{server} refused {name} ({error_line(error)}); the run goes on")
+        self._refused = True
+        self._missed.append(name)
+        return ""
+
 
 def error_line(error: BaseException) -> str:
     """An error's message on one line, without passwords; a database's without the statement and its values."""
     text, statement, _ = str(error).partition("\n[SQL:")
-    lines = text.splitlines() if statement else [text]
-    return without_password(" ".join(lines[-1].split()) if text else repr(error))[:300]
+    if not text:
+        text = repr(error)
+    elif statement:
+        text = text.splitlines()[-1]
+    return without_password(" ".join(text.split()))[:300]

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 HEADLINE = ("ex", "ex_sampled", "majority", "pass_at_k")  # figures of an evaluation that a reader sees first
-PARAMS, LONGEST = 100, 250  # of a logged model: settings, and characters of one
+MAX_PARAMS = 100  # settings of a logged model
+PARAM_CHARS = 250  # characters of one setting
 
 
 def model_name(recipe: str) -> str:
@@ -55,7 +56,8 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
     from mlflow.exceptions import MlflowException
 
-    client, name = run.client, model_name(recipe.name)
+    client = run.client
+    name = model_name(recipe.name)
     manifest = read_json(result.folder / MANIFEST)
     # One digest over the files of the checkpoint, from the manifest's own digests.
     files = {file: entry["sha256"] for file, entry in manifest["files"].items() if file.startswith("model/")}
@@ -73,7 +75,7 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
             name=f"{result.name}-{result.key[:8]}",
             source_run_id=run.run_id or None,
             tags=tags,
-            params={key: value[:LONGEST] for key, value in list(settings.items())[:PARAMS]},
+            params={key: value[:PARAM_CHARS] for key, value in list(settings.items())[:MAX_PARAMS]},
             model_type="text-to-sql agent",
         )
         with tempfile.TemporaryDirectory() as folder:
@@ -98,18 +100,28 @@ def note_accuracy(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result:
 
     A version's figures on the first benchmark have plain names; those on another have its name before them.
     """
-    datasets = [dataset for need in needs if need.kind == "test" and (dataset := dataset_reference(need))]
-    about = {"dataset_name": datasets[0][0], "dataset_digest": datasets[0][1]} if datasets else {}
+    model_fields = _test_dataset(needs)
     for step in needs:
         model = find_logged_model(run.client, run.experiment_id, step.key)
         if model is not None:
-            run.log_rows(result.name, [(0, result.metrics)], {"model_id": model.model_id, **about})
+            run.log_rows(result.name, [(0, result.metrics)], {"model_id": model.model_id, **model_fields})
         version = find_version(run.client, model_name(recipe.name), step.key)
         if version is None:
             continue
-        for key in (key for key in HEADLINE if key in result.metrics):
-            tag = ".".join(filter(None, (benchmark_of(result.name), key)))
-            run.client.set_model_version_tag(version.name, version.version, tag, f"{result.metrics[key]:.4f}")
+        benchmark = benchmark_of(result.name)
+        for key in HEADLINE:
+            if key in result.metrics:
+                tag = f"{benchmark}.{key}" if benchmark else key
+                run.client.set_model_version_tag(version.name, version.version, tag, f"{result.metrics[key]:.4f}")
+
+
+def _test_dataset(needs: Sequence[Step]) -> dict[str, str]:
+    """The held-out questions of an evaluation, by MLflow's names of the fields; {} without a dataset."""
+    for need in needs:
+        dataset = dataset_reference(need) if need.kind == "test" else None
+        if dataset is not None:
+            return {"dataset_name": dataset[0], "dataset_digest": dataset[1]}
+    return {}
 
 
 def find_version(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
@@ -132,7 +144,8 @@ def link_prompt(run: MlflowRun, protocol: ProtocolSection) -> None:
     if not path.is_file():
         return
     text = path.read_text(encoding="utf-8")
-    name, alias = f"sqltrain-{protocol.name}-{protocol.prompt}", f"text-{digest(text)[:12]}"
+    name = f"sqltrain-{protocol.name}-{protocol.prompt}"
+    alias = f"text-{digest(text)[:12]}"
     client = run.client
     try:
         version = client.get_prompt_version_by_alias(name, alias)
@@ -146,10 +159,11 @@ def link_prompt(run: MlflowRun, protocol: ProtocolSection) -> None:
 
 # A night's decision in MLflow's registry: aliases and tags on the versions of the two checkpoints, by reference.
 
-CHAMPION, CHALLENGER = "champion", "challenger"
-ALIASES = {PROD: CHAMPION, STAGING: STAGING}  # of each tier's champion
+CHAMPION = "champion"
+CHALLENGER = "challenger"
+ALIASES = {PROD: CHAMPION, STAGING: STAGING}  # tier -> the alias of its champion
 OWNER = "nights"  # tag of a registered model: the series of nights to which its aliases belong, and their number
-REGISTERED = "registry.json"  # beside a ledger: the registry that has its champion, and that champion's key
+REGISTERED = "registry.json"  # file in a ledger's folder: the registry that has its champion, and the champion's key
 
 
 def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> None:
@@ -171,64 +185,109 @@ def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> 
         try:
             claim.enter_context(claimed(store, (), {"recipe": recipe}))
             client = mlflow_client.connect(uri, store.root)
-            ledger, name = Ledger(store, recipe), model_name(recipe)
-            lines, series = ledger.lines(), ledger.series()
-            found = client.search_registered_models(f"name = '{name}'")
-            owner, _, known = (found[0].tags if found else {}).get(OWNER, "").partition(" ")
-            own = "" if owner in ("", series) else f"-{series}"
-            if not own and int(known or 0) > len(lines):
-                say(f"{registry} was not told: it knows later nights. Run: sqltrain store pull")
-                return
-            # The last challenger's version gets its decision and numbers, whatever became of it.
-            nights = (row for row in reversed(lines) if row["event"] == "night" and row.get("challenger"))
-            line, marked = next(nights, None), False
-            if line is not None:
-                tags = {"decision": line["decision"], "decision_reason": line["reason"]}
-                tags |= {f"decision_{tag}": f"{value:.4g}" for tag, value in line["numbers"].items()}
-                tags = {tag.replace("/", ".") + own: text for tag, text in tags.items()}
-                marked = _mark(client, name, line["challenger"]["key"], CHALLENGER + own, tags)
-            # A champion's alias moves if its version is in this registry; else one line names the reason.
-            place = "" if uri == own_uri(store.root) else without_password(uri)
-            registered = _registered(ledger)
-            before = registered.get("registry", place)
-            for tier, alias in ALIASES.items():
-                champion = ledger.champion(tier)
-                if champion is None:
-                    if alias in registered:  # prod rolled back what staging had
-                        client.delete_registered_model_alias(name, alias + own)
-                        del registered[alias]
-                        write_json(ledger.folder / REGISTERED, registered)
-                    continue
-                moved = _mark(client, name, champion.key, alias + own, {})
-                if moved:
-                    marked = True
-                    registered |= {"registry": place, alias: champion.key}
-                    write_json(ledger.folder / REGISTERED, registered)
-                if not moved or before != place:
-                    where, why = without_password(uri), f"it has no version of {champion.stage}/{champion.key}"
-                    if before != place:
-                        where, why = before or own_uri(store.root), "MLFLOW_TRACKING_URI names another registry here"
-                    say(
-                        f"@{alias}{own} of {name} in {where} was not moved: {why}. "
-                        f"With that variable set as for the nights, run: sqltrain champion show {recipe}"
-                    )
-            if marked and own:
-                say(f"@{CHAMPION} of {name} belongs to another store's nights: the aliases of these end with {own}")
-            elif marked:
-                client.set_registered_model_tag(name, OWNER, f"{series} {len(lines)}")
+            _Announcement(client, uri, recipe, store, say).send()
         except ImportError:
             say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
         except Exception as error:  # the decision stands, whatever the tracking server does
             say(f"{registry} was not told: {mlflow_client.error_line(error)}")
 
 
+class _Announcement:
+    """What a registry is told about the nights of a recipe."""
+
+    def __init__(self, client: MlflowClient, uri: str, recipe: str, store: Store, say: Callable[[str], None]) -> None:
+        self._client = client
+        self._uri = uri
+        self._recipe = recipe
+        self._own_uri = own_uri(store.root)
+        self._registry = "" if uri == self._own_uri else without_password(uri)  # "" for the store's own
+        self._say = say
+        self._ledger = Ledger(store, recipe)
+        self._lines = self._ledger.lines()
+        self._series = self._ledger.series()
+        self._model = model_name(recipe)
+        self._suffix = ""  # of aliases and tags, if the plain names belong to another store's nights
+
+    def send(self) -> None:
+        """Tag the last challenger, move the aliases, and note whose nights these are."""
+        found = self._client.search_registered_models(f"name = '{self._model}'")
+        tags = found[0].tags if found else {}
+        owner, _, n_known = tags.get(OWNER, "").partition(" ")
+        if owner not in ("", self._series):
+            self._suffix = f"-{self._series}"
+        elif int(n_known or 0) > len(self._lines):
+            registry = f"the registry in {without_password(self._uri)}"
+            self._say(f"{registry} was not told: it knows later nights. Run: sqltrain store pull")
+            return
+        has_marked = self._tag_challenger()
+        registered = _registered(self._ledger)
+        registry_before = registered.get("registry", self._registry)
+        for tier, alias in ALIASES.items():
+            if self._move_alias(tier, alias, registered, registry_before):
+                has_marked = True
+        if has_marked and self._suffix:
+            self._say(
+                f"@{CHAMPION} of {self._model} belongs to another store's nights: the aliases of these end with "
+                f"{self._suffix}"
+            )
+        elif has_marked:
+            self._client.set_registered_model_tag(self._model, OWNER, f"{self._series} {len(self._lines)}")
+
+    def _tag_challenger(self) -> bool:
+        """Give the last challenger's version its decision and numbers; False if it has no version here."""
+        nights = [row for row in self._lines if row["event"] == "night" and row.get("challenger")]
+        if not nights:
+            return False
+        last = nights[-1]
+        tags = {"decision": last["decision"], "decision_reason": last["reason"]}
+        tags |= {f"decision_{name}": f"{value:.4g}" for name, value in last["numbers"].items()}
+        tags = {tag.replace("/", ".") + self._suffix: text for tag, text in tags.items()}
+        return _mark(self._client, self._model, last["challenger"]["key"], CHALLENGER + self._suffix, tags)
+
+    def _move_alias(self, tier: str, alias: str, registered: dict[str, str], registry_before: str) -> bool:
+        """Move a champion's alias if its version is in this registry; else one line names the reason.
+
+        Args:
+            registered: what registries have, which is kept up to date.
+            registry_before: the registry that the nights before were announced to.
+        """
+        champion = self._ledger.champion(tier)
+        if champion is None:
+            if alias in registered:  # prod rolled back what staging had
+                self._client.delete_registered_model_alias(self._model, alias + self._suffix)
+                del registered[alias]
+                write_json(self._ledger.folder / REGISTERED, registered)
+            return False
+        is_moved = _mark(self._client, self._model, champion.key, alias + self._suffix, {})
+        if is_moved:
+            registered |= {"registry": self._registry, alias: champion.key}
+            write_json(self._ledger.folder / REGISTERED, registered)
+        if registry_before != self._registry:
+            reason = "MLFLOW_TRACKING_URI names another registry here"
+            self._say_not_moved(alias, registry_before or self._own_uri, reason)
+        elif not is_moved:
+            reason = f"it has no version of {champion.stage}/{champion.key}"
+            self._say_not_moved(alias, without_password(self._uri), reason)
+        return is_moved
+
+    def _say_not_moved(self, alias: str, registry: str, reason: str) -> None:
+        self._say(
+            f"@{alias}{self._suffix} of {self._model} in {registry} was not moved: {reason}. "
+            f"With that variable set as for the nights, run: sqltrain champion show {self._recipe}"
+        )
+
+
 def announce_if_stale(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     """Announce the champions if the registry was last sent other ones; it is not asked otherwise."""
     ledger = Ledger(store, recipe)
     registered = _registered(ledger)
-    champions = {alias: ledger.champion(tier) for tier, alias in ALIASES.items() if alias in registered}
-    if any(registered[alias] != (champion.key if champion else "") for alias, champion in champions.items()):
-        announce_champion(recipe, store, say)
+    for tier, alias in ALIASES.items():
+        if alias not in registered:
+            continue
+        champion = ledger.champion(tier)
+        if registered[alias] != (champion.key if champion is not None else ""):
+            announce_champion(recipe, store, say)
+            return
 
 
 def _registered(ledger: Ledger) -> dict[str, str]:

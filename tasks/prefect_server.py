@@ -16,9 +16,9 @@ from pipelines.core.errors import ResourceError
 from pipelines.core.processes import die_with_parent, free_port
 from tasks.mlflow_client import without_password
 
-ANSWER_S = 20.0  # a loaded server is slow; one that is not there would be waited for a minute
+ANSWER_S = 20.0  # seconds: a loaded server is slow, and Prefect would wait a minute for one that is not there
 STARTUP_S = 180.0  # 20 s, Prefect's own default, failed on a loaded machine
-POLL_S = 10.0  # between two requests to a server that is away
+POLL_S = 10.0  # seconds between two requests to a server that is away
 Answer = TypeVar("Answer")
 
 

@@ -32,8 +32,8 @@ from tasks.run import Tracker, run_step
 
 EVERY_S = 5.0
 RETRY_DELAYS_S = [10.0, 60.0]
-ON_DEVICE = ("sft", "difficulty", "grpo", "evaluate_")  # stages that compute with a model, by how their names begin
-LEASE_S = 60.0  # the shortest that Prefect takes; its default is 300
+ON_DEVICE = ("sft", "difficulty", "grpo", "evaluate_")  # beginnings of the names of stages that compute with a model
+LEASE_S = 60.0  # the shortest lease that Prefect takes; its default is 300
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class TaskProgress:
         self.say: Callable[[str], None] = functools.partial(self.log.info, "%s")
         self.warn: Callable[[str], None] = functools.partial(self.log.warning, "%s")
         self.artifact: UUID | None = None
-        self._label, self._unit, self._note, self._done, self._total = stage, "", "", 0, 0
+        self._label = stage
+        self._unit = ""
+        self._note = ""
+        self._done = 0
+        self._total = 0
         self._pulse = events.Pulse()
         self._stop = threading.Event()
         run = contextvars.copy_context().run  # Prefect keeps the task run and its settings in context variables
@@ -84,7 +88,11 @@ class TaskProgress:
             self._thread.join(timeout=30)
 
     def begin(self, stage: str, total: int, unit: str) -> None:
-        self._label, self._unit, self._note, self._done, self._total = stage, unit, "", 0, total
+        self._label = stage
+        self._unit = unit
+        self._note = ""
+        self._done = 0
+        self._total = total
         self.log.info("%s: %d %s", stage, total, unit)
 
     def advance(self, count: int, note: str = "") -> None:
@@ -92,13 +100,14 @@ class TaskProgress:
         self._note = note or self._note
 
     def _watch(self) -> None:
-        sent, is_over = "", False
+        last_text = ""
+        is_over = False
         while not is_over:
             is_over = self._stop.wait(self.every_s)
             text = f"{self._label}: {self._done}/{self._total} {self._unit} {self._note}".rstrip()
-            if not self._total or text == sent:
+            if not self._total or text == last_text:
                 continue
-            sent = text
+            last_text = text
             self._pulse.beat()
             share = min(100.0, 100.0 * self._done / self._total)
             try:
@@ -174,8 +183,10 @@ def is_worth_another_try(task: Any, run: Any, state: Any) -> bool:
 def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) -> Any:
     """Make one stage, or find it made: its `graph.StageResult`, a small reference and never data.
 
-    A stage that is found made ends in the state `Cached`, so that the UI shows which ones a run made. `needs`
-    has the results of the stages that it reads: they draw the graph in the UI.
+    A stage that is found made ends in the state `Cached`, so that the UI shows which ones a run made.
+
+    Args:
+        needs: results of the stages that it reads: they draw the graph in the UI.
     """
     log = get_run_logger()
     log.info("%s %s: %s", step.name, step.key, step.why)
@@ -188,6 +199,8 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
             if verdict:
                 show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
     events.add_asset_metadata({"stage": result.name, "key": result.key, **result.metrics})
-    how = "cached" if result.cached else f"made in {time.perf_counter() - started:.1f} s"
-    log.info("%s: %s, %s", step.name, how, result.folder)
-    return Completed(name="Cached", data=result) if result.cached else result
+    if result.cached:
+        log.info("%s: cached, %s", step.name, result.folder)
+        return Completed(name="Cached", data=result)
+    log.info("%s: made in %.1f s, %s", step.name, time.perf_counter() - started, result.folder)
+    return result

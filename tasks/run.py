@@ -37,8 +37,9 @@ from tasks.mlflow_client import MAX_KEY, MAX_PARAM, MlflowNotes, MlflowRun, Row
 
 if TYPE_CHECKING:
     import opentelemetry.trace
+    from mlflow import MlflowClient
 
-EVERY_S = 15.0  # between two looks at a file of curves
+EVERY_S = 15.0  # seconds between two looks at a file of curves
 TRAINING = ("sft", "grpo")
 SMALL_FILES = ("contract.json", "contract.html")
 SPAN_SWITCHES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -54,7 +55,7 @@ def run_step(
     tracker: Tracker,
     role: str = "",
 ) -> StageResult:
-    """Make one step unless the store has it, check its contract, and record it; `role` as of `Tracker.stage`."""
+    """Make one step unless the store has it, check its contract, and record it; `Tracker.stage` explains `role`."""
     with tracker.stage(step, steps, recipe, role) as stage_run:
         result = graph.execute(step, recipe, store, progress, steps)
         try:
@@ -69,7 +70,7 @@ class Tracker:
 
     Args:
         say: takes the plain lines about trouble.
-        name: of the run, for people; the moment is put behind it. The recipe and its seed if left out.
+        name: the run's name for people, to which the moment is added; "" for the recipe and its seed.
         tags: further tags of the parent run.
         group: shared by all processes of one run (Prefect's root flow run); "" if one process does all of it. A process
             whose group has a parent run already adds to that one.
@@ -86,15 +87,17 @@ class Tracker:
     ) -> None:
         self.recipe = recipe
         self.store = store
-        self.name = f"{name or f'{recipe.name} seed {recipe.seed}'}, {time.strftime('%d %b %H:%M:%S')}"
+        name = name or f"{recipe.name} seed {recipe.seed}"
+        self.name = f"{name}, {time.strftime('%d %b %H:%M:%S')}"
         self.tags = dict(tags or {})
         self.group = group
         self.run = MlflowRun(mlflow_client.tracking_uri(store.root), store.root)
         self.recorder = MlflowNotes(self.run.uri, say)
-        self._begun = self._joined = False
+        self._begun = False
+        self._joined = False  # the parent run is another process's
         self._claim = contextlib.ExitStack()  # `sqltrain status` shows the run until the last note is written
         self._span = span(f"run {recipe.name}", {"run": self.name, "recipe": recipe.name, **self.tags})
-        self._cached: list[tuple[str, StageResult]] = []  # found before there was a run to note them in
+        self._cached: list[tuple[str, StageResult]] = []  # (role, stage) found before there was a run for the notes
 
     def __enter__(self) -> Tracker:
         self._span.__enter__()
@@ -138,19 +141,12 @@ class Tracker:
         client = run.client
         name = self.recipe.name
         run.experiment_id = mlflow_client.experiment(client, name, self.store.root, self.recorder.say)
-        # Runs of this machine that are RUNNING although their process is gone (kill -9) were killed.
-        running = "attributes.status = 'RUNNING' and tags."
-        here = f"{running}`sqltrain.host` = '{platform.node()}'"
-        for parent in client.search_runs([run.experiment_id], here):
-            mark = parent.data.tags.get("sqltrain.process", "0/")
-            if process_mark(int(mark.partition("/")[0])) != mark:
-                children = f"{running}`mlflow.parentRunId` = '{parent.info.run_id}'"
-                for dead in (*client.search_runs([run.experiment_id], children), parent):
-                    client.set_terminated(dead.info.run_id, "KILLED")
+        _mark_killed_runs(client, run.experiment_id)
         if self.group:
             runs = client.search_runs([run.experiment_id], f"tags.`sqltrain.group` = '{self.group}'")
             if runs:
-                run.run_id, self._joined = runs[0].info.run_id, True
+                run.run_id = runs[0].info.run_id
+                self._joined = True
                 return
         resolved = self.recipe.model_dump(mode="json")
         tags = {"recipe": self.recipe.name, "recipe_digest": digest(resolved), **self.tags, "group": self.group}
@@ -164,11 +160,15 @@ class Tracker:
     def stage(self, step: Step, steps: Sequence[Step], recipe: Recipe, role: str = "") -> Iterator[StageRun]:
         """A child run and a span around the making of one stage; a cached one only gives the parent its numbers.
 
-        `role` is the purpose of the stage, if one run makes several of a name: a night's "champion", say.
+        Args:
+            role: the purpose of the stage, if one run makes several of a name: a night's "champion", say.
         """
-        about = {"run": self.name, "recipe": self.recipe.name, "stage": step.name, "key": step.key, "why": step.why}
+        attributes = {"run": self.name, "recipe": self.recipe.name, "stage": step.name, "key": step.key}
+        attributes["why"] = step.why
+        if role:
+            attributes["role"] = role
         needs = [other for other in steps if other.name in step.needs]
-        with span(f"stage {step.name}", about | ({"role": role} if role else {})) as note:
+        with span(f"stage {step.name}", attributes) as note:
             run = MlflowRun(self.run.uri, self.run.store)
             label = f"{step.name} ({role})" if role else step.name
             stage_run = StageRun(self, step, needs, graph.seen_by(step.name, recipe), role, label, note, run)
@@ -198,15 +198,16 @@ class Tracker:
                 parent = self.run
                 models.register(MlflowRun(parent.uri, parent.store, parent.experiment_id), self.recipe, result)
 
-        self.recorder.note(f"the numbers of {result.name}{f' ({role})' if role else ''}", write)
+        label = f"{result.name} ({role})" if role else result.name
+        self.recorder.note(f"the numbers of {label}", write)
 
     def note_decision(self, line: Mapping[str, Any]) -> None:
         if not self._begun:
             return
 
         def write() -> None:
-            for tag, value in (("decision", line["decision"]), ("reason", line["reason"])):
-                self.run.client.set_tag(self.run.run_id, f"sqltrain.{tag}", str(value)[:MAX_PARAM])
+            for tag in ("decision", "reason"):
+                self.run.client.set_tag(self.run.run_id, f"sqltrain.{tag}", str(line[tag])[:MAX_PARAM])
             self.run.log_rows("night", [(0, line.get("numbers", {}))])
 
         self.recorder.note("the night's decision", write)
@@ -220,98 +221,129 @@ class Tracker:
 
 @dataclass
 class StageRun:
-    """One stage's run under its parent; of a cached stage, only the metrics are noted."""
+    """One stage's run under its parent; a cached stage has only its metrics noted."""
 
     tracker: Tracker
     step: Step
     needs: Sequence[Step]
-    recipe: Recipe  # as the stage sees it.
+    recipe: Recipe  # the recipe as the stage sees it.
     role: str
     label: str  # its stage, with its role.
     note_span: Callable[[Mapping[str, Any]], None]
     run: MlflowRun
     began: float = field(default_factory=time.perf_counter)
-    follower: CurveFollower | None = None  # of a stage that is made.
+    follower: CurveFollower | None = None  # None for a cached stage.
 
     def begin(self) -> None:
         """Open the run, and follow the stage's curves."""
         self.note("its run", self._open)
-        store, step = self.tracker.store, self.step
-        paths = (store.work(step.kind, step.key) / "curves.jsonl", step.folder / "curves.jsonl")
-        self.follower = CurveFollower(
-            paths, lambda rows: self.note("its curves", lambda: self.run.log_rows(step.name, rows))
-        )
+        step = self.step
+        work = self.tracker.store.work(step.kind, step.key)
+
+        def send(rows: Sequence[Row]) -> None:
+            self.note("its curves", lambda: self.run.log_rows(step.name, rows))
+
+        self.follower = CurveFollower((work / "curves.jsonl", step.folder / "curves.jsonl"), send)
         self.follower.start()
 
     def _open(self) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        step, run, parent = self.step, self.run, self.tracker.run
+        step = self.step
+        run = self.run
+        parent = self.tracker.run
         stage = next(stage for stage in graph.GRAPH if stage.name == step.kind)
         benchmark = self.recipe.benchmark.name if stage.by_benchmark else ""
-        about = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
-        tags = _with_provenance(about) | {"mlflow.parentRunId": parent.run_id}
+        fields = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
+        tags = _with_provenance(fields) | {"mlflow.parentRunId": parent.run_id}
         run.experiment_id = parent.experiment_id
         opened = run.client.create_run(run.experiment_id, tags=tags, run_name=self.label)
         run.run_id = opened.info.run_id
         run.log_params(self.recipe.slice(*stage.reads))
-        # The datasets that the stage reads, by their places within the store: the store may move.
-        inputs = [
-            DatasetInput(
-                Dataset(*dataset, source_type="sqltrain-store", source=f"{need.kind}/{need.key}/data.parquet"),
-                [InputTag("mlflow.data.context", step.name)],
-            )
-            for need in self.needs
-            if (dataset := models.dataset_reference(need)) is not None
-        ]
+        self._log_inputs()
+
+    def _log_inputs(self) -> None:
+        """Log the datasets that the stage reads, by their paths within the store: the store may move."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = []
+        for need in self.needs:
+            reference = models.dataset_reference(need)
+            if reference is not None:
+                source = f"{need.kind}/{need.key}/data.parquet"
+                dataset = Dataset(*reference, source_type="sqltrain-store", source=source)
+                inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", self.step.name)]))
         if inputs:
-            run.client.log_inputs(run.run_id, inputs)
+            self.run.client.log_inputs(self.run.run_id, inputs)
 
     def record(self, result: StageResult) -> None:
         """Note a finished stage: its numbers, its files, and its checkpoint, report or evaluation."""
-        self.note_span({"cached": result.cached, **{f"metrics.{name}": x for name, x in result.metrics.items()}})
+        metrics = {f"metrics.{name}": value for name, value in result.metrics.items()}
+        self.note_span({"cached": result.cached, **metrics})
         if self.follower is None:
             self.tracker.note_cached(self.role, result)
             return
-        run, parent = self.run, self.tracker.run
+        run = self.run
+        parent = self.tracker.run
         numbers = {**result.metrics, "seconds": time.perf_counter() - self.began}
         self.follower.flush()
-        own = {name: value for name, value in numbers.items() if name not in self.follower.names}
+        without_curves = {name: value for name, value in numbers.items() if name not in self.follower.names}
         timing, _ = read_rows([result.folder / "timing.jsonl"], 0)
-        self.note("its numbers", lambda: run.log_rows(self.step.name, [(0, own)]))
+        self.note("its numbers", lambda: run.log_rows(self.step.name, [(0, without_curves)]))
         self.note("its numbers in the parent", lambda: self.tracker.summarise(self.role, result, numbers))
         self.note("its timing", lambda: run.log_rows("timing", timing))
-        for path in (result.folder / name for name in SMALL_FILES):
-            if path.is_file():
-                self.note(path.name, lambda path=str(path): run.client.log_artifact(run.run_id, path))  # type: ignore[misc]
+        for name in SMALL_FILES:
+            if (result.folder / name).is_file():
+                self.note(name, functools.partial(_log_file, run, result.folder / name))
         if result.kind == "report":
-            # That of the first benchmark lies on top, that of another in a folder of its name.
-            page, folder = str(result.folder / "report.html"), graph.benchmark_of(result.name) or None
-            self.note("the report", lambda: parent.client.log_artifact(parent.run_id, page, folder))
-        about = (run, self.recipe)
+            folder = graph.benchmark_of(result.name) or None  # the first benchmark's page lies on top
+            self.note("the report", lambda: _log_file(parent, result.folder / "report.html", folder))
         if result.name in TRAINING:
             self.note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))
         if result.name.startswith("evaluate_"):
-            self.note("its checkpoint's accuracy", lambda: models.note_accuracy(*about, self.needs, result))
-            self.note("its traces", lambda: episodes.log_traces(*about, self.needs, result))
-            self.note("its questions", lambda: episodes.log_questions(*about, self.needs))
+            recipe = self.recipe
+            self.note("its checkpoint's accuracy", lambda: models.note_accuracy(run, recipe, self.needs, result))
+            self.note("its traces", lambda: episodes.log_traces(run, recipe, self.needs, result))
+            self.note("its questions", lambda: episodes.log_questions(run, recipe, self.needs))
 
     def note(self, content: str, write: Callable[[], object]) -> None:
         self.tracker.recorder.note(f"{self.label}: {content}", write)
 
 
+def _log_file(run: MlflowRun, path: Path, folder: str | None = None) -> None:
+    run.client.log_artifact(run.run_id, str(path), folder)
+
+
 def _terminate(run: MlflowRun, error: BaseException | None) -> None:
-    if run.run_id:
-        status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
-        run.client.set_terminated(run.run_id, status)
+    if not run.run_id:
+        return
+    status = "KILLED"
+    if error is None:
+        status = "FINISHED"
+    elif isinstance(error, Exception):
+        status = "FAILED"
+    run.client.set_terminated(run.run_id, status)
+
+
+def _mark_killed_runs(client: MlflowClient, experiment_id: str) -> None:
+    """End the runs of this machine that are RUNNING although their process is gone (kill -9), and their children."""
+    running = "attributes.status = 'RUNNING' and tags."
+    for parent in client.search_runs([experiment_id], f"{running}`sqltrain.host` = '{platform.node()}'"):
+        mark = parent.data.tags.get("sqltrain.process", "0/")
+        pid = int(mark.partition("/")[0])
+        if process_mark(pid) == mark:
+            continue
+        children = client.search_runs([experiment_id], f"{running}`mlflow.parentRunId` = '{parent.info.run_id}'")
+        for dead in (*children, parent):
+            client.set_terminated(dead.info.run_id, "KILLED")
 
 
 def _with_provenance(tags: Mapping[str, str]) -> dict[str, str]:
     """Tags with commit, libraries and machine of this process; the commit also under the name that MLflow shows."""
     made_by = provenance.facts()
-    commit = {"mlflow.source.git.commit": str(made_by["commit"])} if made_by["commit"] else {}
-    named = {**tags, **provenance.as_tags(made_by)}
-    return {f"sqltrain.{key}": value for key, value in named.items() if value} | commit
+    all_tags = {**tags, **provenance.as_tags(made_by)}
+    named = {f"sqltrain.{key}": value for key, value in all_tags.items() if value}
+    if made_by["commit"]:
+        named["mlflow.source.git.commit"] = str(made_by["commit"])
+    return named
 
 
 def process_mark(pid: int) -> str:
@@ -339,7 +371,7 @@ class CurveFollower:
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._offset = 0
-        self.names: set[str] = set()  # of the numbers that were seen
+        self.names: set[str] = set()  # names of the numbers so far
         self._thread = threading.Thread(target=self._watch, name="curves", daemon=True)
         self.start = self._thread.start
 
@@ -375,7 +407,8 @@ def read_rows(paths: Sequence[Path], offset: int) -> tuple[list[Row], int]:
                 data = file.read()
         except OSError:
             continue
-        complete, rows = data[: data.rfind(b"\n") + 1], list[Row]()
+        complete = data[: data.rfind(b"\n") + 1]
+        rows: list[Row] = []
         for line in complete.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a line that is not a row
                 numbers = json.loads(line)

@@ -19,7 +19,8 @@ from pipelines.recipe.config import Recipe
 from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.stages.graph import StageResult
 
-CARD, REFERENCE = "README.md", "checkpoint.json"
+CARD = "README.md"
+REFERENCE = "checkpoint.json"
 
 
 def write_folder(folder: Path, recipe: Recipe, result: StageResult, model_id: str) -> None:
