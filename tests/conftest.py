@@ -12,7 +12,9 @@ import pytest
 # Before torch is imported: tests run in a process for each core, so a thread each is enough. With two, threads of
 # several processes wait for one another in busy loops, and tests of rollouts took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if not all(map(find_spec, ("httpx", "mcp", "starlette", "uvicorn"))):  # of the extras serve and mcp
+if not all(
+    map(find_spec, ("httpx", "mcp", "prometheus_client", "starlette", "uvicorn"))
+):  # of the extras serve and mcp
     collect_ignore_glob = ["serving/*", "review/*", "flows/test_mcp.py"]
 
 

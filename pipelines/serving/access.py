@@ -23,8 +23,9 @@ class Denied(Exception):
 
     status: int
     message: str
-    wait_s: float = 0.0  # after which the same request may succeed; 0 if waiting does not help
-    code: str = ""  # OpenAI's word for it, where clients look at one.
+    wait_s: float = 0.0  # seconds after which the same request may succeed; 0 if waiting does not help
+    code: str = ""  # OpenAI's word for the error, if clients look at one
+    param: str = ""  # the parameter that is wrong, if it is one
 
 
 def read_keys(path: Path) -> dict[str, str]:
@@ -32,14 +33,19 @@ def read_keys(path: Path) -> dict[str, str]:
     hint = f"Each line is USER: KEY, with a key of at least {SHORTEST_KEY} characters, one of digits in quotes."
     try:
         keys = {str(user): key for user, key in read_yaml(path).items()}
-    except RecipeError as error:  # what follows quotes a line of the file, and so a key
-        raise DataError("".join(error.message.partition(" is not valid YAML")[:2]), hint) from None
-    texts = [key for key in keys.values() if isinstance(key, str)]  # digits are a number, perhaps another one
-    if not keys or len(texts) < len(keys) or any(len(key) < SHORTEST_KEY or not key.isascii() for key in texts):
+    except RecipeError as error:
+        message, reason, _ = error.message.partition(" is not valid YAML")  # the rest quotes a line, and so a key
+        raise DataError(message + reason, hint) from None
+    if not keys or not all(map(_is_key, keys.values())):
         raise DataError(f"{path} holds no keys, or one that is short or no text", hint)
     if len(set(keys.values())) < len(keys):
         raise DataError(f"two users of {path} have the same key", hint)
     return keys
+
+
+def _is_key(key: object) -> bool:
+    """Whether a value is a key; YAML reads digits without quotes as a number, perhaps as another one."""
+    return isinstance(key, str) and len(key) >= SHORTEST_KEY and key.isascii()
 
 
 class Access:
@@ -61,7 +67,9 @@ class Access:
     ) -> None:
         self.is_open = not keys
         self._users = {_digest(key): user for user, key in keys.items()}
-        self._per_minute, self._at_once, self._clock = per_minute, at_once, clock
+        self._per_minute = per_minute
+        self._at_once = at_once
+        self._clock = clock
         self._begun: defaultdict[str, deque[float]] = defaultdict(deque)
         self._running: Counter[str] = Counter()
 
@@ -80,7 +88,8 @@ class Access:
     @contextmanager
     def question(self, user: str) -> Iterator[None]:
         """Count a user's question against the limits while it runs."""
-        now, begins = self._clock(), self._begun[user]
+        now = self._clock()
+        begins = self._begun[user]
         while begins and begins[0] <= now - MINUTE:
             begins.popleft()
         if len(begins) >= self._per_minute:

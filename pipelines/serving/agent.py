@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import re
 import threading
 from collections import Counter
@@ -39,9 +40,10 @@ from pipelines.core.types import (
 from pipelines.databases.named import OpenableDatabase
 from pipelines.databases.of_recipe import Link, with_prompt_facts
 from pipelines.environment.core import Environment, RolloutMode
+from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
-from pipelines.rollout.episode import EndEvent, EpisodeRequest, ResultEvent, TurnEvent
+from pipelines.rollout.episode import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.habits import advice_on
 from pipelines.rollout.policies.base import Policy
 from pipelines.sql.engine import SqlEngine
@@ -50,9 +52,9 @@ from pipelines.teachers.experts import linking
 
 Event = dict[str, Any]
 QUESTION_CHARS = 4_000
-HISTORY = 8  # questions before
+HISTORY = 8  # questions of a conversation that the model reads before the last one
 CELL_CHARS = 10_000
-SAFE_BITS = 53  # of an integer that JavaScript reads exactly
+SAFE_BITS = 53  # bits of the integers that JavaScript reads exactly
 TOO_LONG = "the prompt is longer than the model's context: begin a new conversation, or hide tables in the card"
 CANNOT_ANSWER = "The database cannot answer this question."
 DATABASE_AWAY = "the database is away"
@@ -75,8 +77,13 @@ def result_event(sql: str, result: ExecutionResult) -> Event:
         return error_event(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
     if is_abstention(sql):
         return {"type": "answer", "sql": sql, "columns": ["answer"], "rows": [[CANNOT_ANSWER]], "more": False}
-    columns, rows = map(json_cell, result.columns), (list(map(json_cell, row)) for row in result.rows)
-    return {"type": "answer", "sql": sql, "columns": [*columns], "rows": [*rows], "more": bool(result.truncated)}
+    return {
+        "type": "answer",
+        "sql": sql,
+        "columns": [json_cell(name) for name in result.columns],
+        "rows": [list(map(json_cell, row)) for row in result.rows],
+        "more": bool(result.truncated),
+    }
 
 
 def error_event(message: str) -> Event:
@@ -88,9 +95,11 @@ def json_cell(value: Scalar) -> Any:
     if value is None or (isinstance(value, int) and value.bit_length() <= SAFE_BITS):
         return value
     if isinstance(value, float):
-        return value if value - value == 0 else str(value)
+        return value if math.isfinite(value) else str(value)
     text = f"x'{value[:CELL_CHARS].hex()}'" if isinstance(value, bytes) else text_of(value)
-    return text if len(text) <= CELL_CHARS else text[:CELL_CHARS] + "\u2026"
+    if len(text) > CELL_CHARS:
+        return text[:CELL_CHARS] + "\u2026"
+    return text
 
 
 def why_unanswered(trajectory: Trajectory) -> str:
@@ -112,7 +121,7 @@ def why_unanswered(trajectory: Trajectory) -> str:
 class AnsweringModel:
     """The model that answers: a policy, and the recipe by which it is prompted."""
 
-    name: str  # shown to clients.
+    name: str  # the name that clients see.
     policy: Policy
     recipe: Recipe  # its protocol, its sampling and its limits of execution.
 
@@ -134,7 +143,7 @@ class Agent:
     schema: Schema  # as prompts show it.
     model: Callable[[], AnsweringModel]  # gives the model that answers from now on.
     budget: QuestionBudget
-    used: Counter[str] = field(default_factory=Counter)  # by endpoints so far (see `Policy.take_used`).
+    used: Counter[str] = field(default_factory=Counter)  # answers, tokens and cost of endpoints (`Policy.take_used`).
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _linker: Callable[[str | None], Link | None] = field(default_factory=lambda: functools.cache(linking))
     _indices: dict[Database, ValueIndex] = field(default_factory=dict)
@@ -143,8 +152,13 @@ class Agent:
     async def answer(
         self, question: str, model: AnsweringModel | None = None, history: History = ()
     ) -> AsyncGenerator[Event]:
-        """The events of a question, the last one an answer or an error, by the current model if none is given; the last
-        `HISTORY` of the questions before are read. Closing the generator ends its statement.
+        """The events of a question, the last one an answer or an error.
+
+        Closing the generator ends its statement.
+
+        Args:
+            model: the model that answers; None for the current one.
+            history: the questions before, of which the last `HISTORY` are read.
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         example = self.openable.example(question, f"chat-{next(self._numbers)}", history[-HISTORY:])
@@ -163,34 +177,20 @@ class Agent:
         return result_event(sql, await self.sql.execute(self.openable.database, sql, self.budget.rows))
 
     async def _play(self, example: Example, model: AnsweringModel, emit: Callable[[Event], None]) -> None:
-        recipe, name = model.recipe, example.id
+        recipe = model.recipe
         try:
             async with asyncio.timeout(self.budget.seconds):
                 environment = Environment(recipe, sql=self.sql, schema=lambda _: self.schema)
                 engine = environment.engine(model.policy, RolloutMode.served(recipe))
+                name = example.id
                 example = await asyncio.to_thread(self._with_facts, example, recipe)
-                async with contextlib.aclosing(engine.play(EpisodeRequest(example, 0, recipe.seed), name)) as steps:
+                request = EpisodeRequest(example, 0, recipe.seed)
+                async with contextlib.aclosing(engine.play(request, name)) as steps:
                     async for step in steps:
-                        if isinstance(step, TurnEvent):
-                            action = step.turn.action
-                            if action.reasoning.strip():
-                                emit({"type": "reasoning", "text": action.reasoning.strip()})
-                            # The final SQL is left out: its own result, with all rows, ends the question.
-                            is_query = action.kind not in (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK)
-                            if is_query and action.content:
-                                emit({"type": "sql", "sql": action.content})
-                        elif isinstance(step, ResultEvent) and step.turn.observation is not None:
-                            # Without the tags that the protocol puts around an observation.
-                            turn, text = step.turn, step.turn.observation
-                            inside = re.fullmatch(r"\s*<(\w+)>\s*(.*?)\s*</\1>.*", text, re.DOTALL)
-                            text = inside[2] if inside else text
-                            emit({"type": "result", "text": text, "rows": turn.n_rows, "error": turn.error_class})
+                        for event in _step_events(step):
+                            emit(event)
                 assert isinstance(step, EndEvent)
-                sql = step.trajectory.final_sql
-                no_answer = error_event(why_unanswered(step.trajectory))
-                result = no_answer if sql is None else await self.run(sql)
-                habit = advice_on(step.trajectory, environment.protocol) if result["type"] == "error" else None
-                emit(result if habit is None else result | {"message": f"{result['message']}. {plain(habit)}"})
+                emit(await self._last_event(step.trajectory, environment.protocol))
         except TimeoutError:
             emit(error_event(f"no answer within {self.budget.seconds:g} s"))
         except SqltrainError as error:
@@ -201,10 +201,41 @@ class Agent:
         finally:
             self.used.update(model.policy.take_used())
 
+    async def _last_event(self, trajectory: Trajectory, protocol: Protocol) -> Event:
+        """The answer of an episode, or the reason for which it has none."""
+        if trajectory.final_sql is None:
+            event = error_event(why_unanswered(trajectory))
+        else:
+            event = await self.run(trajectory.final_sql)
+        if event["type"] != "error":
+            return event
+        habit = advice_on(trajectory, protocol)
+        if habit is None:
+            return event
+        return event | {"message": f"{event['message']}. {plain(habit)}"}
+
     def _with_facts(self, example: Example, recipe: Recipe) -> Example:
-        # In a thread, and so with a sandbox of its own: the other one is the event loop's.
+        """The example with all that its prompt shows; in a thread, so with a sandbox that is not the event loop's."""
         with self._linker_lock, self.openable.sql(recipe.execution) as sql:
             link = self._linker(recipe.data.linker)
-            return with_prompt_facts(
+            (with_facts,) = with_prompt_facts(
                 [example], recipe, lambda _: self.schema, sql, link, self._indices, is_served=True
-            )[0]
+            )
+            return with_facts
+
+
+def _step_events(step: EpisodeEvent) -> Iterator[Event]:
+    """The events of one step of an episode; the final SQL is none: its own result, with all rows, ends the question."""
+    if isinstance(step, TurnEvent):
+        action = step.turn.action
+        if action.reasoning.strip():
+            yield {"type": "reasoning", "text": action.reasoning.strip()}
+        is_query = action.kind not in (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK)
+        if is_query and action.content:
+            yield {"type": "sql", "sql": action.content}
+    elif isinstance(step, ResultEvent) and step.turn.observation is not None:
+        text = step.turn.observation
+        inside_tags = re.fullmatch(r"\s*<(\w+)>\s*(.*?)\s*</\1>.*", text, re.DOTALL)
+        if inside_tags:  # the tags that the protocol puts around an observation
+            text = inside_tags[2]
+        yield {"type": "result", "text": text, "rows": step.turn.n_rows, "error": step.turn.error_class}

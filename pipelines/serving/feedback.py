@@ -17,10 +17,12 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import write_atomic
 from pipelines.serving.agent import Event
 
-FILE, INBOX = "feedback.sqlite", Path("inbox", "serve.jsonl")
+FILE = "feedback.sqlite"
+INBOX = Path("inbox", "serve.jsonl")
 DAY_S = 86_400
-BUSY_S = 20.0  # that another process may take
-TRIM_MS = 50  # for readers to end before the log is emptied: meanwhile nobody can write, and a server would stand still
+BUSY_S = 20.0  # seconds that another process may take
+# Milliseconds for readers to end before the log is emptied: meanwhile nobody can write, and a server would stand still.
+TRIM_MS = 50
 TABLES = Path(__file__).with_name("feedback.sql")
 
 
@@ -33,7 +35,7 @@ class Feedback:
     """A folder of feedback; close it.
 
     Args:
-        days: after which `prune` removes a question and its verdicts; None keeps them.
+        days: age at which `prune` removes a question and its verdicts; None keeps them.
         clock: seconds since 1970.
         create: make the folder if there is none.
     """
@@ -43,7 +45,9 @@ class Feedback:
     ) -> None:
         if not create and not (folder / FILE).is_file():
             raise DataError(f"no feedback in {folder}", "Pass the folder that sqltrain serve --feedback was given.")
-        self.folder, self.days, self._clock = folder, days, clock
+        self.folder = folder
+        self.days = days
+        self._clock = clock
         with _file_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / FILE
@@ -65,8 +69,13 @@ class Feedback:
             db.execute("INSERT INTO asked VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
 
     def decide(self, id: str, user: str, good: bool, sql: str | None) -> bool:
-        """Insert a user's verdict on an answer, and put the right SQL into the inbox: `sql`, which ran before, if they
-        wrote one. Returns whether there is a right one.
+        """Insert a user's verdict on an answer, and put the right SQL into the inbox.
+
+        Args:
+            sql: what the user wrote in place of the answer's SQL, and ran; None for nothing.
+
+        Returns:
+            Whether there is a right SQL.
         """
         with self._change(inbox=True) as db:
             asked = db.execute("SELECT * FROM asked WHERE id = ? AND user = ?", (id, user)).fetchone()
@@ -76,14 +85,19 @@ class Feedback:
             db.execute("INSERT INTO verdict (id, at, good, sql) VALUES (?, ?, ?, ?)", verdict)
             db.execute("DELETE FROM lesson WHERE id = ?", (id,))  # the last verdict counts
             events = json.loads(asked["events"])
-            answers = [event["sql"] for event in events if event["type"] == "answer"]
-            right = sql or (answers[-1] if good and answers else None)
-            if right is not None:
-                row = {"id": id, "question": asked["question"], "database": asked["database"], "sql": right}
-                evidence = {"evidence": asked["evidence"]} if asked["evidence"] else {}
-                history = {event["type"]: event["history"] for event in events if event["type"] == "history"}
-                db.execute("INSERT INTO lesson VALUES (?, ?)", (id, json.dumps(row | evidence | history)))
-        return right is not None
+            right_sql = sql
+            for event in events:
+                if event["type"] == "answer" and good and not sql:
+                    right_sql = event["sql"]
+            if right_sql:
+                row = {"id": id, "question": asked["question"], "database": asked["database"], "sql": right_sql}
+                if asked["evidence"]:
+                    row["evidence"] = asked["evidence"]
+                for event in events:
+                    if event["type"] == "history":
+                        row["history"] = event["history"]
+                db.execute("INSERT INTO lesson VALUES (?, ?)", (id, json.dumps(row)))
+        return bool(right_sql)
 
     def export(self, user: str | None = None) -> Iterator[dict[str, Any]]:
         """All rows of a user, or of all users: each question with its verdicts.
@@ -91,10 +105,11 @@ class Feedback:
         However slowly the rows are taken, no reading is left open: the log would keep rows that are deleted meanwhile.
         """
         for asked in self._read("SELECT id FROM asked WHERE ? IS NULL OR user = ? ORDER BY at, id", user, user):
-            for row in self._read("SELECT * FROM asked WHERE id = ?", asked["id"]):  # none if it is deleted by now
+            for row in self._read("SELECT * FROM asked WHERE id = ?", asked["id"]):  # no row if it is deleted by now
                 verdicts = self._read("SELECT at, good, sql FROM verdict WHERE id = ? ORDER BY number", row["id"])
-                user_verdicts = [{**verdict, "good": bool(verdict["good"])} for verdict in verdicts]
-                yield {**row, "events": json.loads(row["events"]), "verdicts": user_verdicts}
+                for verdict in verdicts:
+                    verdict["good"] = bool(verdict["good"])
+                yield {**row, "events": json.loads(row["events"]), "verdicts": verdicts}
 
     def delete(self, user: str) -> int:
         """Remove all rows of a user, from the inbox too; returns the number of questions.
@@ -145,21 +160,15 @@ class Feedback:
 
         Args:
             inbox: write the inbox, too.
-            trim: then empty the log, which still holds deleted text; while another process reads, the next trim does.
+            trim: empty the log at the end, for it still holds deleted text; if another process reads it, the next trim
+                does.
         """
         with _file_errors(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
                 if inbox:
-                    last = {}  # of several users' answers to one question the last one counts
-                    for (line,) in self._db.execute("SELECT line FROM lesson ORDER BY rowid"):
-                        row = json.loads(line)
-                        last[row["database"], row["question"], row.get("evidence", ""), str(row.get("history"))] = line
-                    path, text = self.folder / INBOX, "".join(line + "\n" for line in last.values())
-                    if text != (path.read_text(encoding="utf-8") if path.is_file() else ""):
-                        path.parent.mkdir(exist_ok=True)
-                        write_atomic(path, text)
+                    self._write_inbox()
                 self._db.execute("COMMIT")
             except BaseException:
                 self._db.execute("ROLLBACK")
@@ -171,6 +180,20 @@ class Feedback:
                     self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 finally:
                     self._db.execute(f"PRAGMA busy_timeout={int(BUSY_S * 1000)}")
+
+    def _write_inbox(self) -> None:
+        """Write the lines that a night reads; if several users answered one question, the last answer counts."""
+        last_lines = {}
+        for (line,) in self._db.execute("SELECT line FROM lesson ORDER BY rowid"):
+            row = json.loads(line)
+            question = (row["database"], row["question"], row.get("evidence", ""), str(row.get("history")))
+            last_lines[question] = line
+        text = "".join(f"{line}\n" for line in last_lines.values())
+        path = self.folder / INBOX
+        before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if text != before:
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, text)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import anyio
 import mcp_types as types
@@ -22,28 +22,32 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import BadRow, Database, History, history_field, is_valid_unicode
+from pipelines.core.types import BadRow, Database, history_field, is_valid_unicode
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.protocols import observations, tools
 from pipelines.protocols.base import build
 from pipelines.recipe.config import Execution, ProtocolSection
 from pipelines.serving.access import Denied
-from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, QuestionBudget
+from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, Event, QuestionBudget
 from pipelines.serving.http_server import Chat, Service
 from pipelines.serving.web import while_connected
 from pipelines.sql.engine import SqlEngine
 
-SHOWN = build(ProtocolSection())  # the limits of an observation
+LIMITS = build(ProtocolSection())  # the protocol whose limits of an observation hold for the SQL tool
 DATABASE = "db_name"
 ASK = "ask"
 ASK_DESCRIPTION = "Answer a question about the database: a trained agent writes the SQL, runs it, and returns both."
-QUESTION = {"type": "string", "description": "The question, in words"}
+QUESTION_FIELD = {"type": "string", "description": "The question, in words"}
 PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
-ASKED = {"type": "array", "items": PAIR, "description": "Of a follow-up: [question, SQL] of each question before it"}
+HISTORY_FIELD = {
+    "type": "array",
+    "items": PAIR,
+    "description": "Of a follow-up: [question, SQL] of each question before it",
+}
 HOST = "127.0.0.1"  # no authentication: other machines need a proxy that authenticates clients
-SERVICE_ROWS = 10  # of an answer of `sqltrain serve`: it goes into another model's context
-USER = "sqltrain.user"  # of a request, in its scope
+SERVICE_ROWS = 10  # rows of an answer of `sqltrain serve`: it goes into another model's context
+USER = "sqltrain.user"  # the key of a request's scope that holds its user
 
 
 def open_databases(texts: Sequence[str]) -> dict[str, OpenableDatabase]:
@@ -61,8 +65,8 @@ class SqlTool:
     """An MCP server with the SQL tool, and a tool that asks the agent.
 
     Args:
-        rows: records of an answer, at most.
-        agents: by the name of their database; {} without a model, and then no tool asks one.
+        rows: most rows of an answer.
+        agents: name of a database -> its agent; {} without a model, and then no tool asks one.
         service: gives the users of `sqltrain serve` their limits, audit log and feedback; None for one local client.
     """
 
@@ -74,76 +78,115 @@ class SqlTool:
         agents: Mapping[str, Agent] | None = None,
         service: Service | None = None,
     ) -> None:
-        self._databases, self._sql, self._rows = databases, sql, rows
-        self._agents, self._service = agents or {}, service
+        self._databases = databases
+        self._sql = sql
+        self._rows = rows
+        self._agents = agents or {}
+        self._service = service
         self.server: Server[Any] = Server("sqltrain", on_list_tools=self._list, on_call_tool=self._call)
 
     async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         described = [tools.describe(self._rows)]
         if self._agents:
-            fields = {"question": QUESTION, "history": ASKED}
+            fields = {"question": QUESTION_FIELD, "history": HISTORY_FIELD}
             schema = {"type": "object", "properties": fields, "required": ["question"]}
             described.append({"name": ASK, "description": ASK_DESCRIPTION, "inputSchema": schema})
         if len(self._databases) > 1:
             names = {"type": "string", "description": "The database to query", "enum": [*self._databases]}
             for tool in described:
-                tool["inputSchema"]["properties"] = {**tool["inputSchema"]["properties"], DATABASE: names}
-                tool["inputSchema"]["required"].append(DATABASE)
+                schema = tool["inputSchema"]
+                schema["properties"] = {**schema["properties"], DATABASE: names}
+                schema["required"].append(DATABASE)
         return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in described])
 
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         is_question = params.name == ASK and bool(self._agents)
         if params.name != tools.TOOL and not is_question:
-            only = f"{tools.TOOL!r} and {ASK!r}" if self._agents else f"only {tools.TOOL!r}"
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, {only}")
-        arguments, request = params.arguments or {}, context.request  # of HTTP; None over stdin
-        name, text = arguments.get(DATABASE), arguments.get("question" if is_question else "sql")
-        if not isinstance(name, str):  # a call need not name the only database
-            name = next(iter(self._databases)) if len(self._databases) == 1 else ""
-        # A service limits, counts and audits the calls of its users like its other routes.
-        service = self._service
-        user = "" if service is None else request.scope[USER]
+            known = f"{tools.TOOL!r} and {ASK!r}" if self._agents else f"only {tools.TOOL!r}"
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, {known}")
         try:
-            with contextlib.nullcontext() if service is None else service.access.question(user):
-                work = self._answer(is_question, name, text, user, history_field(arguments)[-HISTORY:])
-                answer = await (work if request is None else while_connected(request, work))
+            answer = await self._limited(is_question, params.arguments or {}, context.request)
         except BadRow as bad:
             answer = {"error": bad.detail}
         except Denied as denied:
             answer = {"error": denied.message}
-            if service is not None:
-                service.metrics.denied[denied.status] += 1
-        else:
-            if service is not None and not is_question:
-                outcome = "error" if "error" in answer else "answer"
-                service.write_audit({"user": user, "statements": [str(text)], "outcome": outcome})
+            if self._service is not None:
+                self._service.metrics.denied(denied.status)
         content = [types.TextContent(text=observations.json_text(answer))]
         return types.CallToolResult(content=content, is_error="error" in answer)
 
-    async def _answer(self, is_question: bool, name: str, text: Any, user: str, history: History) -> dict[str, Any]:
-        """The tool's JSON; it has an `error` if the call failed."""
-        if name not in self._databases:
-            return {"error": f"{DATABASE} must be one of: {', '.join(self._databases)}"}
-        if not isinstance(text, str) or not text.strip() or not is_valid_unicode(text):
-            return {"error": "question must be a text" if is_question else "sql must be a query"}
-        if is_question and len(text) > QUESTION_CHARS:
+    async def _limited(self, is_question: bool, arguments: Mapping[str, Any], request: Any) -> dict[str, Any]:
+        """The tool's JSON; a service limits, counts and audits the calls of its users like its other routes.
+
+        Args:
+            request: the HTTP request; None over stdin.
+        """
+        service = self._service
+        user = "" if service is None else request.scope[USER]
+        limit = contextlib.nullcontext() if service is None else service.access.question(user)
+        with limit:
+            work = self._ask(arguments, user) if is_question else self._execute(arguments)
+            answer = await (work if request is None else while_connected(request, work))
+        if service is not None and not is_question:
+            outcome = "error" if "error" in answer else "answer"
+            service.write_audit({"user": user, "statements": [str(arguments.get("sql"))], "outcome": outcome})
+        return answer
+
+    def _database(self, arguments: Mapping[str, Any]) -> str | None:
+        """The name of the database that a call is about; None if it names none of ours."""
+        name = arguments.get(DATABASE)
+        if not isinstance(name, str) and len(self._databases) == 1:  # a call need not name the only database
+            return next(iter(self._databases))
+        return name if isinstance(name, str) and name in self._databases else None
+
+    def _no_database(self) -> dict[str, Any]:
+        return {"error": f"{DATABASE} must be one of: {', '.join(self._databases)}"}
+
+    async def _execute(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The records of a statement; an `error` if the call failed."""
+        name = self._database(arguments)
+        sql = arguments.get("sql")
+        if name is None:
+            return self._no_database()
+        if not _is_text(sql):
+            return {"error": "sql must be a query"}
+        result = await self._sql.execute(self._databases[name], sql, self._rows)
+        return observations.records(result, self._rows, LIMITS.cell_chars, LIMITS.observation_chars)
+
+    async def _ask(self, arguments: Mapping[str, Any], user: str) -> dict[str, Any]:
+        """The agent's answer to a question; an `error` if the call failed.
+
+        Through a service the question is a chat: it is counted, audited and kept as feedback there.
+        """
+        history = history_field(arguments)[-HISTORY:]
+        name = self._database(arguments)
+        question = arguments.get("question")
+        if name is None:
+            return self._no_database()
+        if not _is_text(question):
+            return {"error": "question must be a text"}
+        if len(question) > QUESTION_CHARS:
             return {"error": f"a question has at most {QUESTION_CHARS:,} characters"}
-        if not is_question:
-            result = await self._sql.execute(self._databases[name], text, self._rows)
-            return observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
-        # Through a service the question is a chat: it is counted, audited and kept as feedback there.
-        agent, last = self._agents[name], dict[str, Any]()
-        service, model = self._service, agent.model()
-        chat = None if service is None else Chat(service, user, text, model, history)
-        steps = agent.answer(text, model, history) if chat is None else chat.events()
+        agent = self._agents[name]
+        model = agent.model()
+        if self._service is None:
+            steps = agent.answer(question, model, history)
+        else:
+            steps = Chat(self._service, user, question, model, history).events()
+        last: Event = {}
         async with contextlib.aclosing(steps) as events:
             async for event in events:
                 last = event
         if last.get("type") != "answer":
             return {"error": str(last.get("message"))}
-        more = last["more"] or len(last["rows"]) > self._rows
         answer = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"][: self._rows]}
-        return answer | ({"more": True} if more else {})
+        if last["more"] or len(last["rows"]) > self._rows:
+            answer["more"] = True
+        return answer
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value.strip()) and is_valid_unicode(value)
 
 
 def serve(
@@ -157,21 +200,19 @@ def serve(
     """Serve databases until the client leaves (stdin and stdout) or the server is stopped (HTTP at /mcp).
 
     Args:
-        port: of the HTTP server on this machine's own address; None for stdin and stdout.
-        model: answers questions; None serves the SQL tool alone.
-        follow: looks for a new model, beside the server, until that ends.
+        port: port of the HTTP server on this machine's own address; None for stdin and stdout.
+        model: gives the model that answers questions; None serves the SQL tool alone.
+        follow: looks for a new model until the server ends.
     """
     databases = open_databases(texts)
     with named.sandbox(databases.values(), execution) as sql:
         # Schemas are read now: a damaged file is an error of the command, and not of each call.
-        shown = ProtocolSection() if model is None else model().recipe.protocol
-        schemas = {
-            name: openable.schema(sql, shown.schema_values, shown.schema_descriptions)
-            for name, openable in databases.items()
-        }
-        budget, agents = QuestionBudget(rows=rows), {}
-        if model is not None:
-            agents = {name: Agent(openable, sql, schemas[name], model, budget) for name, openable in databases.items()}
+        protocol = ProtocolSection() if model is None else model().recipe.protocol
+        agents = {}
+        for name, openable in databases.items():
+            schema = openable.schema(sql, protocol.schema_values, protocol.schema_descriptions)
+            if model is not None:
+                agents[name] = Agent(openable, sql, schema, model, QuestionBudget(rows=rows))
         tool = SqlTool({name: openable.database for name, openable in databases.items()}, sql, rows, agents)
         if follow is not None:
             threading.Thread(target=lambda: asyncio.run(follow()), daemon=True).start()
@@ -200,4 +241,5 @@ def add_mcp(service: Service) -> None:
         response: ASGIApp = sessions.handle_request
         return response
 
-    service.mcp, service.mcp_sessions = handle, sessions.run
+    service.mcp = handle
+    service.mcp_sessions = sessions.run

@@ -13,18 +13,22 @@ from pipelines.core.store import Store
 from pipelines.nightly.ledger import PROD, STAGING, TIERS, Champion, Ledger
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import read_card, require_sound
+from pipelines.recipe.config import Recipe
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies.base import Policy, Request, ScriptedPolicy
 from pipelines.serving.agent import AnsweringModel
 from pipelines.stages.gguf_folders import model_folder
 
-ENDPOINT, SCRIPT, CHAMPION = "endpoint:", "script:", "champion:"
+# How a model's name begins that is no folder or file.
+ENDPOINT = "endpoint:"
+SCRIPT = "script:"
+CHAMPION = "champion:"
 KINDS = "a checkpoint folder, a GGUF file, champion:RECIPE, champion:RECIPE@staging, endpoint:NAME or script:FILE.jsonl"
 DEFAULT_RECIPE = "sql_trail"  # gives an endpoint or a script its protocol, unless another is named
 SLOTS = 16  # episodes that a model in this process decodes together
 ANY = "*"  # the question of a script's line that answers all others
-LOOK_S = 2.0  # between two looks at the ledger
-RETRY_S = 60.0  # between two tries to load a champion
+LOOK_S = 2.0  # seconds between two looks at the ledger
+RETRY_S = 60.0  # seconds between two tries to load a champion
 log = logging.getLogger(__name__)
 
 
@@ -35,21 +39,30 @@ def open_model(text: str, recipe: str, overrides: Sequence[str], store: Store) -
         recipe: gives an endpoint or a script its protocol; a checkpoint has it on its card.
     """
     if text.startswith(ENDPOINT):
-        from pipelines.endpoints.client import endpoint
-        from pipelines.protocols.base import build
-        from pipelines.teachers.policy import OpenAIPolicy
-
-        name, loaded = text.removeprefix(ENDPOINT), recipes.load(recipe, overrides)
-        entry = endpoint(name)
-        return AnsweringModel(name, OpenAIPolicy(entry, name, entry.concurrency, None, build(loaded.protocol)), loaded)
+        return _endpoint_model(text.removeprefix(ENDPOINT), recipes.load(recipe, overrides))
     if text.startswith(SCRIPT):
         return AnsweringModel("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
     if text.startswith(CHAMPION):
         champion = champion_of(store, text.removeprefix(CHAMPION))
         return _checkpoint(store.folder(champion.stage, champion.key) / "model", recipe, overrides, champion.key)
     folder = model_folder(text, store, log.warning).resolve()
-    name = folder.parent.name if folder.name == "model" else folder.name
-    return _checkpoint(folder, recipe, overrides, Path(text).stem if is_gguf(text) else name)
+    if is_gguf(text):
+        name = Path(text).stem
+    elif folder.name == "model":
+        name = folder.parent.name
+    else:
+        name = folder.name
+    return _checkpoint(folder, recipe, overrides, name)
+
+
+def _endpoint_model(name: str, recipe: Recipe) -> AnsweringModel:
+    from pipelines.endpoints.client import endpoint
+    from pipelines.protocols.base import build
+    from pipelines.teachers.policy import OpenAIPolicy
+
+    entry = endpoint(name)
+    policy = OpenAIPolicy(entry, name, entry.concurrency, None, build(recipe.protocol))
+    return AnsweringModel(name, policy, recipe)
 
 
 def champion_of(store: Store, text: str) -> Champion:
@@ -63,15 +76,15 @@ def champion_of(store: Store, text: str) -> Champion:
         return champion
     if tier == STAGING:
         raise DataError(f"recipe {recipe} has no champion of staging in {store.root}", f"Serve {CHAMPION}{recipe}.")
-    why = f"recipe {recipe} has no champion in {store.root}"
+    problem = f"recipe {recipe} has no champion in {store.root}"
     hint = f"Run: sqltrain nightly {recipe}, or of a database: sqltrain adapt {recipe}"
-    tried = [row for row in ledger.lines() if row["event"] == "night" and "challenger" in row]
-    if tried:
-        last = tried[-1]["challenger"]
-        model = store.folder(last["stage"], last["key"]) / "model"
-        why += f": its last model was {tried[-1]['decision']}, {tried[-1]['reason']}"
+    nights = [row for row in ledger.lines() if row["event"] == "night" and "challenger" in row]
+    if nights:
+        last = nights[-1]
+        model = store.folder(last["challenger"]["stage"], last["challenger"]["key"]) / "model"
+        problem += f": its last model was {last['decision']}, {last['reason']}"
         hint = f"Add questions and train again, or name that model itself: {model}"
-    raise DataError(why, hint)
+    raise DataError(problem, hint)
 
 
 def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) -> AnsweringModel:
@@ -81,11 +94,13 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
     from pipelines.rollout.policies.factories import local_policy
 
     card = read_card(folder)
-    overrides_of_card = card.overrides() if card else ()
-    made_by = card.recipe if card and card.recipe in recipes.recipe_names() else recipe
-    loaded = recipes.load(made_by, [*overrides_of_card, *overrides])
-    free = {"deterministic": False, "slots": SLOTS}  # nobody waits for another's statement
-    loaded = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=free)})
+    if card is not None:
+        overrides = [*card.overrides(), *overrides]
+        if card.recipe in recipes.recipe_names():
+            recipe = card.recipe
+    loaded = recipes.load(recipe, overrides)
+    changes = {"deterministic": False, "slots": SLOTS}  # nobody waits for another's statement
+    loaded = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=changes)})
     import torch
 
     torch.set_num_threads(1)  # the server shares its cores with workers and clients (docs/results/learning.md)
@@ -104,9 +119,8 @@ def script(path: Path) -> Policy:
         if not isinstance(question, str):
             raise DataError(f"{path}, line {number}: no question", hint)
         if question in turns:
-            raise DataError(
-                f"{path}, line {number}: the question {question!r} is there twice", "Leave one of them out."
-            )
+            problem = f"{path}, line {number}: the question {question!r} is there twice"
+            raise DataError(problem, "Leave one of them out.")
         turns[question] = lines
 
     def reply(request: Request) -> str:
@@ -132,17 +146,20 @@ class CurrentModel:
 
     async def follow(self) -> None:
         """Look at the ledger now and then, until cancelled; questions under way end with the model that began them."""
-        tried, again, said = "", 0.0, ("", "")  # the newest champion, when it is tried again, and the last warning
+        tried_key = ""  # the newest champion that was tried
+        retry_at = 0.0
+        last_warning = ("", "")  # the champion and the reason
         while self.text.startswith(CHAMPION):
             await asyncio.sleep(LOOK_S)
             try:
                 key = champion_of(self.store, self.text.removeprefix(CHAMPION)).key
-                if key != self.model.name and (key != tried or time.monotonic() > again):
-                    tried, again = key, time.monotonic() + RETRY_S
+                if key != self.model.name and (key != tried_key or time.monotonic() > retry_at):
+                    tried_key = key
+                    retry_at = time.monotonic() + RETRY_S
                     self.model = await asyncio.to_thread(open_model, self.text, self.recipe, self.overrides, self.store)
                     log.warning("the champion is %s now", key)
             except Exception as error:  # a full memory, too: who serves must go on looking
-                reason = str(error) or type(error).__name__
-                if (tried, reason) != said:
-                    log.warning("the champion before goes on serving: %s", reason)
-                said = tried, reason
+                warning = (tried_key, str(error) or type(error).__name__)
+                if warning != last_warning:
+                    log.warning("the champion before goes on serving: %s", warning[1])
+                last_warning = warning

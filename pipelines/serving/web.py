@@ -8,7 +8,6 @@ import ipaddress
 import json
 import re
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ from pipelines.core.errors import ResourceError, SqltrainError, UserError
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
 
-SHARED_FILES = tuple(Path(__file__).with_name(name) for name in ("common.css", "common.js"))  # parts of every page
+SHARED_FILES = tuple(Path(__file__).with_name(name) for name in ("common.css", "common.js"))  # included in every page
 BODY_BYTES = 1_000_000
-LOOK_S = 0.1  # between two looks whether the client is still there
-Handler = Callable[[Request, str], Awaitable[ASGIApp]]  # of a request and its user; returns the response
+LOOK_S = 0.1  # seconds between two looks whether the client is still there
+Handler = Callable[[Request, str], Awaitable[ASGIApp]]  # (request, user) -> the response
 
 
 def is_local(host: str) -> bool:
@@ -61,7 +60,7 @@ def require_bindable(host: str, port: int) -> None:
 
 
 def guarded(
-    access: Access, handler: Handler, denied_by_status: Counter[int] | None = None
+    access: Access, handler: Handler, count_denied: Callable[[int], None] = lambda status: None
 ) -> Callable[[Request], Awaitable[Response]]:
     """A route for users: a request without a key, or from a page of another site, is refused and counted."""
 
@@ -79,20 +78,23 @@ def guarded(
             return await handler(request, access.user(request.headers.get("authorization", "")))
         except Denied as error:
             denied = error
-            if denied_by_status is not None:
-                denied_by_status[denied.status] += 1
+            count_denied(denied.status)
         except SqltrainError as error:
             denied = Denied(503 if isinstance(error, ResourceError) else 400, str(error))  # 503: of a full disk, say
-        headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
-        return error_response(denied.status, denied.message, denied.code, headers)
+        headers = {}
+        if denied.wait_s:
+            headers["Retry-After"] = str(max(1, round(denied.wait_s)))
+        return error_response(denied.status, denied.message, denied.code, headers, denied.param)
 
     return respond
 
 
-def error_response(status: int, message: str, code: str = "", headers: Mapping[str, str] | None = None) -> Response:
+def error_response(
+    status: int, message: str, code: str = "", headers: Mapping[str, str] | None = None, param: str = ""
+) -> Response:
     """An error as OpenAI's protocol has it, so that its clients show the message."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = {"message": message, "type": kind, "param": None, "code": code or status}
+    body = {"message": message, "type": kind, "param": param or None, "code": code or status}
     return JSONResponse({"error": body}, status, headers=headers)
 
 
@@ -143,8 +145,8 @@ async def body_of(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Denied(415, "the body must be application/json")
     data = bytearray()
-    async for part in request.stream():
-        data += part
+    async for piece in request.stream():
+        data += piece
         if len(data) > BODY_BYTES:
             raise Denied(413, f"a request has at most {BODY_BYTES:,} bytes")
     try:

@@ -7,7 +7,7 @@ import pytest
 from served import COUNT, site
 
 from pipelines.serving.access import Access
-from pipelines.serving.http_server import read_conversation
+from pipelines.serving.openai_protocol import read_conversation
 
 QUESTION = {"role": "user", "content": "How many people by city ?"}
 ANSWER = {"role": "assistant", "content": f"```sql\n{COUNT}\n```"}

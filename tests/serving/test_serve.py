@@ -25,11 +25,12 @@ from pipelines.nightly.ledger import Ledger
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution, Source
 from pipelines.rollout.policies.base import ScriptedPolicy
-from pipelines.serving import http_server, models
+from pipelines.serving import http_server, models, openai_protocol
 from pipelines.serving.access import Access, Denied, read_keys
 from pipelines.serving.agent import HISTORY, Agent, AnsweringModel, QuestionBudget, why_unanswered
 from pipelines.serving.feedback import FILE
-from pipelines.serving.http_server import Metrics, questions_to_try
+from pipelines.serving.http_server import questions_to_try
+from pipelines.serving.metrics import Metrics
 from pipelines.serving.models import CurrentModel, open_model, script
 from pipelines.serving.web import require_bindable, require_keys
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
@@ -326,7 +327,7 @@ def noted(events, leaves_after):
             yield event
 
     lines = []
-    metrics = http_server.Metrics()
+    metrics = Metrics({})
     agent = SimpleNamespace(answer=answer)
     service = SimpleNamespace(agent=agent, metrics=metrics, write_audit=lines.append, feedback=None)
     chat = http_server.Chat(service, "ada", "Who ?", SimpleNamespace(name="m"))
@@ -338,28 +339,30 @@ def noted(events, leaves_after):
         await stream.aclose()
 
     asyncio.run(listen())
-    (line,), (outcome,) = lines, metrics.outcomes
-    assert metrics.running == 0
-    return line, outcome
+    (line,) = lines
+    assert metrics.registry.get_sample_value("sqltrain_questions_running") == 0
+    assert metrics.registry.get_sample_value("sqltrain_questions_total", {"outcome": line["outcome"]}) == 1
+    assert metrics.registry.get_sample_value("sqltrain_question_seconds_count") == 1
+    return line
 
 
 def test_a_question_that_is_left_after_a_result_is_a_line_of_the_log_too():
-    line, outcome = noted([QUERY, RESULT, ANSWER], leaves_after=2)
-    assert (line["outcome"], line["rows"], line["statements"], outcome) == ("left", 0, [QUERY["sql"]], "left")
-    line, outcome = noted([QUERY, RESULT, ANSWER], leaves_after=3)
-    assert (line["outcome"], line["rows"], outcome) == ("answer", 2, "answer")
+    line = noted([QUERY, RESULT, ANSWER], leaves_after=2)
+    assert (line["outcome"], line["rows"], line["statements"]) == ("left", 0, [QUERY["sql"]])
+    line = noted([QUERY, RESULT, ANSWER], leaves_after=3)
+    assert (line["outcome"], line["rows"]) == ("answer", 2)
 
 
 def test_an_engines_message_can_be_no_picture_and_no_tag():
     """It repeats a name that the model chose, and the model reads what the database holds."""
     said = 'the SQL does not run: no such table: ![x](https://evil.example/?q=1)\n<img src=x onerror="go()">'
     error = {"type": "error", "message": said}
-    text = http_server.completion("c", "m", 0, [error])["choices"][0]["message"]["content"]
+    text = openai_protocol.completion("c", "m", 0, [error])["choices"][0]["message"]["content"]
     assert text == (
         r"error: the SQL does not run: no such table: !\[x\](https://evil.example/?q=1) "
         r'\<img src=x onerror="go()"\>'
     )
-    assert http_server.chunk("c", "m", 0, error)["choices"][0]["delta"]["content"] == f"\n{text}\n"
+    assert openai_protocol.chunk("c", "m", 0, error)["choices"][0]["delta"]["content"] == f"\n{text}\n"
 
 
 def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, monkeypatch, caplog):
@@ -458,7 +461,7 @@ def test_what_an_endpoint_takes_is_counted_and_nothing_grows(tmp_path):
         for _ in range(2):
             asyncio.run(ask(agent))
     assert paid == []
-    assert "sqltrain_endpoint_prompt_tokens_total 100\n" in Metrics().text(agent.used)
+    assert b"sqltrain_endpoint_prompt_tokens_total 100.0\n" in Metrics(agent.used).text()
 
 
 def test_a_line_without_turns_is_named(tmp_path):

@@ -1,0 +1,58 @@
+"""The figures of a server since it started, in Prometheus' text format."""
+
+from collections.abc import Iterator, Mapping
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # upper bounds of the histogram's buckets
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """Counts of one server.
+
+    Args:
+        used: what endpoints have answered so far, by kind; it grows while the server runs.
+    """
+
+    def __init__(self, used: Mapping[str, float]) -> None:
+        self.registry = CollectorRegistry()
+        registry = CollectorRegistry()
+        registry.register(_EndpointUse(used))
+        about = "Ended questions by outcome: answer, error or left."
+        self.registry = registry
+        self.running = Gauge("sqltrain_questions_running", "Questions that run now.", registry=registry)
+        self._questions = Counter("sqltrain_questions", about, ["outcome"], registry=registry)
+        self._denied = Counter("sqltrain_denied", "Refused requests by HTTP status.", ["status"], registry=registry)
+        self._seconds = Histogram(
+            "sqltrain_question_seconds", "Seconds of ended questions.", registry=registry, buckets=SECONDS
+        )
+
+    def ended(self, outcome: str, seconds: float) -> None:
+        """Count a question that has ended."""
+        self._questions.labels(outcome).inc()
+        self._seconds.observe(seconds)
+
+    def denied(self, status: int) -> None:
+        """Count a refused request."""
+        self._denied.labels(str(status)).inc()
+
+    def text(self) -> bytes:
+        """All figures as they are scraped."""
+        return prometheus_client.generate_latest(self.registry)
+
+
+class _EndpointUse(Collector):
+    """Answers, tokens and cost of endpoints, as the policies count them."""
+
+    def __init__(self, used: Mapping[str, float]) -> None:
+        self._used = used
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for kind, amount in sorted(self._used.items()):
+            about = f"{kind.replace('_', ' ')} of endpoints.".capitalize()
+            yield CounterMetricFamily(f"sqltrain_endpoint_{kind}", about, value=amount)

@@ -1,0 +1,224 @@
+"""OpenAI's chat protocol: what a request asks, and the agent's events as chunks and completions."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.core.types import History, is_valid_unicode
+from pipelines.serving.access import Denied
+from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Event
+
+SHOWN_ROWS = 50  # rows of a Markdown table; the event has all of them
+FENCE = re.compile(r"(`{3,})(\w*)")  # a line that opens a block of Markdown
+USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}  # nobody is billed by this server's tokens
+INSTRUCTIONS = ("system", "developer")  # roles of messages that are not read
+NO_QUESTION = "messages must end with a question of the user"
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request for a chat completion."""
+
+    question: str
+    history: History  # the last `HISTORY` questions before, each with its SQL
+    is_stream: bool
+    has_usage: bool  # a stream ends with a chunk of the tokens
+
+
+def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """What the body of a request asks.
+
+    Raises:
+        Denied: it asks for something that this server does not do, or is no such request.
+    """
+    is_stream = body.get("stream")
+    if not isinstance(is_stream, bool | None):
+        raise Denied(400, "stream is true or false", param="stream")
+    options = body.get("stream_options")
+    if options is not None and not (is_stream and isinstance(options, Mapping)):
+        message = "stream_options is an object, and goes with stream: true alone"
+        raise Denied(400, message, param="stream_options")
+    if body.get("n") not in (None, 1):
+        raise Denied(400, "n must be 1: a question has one answer", param="n")
+    question, history = _read_question(body.get("messages"))
+    return ChatRequest(
+        question=question,
+        history=history,
+        is_stream=bool(is_stream),
+        has_usage=bool((options or {}).get("include_usage")),
+    )
+
+
+def _read_question(messages: Any) -> tuple[str, History]:
+    """The last question of a conversation, and those before it."""
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        raise Denied(400, "messages must be a list of objects", param="messages")
+    if not _ends_with_question(messages):
+        raise Denied(400, NO_QUESTION, param="messages")
+    if _has_other_than_text(messages):
+        message = "a message of the user holds text alone: this server reads no pictures, sounds or files"
+        raise Denied(400, message, param="messages")
+    *history, (question, _) = read_conversation(messages) or [("", "")]
+    if not question:
+        raise Denied(400, NO_QUESTION, param="messages")
+    if len(question) > QUESTION_CHARS:
+        raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters", param="messages")
+    return question, history[-HISTORY:]
+
+
+def _ends_with_question(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message that says something, apart from instructions, is the user's."""
+    for message in reversed(messages):
+        role = message.get("role")
+        if role == "user":
+            return True
+        if role not in INSTRUCTIONS and (message.get("content") or message.get("tool_calls")):
+            return False
+    return False
+
+
+def _has_other_than_text(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a user's message holds a picture, a sound or a file."""
+    for message in messages:
+        content = message.get("content")
+        if message.get("role") != "user" or not isinstance(content, list):
+            continue
+        for item in content:
+            if not isinstance(item, Mapping) or not isinstance(item.get("text"), str):
+                return True
+    return False
+
+
+def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The user's questions, each with the last block of SQL in its answer, "" if that ends in an error."""
+    pairs: list[tuple[str, str]] = []
+    for message in messages:
+        text = _text_of(message.get("content"))
+        if message.get("role") == "user":
+            pairs = [pair for pair in pairs if pair[0]]
+            pairs.append((text, ""))
+        elif message.get("role") == "assistant" and pairs and not _ends_in_error(text):
+            question, _ = pairs[-1]
+            sql = _last_sql(text)
+            # A query that was cut would be another one: one that is too long is left out as a whole.
+            pairs[-1] = (question[:QUESTION_CHARS], sql if len(sql) <= QUESTION_CHARS else "")
+    return pairs
+
+
+def _text_of(content: Any) -> str:
+    """The text of a message's content, which may be a list of its parts; "" if it is not valid Unicode."""
+    if isinstance(content, list):
+        content = "\n".join(str(item.get("text") or "") for item in content if isinstance(item, Mapping))
+    if not isinstance(content, str) or not is_valid_unicode(content):
+        return ""
+    return content.strip()
+
+
+def _ends_in_error(answer: str) -> bool:
+    return answer.rpartition("\n")[2].startswith("error: ")
+
+
+def _last_sql(text: str) -> str:
+    """The last whole block of SQL in Markdown; "" without one."""
+    sql = ""
+    fence = None
+    lines: list[str] = []
+    for line in map(str.rstrip, text.split("\n")):
+        if fence is None:
+            fence = FENCE.fullmatch(line)
+            lines = []
+        elif line != fence[1]:
+            lines.append(line)
+        else:
+            if fence[2].lower() == "sql":
+                sql = "\n".join(lines)
+            fence = None
+    return sql
+
+
+def chunk(id: str, model: str, created: int, event: Event | None) -> dict[str, Any]:
+    """One chunk of a stream; the last one has no event."""
+    choice: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "stop", "logprobs": None}
+    if event is not None:
+        choice["delta"] = {"role": "assistant", **_delta(event)}
+        choice["finish_reason"] = None
+    return {"id": id, "object": "chat.completion.chunk", "created": created, "model": model, "choices": [choice]}
+
+
+def usage_chunk(id: str, model: str, created: int) -> dict[str, Any]:
+    """The chunk of the tokens, behind all others of a stream."""
+    return {**chunk(id, model, created, None), "choices": [], "usage": USAGE}
+
+
+def completion(id: str, model: str, created: int, events: Sequence[Event]) -> dict[str, Any]:
+    """The answer in one response."""
+    contents = []
+    thoughts = []
+    for event in events:
+        delta = _delta(event)
+        contents.append(str(delta.get("content") or ""))
+        if delta.get("reasoning_content"):
+            thoughts.append(delta["reasoning_content"])
+    message = {
+        "role": "assistant",
+        "content": "".join(contents).strip(),
+        "reasoning_content": "\n".join(thoughts),
+        "refusal": None,
+        "sqltrain": list(events),
+    }
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    return {
+        "id": id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [choice],
+        "usage": USAGE,
+    }
+
+
+def _delta(event: Event) -> dict[str, Any]:
+    """An event as a message: Markdown, and the event itself for clients that know it."""
+    kind = event["type"]
+    if kind == "reasoning":
+        return {"content": None, "reasoning_content": event["text"] + "\n", "sqltrain": event}
+    if kind == "sql":
+        text = f"\n{_fenced(event['sql'], 'sql')}\n"
+    elif kind == "result":
+        text = f"\n{_fenced(event['text'], '')}\n"
+    elif kind == "answer":
+        text = f"\n{_fenced(event['sql'], 'sql')}\n\n{_table(event)}\n"
+    else:
+        text = f"\nerror: {_escaped(event['message'])}\n"
+    return {"content": text, "sqltrain": event}
+
+
+def _table(answer: Event) -> str:
+    """The first rows of an answer, and how many there are more."""
+    lines = [_table_row(answer["columns"]), "|" + " --- |" * len(answer["columns"])]
+    lines += [_table_row(row) for row in answer["rows"][:SHOWN_ROWS]]
+    n_hidden = len(answer["rows"]) - SHOWN_ROWS
+    if answer["more"]:
+        lines.append("\n(more rows)")
+    elif n_hidden > 0:
+        lines.append(f"\n({n_hidden} more rows)")
+    return "\n".join(lines)
+
+
+def _table_row(cells: Sequence[Any]) -> str:
+    texts = ["NULL" if cell is None else _escaped(str(cell)) for cell in cells]
+    return f"| {' | '.join(texts)} |"
+
+
+def _fenced(text: str, language: str) -> str:
+    """Text in a fence that it cannot close."""
+    longest_run = max([2, *map(len, re.findall(r"`+", text))])
+    fence = "`" * (longest_run + 1)
+    return f"{fence}{language}\n{text.strip()}\n{fence}"
+
+
+def _escaped(text: str) -> str:
+    """Text of a database or an engine in one line of Markdown, where it can be no link, picture or tag."""
+    one_line = re.sub(r"\s+", " ", text)
+    return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", one_line)
