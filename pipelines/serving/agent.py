@@ -19,8 +19,8 @@ import re
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from pipelines.benchmarks.prompt_schema import ValueIndex
 from pipelines.core.errors import SqltrainError
@@ -124,6 +124,14 @@ class AnsweringModel:
     name: str  # the name that clients see.
     policy: Policy
     recipe: Recipe  # its protocol, its sampling and its limits of execution.
+
+    def with_turn_tokens(self, most: int) -> Self:
+        """The same model, of which a turn has at most so many tokens."""
+        evaluation = self.recipe.evaluation
+        turn_tokens = min(most, evaluation.sampling.turn_tokens)
+        sampling = evaluation.sampling.model_copy(update={"turn_tokens": turn_tokens})
+        evaluation = evaluation.model_copy(update={"sampling": sampling})
+        return replace(self, recipe=self.recipe.model_copy(update={"evaluation": evaluation}))
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,8 @@ class Service:
     async def _chat(self, request: Request, user: str) -> ASGIApp:
         chat_request = openai_protocol.read_chat_request(await body_of(request))
         model = self.agent.model()
+        if chat_request.max_tokens is not None:
+            model = model.with_turn_tokens(chat_request.max_tokens)
         chat = Chat(self, user, chat_request.question, model, chat_request.history, has_usage=chat_request.has_usage)
         admitted = contextlib.ExitStack()
         admitted.enter_context(self.access.question(user))

@@ -1,4 +1,8 @@
-"""OpenAI's chat protocol: what a request asks, and the agent's events as chunks and completions."""
+"""OpenAI's chat protocol: what a request asks, and the agent's events as chunks and completions.
+
+A parameter that has another meaning here is refused by its name, or honoured. Sampling is not the client's: an answer
+is greedy, as it was measured, so `temperature`, `top_p`, `seed` and penalties change nothing.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +16,7 @@ from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Event
 SHOWN_ROWS = 50  # rows of a Markdown table; the event has all of them
 FENCE = re.compile(r"(`{3,})(\w*)")  # a line that opens a block of Markdown
 USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}  # nobody is billed by this server's tokens
+LIMITS = ("max_tokens", "max_completion_tokens")  # the old and the new name of one parameter
 INSTRUCTIONS = ("system", "developer")  # roles of messages that are not read
 NO_QUESTION = "messages must end with a question of the user"
 
@@ -24,6 +29,7 @@ class ChatRequest:
     history: History  # the last `HISTORY` questions before, each with its SQL
     is_stream: bool
     has_usage: bool  # a stream ends with a chunk of the tokens
+    max_tokens: int | None  # most tokens of a turn; None leaves that to the recipe
 
 
 def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
@@ -39,15 +45,44 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     if options is not None and not (is_stream and isinstance(options, Mapping)):
         message = "stream_options is an object, and goes with stream: true alone"
         raise Denied(400, message, param="stream_options")
-    if body.get("n") not in (None, 1):
-        raise Denied(400, "n must be 1: a question has one answer", param="n")
+    _refuse_unsupported(body)
     question, history = _read_question(body.get("messages"))
     return ChatRequest(
         question=question,
         history=history,
         is_stream=bool(is_stream),
         has_usage=bool((options or {}).get("include_usage")),
+        max_tokens=_max_tokens(body),
     )
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raise Denied for a parameter that would change the answer in a way that this server cannot."""
+    if body.get("n") not in (None, 1):
+        raise Denied(400, "n must be 1: a question has one answer", param="n")
+    for name in ("tool_choice", "function_call"):
+        if body.get(name) not in (None, "none", "auto"):
+            message = f'{name} must be "auto" or "none": the agent calls its own tools, and none of the client\'s'
+            raise Denied(400, message, param=name)
+    response_format = body.get("response_format")
+    if response_format is not None and response_format != {"type": "text"}:
+        message = 'response_format must be {"type": "text"}: an answer is Markdown, and `sqltrain` has it as JSON'
+        raise Denied(400, message, param="response_format")
+    for name in ("logprobs", "top_logprobs"):
+        if body.get(name):
+            raise Denied(400, f"{name} is not supported: an answer has no token log-probabilities", param=name)
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    limits = []
+    for name in LIMITS:
+        limit = body.get(name)
+        if limit is None:
+            continue
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise Denied(400, f"{name} must be a whole number of 1 or more", param=name)
+        limits.append(limit)
+    return min(limits, default=None)
 
 
 def _read_question(messages: Any) -> tuple[str, History]:

@@ -6,7 +6,10 @@ import openai
 import pytest
 from served import COUNT, site
 
+from pipelines.recipe import recipes
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.serving.access import Access
+from pipelines.serving.agent import AnsweringModel
 from pipelines.serving.openai_protocol import read_conversation
 
 QUESTION = {"role": "user", "content": "How many people by city ?"}
@@ -111,6 +114,65 @@ def test_a_request_that_has_no_one_answer_is_refused(running, body):
     answer = running.post(CHAT, body)
     assert answer.status_code == 400
     assert len(answer.json()["error"]["message"].splitlines()) == 1
+
+
+TOOL = {"type": "function", "function": {"name": "plot", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "others"),
+    [
+        ("max_tokens", 0, {}),
+        ("max_tokens", -1, {}),
+        ("max_tokens", "many", {}),
+        ("max_tokens", True, {}),
+        ("max_completion_tokens", 0, {"max_tokens": 5}),
+        ("tool_choice", "required", {"tools": [TOOL]}),
+        ("tool_choice", {"type": "function", "function": {"name": "plot"}}, {"tools": [TOOL]}),
+        ("function_call", {"name": "plot"}, {"functions": [TOOL["function"]]}),
+        ("response_format", {"type": "json_object"}, {}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, {}),
+        ("logprobs", True, {}),
+        ("top_logprobs", 3, {}),
+        ("n", 2, {}),
+        ("stream_options", {"include_usage": True}, {}),
+        ("messages", [QUESTION, "Be brief."], {}),
+    ],
+)
+def test_a_parameter_that_is_not_supported_is_refused_by_its_name(running, name, value, others):
+    answer = running.post(CHAT, {"messages": [QUESTION], **others, name: value})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", name)
+    assert name in error["message"]
+    assert len(error["message"].splitlines()) == 1
+
+
+def test_parameters_that_ask_for_what_an_answer_is_anyway_are_taken(running):
+    usual = {"temperature": 0.2, "tools": [TOOL], "tool_choice": "auto", "response_format": {"type": "text"}}
+    absent = {"logprobs": False, "top_logprobs": None, "function_call": None, "max_tokens": None}
+    assert running.post(CHAT, {"messages": [QUESTION], **usual, **absent}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({}, 1024),
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 9, "max_tokens": 8}, 8),
+        ({"max_tokens": 9999}, 1024),
+    ],
+)
+def test_a_limit_of_tokens_holds_for_each_turn(tmp_path, limits, most):
+    requests = []
+
+    def reply(request):
+        requests.append(request)
+        return "<reasoning>x</reasoning>\n<solution>SELECT 1</solution>"
+
+    recipe = recipes.load("sql_trail", ["evaluation.sampling.turn_tokens=1024"])
+    with site(tmp_path, model=AnsweringModel("counted", ScriptedPolicy(reply, "script"), recipe)) as opened:
+        assert opened.post(CHAT, {"messages": [QUESTION], **limits}).status_code == 200
+    assert [request.max_tokens for request in requests] == [most]
 
 
 @pytest.mark.parametrize(
