@@ -1,7 +1,6 @@
 """Answers of a chat endpoint, read from its JSON whatever the server's habits, and as a turn of our protocols."""
 
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ class Answer:
     """One answer, as it is kept."""
 
     text: str
-    # how it ended: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word,
+    # kind of its end: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word,
     # "malformed" if no choice could be read.
     kind: Kind = "ok"
     reasoning: str = ""  # a thinking model's own field; "" if there is none.
@@ -38,16 +37,19 @@ class Answer:
 
 def from_record(record: Mapping[str, Any]) -> Answer:
     """An answer from the JSON of its fields."""
-    names = {field.name for field in dataclasses.fields(Answer)}
-    fields: dict[str, Any] = {name: value for name, value in record.items() if name in names}
-    fields |= {name: valid_text(value) for name, value in fields.items() if isinstance(value, str)}
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(Answer):
+        if field.name in record:
+            value = record[field.name]
+            fields[field.name] = valid_text(value) if isinstance(value, str) else value
     fields["calls"] = tuple((valid_text(name), valid_text(text)) for name, text in record["calls"])
     return Answer(**fields)
 
 
 def valid_text(text: str) -> str:
-    r"""The text with U+FFFD for each half of a surrogate pair: JSON may escape one alone, which no file, database or
-    request takes. Halves that belong together become their character.
+    r"""The text with U+FFFD for each half of a surrogate pair; halves that belong together become their character.
+
+    JSON may escape half a pair, which no file, database or request takes.
     """
     if text.isascii():
         return text
@@ -87,12 +89,9 @@ def read_completion(value: Mapping[str, Any]) -> Answer:
         choice = value["choices"][0]
         message = choice["message"]
         text, reasoning, refusal = _read_message(message)
-        functions = [call["function"] for call in message.get("tool_calls") or ()]
-        if message.get("function_call"):  # the name before there were several calls in a message
-            functions.append(message["function_call"])
-        written = [(item["name"], item["arguments"]) for item in functions]
-        calls = tuple((valid_text(str(name)), valid_text(_as_json(arguments))) for name, arguments in written)
-        finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
+        calls = _read_calls(message)
+        finish = choice.get("finish_reason")
+        stopped = choice.get("stop_reason")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         raise _no_answer(value, used) from None
     end = finish.lower() if isinstance(finish, str) else ""
@@ -109,6 +108,17 @@ def read_completion(value: Mapping[str, Any]) -> Answer:
     return Answer(valid_text(text or refusal), kind, valid_text(reasoning), calls, stop, *used)
 
 
+def _read_calls(message: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The tool calls of a message, as (name, arguments in JSON)."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    if message.get("function_call"):  # the name before there were several calls in a message
+        functions.append(message["function_call"])
+    calls = []
+    for function in functions:
+        calls.append((valid_text(str(function["name"])), valid_text(_as_json(function["arguments"]))))
+    return tuple(calls)
+
+
 def _as_json(arguments: Any) -> str:
     """A call's arguments as JSON text, which some servers give as an object."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -117,12 +127,16 @@ def _as_json(arguments: Any) -> str:
 def _counted_tokens(value: Mapping[str, Any]) -> tuple[int, int]:
     """The tokens of the prompt and of the completion, as the server counts them; 0 if it counts none."""
     usage = value.get("usage")
-    counted = usage if isinstance(usage, Mapping) else {}
-    counts = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    prompt, completion = (
-        int(count) if isinstance(count, int | float) and 0 < count < float("inf") else 0 for count in counts
-    )
-    return prompt, completion
+    if not isinstance(usage, Mapping):
+        return 0, 0
+    return _token_count(usage.get("prompt_tokens")), _token_count(usage.get("completion_tokens"))
+
+
+def _token_count(value: Any) -> int:
+    """A count of tokens; 0 for anything that is not a positive number."""
+    if isinstance(value, int | float) and 0 < value < float("inf"):
+        return int(value)
+    return 0
 
 
 def _no_answer(value: Mapping[str, Any], used: tuple[int, int]) -> Malformed:
@@ -148,42 +162,66 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
         stops: the closing tags that end a turn.
         agent: the protocol's tags, that of the reasoning block first; () leaves the text alone.
     """
-    text, thought, head = answer.text, answer.reasoning, ""
-    # A thinking model rehearses its answer in its thought: the protocol's tags are words there.
-    tags = re.compile(rf"<(/?(?:{'|'.join(map(re.escape, (*agent, 'observation', 'tool_response')))}))>")
-    harmless = functools.partial(tags.sub, r"[\1]")
-    # The thought that a turn begins with, be its `<think>` the model's or in the prompt, by the chat template.
-    opening = _THINK.match(text) if agent else None
-    if opening is not None and not opening["opened"]:
-        own = any(text.lstrip().startswith(f"<{name}>") for name in agent)
-        opening = None if own or "<think>" in opening["thought"] else opening
+    if not agent:
+        return _ended(answer.text, answer, stops)
+    text = answer.text
+    thought = answer.reasoning
+    head = ""  # the protocol's reasoning block, in front of the text
+    opening = _opening_thought(text, agent)
     if opening is not None:
         if "think" in agent:  # the protocol's own block
             begin = text[: opening.start("thought")] if opening["opened"] else "<think>"
-            head = f"{begin}{harmless(opening['thought'])}{text[opening.end('thought') : opening.end()]}"
-        text, thought = text[opening.end() :], thought or opening["thought"]
+            end = text[opening.end("thought") : opening.end()]
+            head = f"{begin}{_without_tags(opening['thought'], agent)}{end}"
+        text = text[opening.end() :]
+        thought = thought or opening["thought"]
+    if answer.calls:
+        text = "\n".join(filter(None, [text.rstrip(), *_calls_in_words(answer.calls, agent)]))
+    text = _ended(text, answer, stops)
+    thought = thought.strip()
+    reasoning_tag = agent[0]
+    if keep_reasoning and thought and not head and f"<{reasoning_tag}>" not in text and text.strip():
+        head = f"<{reasoning_tag}>\n{_without_tags(thought, agent)}\n</{reasoning_tag}>\n"
+    return head + text
 
-    # Calls in the protocol's own words; of a protocol without calls, the SQL in its tag.
-    written = [text.rstrip()]
-    for name, arguments in answer.calls if agent else ():
+
+def _ended(text: str, answer: Answer, stops: Sequence[str]) -> str:
+    """The text up to its first stop string, with the one that the server swallowed."""
+    text = cut(text, stops)
+    if answer.kind == "truncated":
+        return text
+    return close_tag(text, tuple(stops), answer.stopped)
+
+
+def _opening_thought(text: str, agent: Sequence[str]) -> re.Match[str] | None:
+    """The thought that a turn begins with; its `<think>` may stand in the prompt, by the chat template."""
+    match = _THINK.match(text)
+    if match is None or match["opened"]:
+        return match
+    begins_with_tag = any(text.lstrip().startswith(f"<{name}>") for name in agent)
+    if begins_with_tag or "<think>" in match["thought"]:
+        return None
+    return match
+
+
+def _without_tags(thought: str, agent: Sequence[str]) -> str:
+    """A thought whose tags are words: a thinking model rehearses its answer in it."""
+    names = "|".join(map(re.escape, (*agent, "observation", "tool_response")))
+    return re.sub(rf"<(/?(?:{names}))>", r"[\1]", thought)
+
+
+def _calls_in_words(calls: Sequence[tuple[str, str]], agent: Sequence[str]) -> Iterator[str]:
+    """Tool calls in the protocol's own words; in a protocol without calls, the SQL in its tag."""
+    for name, arguments in calls:
         try:
             value = json.loads(arguments)
         except (ValueError, RecursionError):
             value = arguments
         if "tool_call" in agent or "sql" not in agent:
             call = valid_text(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
-            written.append(f"<tool_call>\n{call}\n</tool_call>")
+            yield f"<tool_call>\n{call}\n</tool_call>"
         elif isinstance(value, Mapping) and isinstance(value.get("sql"), str):
-            written.append(f"<sql>{valid_text(value['sql'])}</sql>")
-    if agent and answer.calls:
-        text = "\n".join(filter(None, written))
-    text = cut(text, stops)
-    if answer.kind != "truncated":
-        text = close_tag(text, tuple(stops), answer.stopped)
-    thought = thought.strip() if agent and keep_reasoning and not head else ""
-    if thought and f"<{agent[0]}>" not in text and text.strip():
-        head = f"<{agent[0]}>\n{harmless(thought)}\n</{agent[0]}>\n"
-    return head + text
+            yield f"<sql>{valid_text(value['sql'])}</sql>"
 
 
 def with_thought_as_text(answer: Answer) -> Answer:

@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,10 @@ from pipelines.endpoints.errors import ContextOverflow, Refused, UnreadableAnswe
 from pipelines.endpoints.log import ResponseLog, Spent
 from pipelines.recipe.config import Sampling
 
-MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
+MOST_STOPS = 4  # stop strings that the OpenAI interface takes; at others the turn is cut here
 CHARS_PER_TOKEN = 3  # a careful guess of a prompt's tokens, until the server has counted them
 UNUSABLE = ("refused", "truncated", "empty", "malformed")  # kinds of answers that are counted: they were paid for too
-POLL_S = 0.05  # between two looks at a cap
+POLL_S = 0.05  # seconds between two looks at a cap
 GREEDY = Sampling(temperature=0.0, turn_tokens=2048)
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,8 @@ class Budget:
 
     name: str  # the endpoint's, for errors.
     endpoint: Endpoint  # its caps and prices.
-    spent: Spent  # by the endpoint's log so far, which keeps it up to date.
-    # The most tokens (prompt, completion) of each request on its way; who reserved them removes them.
+    spent: Spent  # tokens of the endpoint's log so far, which keeps it up to date.
+    # Most tokens (prompt, completion) of each request on its way; who reserved them removes them.
     in_flight: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     def cost(self, prompt: int, completion: int) -> float:
@@ -43,18 +45,14 @@ class Budget:
         return prompt * (self.endpoint.price_in / 1e6) + completion * (self.endpoint.price_out / 1e6)
 
     async def reserve(self, most: tuple[int, int]) -> None:
-        """Set aside the most tokens (prompt, completion) of a request; near a cap, wait until others took less."""
-        cap_tokens, cap_cost = self.endpoint.cap_tokens, self.endpoint.cap_cost
+        """Set aside the most tokens (prompt, completion) of a request; near a cap, wait until others took less.
+
+        Raises:
+            ResourceError: a cap is reached.
+        """
         while True:
-            prompt = most[0] + sum(reserved[0] for reserved in self.in_flight)
-            completion = most[1] + sum(reserved[1] for reserved in self.in_flight)
-            cost = self.cost(self.spent.prompt_tokens, self.spent.completion_tokens)
-            if cap_tokens is not None and self.spent.tokens + prompt + completion > cap_tokens:
-                problem = f"has used {self.spent.tokens} tokens; its cap is {cap_tokens}"
-            elif cap_cost is not None and cost + self.cost(prompt, completion) > cap_cost:
-                money = f"{cost:.2f} of {cap_cost:.2f} {self.endpoint.currency}".rstrip()
-                problem = f"has spent {money}; the next request may not fit"
-            else:
+            problem = self._reached_cap(most)
+            if not problem:
                 break
             if not self.in_flight:
                 hint = f"Raise it in the entry {self.name!r} and run again: what was answered is kept."
@@ -62,25 +60,47 @@ class Budget:
             await asyncio.sleep(POLL_S)
         self.in_flight.append(most)
 
+    def _reached_cap(self, most: tuple[int, int]) -> str:
+        """The cap that one more request might pass, in words; "" if it fits."""
+        prompt, completion = most
+        for reserved_prompt, reserved_completion in self.in_flight:
+            prompt += reserved_prompt
+            completion += reserved_completion
+        cap_tokens = self.endpoint.cap_tokens
+        if cap_tokens is not None and self.spent.tokens + prompt + completion > cap_tokens:
+            return f"has used {self.spent.tokens} tokens; its cap is {cap_tokens}"
+        cap_cost = self.endpoint.cap_cost
+        cost = self.cost(self.spent.prompt_tokens, self.spent.completion_tokens)
+        if cap_cost is not None and cost + self.cost(prompt, completion) > cap_cost:
+            money = f"{cost:.2f} of {cap_cost:.2f} {self.endpoint.currency}".rstrip()
+            return f"has spent {money}; the next request may not fit"
+        return ""
+
 
 class Asker:
     """One endpoint as a function from a conversation to an answer that is bought at most once.
 
-    `name` is for errors and the log, whose folder is `responses`; None keeps nothing (evaluating a hosted model, say).
-    `concurrency` requests are in flight at once.
+    Args:
+        name: the endpoint's name in errors and in the log.
+        responses: the folder of the log; None keeps nothing (evaluating a hosted model, say).
+        concurrency: requests in flight at once.
     """
 
     def __init__(self, endpoint: Endpoint, name: str, responses: Path | None, concurrency: int = 16) -> None:
-        self.endpoint, self.name, self.concurrency = endpoint, name, concurrency
-        self.bought = Spent()  # by this run; the log's own count goes back to the first run
-        # Tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run paid.
+        self.endpoint = endpoint
+        self.name = name
+        self.concurrency = concurrency
+        self.bought = Spent()  # this run's answers; the log's own count goes back to the first run
+        # Key -> tokens of the prompt and of the answer, and the kind, of each answer handed out, whichever run paid.
         self.used: dict[str, tuple[int, int, str]] = {}
         self.connection = Connection(endpoint, name)
         self.log = ResponseLog(responses, name) if responses is not None else None
         self.budget = Budget(name, endpoint, self.log.spent if self.log is not None else self.bought)
-        # The keys of a request that ask for a stream; a server that refuses "stream_options" counts no tokens.
-        options = {} if "stream_options" in endpoint.omit else {"stream_options": {"include_usage": True}}
-        self._streaming: dict[str, Any] = {"stream": True, **options} if endpoint.stream else {}
+        self._streaming: dict[str, Any] = {}  # keys of a request that ask for a stream
+        if endpoint.stream:
+            self._streaming["stream"] = True
+            if "stream_options" not in endpoint.omit:  # a server that refuses them counts no tokens
+                self._streaming["stream_options"] = {"include_usage": True}
         self._has_told_of_thoughts = False
         self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
@@ -99,10 +119,35 @@ class Asker:
         sample: int = 0,
     ) -> Answer:
         """One answer, that numbered `sample` of several to the same conversation; `Connection.ask` has the errors."""
-        settings, conversation = self.endpoint, list(messages)
-        if settings.system == "merge":
-            conversation = without_system(messages)
-        whole_body: dict[str, Any] = {
+        settings = self.endpoint
+        body = self._body(messages, sampling, stop, max_tokens)
+        # The key stands for (endpoint, model, request, sample) in 32 hex digits. The seed is not part of it: another
+        # recipe's seed is no reason to pay again.
+        text = json.dumps([self.name, settings.model, body, sample], sort_keys=True, ensure_ascii=True)
+        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        if "seed" not in settings.omit:
+            body["seed"] = int(key[:8], 16) >> 1
+        claim = self.log.claim(key) if self.log is not None else contextlib.nullcontext()
+        async with self._free_slot(), claim as kept:
+            answer = await self._buy(body, key, sample) if kept is None else answers.from_record(kept)
+        with_text = answers.with_thought_as_text(answer)
+        if with_text is not answer and not self._has_told_of_thoughts:
+            self._has_told_of_thoughts = True
+            log.warning(
+                "endpoint %r puts whole answers into the reasoning field: they are read from there. If they are its "
+                "thoughts, start the server with another reasoning parser, or without one",
+                self.name,
+            )
+        self.used[key] = with_text.prompt_tokens, with_text.completion_tokens, with_text.kind
+        return with_text
+
+    def _body(
+        self, messages: Sequence[Message], sampling: Sampling, stop: Sequence[str], max_tokens: int | None
+    ) -> dict[str, Any]:
+        """The JSON of a request, without its seed."""
+        settings = self.endpoint
+        conversation = without_system(messages) if settings.system == "merge" else messages
+        body: dict[str, Any] = {
             "model": settings.model,
             "messages": [{"role": role, "content": text} for role, text in conversation],
             "temperature": sampling.temperature,
@@ -110,37 +155,34 @@ class Asker:
             settings.max_tokens_key: max_tokens or sampling.turn_tokens,
         }
         if stop:
-            whole_body["stop"] = list(stop)[:MOST_STOPS]
-        body = {name: value for name, value in whole_body.items() if name not in settings.omit} | settings.extra
-        # (endpoint, model, request hash, sample index) as 32 hex digits. The seed is not part of it: another recipe's
-        # seed is no reason to pay again.
-        text = json.dumps([self.name, settings.model, body, sample], sort_keys=True, ensure_ascii=True)
-        key = hashlib.sha256(text.encode()).hexdigest()[:32]
-        if "seed" not in settings.omit:
-            body["seed"] = int(key[:8], 16) >> 1
+            body["stop"] = list(stop)[:MOST_STOPS]
+        for name in settings.omit:
+            body.pop(name, None)
+        return body | settings.extra
+
+    def _free_slot(self) -> asyncio.Semaphore:
+        """The slots of requests in flight, new ones in each event loop."""
         loop = asyncio.get_running_loop()
         if self._gate is None or self._gate[0] is not loop:
-            self._gate = loop, asyncio.Semaphore(self.concurrency)
-        async with self._gate[1], self.log.claim(key) if self.log is not None else contextlib.nullcontext() as kept:
-            answer = await self._buy(body, key, sample) if kept is None else answers.from_record(kept)
-        whole = answers.with_thought_as_text(answer)
-        if whole is not answer and not self._has_told_of_thoughts:
-            self._has_told_of_thoughts = True
-            log.warning(
-                "endpoint %r puts whole answers into the reasoning field: they are read from there. If they are its "
-                "thoughts, start the server with another reasoning parser, or without one",
-                self.name,
-            )
-        self.used[key] = whole.prompt_tokens, whole.completion_tokens, whole.kind
-        return whole
+            self._gate = (loop, asyncio.Semaphore(self.concurrency))
+        return self._gate[1]
 
     def take_used(self) -> dict[str, float]:
-        """Answers, tokens and cost of what was handed out since the last call, and how many answers were none."""
-        prompt, completion = sum(used[0] for used in self.used.values()), sum(used[1] for used in self.used.values())
-        kinds = [used[2] for used in self.used.values()]
-        numbers = {"answers": float(len(self.used)), "prompt_tokens": float(prompt)}
-        numbers |= {"completion_tokens": float(completion), "cost": self.budget.cost(prompt, completion)}
-        numbers |= {kind: float(kinds.count(kind)) for kind in UNUSABLE}
+        """Answers, tokens and cost of what was handed out since the last call, and the unusable answers by kind."""
+        prompt_tokens = 0
+        completion_tokens = 0
+        kinds: Counter[str] = Counter()
+        for prompt, completion, kind in self.used.values():
+            prompt_tokens += prompt
+            completion_tokens += completion
+            kinds[kind] += 1
+        numbers = {
+            "answers": float(len(self.used)),
+            "prompt_tokens": float(prompt_tokens),
+            "completion_tokens": float(completion_tokens),
+            "cost": self.budget.cost(prompt_tokens, completion_tokens),
+        }
+        numbers |= {kind: float(kinds[kind]) for kind in UNUSABLE}
         self.used.clear()
         return numbers
 
@@ -160,11 +202,13 @@ class Asker:
         samples: int = 1,
         lenient: bool = False,
     ) -> list[Answer | None]:
-        """Answers in order, many in flight; None for a conversation that is longer than the model's context. Several
-        samples of a conversation stand together.
+        """Answers in order, many in flight; None for a conversation that is longer than the model's context.
 
-        A training is `lenient`: None also for a conversation on which the endpoint failed. It leaves out an episode
-        that a boundary broke, and caches no answer's absence.
+        Several samples of a conversation stand together.
+
+        Args:
+            lenient: None also for a conversation on which the endpoint failed: a training leaves out an episode that a
+                boundary broke, and caches no answer's absence.
         """
         return asyncio.run(self.ask_all_async(conversations, sampling, samples, lenient))
 
@@ -175,7 +219,7 @@ class Asker:
         samples: int = 1,
         lenient: bool = False,
     ) -> list[Answer | None]:
-        """As `ask_all`, inside a running event loop."""
+        """`ask_all` inside a running event loop."""
         requests = [(messages, sample) for messages in conversations for sample in range(samples)]
         done: list[Answer | None] = [None] * len(requests)
         failures: list[SqltrainError] = []  # after all retries
@@ -210,10 +254,9 @@ class Asker:
 
     async def _buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
         """Send a request within budget and pace."""
-        # Tokens of the prompt (a guess) and of the answer (its limit) that the request takes at most.
         chars = sum(len(message["content"]) + 16 for message in body["messages"])
         limit = int(body.get(self.endpoint.max_tokens_key) or GREEDY.turn_tokens)
-        most = chars // CHARS_PER_TOKEN + 1, limit
+        most = (chars // CHARS_PER_TOKEN + 1, limit)  # a guess of the prompt's tokens, and the answer's limit
         unread: list[UnreadableAnswer] = []  # whole answers of the last tries, which were paid for
         await self.budget.reserve(most)
 
@@ -231,10 +274,7 @@ class Asker:
                 unread.clear()
                 raise
             if not (answer.prompt_tokens or answer.completion_tokens):
-                # A server that counts no tokens has them guessed, so that caps and costs hold there too.
-                chars = len(answer.text) + len(answer.reasoning) + sum(len(text) for _, text in answer.calls)
-                guess = -(-chars // CHARS_PER_TOKEN)
-                answer = dataclasses.replace(answer, prompt_tokens=most[0], completion_tokens=guess)
+                answer = _with_guessed_tokens(answer, most[0])
             return self._keep(answer, key, sample)
 
         try:
@@ -244,8 +284,12 @@ class Asker:
         except EndpointError:
             if not unread:
                 raise
-            prompt, completion = (sum(response.used[place] for response in unread) for place in (0, 1))
-            malformed = Answer("", "malformed", prompt_tokens=prompt, completion_tokens=completion)
+            malformed = Answer(
+                "",
+                "malformed",
+                prompt_tokens=sum(response.used[0] for response in unread),
+                completion_tokens=sum(response.used[1] for response in unread),
+            )
             answer = self._keep(malformed, key, sample)
         finally:
             self.budget.in_flight.remove(most)
@@ -262,3 +306,10 @@ class Asker:
         self.bought.prompt_tokens += used[0]
         self.bought.completion_tokens += used[1]
         return answer
+
+
+def _with_guessed_tokens(answer: Answer, prompt_tokens: int) -> Answer:
+    """The answer of a server that counts no tokens, so that caps and costs hold there too."""
+    chars = len(answer.text) + len(answer.reasoning) + sum(len(text) for _, text in answer.calls)
+    guess = math.ceil(chars / CHARS_PER_TOKEN)
+    return dataclasses.replace(answer, prompt_tokens=prompt_tokens, completion_tokens=guess)

@@ -21,7 +21,8 @@ class Rate:
     def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_minute / 61 if per_minute else None  # 60 s of flow and one full bucket make the minute
         self.level = self._per_s or 0.0  # an amount that was taken and not used is added again
-        self._clock, self._at = clock, clock()
+        self._clock = clock
+        self._at = clock()
 
     def take(self, amount: float) -> float:
         """Take that much and return the seconds to wait before using it."""
@@ -40,15 +41,17 @@ class Pace:
 
     requests: Rate
     tokens: Rate
-    held_until: float = 0.0  # by the clock of `time.monotonic`.
+    held_until: float = 0.0  # end of the pause, by `time.monotonic`.
 
     async def admit(self, tokens: int) -> None:
         """Wait until one more request of so many tokens may go out."""
-        for is_paced in (False, True):  # the server may ask for a pause meanwhile
-            if is_paced:
-                await asyncio.sleep(max(self.requests.take(1), self.tokens.take(tokens)))
-            while (wait_s := self.held_until - time.monotonic()) > 0:
-                await asyncio.sleep(wait_s)
+        await self._wait_for_server()
+        await asyncio.sleep(max(self.requests.take(1), self.tokens.take(tokens)))
+        await self._wait_for_server()  # it may have asked for a pause meanwhile
+
+    async def _wait_for_server(self) -> None:
+        while self.held_until > time.monotonic():
+            await asyncio.sleep(self.held_until - time.monotonic())
 
 
 # The wait before a request is sent again, by Retry-After or doubling, and a breaker for endpoints that are down.
@@ -60,8 +63,11 @@ TRIP = 16  # failures in a row, of all requests together, that open the breaker
 
 
 def delay(attempt: int, asked_s: float | None) -> float:
-    """Seconds before the next attempt after the failed one (0-based): the server's Retry-After (`asked_s`), else
-    doubling; with jitter, so that many do not come back at once.
+    """Seconds before the next attempt, with jitter, so that many do not come back at once.
+
+    Args:
+        attempt: the attempt that failed (0-based): each wait is twice the one before.
+        asked_s: the server's Retry-After, which holds in place of that; None without one.
     """
     if asked_s is not None:
         return asked_s * random.uniform(1.0, 1.25)
@@ -93,15 +99,15 @@ class Breaker:
     """
 
     name: str
-    patience_s: float  # without any answer, after which it gives up.
+    patience_s: float  # seconds without any answer after which it gives up.
     clock: Callable[[], float] = time.monotonic
-    failures: int = 0  # in a row, of all requests together.
+    failures: int = 0  # failures in a row, of all requests together.
     _since: float = 0.0
     _next_probe: float = 0.0
     _pause: float = field(default_factory=lambda: FIRST_DELAY_S)
     _gave_up: bool = False  # the last probe failed after the patience was over.
-    _problem: str = "is down"  # with its remedy, as the last failure has them.
-    _hint: str = START_IT
+    _problem: str = "is down"  # the last failure's problem.
+    _hint: str = START_IT  # the last failure's remedy.
 
     @property
     def open(self) -> bool:
@@ -125,7 +131,9 @@ class Breaker:
 
     def worked(self) -> None:
         """An answer came, be it a refusal: the endpoint lives."""
-        self.failures, self._pause, self._gave_up = 0, FIRST_DELAY_S, False
+        self.failures = 0
+        self._pause = FIRST_DELAY_S
+        self._gave_up = False
 
     def failed(self, problem: str = "is down", hint: str = START_IT) -> None:
         """A request failed at the boundary: if it fails on, this is what is wrong with the endpoint, and the remedy."""

@@ -22,7 +22,7 @@ from typing import Any
 from pipelines.core.errors import ResourceError
 
 RESPONSES = "responses"  # the folder of a store that keeps what endpoints answered
-BUSY_S = 60.0  # for another process that writes
+BUSY_S = 60.0  # seconds that another process may write
 POLL_S = 0.02
 MOST_POLL_S = 0.5
 # No key is unique: machines that share a log without locks may both have paid, and both payments count.
@@ -56,7 +56,7 @@ class ResponseLog:
         root.mkdir(parents=True, exist_ok=True)
         name = urllib.parse.quote(endpoint, safe="")
         self.path = root / f"{name}.sqlite"
-        self.spent = Spent()  # by all answers of the log, whichever run bought them
+        self.spent = Spent()  # tokens of all answers of the log, whichever run bought them
         self._last = 0  # id of the last answer that `spent` counts
         self._claimed: set[str] = set()
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # for its owner alone, as SQLite's own files then
