@@ -41,7 +41,7 @@ MAX_QUESTIONS = 2000  # questions of a dataset: MLflow looks each row up before 
 
 def log_traces(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: StageResult) -> None:
     """Send an evenly spaced sample of an evaluation's greedy trajectories, and their verdicts."""
-    questions = {}
+    questions: dict[str, Example] = {}
     for step in needs:
         if step.kind == "test":
             questions |= {example.id: example for example in examples(step.folder, "test")}
