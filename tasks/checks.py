@@ -140,7 +140,7 @@ def scored_rows(folder: Path) -> pl.DataFrame:
     return frame.select(row="example_id", unsolved=unsolved)
 
 
-ROWS: Mapping[str, Callable[[Path], pl.DataFrame]] = {  # by stage; each row has a column `row` that names it
+ROWS: Mapping[str, Callable[[Path], pl.DataFrame]] = {  # stage -> its rows, each named by its column `row`
     "data": example_rows,
     "test": example_rows,
     "leakage": leak_rows,

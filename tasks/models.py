@@ -59,7 +59,7 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     client = run.client
     name = model_name(recipe.name)
     manifest = read_json(result.folder / MANIFEST)
-    # One digest over the files of the checkpoint, from the manifest's own digests.
+    # The version's digest covers all files of the checkpoint, by the manifest's own digests.
     files = {file: entry["sha256"] for file, entry in manifest["files"].items() if file.startswith("model/")}
     tags = provenance.as_tags(manifest.get("made_by", {})) | {
         "stage": result.name,
@@ -206,7 +206,7 @@ class _Announcement:
         self._lines = self._ledger.lines()
         self._series = self._ledger.series()
         self._model = model_name(recipe)
-        self._suffix = ""  # of aliases and tags, if the plain names belong to another store's nights
+        self._suffix = ""  # suffix to aliases and tags, if the plain names belong to another store's nights
 
     def send(self) -> None:
         """Tag the last challenger, move the aliases, and note whose nights these are."""

@@ -232,7 +232,7 @@ class StageRun:
     note_span: Callable[[Mapping[str, Any]], None]
     run: MlflowRun
     began: float = field(default_factory=time.perf_counter)
-    follower: CurveFollower | None = None  # None for a cached stage.
+    follower: CurveFollower | None = None  # reader of the curves; a cached stage has none.
 
     def begin(self) -> None:
         """Open the run, and follow the stage's curves."""
@@ -437,7 +437,7 @@ def span_tracer() -> opentelemetry.trace.Tracer | None:
     except ImportError:
         logging.getLogger(SPAN_NAME).warning("no spans are sent: pip install 'sqltrain[traces]'")
         return None
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # one line a batch that is lost, not one a try
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # a line for each lost batch, not for each try
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         about = {"service.name": os.environ.get("OTEL_SERVICE_NAME", SPAN_NAME)}
         provider = TracerProvider(resource=Resource.create(about))

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-number = 0  # of this process among those that share a stage's shards
+number = 0  # number of this process among those that share a stage's shards
 
 
 def die_with_parent(parent: int, sign: int = signal.SIGKILL) -> None:

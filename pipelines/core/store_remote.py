@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,9 +18,9 @@ from pipelines.core.files import require_room, sha256
 from pipelines.core.store import MANIFEST, MIN_FREE_MB, NOT_CONTENT, Store
 
 LINKS = "links.json"
-PLAIN_NAME = re.compile(r"\w[\w.@-]{0,99}", re.ASCII)  # of a kind of stage, a key, a recipe or a batch
-JSON_BYTES = 256 * 2**20  # of a manifest; one of a hundred thousand files has some 15 MB
-SIDE_BYTES = 64 * 2**20  # of a file that the manifest does not list: curves of wall-clock times, a contract's page
+PLAIN_NAME = re.compile(r"\w[\w.@-]{0,99}", re.ASCII)  # name of a kind of stage, a key, a recipe or a batch
+JSON_BYTES = 256 * 2**20  # most bytes of a manifest; that of a hundred thousand files has some 15 MB
+SIDE_BYTES = 64 * 2**20  # most bytes of a file that no manifest lists: curves of wall-clock times, a contract's page
 LINKED = ("databases", "parts")  # the folders of a stage that hold links: to databases, and to the parts of a union
 
 
@@ -39,22 +39,27 @@ class Remote:
             raise ResourceError(f"no file system for {url}: {error}", "For s3://: pip install 'sqltrain[s3]'") from None
 
     def names(self) -> list[tuple[str, str]]:
-        paths = self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}"))
-        names = ((parts[-3], parts[-2]) for parts in (str(path).split("/") for path in paths))
-        return sorted(name for name in names if all(map(PLAIN_NAME.fullmatch, name)))
+        """The (stage, key) of each stage there; other names than a store's are passed over."""
+        names = []
+        for path in self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}")):
+            stage, key, _ = str(path).split("/")[-3:]
+            if PLAIN_NAME.fullmatch(stage) and PLAIN_NAME.fullmatch(key):
+                names.append((stage, key))
+        return sorted(names)
 
     def push(self, store: Store, stage: str, key: str) -> None:
         """Upload a finished stage, its manifest last."""
-        folder, there = store.folder(stage, key), f"{stage}/{key}"
+        folder = store.folder(stage, key)
+        remote_folder = f"{stage}/{key}"
         links = {}
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if path.is_symlink():
                 links[name] = os.readlink(path)
             elif path.is_file() and name != MANIFEST:
-                self.put(path, f"{there}/{name}")
-        self.put(json.dumps(links, sort_keys=True).encode(), f"{there}/{LINKS}")
-        self.put(folder / MANIFEST, f"{there}/{MANIFEST}")
+                self.put(path, f"{remote_folder}/{name}")
+        self.put(json.dumps(links, sort_keys=True).encode(), f"{remote_folder}/{LINKS}")
+        self.put(folder / MANIFEST, f"{remote_folder}/{MANIFEST}")
 
     def pull(self, store: Store, stage: str, key: str) -> None:
         """Download a stage into the store, check its bytes against its manifest, and put it in place, byte for byte.
@@ -62,88 +67,73 @@ class Remote:
         Only files that the manifest lists, and the store's own side files, are fetched, into an empty folder, and none
         outside that folder.
         """
-        name_there = f"{stage}/{key}"
-        content, claims, sizes = self.listed(stage, key)
-        links = parse_json(self.read(f"{name_there}/{LINKS}", sizes[LINKS]), f"{name_there}/{LINKS}")
-        # A link leads to a database anywhere, or to a part of a union in the same store.
-        if not isinstance(links, dict):
-            raise refused(name_there, "its links are no mapping")
-        for name, target in links.items():
-            parts = PurePosixPath(name).parts if _is_below(name) else ()
-            if len(parts) < 2 or parts[0] not in LINKED:
-                raise refused(name_there, f"the link {name!r} points out of its folder's {' and '.join(LINKED)}")
-            if not isinstance(target, str) or "\0" in target:
-                raise refused(name_there, f"the link {name!r} leads nowhere")
-            if name in claims or any(other.startswith(f"{name}/") for other in (*claims, *links)):
-                raise refused(name_there, f"the link {name!r} stands where a file is to lie")
-            if not os.path.isabs(target):
-                path = Path(os.path.normpath(store.folder(stage, key) / PurePosixPath(name).parent / target))
-                if not path.is_relative_to(store.root / stage):
-                    raise refused(name_there, f"the link {name!r} points out of the store")
-        side = {
-            name
-            for name, size in sizes.items()
-            if name != MANIFEST and PurePosixPath(name).name in NOT_CONTENT and _is_below(name) and size <= SIDE_BYTES
-        }
+        remote_folder = f"{stage}/{key}"
+        manifest, claims, sizes = self.listed(stage, key)
+        links = parse_json(self.read(f"{remote_folder}/{LINKS}", sizes[LINKS]), f"{remote_folder}/{LINKS}")
+        _check_links(links, claims, remote_folder, store)
+        names = {*claims, *_side_files(sizes)}
         with store.making(stage, key, lambda: None) as work:
             if work is None:
                 return
             shutil.rmtree(work)  # an earlier, refused pull may have left links
             work.mkdir()
             try:
-                require_room(work, MIN_FREE_MB + sum(sizes[name] for name in {*claims, *side}) // 2**20)
+                require_room(work, MIN_FREE_MB + sum(sizes[name] for name in names) // 2**20)
             except ResourceError as error:
-                raise DataError(f"{name_there}: {error.message}", error.hint) from None
-            for name in sorted({*claims, *side}):
-                self.get(f"{name_there}/{name}", path_inside(work, name))
+                raise DataError(f"{remote_folder}: {error.message}", error.hint) from None
+            for name in sorted(names):
+                self.get(f"{remote_folder}/{name}", path_inside(work, name))
             for name, claim in claims.items():
                 path = path_inside(work, name)
                 if path.stat().st_size != claim["bytes"] or sha256(path) != claim["sha256"]:
-                    raise DataError(
-                        f"{name} of {name_there} is damaged in {self.url}", "Remove it there and push it again."
-                    )
+                    problem = f"{name} of {remote_folder} is damaged in {self.url}"
+                    raise DataError(problem, "Remove it there and push it again.")
             for name, target in links.items():
                 path = path_inside(work, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(target)
-            (work / MANIFEST).write_bytes(content)
+            (work / MANIFEST).write_bytes(manifest)
 
     def listed(self, stage: str, key: str) -> tuple[bytes, dict[str, dict[str, Any]], dict[str, int]]:
         """A stage's manifest, the files that it lists, and the sizes of all files there, which agree with the list."""
-        name_there = f"{stage}/{key}"
-        sizes = self.files_below(name_there)
+        remote_folder = f"{stage}/{key}"
+        sizes = self.files_below(remote_folder)
         for name in sorted({MANIFEST, LINKS} - set(sizes)):
-            raise refused(f"{name_there}/{name}", "it is missing")
-        content = self.read(f"{name_there}/{MANIFEST}", sizes[MANIFEST])
-        manifest = parse_json(content, f"{name_there}/{MANIFEST}")
+            raise refused(f"{remote_folder}/{name}", "it is missing")
+        content = self.read(f"{remote_folder}/{MANIFEST}", sizes[MANIFEST])
+        manifest = parse_json(content, f"{remote_folder}/{MANIFEST}")
         if not isinstance(manifest, dict) or (manifest.get("stage"), manifest.get("key")) != (stage, key):
-            raise refused(name_there, "its manifest is another stage's")
+            raise refused(remote_folder, "its manifest is another stage's")
         claims = manifest.get("files")
         if not isinstance(claims, dict):
-            raise refused(name_there, "its manifest lists no files")
+            raise refused(remote_folder, "its manifest lists no files")
         for name, claim in claims.items():
             if not _is_below(name):
-                raise refused(name_there, f"{name!r} points out of its folder")
-            size, digest = (claim.get("bytes"), claim.get("sha256")) if isinstance(claim, dict) else (None, None)
+                raise refused(remote_folder, f"{name!r} points out of its folder")
+            size = claim.get("bytes") if isinstance(claim, dict) else None
+            digest = claim.get("sha256") if isinstance(claim, dict) else None
             if not (isinstance(size, int) and size >= 0 and isinstance(digest, str)):
-                raise refused(name_there, f"its manifest gives no size or digest of {name!r}")
+                raise refused(remote_folder, f"its manifest gives no size or digest of {name!r}")
             if sizes.get(name) != size:
-                raise refused(name_there, f"{name!r} has {sizes.get(name, 'no')} bytes, and its manifest says {size}")
+                raise refused(
+                    remote_folder, f"{name!r} has {sizes.get(name, 'no')} bytes, and its manifest says {size}"
+                )
         return content, claims, sizes
 
     def files_below(self, place: str) -> dict[str, int]:
         """The sizes in bytes of the files below a folder there, by their names in it; {} if there is no such folder."""
-        there = f"{self.root}/{place}"
-        files = self._try(lambda: self.files.find(there, detail=True))
-        return {str(path).removeprefix(there).lstrip("/"): int(facts["size"]) for path, facts in files.items()}
+        folder = f"{self.root}/{place}"
+        files = self._try(lambda: self.files.find(folder, detail=True))
+        return {str(path).removeprefix(folder).lstrip("/"): int(entry["size"]) for path, entry in files.items()}
 
     def put(self, source: Path | bytes, name: str) -> None:
-        there = f"{self.root}/{name}"
-        self._try(lambda: self.files.makedirs(there.rpartition("/")[0], exist_ok=True))
+        """Upload a file or bytes under a name there."""
+        path = f"{self.root}/{name}"
+        self._try(lambda: self.files.makedirs(path.rpartition("/")[0], exist_ok=True))
         if isinstance(source, bytes):
-            self._try(lambda: self.files.pipe_file(there, source))
+            self._try(lambda: self.files.pipe_file(path, source))
         else:
-            self._try(lambda: self.files.put_file(str(source), there))
+            self._try(lambda: self.files.put_file(str(source), path))
 
     def get(self, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,6 +154,35 @@ class Remote:
             raise ResourceError(
                 f"{self.url}: {reason}", "Look at the address, the credentials and the network."
             ) from None
+
+
+def _side_files(sizes: Mapping[str, int]) -> set[str]:
+    """The files of a stage that a store keeps and no manifest lists."""
+    names = set()
+    for name, size in sizes.items():
+        is_side_file = name != MANIFEST and PurePosixPath(name).name in NOT_CONTENT
+        if is_side_file and _is_below(name) and size <= SIDE_BYTES:
+            names.add(name)
+    return names
+
+
+def _check_links(links: Any, claims: Mapping[str, Any], remote_folder: str, store: Store) -> None:
+    """Refuse links that lead elsewhere than to a database, or to a part of a union in the same store."""
+    if not isinstance(links, dict):
+        raise refused(remote_folder, "its links are no mapping")
+    for name, target in links.items():
+        parts = PurePosixPath(name).parts if _is_below(name) else ()
+        if len(parts) < 2 or parts[0] not in LINKED:
+            raise refused(remote_folder, f"the link {name!r} points out of its folder's {' and '.join(LINKED)}")
+        if not isinstance(target, str) or "\0" in target:
+            raise refused(remote_folder, f"the link {name!r} leads nowhere")
+        if name in claims or any(other.startswith(f"{name}/") for other in (*claims, *links)):
+            raise refused(remote_folder, f"the link {name!r} stands where a file is to lie")
+        if not os.path.isabs(target):
+            stage, _, key = remote_folder.partition("/")
+            path = Path(os.path.normpath(store.folder(stage, key) / PurePosixPath(name).parent / target))
+            if not path.is_relative_to(store.root / stage):
+                raise refused(remote_folder, f"the link {name!r} points out of the store")
 
 
 def select_stages(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) -> list[tuple[str, str]]:

@@ -408,7 +408,7 @@ class BadRow(Exception):
     """A row that cannot become an example."""
 
     reason: str  # a short stable word.
-    detail: str  # one line for a person.
+    detail: str  # line for a person.
 
 
 def text_field(row: Any, *names: str, required: bool = True) -> str:

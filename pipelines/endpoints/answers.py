@@ -315,7 +315,7 @@ def _add_up(events: Iterator[tuple[str, str]]) -> dict[str, Any]:
         is_whole = is_whole or not value
         usage = value.get("usage") or usage
         try:
-            for choice in (value.get("choices") or ())[:1]:  # one is asked for
+            for choice in (value.get("choices") or ())[:1]:  # requests ask for one
                 has_choice = True
                 # A server that does not stream may send its whole message as one event; others repeat it in the last.
                 delta = choice.get("delta") or (choice.get("message") if not has_delta else None) or {}

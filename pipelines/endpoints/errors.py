@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.core.errors import EndpointError
 
-MOST_CHARS = 300  # of a server's words in a message
+MOST_CHARS = 300  # characters of a server's words in a message
 DEPTH = 8  # levels of an error's JSON that are looked into
 # The names under which servers put the words of an error: OpenAI, Google, FastAPI, Mistral, Ollama, Azure and others.
 WORDS = ("message", "error", "detail", "errors", "msg", "error_description", "description", "reason", "title")

@@ -77,7 +77,7 @@ def lineage_of(folder: Path) -> Lineage:
     key = stage_folder.name
     keys = _stages_behind(store, stage, key)
     folders = {kind: store.folder(kind, stage_key) for kind, stage_key in keys.items()}
-    evaluations, unread = _evaluations(store, stage, key)
+    evaluations, unread = _evaluations_of(store, stage, key)
     demonstrations = ""
     if "filter" in folders and (folders["filter"] / QUESTIONS_CARD).is_file():
         demonstrations = (folders["filter"] / QUESTIONS_CARD).read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def _stages_behind(store: Store, stage: str, key: str) -> dict[str, str]:
     return keys
 
 
-def _evaluations(store: Store, stage: str, key: str) -> tuple[list[Evaluated], int]:
+def _evaluations_of(store: Store, stage: str, key: str) -> tuple[list[Evaluated], int]:
     """The finished evaluations of a checkpoint, and the number of those that are damaged."""
     kind = f"evaluate_{stage}"
     evaluations = []
@@ -234,7 +234,7 @@ def _recipe_section(lineage: Lineage) -> str:
     if "model" in settings:
         settings["model"] = _model_settings(lineage)
     text = yaml_text(settings, width=100).rstrip()
-    return f"## Recipe\n\nThe settings of the stages that made it:\n\n{_fenced(text, 'yaml')}"
+    return f"## Recipe\n\nThe settings of the stages that made it:\n\n{_code_block(text, 'yaml')}"
 
 
 def _figures(lineage: Lineage) -> Iterator[str]:
@@ -246,13 +246,13 @@ def _figures(lineage: Lineage) -> Iterator[str]:
         yield f"Evaluations that are damaged, and so may be missing here: {lineage.unread}."
     for evaluation in lineage.evaluations:
         summary = evaluation.summary
-        rows = [(f"all, equality `{equality}`", _accuracy(ex)) for equality, ex in summary.ex.items()]
-        rows += [(level.name, _accuracy(level.ex)) for level in summary.by_hardness if level.ex is not None]
+        rows = [(f"all, equality `{equality}`", _accuracy_in_words(ex)) for equality, ex in summary.ex.items()]
+        rows += [(level.name, _accuracy_in_words(level.ex)) for level in summary.by_hardness if level.ex is not None]
         rows.append(("questions that could not be asked", str(sum(summary.left_out.values()))))
-        yield _table((evaluation.benchmark, "EX"), rows)
+        yield _markdown_table((evaluation.benchmark, "EX"), rows)
 
 
-def _accuracy(ex: Estimate) -> str:
+def _accuracy_in_words(ex: Estimate) -> str:
     interval = f"{100 * ex.low:.1f} to {100 * ex.high:.1f}"
     sample = f"{ex.n:,} questions, {ex.n_clusters:,} databases, {ex.method}"
     return f"{100 * ex.value:.1f} % ({interval}; {sample})"
@@ -289,15 +289,15 @@ def _prompting(card: CheckpointCard, name: str) -> Iterator[str]:
     yield "## How it is asked"
     for role, text in read_prompt(protocol.prompt_file).items():
         about = f"The {role} message (`$schema`, `$question` and other words with a `$` are put in):"
-        yield f"{about}\n\n{_fenced(text.template.rstrip())}"
+        yield f"{about}\n\n{_code_block(text.template.rstrip())}"
     yield _protocol_table(card, protocol)
     result = _example_result(protocol)
     if result is not None:
-        yield f"A result goes back as a user message, with the conversation so far before it:\n\n{_fenced(result)}"
+        yield f"A result goes back as a user message, with the conversation so far before it:\n\n{_code_block(result)}"
     code = ONE_TURN.read_text(encoding="utf-8").format(
         folder=name, stop=list(protocol.stop), tokens=card.sampling.turn_tokens
     )
-    yield f"One turn, with transformers alone:\n\n{_fenced(code.rstrip(), 'python')}"
+    yield f"One turn, with transformers alone:\n\n{_code_block(code.rstrip(), 'python')}"
     yield "`sqltrain serve DATABASE --model FOLDER` runs the whole agent: prompt, sandbox, turns and limits as above."
 
 
@@ -310,18 +310,18 @@ def _protocol_table(card: CheckpointCard, protocol: Protocol) -> str:
     if settings.observation_chars is not None:
         characters = f"{settings.observation_chars:,}"
     rows = [
-        ("tags that it writes", _marks(f"<{tag}>" for tag in protocol.agent)),
-        ("tags that the database's side writes", _marks(f"<{tag}>" for tag in protocol.environment)),
-        ("what ends its turn", _marks(protocol.stop)),
+        ("tags that it writes", _code_words(f"<{tag}>" for tag in protocol.agent)),
+        ("tags that the database's side writes", _code_words(f"<{tag}>" for tag in protocol.environment)),
+        ("what ends its turn", _code_words(protocol.stop)),
         ("turns at most", turns),
         ("schema in the prompt", f"{settings.schema_view}, {settings.schema_values} example values a column"),
         ("rows and characters of a result", f"{settings.observation_rows}, {characters}"),
         ("tokens of a turn and of all", f"{card.sampling.turn_tokens:,}, {card.sampling.episode_tokens:,}"),
     ]
-    return _table(("protocol", f"`{settings.name}`, prompt `{settings.prompt}`"), rows)
+    return _markdown_table(("protocol", f"`{settings.name}`, prompt `{settings.prompt}`"), rows)
 
 
-def _marks(texts: Iterable[str]) -> str:
+def _code_words(texts: Iterable[str]) -> str:
     return " ".join(f"`{text}`" for text in texts)
 
 
@@ -348,7 +348,7 @@ def question_counts(lineage: Lineage) -> Iterator[str]:
         number = "an unknown number of" if count is None else f"{count:,.0f}"
         rows.append((pool, f"{readers}, {number} questions"))
     if rows:
-        yield f"## Data\n\n{_table(('pool', 'questions'), rows)}"
+        yield f"## Data\n\n{_markdown_table(('pool', 'questions'), rows)}"
         yield "What demonstrations it was shown is in `dataset/README.md`."
 
 
@@ -357,7 +357,7 @@ def _sources(lineage: Lineage, pool: str) -> list[Mapping[str, Any]]:
     return value if isinstance(value, list) else [value]
 
 
-def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+def _markdown_table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     lines = []
     for row in (head, ("---", "---"), *rows):
         cells = [text.replace("|", "\\|") for text in row]
@@ -365,5 +365,5 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def _fenced(text: str, language: str = "") -> str:
+def _code_block(text: str, language: str = "") -> str:
     return f"````{language}\n{text}\n````"

@@ -116,7 +116,7 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
     ledger = Ledger(context.store, recipe.name)
     with ledger.locked():
         inbox.freeze_batch(recipe.nightly, ledger.batches, day)
-        fresh = ledger.undecided()  # of a replay that was killed, a later day's batch may be among them
+        fresh = ledger.undecided()  # a later day's batch may be among them, if a replay was killed
         nothing: dict[str, Any] = {"decision": "nothing", "reason": "no new questions", "new": []}
         if not fresh and day is not None:
             return nothing
@@ -124,11 +124,11 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
             return ledger.add("night", **nothing)
         base = _curate(context, recipe, "base")
         batches = {path.name: _admit(context, ledger, path, base, path in fresh) for path in ledger.usable()}
-        challenger = _train(context, ledger, base, batches)
+        challenger = _train_challenger(context, ledger, base, batches)
         return conclude(context, ledger, challenger, (base, *batches.values()), fresh)
 
 
-def _train(context: NightContext, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
+def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
     """Train the champion further, or the recipe's base anew on all batches."""
     recipe = context.recipe
     start = None
@@ -142,7 +142,7 @@ def _train(context: NightContext, ledger: Ledger, base: Keys, batches: Mapping[s
             if step.name in united:
                 context.check(_finished(step), recipe)
     except DataError as error:
-        raise _refuse(ledger, ledger.undecided(), error) from error
+        raise _refuse_batches(ledger, ledger.undecided(), error) from error
     finished = context.make(training, steps)
     last = [name for name in TRAINING if name in finished][-1]
     return Challenger(
@@ -253,7 +253,7 @@ def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, is_fr
         steps = graph.plan(recipe, context.store, among=CURATION)
         if is_fresh and inbox.set_held_out_aside(batch, _held_out_repeats(steps)):
             return _admit(context, ledger, batch, base, is_fresh)
-        raise _refuse(ledger, [batch], error, _quarantine(context.store, steps[0])) from error
+        raise _refuse_batches(ledger, [batch], error, _quarantine(context.store, steps[0])) from error
     return keys
 
 
@@ -291,7 +291,9 @@ def _quarantine(store: Store, data_step: graph.Step) -> Path | None:
     return None
 
 
-def _refuse(ledger: Ledger, batches: Sequence[Path], error: DataError, bad_rows: Path | None = None) -> DataError:
+def _refuse_batches(
+    ledger: Ledger, batches: Sequence[Path], error: DataError, bad_rows: Path | None = None
+) -> DataError:
     """Take batches back and note it in the ledger; the error names the file of the bad rows."""
     n_rows = _n_rows(batches)
     folders = [ledger.take_back(path, bad_rows) for path in batches]

@@ -34,7 +34,7 @@ class HeldOutRecords:
 @dataclasses.dataclass(frozen=True)
 class PromotionDecision:
     decision: Decision
-    reason: str  # one line, for a person
+    reason: str  # sentence for a person
     # numbers: EX of both, their difference with interval and p-values, and the difference on each hardness level
     # ("level/hard") and guard ("guard/NAME"), all as shares.
     numbers: dict[str, float]
@@ -44,7 +44,7 @@ def decide_promotion(
     test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], settings: Nightly, seed: int
 ) -> PromotionDecision:
     """Compare a challenger with the champion."""
-    overall = _compare(test, seed)
+    overall = _compare_records(test, seed)
     if overall is None:
         raise DataError("champion and challenger share no held-out question")
     differences = _differences(test, guards, seed)
@@ -91,7 +91,7 @@ def decide_promotion(
     return PromotionDecision("promoted", f"better: {change} ({test_in_words})", numbers)
 
 
-def _compare(records: HeldOutRecords, seed: int, level: str | None = None) -> Comparison | None:
+def _compare_records(records: HeldOutRecords, seed: int, level: str | None = None) -> Comparison | None:
     """The comparison on a set; None if no question of it (of that hardness level) was answered on both sides."""
     before = [row for row in records.before if level in (None, row.hardness)]
     after = [row for row in records.after if level in (None, row.hardness)]
@@ -100,9 +100,9 @@ def _compare(records: HeldOutRecords, seed: int, level: str | None = None) -> Co
 
 def _differences(test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], seed: int) -> dict[str, float]:
     """The difference on each hardness level and guard that has questions of both."""
-    comparisons = {f"level/{level}": _compare(test, seed, level) for level in HARDNESS_LEVELS}
+    comparisons = {f"level/{level}": _compare_records(test, seed, level) for level in HARDNESS_LEVELS}
     for name, records in guards.items():
-        comparisons[f"guard/{name}"] = _compare(records, seed)
+        comparisons[f"guard/{name}"] = _compare_records(records, seed)
     return {name: result.paired.difference for name, result in comparisons.items() if result is not None}
 
 

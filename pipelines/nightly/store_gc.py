@@ -164,7 +164,7 @@ def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> It
                 champions.append((champion.stage, champion.key))
         yield f"champion of {recipe}", champions
         # The next night compares its challenger with that evaluation.
-        yield f"evaluation of the champion of {recipe}", _evaluations(store, sealed, champions, damaged)
+        yield f"evaluation of the champion of {recipe}", _evaluations_with(store, sealed, champions, damaged)
         curated = []
         for row in ledger.lines():
             if row["event"] == "night":
@@ -179,7 +179,9 @@ def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> It
         yield f"newest report of {recipe} on {benchmark}", [name]
 
 
-def _evaluations(store: Store, sealed: Iterable[Name], checkpoints: Sequence[Name], damaged: set[Name]) -> list[Name]:
+def _evaluations_with(
+    store: Store, sealed: Iterable[Name], checkpoints: Sequence[Name], damaged: set[Name]
+) -> list[Name]:
     """The evaluations of checkpoints."""
     evaluations = []
     for stage, key in checkpoints:

@@ -230,7 +230,7 @@ def _closed_path(corners: Sequence[tuple[float, float]]) -> str:
 WIDE = 1072.0  # the page's column
 FIGURES_LEFT = 850.0  # the right end of the plots that have figures beside them
 FIGURE_END = WIDE - 122
-ROW_HEIGHT = 21.0  # one system
+ROW_HEIGHT = 21.0
 BAR_HEIGHT = 17.0
 GROUP_GAP = 14.0
 PERCENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -386,7 +386,7 @@ class Bar(NamedTuple):
     style: int
     name: str
     number: int
-    share: float  # of the system's total, in [0, 1]
+    share: float  # share of the system's total, in [0, 1]
 
 
 def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:

@@ -33,7 +33,7 @@ class _Episode(NamedTuple):
 
     system: int  # number of its system
     record: EpisodeRecord
-    trajectory: Trajectory | None  # None leaves the answer alone
+    trajectory: Trajectory | None  # its turns; without them the reader has the answer alone
 
 
 def payload(data: ReportData) -> Payload:

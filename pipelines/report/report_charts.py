@@ -43,8 +43,8 @@ class ReportCharts:
     turns: Html
     clouds: list[NamedChart]  # unit of cost -> accuracy against it; a unit that nothing was counted in is left out
     errors: Html
-    difficulty: Html | None  # None without pass rates
-    training: dict[str, TrainingCharts]  # by stage
+    difficulty: Html | None  # questions by pass rate; None without pass rates
+    training: dict[str, TrainingCharts]  # stage -> its curves
 
 
 class _System(NamedTuple):
@@ -77,7 +77,7 @@ def draw_charts(report: ReportData) -> ReportCharts:
     )
 
 
-def _rows(systems: Sequence[_System], estimates: Sequence[Estimate | None]) -> tuple[charts.ChartRow, ...]:
+def _chart_rows(systems: Sequence[_System], estimates: Sequence[Estimate | None]) -> tuple[charts.ChartRow, ...]:
     """A row for each system with its estimate."""
     pairs = zip(systems, estimates, strict=True)
     return tuple(charts.ChartRow(system.style, system.name, estimate) for system, estimate in pairs)
@@ -85,10 +85,10 @@ def _rows(systems: Sequence[_System], estimates: Sequence[Estimate | None]) -> t
 
 def _accuracy_chart(equality: str, systems: Sequence[_System]) -> Html:
     greedy = [system.summary.ex.get(equality) for system in systems]
-    groups = [charts.Group("greedy", "one answer a question", _rows(systems, greedy))]
+    groups = [charts.Group("greedy", "one answer a question", _chart_rows(systems, greedy))]
     sampled = [system.summary.sampled for system in systems]
     if any(sampled):
-        groups.append(charts.Group("sampled", "mean of the samples", _rows(systems, sampled)))
+        groups.append(charts.Group("sampled", "mean of the samples", _chart_rows(systems, sampled)))
     return charts.forest(groups, "EX of each system with its 95 % interval")
 
 
@@ -111,7 +111,7 @@ def _hardness_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Seq
         n_questions = max(level.n for level in levels if level is not None)
         plural = "" if n_questions == 1 else "s"
         estimates = [_accuracy_of(level) if level is not None else None for level in levels]
-        groups.append(charts.Group(name, f"{n_questions} question{plural}", _rows(systems, estimates)))
+        groups.append(charts.Group(name, f"{n_questions} question{plural}", _chart_rows(systems, estimates)))
     return charts.forest(groups, "EX by hardness level with 95 % intervals")
 
 
@@ -187,7 +187,7 @@ def _training_charts(curves_by_stage: Mapping[str, Sequence[Mapping[str, float]]
         first: dict[str, NamedChart] = {}
         rest = []
         still = []
-        for name, points in _curves(steps).items():
+        for name, points in _logged_curves(steps).items():
             title = name.replace("_", " ")
             if len({value for _, value in points}) == 1:
                 still.append(f"{title} ({formats.compact(points[0][1])})")
@@ -201,7 +201,7 @@ def _training_charts(curves_by_stage: Mapping[str, Sequence[Mapping[str, float]]
     return by_stage
 
 
-def _curves(steps: Sequence[Mapping[str, float]]) -> dict[str, Points]:
+def _logged_curves(steps: Sequence[Mapping[str, float]]) -> dict[str, Points]:
     """The numbers that were logged at two steps or more, by name."""
     names: dict[str, None] = {}
     for step in steps:

@@ -187,7 +187,7 @@ def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]]
 def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN_FLIPS) -> None:
     """Print one comparison: the difference and its tests, then the first `shown` questions that flipped."""
     width = console.width if console.is_terminal else sys.maxsize
-    for words in (_difference_in_words(comparison), _tests_in_words(comparison)):
+    for words in (_comparison_in_words(comparison), _tests_in_words(comparison)):
         folded = textwrap.fill(words, width, break_on_hyphens=False)
         console.print(Text(plain(folded, lines=True)), soft_wrap=True)
     for flip in comparison.flips[:shown]:
@@ -197,7 +197,7 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
         console.print(Text(plain(f"  and {len(comparison.flips) - shown} more that flipped")))
 
 
-def _difference_in_words(comparison: Comparison) -> str:
+def _comparison_in_words(comparison: Comparison) -> str:
     paired = comparison.paired
     systems = f"{comparison.before} → {comparison.after}"
     questions = f"{comparison.mode}, {comparison.equality}, {paired.n} questions"

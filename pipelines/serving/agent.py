@@ -148,7 +148,7 @@ class Agent:
 
     openable: OpenableDatabase
     sql: SqlEngine  # the database's sandbox.
-    schema: Schema  # as prompts show it.
+    schema: Schema  # the schema that prompts show.
     model: Callable[[], AnsweringModel]  # gives the model that answers from now on.
     budget: QuestionBudget
     used: Counter[str] = field(default_factory=Counter)  # answers, tokens and cost of endpoints (`Policy.take_used`).
@@ -203,7 +203,7 @@ class Agent:
             emit(error_event(f"no answer within {self.budget.seconds:g} s"))
         except SqltrainError as error:
             emit(error_event(str(error)))
-        except Exception:  # one question that fails must not take the server down
+        except Exception:  # a question that fails must not take the server down
             log.exception("a question failed")
             emit(error_event("an internal error; the server's log says more"))
         finally:

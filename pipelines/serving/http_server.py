@@ -66,7 +66,7 @@ class Service:
     agent: Agent
     access: Access
     audit: Path  # a JSONL file with a line for every question.
-    feedback: Feedback | None = None  # None keeps no question but in the audit log.
+    feedback: Feedback | None = None  # without it questions are kept in the audit log alone.
     background: Sequence[Callable[[], Awaitable[None]]] = ()  # tasks of the server, such as the look at the ledger.
     metrics: Metrics = field(init=False)
     mcp: Handler | None = None  # the route /mcp, if the mcp extra is installed.

@@ -219,17 +219,17 @@ def _delta(event: Event) -> dict[str, Any]:
     if kind == "reasoning":
         return {"content": None, "reasoning_content": event["text"] + "\n", "sqltrain": event}
     if kind == "sql":
-        text = f"\n{_fenced(event['sql'], 'sql')}\n"
+        text = f"\n{_code_fence(event['sql'], 'sql')}\n"
     elif kind == "result":
-        text = f"\n{_fenced(event['text'], '')}\n"
+        text = f"\n{_code_fence(event['text'], '')}\n"
     elif kind == "answer":
-        text = f"\n{_fenced(event['sql'], 'sql')}\n\n{_table(event)}\n"
+        text = f"\n{_code_fence(event['sql'], 'sql')}\n\n{_answer_table(event)}\n"
     else:
-        text = f"\nerror: {_escaped(event['message'])}\n"
+        text = f"\nerror: {_plain_markdown(event['message'])}\n"
     return {"content": text, "sqltrain": event}
 
 
-def _table(answer: Event) -> str:
+def _answer_table(answer: Event) -> str:
     """The first rows of an answer, and how many there are more."""
     lines = [_table_row(answer["columns"]), "|" + " --- |" * len(answer["columns"])]
     lines += [_table_row(row) for row in answer["rows"][:SHOWN_ROWS]]
@@ -242,18 +242,18 @@ def _table(answer: Event) -> str:
 
 
 def _table_row(cells: Sequence[Any]) -> str:
-    texts = ["NULL" if cell is None else _escaped(str(cell)) for cell in cells]
+    texts = ["NULL" if cell is None else _plain_markdown(str(cell)) for cell in cells]
     return f"| {' | '.join(texts)} |"
 
 
-def _fenced(text: str, language: str) -> str:
+def _code_fence(text: str, language: str) -> str:
     """Text in a fence that it cannot close."""
     longest_run = max([2, *map(len, re.findall(r"`+", text))])
     fence = "`" * (longest_run + 1)
     return f"{fence}{language}\n{text.strip()}\n{fence}"
 
 
-def _escaped(text: str) -> str:
+def _plain_markdown(text: str) -> str:
     """Text of a database or an engine in one line of Markdown, where it can be no link, picture or tag."""
     one_line = re.sub(r"\s+", " ", text)
     return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", one_line)

@@ -27,7 +27,7 @@ from pipelines.recipe.config import Section
 
 RULE = 2  # version of the intervals and their verdicts; raised when either changes, so that no old verdict is kept
 Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
-Runs = Mapping[str, Mapping[str, FinishedEvaluation]]  # by row and seed
+Runs = Mapping[str, Mapping[str, FinishedEvaluation]]  # row -> seed -> evaluation
 MeasureName = Annotated[str, pydantic.AfterValidator(lambda name: measure(name).name)]
 
 
@@ -140,8 +140,8 @@ def _decide_contrast(contrast: Contrast, runs: Runs, seeds: Sequence[str]) -> Co
     if not seeds or not all(seed in row_runs and seed in over_runs for seed in seeds):
         return not_measured
     over_measure = contrast.over_measure or contrast.measure
-    before = [_scores(over_runs[seed], over_measure, contrast.beyond) for seed in seeds]
-    after = [_scores(row_runs[seed], contrast.measure, contrast.beyond) for seed in seeds]
+    before = [_scores_beyond(over_runs[seed], over_measure, contrast.beyond) for seed in seeds]
+    after = [_scores_beyond(row_runs[seed], contrast.measure, contrast.beyond) for seed in seeds]
     difference = stats.difference(before, after, row_runs[seeds[0]].seed)
     if difference is None:
         return not_measured
@@ -164,7 +164,7 @@ def _decide_contrast(contrast: Contrast, runs: Runs, seeds: Sequence[str]) -> Co
     return ContrastResult(contrast, difference, tuple(by_seed), pairs, verdict, detectable(difference, len(seeds)))
 
 
-def _scores(run: FinishedEvaluation, name: str, beyond: str | None) -> Scores:
+def _scores_beyond(run: FinishedEvaluation, name: str, beyond: str | None) -> Scores:
     """A run's scores by question under a measure, less those of the measure beyond which the claim goes."""
     scores = measure(name).scores(run)
     if beyond is None:

@@ -146,13 +146,13 @@ FilledColumn = tuple[TableColumn, Callable[["SweepRow"], Cell]]
 def table(sweep: Sweep) -> ReportTable:
     """A row for each combination of the axes' values, averaged over seeds, and the paper's figures if it has any."""
     rows = sweep.rows()
-    filled_columns = list(_columns(sweep, rows))
+    filled_columns = list(_table_columns(sweep, rows))
     columns = tuple(column for column, _ in filled_columns)
     cells = tuple(tuple(cell_of(row) for _, cell_of in filled_columns) for row in rows)
-    return ReportTable("sweep", sweep.title, columns, cells, " ".join(_notes(sweep)))
+    return ReportTable("sweep", sweep.title, columns, cells, " ".join(_table_notes(sweep)))
 
 
-def _columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledColumn]:
+def _table_columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledColumn]:
     """Columns from left to right: axes, measures with the paper's figures, then how the cells were made."""
     has_seeds = len(sweep.seeds) > 1
     reported_measures = {
@@ -258,7 +258,7 @@ def _errors(row: SweepRow) -> str | None:
     return "; ".join(messages) or None
 
 
-def _notes(sweep: Sweep) -> Iterator[str]:
+def _table_notes(sweep: Sweep) -> Iterator[str]:
     """The sentences under the table."""
     yield "Intervals are 95 %."
     if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
