@@ -94,11 +94,12 @@ def _accuracy_chart(equality: str, systems: Sequence[_System]) -> Html:
 
 def _levels_by_name(systems: Sequence[_System]) -> dict[str, list[Level | None]]:
     """Each hardness level with its figures of every system, None for a system without a question of it."""
-    by_system = [{level.name: level for level in system.summary.by_hardness} for system in systems]
-    names: dict[str, None] = {}
-    for levels in by_system:
-        names |= dict.fromkeys(levels)
-    return {name: [levels.get(name) for levels in by_system] for name in names}
+    levels_by_name: dict[str, list[Level | None]] = {}
+    for number, system in enumerate(systems):
+        for level in system.summary.by_hardness:
+            levels = levels_by_name.setdefault(level.name, [None] * len(systems))
+            levels[number] = level
+    return levels_by_name
 
 
 def _accuracy_of(level: Level) -> Estimate | None:
@@ -155,7 +156,10 @@ def _sample_charts(systems: Sequence[_System]) -> list[NamedChart]:
             if points:
                 lines.append(charts.Series(system.style, system.name, tuple(points)))
         lines_by_title[f"{kind}@k"] = lines
-    all_points = [point for lines in lines_by_title.values() for line in lines for point in line.points]
+    all_points: list[charts.Point] = []
+    for lines in lines_by_title.values():
+        for line in lines:
+            all_points += line.points
     if not all_points:
         return []
     lowest = min(point.low or 0 for point in all_points)

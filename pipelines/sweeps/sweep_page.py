@@ -108,8 +108,12 @@ def chart(lines: Sequence[Line], name: str, row_names: Sequence[str]) -> charts.
     width = 500.0
     height = 250.0
     frame = charts.Frame(44, 10, width - 12, height - 38)
-    steps = [step for line in lines for step, *_ in line.points]
-    bounds = [bound for line in lines for _, _, lowest, highest in line.points for bound in (lowest, highest)]
+    steps = []
+    bounds = []
+    for line in lines:
+        for step, _, lowest, highest in line.points:
+            steps.append(step)
+            bounds += [lowest, highest]
     low, high = charts.around(bounds)
     across = charts.Scale(min(steps), max(steps), frame.left, frame.right)
     up = charts.Scale(low, high, frame.bottom, frame.top)

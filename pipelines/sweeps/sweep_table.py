@@ -148,16 +148,19 @@ def table(sweep: Sweep) -> ReportTable:
     rows = sweep.rows()
     filled_columns = list(_table_columns(sweep, rows))
     columns = tuple(column for column, _ in filled_columns)
-    cells = tuple(tuple(cell_of(row) for _, cell_of in filled_columns) for row in rows)
-    return ReportTable("sweep", sweep.title, columns, cells, " ".join(_table_notes(sweep)))
+    table_rows = []
+    for row in rows:
+        table_rows.append(tuple(cell_of(row) for _, cell_of in filled_columns))
+    return ReportTable("sweep", sweep.title, columns, tuple(table_rows), " ".join(_table_notes(sweep)))
 
 
 def _table_columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledColumn]:
     """Columns from left to right: axes, measures with the paper's figures, then how the cells were made."""
     has_seeds = len(sweep.seeds) > 1
-    reported_measures = {
-        name for by_benchmark in sweep.reported.values() for figures in by_benchmark.values() for name in figures
-    }
+    reported_measures: set[str] = set()
+    for by_benchmark in sweep.reported.values():
+        for figures in by_benchmark.values():
+            reported_measures.update(figures)
     for axis in sweep.axes:
         yield TableColumn(axis), partial(_value_on, axis=axis)
     for number, name in enumerate(sweep.measures):
@@ -233,8 +236,11 @@ def _equalities(row: SweepRow) -> str | None:
 
 def _n_questions(row: SweepRow) -> float | None:
     """The questions of the seed that asked most; None if nothing was asked."""
-    counts = (len({record.example_id for record in run.records}) for run in row.runs)
-    return float(max(counts, default=0)) or None
+    most = 0
+    for run in row.runs:
+        questions = {record.example_id for record in run.records}
+        most = max(most, len(questions))
+    return float(most) or None
 
 
 def _conditions(row: SweepRow) -> str | None:
