@@ -74,9 +74,8 @@ def is_borne_out(pair: Pair, score: float, script: str) -> bool:
             ddl = dict(old.execute(analyst._TABLES))
             required = {(table.lower(), column.lower()) for table, column in old.execute(analyst._REQUIRED)}
         trees = [tree for text in texts if (tree := parse(text))]
-        scripts = [
-            equivalence._script(ddl, tables, trees, required, random.Random(number)) for number in range(CHECKED)
-        ]
+        rngs = [random.Random(number) for number in range(CHECKED)]
+        scripts = [equivalence.database_script(ddl, tables, trees, required, rng) for rng in rngs]
     for each in scripts:
         connection = sqlite3.connect(":memory:")
         connection.executescript(each)

@@ -43,9 +43,9 @@ Item = tuple[str, str]  # (table, column)
 class Naming(NamedTuple):
     """What a query names, in lower case."""
 
-    names: frozenset[str]  # tables and columns that it reads of the database.
-    own: frozenset[str]  # words that it writes itself: aliases, and texts that it selects.
-    is_made_up: bool  # whether its result may hold a text of its own, or one that was put together.
+    names: frozenset[str]  # Tables and columns that it reads of the database.
+    own: frozenset[str]  # Words that it writes itself: aliases, and texts that it selects.
+    is_made_up: bool  # True if its result may hold a text that the query writes or puts together.
 
 
 class Compared(NamedTuple):
@@ -64,7 +64,10 @@ Answer = TypeVar("Answer")
 def reading(database: Database) -> str:
     """How the statements of a database are read: as its engine does, for MySQL in the SQL mode of its sessions."""
     dialect = DIALECTS[database.engine]
-    return dialect.reading(database.location) if dialect.is_server else database.engine
+    if not dialect.is_server:
+        return database.engine
+    name: str = dialect.reading(database.location)
+    return name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +75,21 @@ class SqlAnalysis(Generic[Query, Answer]):
     """A function of `analysis/session.py`, asked about many queries: each is its argument, or a tuple of them."""
 
     function: str
-    form: Any  # the type of an answer.
-    unread: Answer  # the answer where the worker gave none.
+    form: Any  # Type of an answer.
+    unread: Answer  # Answer if the worker gave none.
 
     def __call__(self, queries: Sequence[Query]) -> list[Answer]:
-        jobs = [(self.function, *(query if isinstance(query, tuple) else (query,))) for query in queries]
-        results = _engine().analyse_many(jobs)
-        return [
-            _decode(json.loads(str(result.rows[0][0])), self.form) if result.ok else self.unread for result in results
-        ]
+        requests: list[tuple[Any, ...]] = []
+        for query in queries:
+            arguments = query if isinstance(query, tuple) else (query,)
+            requests.append((self.function, *arguments))
+        answers = []
+        for result in _engine().analyse_many(requests):
+            if result.ok:
+                answers.append(_decode(json.loads(str(result.rows[0][0])), self.form))
+            else:
+                answers.append(self.unread)
+        return answers
 
 
 # The tables and columns that each query reads; a column that no table in its scope has comes with the table "".
@@ -88,17 +97,18 @@ schema_items: SqlAnalysis[tuple[str, Schema, str], SchemaItems | None]
 schema_items = SqlAnalysis("schema_items", SchemaItems | None, None)
 # The same by SQLite itself; None if it refuses to prepare the query, or the database is another's or unreadable.
 prepared_items: SqlAnalysis[tuple[Database, str], SchemaItems | None]
-prepared_items = SqlAnalysis("read_items", SchemaItems | None, None)
+prepared_items = SqlAnalysis("prepared_items", SchemaItems | None, None)
 # Spider's level of each query.
 hardness: SqlAnalysis[tuple[str, str], Hardness] = SqlAnalysis("hardness", Hardness, "extra")
 # The functions that each query calls, in lower case.
 functions: SqlAnalysis[tuple[str, str], tuple[str, ...]] = SqlAnalysis("functions", tuple[str, ...], ())
-# For each SELECT of a query that has a LIMIT under an ORDER BY: a query that shows whether the cut goes through a tie,
-# the rows that the SELECT reads before its cut, and the number of sort keys behind the columns.
+# Probes of the ties of each query, one for each SELECT that has a LIMIT under an ORDER BY: a query that shows whether
+# the cut goes through a tie, the rows before the cut, and the number of sort keys behind the columns.
 tie_probes: SqlAnalysis[tuple[str, str], tuple[tuple[str, int, int], ...]]
 tie_probes = SqlAnalysis("tie_probes", tuple[tuple[str, int, int], ...], ())
-# Of two queries, a schema, the statements that make its tables and the columns without NULL: whether the normal forms
-# are equal, gold with either end of what chance may choose, and scripts of databases on which the two may differ.
+# The plan of a proof for (gold, predicted, schema, statements that make its tables, columns without NULL): whether the
+# normal forms are equal, gold with either end of what chance may choose, and scripts of databases on which the two may
+# differ.
 proof_plan: SqlAnalysis[
     tuple[str, str, Schema, Mapping[str, str], Sequence[Item]], tuple[bool, tuple[str, ...], tuple[str, ...]]
 ]
@@ -124,17 +134,19 @@ def _decode(value: Any, form: Any) -> Any:
     """A value of a type from its JSON: a dataclass is an object, sets and tuples are lists. No pydantic: it refuses
     half a character, which SQL of a model may hold.
     """
-    kind, parts = get_origin(form) or form, get_args(form)
+    kind = get_origin(form) or form
+    arguments = get_args(form)
     if kind in (UnionType, Union):
-        return None if value is None else _decode(value, parts[0])
+        return None if value is None else _decode(value, arguments[0])
     if kind is Literal:
-        return parts[parts.index(value)]
+        return arguments[arguments.index(value)]
     if dataclasses.is_dataclass(kind):
-        return form(**{name: _decode(item, _fields(form)[name]) for name, item in value.items()})
-    if kind is tuple and parts[1:] != (...,):
-        return tuple(_decode(item, part) for item, part in zip(value, parts, strict=True))
-    if parts:
-        return kind(_decode(item, parts[0]) for item in value)
+        types = _fields(form)
+        return form(**{name: _decode(item, types[name]) for name, item in value.items()})
+    if kind is tuple and arguments[1:] != (...,):
+        return tuple(_decode(item, item_form) for item, item_form in zip(value, arguments, strict=True))
+    if arguments:
+        return kind(_decode(item, arguments[0]) for item in value)
     if issubclass(kind, tuple):
         return kind(*map(_decode, value, _fields(form).values()))
     return kind(value)
@@ -156,16 +168,30 @@ def prove(pair: Pair, sql: SqlEngine) -> tuple[float | None, str]:
     """Whether two SQLite queries are equivalent on every database of the schema: 1.0 if their normal forms are equal;
     0.0 with the script of a database on which they differ and chance has no part in gold; None if neither is so.
     """
-    database, texts = pair.database, (pair.gold_sql, pair.predicted_sql or "")
+    database = pair.database
     ddl, required = sql.execute_many([(database, _TABLES), (database, _REQUIRED)])
+    if not ddl.ok or not required.ok:
+        return None, ""
+    gold = pair.gold_sql
+    predicted = pair.predicted_sql or ""
+    statements = {str(name): str(text) for name, text in ddl.rows}
     never_null = [(str(table), str(column)) for table, column in required.rows]
-    request = (*texts, introspect(database), {str(name): str(text) for name, text in ddl.rows}, never_null)
-    is_same, ends, scripts = proof_plan([request])[0] if ddl.ok and required.ok else (False, (), ())
-    made, facts = Database(database.id, "sqlite_stateful", os.devnull), Gold(ordered=is_ordered(pair.gold_sql))
-    strict = EQUALITIES["strict"].compare
+    ((is_same, extremes, scripts),) = proof_plan([(gold, predicted, introspect(database), statements, never_null)])
+    generated = Database(database.id, "sqlite_stateful", os.devnull)
     for script in scripts:
-        jobs = [(made, script + TURN_SEPARATOR + text) for text in (*texts, *ends)]
-        right, *others = sql.execute_many(jobs)
-        if right.ok and [strict(right, other, facts) if other.ok else None for other in others] == [0.0, 1.0, 1.0]:
+        if _is_refuted_on(generated, script, gold, [predicted, *extremes], sql):
             return 0.0, script
     return (1.0 if is_same else None), ""
+
+
+def _is_refuted_on(database: Database, script: str, gold: str, others: Sequence[str], sql: SqlEngine) -> bool:
+    """Whether on the database that a script makes the gold query differs from the prediction, the first of the others,
+    and not from itself with either end of what chance may choose.
+    """
+    jobs = [(database, script + TURN_SEPARATOR + text) for text in (gold, *others)]
+    expected, *results = sql.execute_many(jobs)
+    if not expected.ok or not all(result.ok for result in results):
+        return False
+    facts = Gold(ordered=is_ordered(gold))
+    scores = [EQUALITIES["strict"].compare(expected, result, facts) for result in results]
+    return scores == [0.0, 1.0, 1.0]

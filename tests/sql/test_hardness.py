@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.sql.analysis.hardness import Counts, count, hardness, level
+from pipelines.sql.analysis.hardness import Counts, count_components, hardness, level
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities import spider_grammar
 from tests.fakes import build_database
@@ -51,7 +51,7 @@ from tests.fakes import build_database
     ],
 )
 def test_counts_by_hand(sql, counts, expected):
-    assert count(sql) == Counts(*counts)
+    assert count_components(sql) == Counts(*counts)
     assert hardness(sql) == expected
 
 
@@ -94,7 +94,7 @@ def test_any_text_has_a_level(text):
     ],
 )
 def test_what_the_official_parser_cannot_read(sql):
-    assert spider_grammar.read(sql) is None
+    assert spider_grammar.parse_query(sql) is None
 
 
 COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["title"]}
@@ -121,8 +121,8 @@ COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["
     ],
 )
 def test_a_schema_says_what_is_a_name(sql, is_read):
-    assert (spider_grammar.read(sql, COLUMNS) is not None) is is_read
-    assert spider_grammar.read("SELECT nobody FROM nowhere") is not None  # without one any word is a name
+    assert (spider_grammar.parse_query(sql, COLUMNS) is not None) is is_read
+    assert spider_grammar.parse_query("SELECT nobody FROM nowhere") is not None  # without one any word is a name
 
 
 def test_spider_exec_pays_nothing_for_what_the_official_parser_cannot_read(tmp_path):

@@ -10,8 +10,8 @@ from sqlglot import exp
 
 from pipelines.core.types import HARDNESS_LEVELS, Database, SchemaItems
 from pipelines.sql.analysis.hardness import hardness
-from pipelines.sql.analysis.name_resolution import resolve, schema_items
-from pipelines.sql.analysis.session import read_items
+from pipelines.sql.analysis.name_resolution import resolve_names, schema_items
+from pipelines.sql.analysis.session import prepared_items
 from pipelines.sql.lexical import bigrams, is_ordered
 from pipelines.sql.schema import Column, Schema, Table, introspect
 
@@ -71,15 +71,15 @@ BUYERS = "customer.name customer.id purchase.customer_id"
     ],
 )
 def test_two_readers_of_a_query_agree(shop, schema, sql, expected):
-    assert schema_items(sql, schema) == read_items(shop, sql) == items(expected)
+    assert schema_items(sql, schema) == prepared_items(shop, sql) == items(expected)
 
 
 def test_the_authorizer_answers_for_sqlite_and_is_not_asked_about_using(shop, schema):
     sql = "SELECT a.name FROM customer a JOIN customer b USING (city)"
     assert schema_items(sql, schema) == items("customer.name customer.city")
-    assert read_items(shop, sql) == items("customer.name")
-    assert read_items(Database("x", "duckdb", shop.location), "SELECT 1") is None
-    assert read_items(Database("x", "sqlite", shop.location + ".gone"), "SELECT 1") is None
+    assert prepared_items(shop, sql) == items("customer.name")
+    assert prepared_items(Database("x", "duckdb", shop.location), "SELECT 1") is None
+    assert prepared_items(Database("x", "sqlite", shop.location + ".gone"), "SELECT 1") is None
 
 
 def test_schema_items_mark_unknown_names_and_speak_other_dialects(shop, schema):
@@ -88,7 +88,7 @@ def test_schema_items_mark_unknown_names_and_speak_other_dialects(shop, schema):
     assert schema_items("SELECT c.nope FROM customer c", schema) == items("customer.nope")
     assert schema_items("SELECT a FROM nope", schema) == SchemaItems(frozenset({"nope"}), frozenset({("", "a")}))
     assert schema_items("SELECT nope FROM (SELECT * FROM purchase)", schema).columns >= {("", "nope")}
-    assert read_items(shop, "SELECT nope FROM customer") is None
+    assert prepared_items(shop, "SELECT nope FROM customer") is None
     found = schema_items("SELECT name::text FROM customer WHERE city ILIKE 'p%'", schema, "postgres")
     assert found == items("customer.name customer.city")
     assert schema_items("FROM customer SELECT name", schema, "duckdb") == items("customer.name")
@@ -109,7 +109,7 @@ def test_columns_of_another_schema_are_those_of_its_table(sql, columns):
     known = tuple(Table(name, tuple(Column(column, "") for column in own)) for name, own in tables.items())
     schema = Schema(known, "postgres", ("hr",))
     assert schema_items(sql, schema, "postgres").columns == columns
-    resolved = resolve(sql, schema, "postgres")
+    resolved = resolve_names(sql, schema, "postgres")
     assert (resolved.tables, resolved.unknown) == ({table for table, _ in columns}, ())
     assert {(c.table, c.name) for c in resolved.tree.find_all(exp.Column) if c.table != "b" and c.table} <= columns
 
@@ -118,7 +118,7 @@ def test_columns_of_another_schema_are_those_of_its_table(sql, columns):
     "sql", ["", "SELECT", "SELEC name", "DROP TABLE customer", "SELECT 1; SELECT 2", "ATTACH 'x' AS y"]
 )
 def test_what_is_no_query_has_no_items(shop, schema, sql):
-    assert read_items(shop, sql) is None
+    assert prepared_items(shop, sql) is None
     if "1; " not in sql:
         assert schema_items(sql, schema) is None
 

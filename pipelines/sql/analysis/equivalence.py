@@ -21,17 +21,22 @@ from pipelines.sql.analysis.parsing import parse, unwrap
 from pipelines.sql.dialects.base import quoted
 from pipelines.sql.schema import Schema, Table
 
-DATABASES = 32
+DATABASES = 32  # that are tried where no proof succeeds
 Item = tuple[str, str]  # (table, column), lower-cased
-Tables = Mapping[str, Table]  # by lower-cased name
+Tables = Mapping[str, Table]  # tables by lower-cased name
 _NODES = """
 Select Union Intersect Except From Join Table TableAlias Identifier Column Literal Null Boolean Star Alias Where Group
 Having Order Ordered Limit Offset Distinct Subquery Paren And Or Not EQ NEQ NullSafeEQ NullSafeNEQ LT LTE GT GTE Is In
 Between Like Exists Case If Count Sum Avg Min Max Add Sub Mul Div Mod Neg DPipe Abs Round Lower Upper Trim Replace
 Length Substring Coalesce Nullif Cast DataType With CTE
-"""  # those that the rules were made for: none of them is chance
+"""
+SUPPORTED_NODES = frozenset(_NODES.split())  # The rules were made for these; none of them depends on chance.
 # The parser drops a sign that takes a column's affinity away, and reads these types, numbers in SQLite, as other ones.
 _UNPARSED = re.compile(r"\+|\b(STR(ING)?|LONG|SHORT|BYTE|BYTEA)\b", re.IGNORECASE)
+_NUMBER_TYPE = re.compile("INT|REAL|FLOA|DOUB|NUM|DEC|BOOL")
+SOME_NUMBERS: Sequence[Scalar] = range(1, 9)
+SOME_TEXTS: Sequence[Scalar] = (*"abBcd1", "2001-02-03", "2010-12-31")
+ROW_COUNTS = (0, 1, 2, 3, 4, 6, 9)
 
 
 class Sound(Simplifier):
@@ -47,87 +52,169 @@ def proof_plan(
     """See `analyst.proof_plan`."""
     never_null = {(table.lower(), column.lower()) for table, column in required}
     tables = {table.name.lower(): table for table in schema.tables if table.name in ddl}
-    names = {name.lower() for table in tables.values() for name in (table.name, *(each.name for each in table.columns))}
-    trees, ends = [unwrap(parse(text) or exp.Placeholder()).copy() for text in (gold, predicted)], list[str]()
-    for column in [column for tree in trees for column in tree.find_all(exp.Column)]:
-        # SQLite takes a name in double quotes that is none for a text.
+    names: set[str] = set()
+    for table in tables.values():
+        names.add(table.name.lower())
+        names |= {column.name.lower() for column in table.columns}
+    gold_tree = _query_tree(gold, names)
+    predicted_tree = _query_tree(predicted, names)
+    extremes: list[str] = []
+    with contextlib.suppress(errors.SqlglotError, ValueError, KeyError):
+        first = _extreme_query(_qualified_copy(gold_tree, tables, names), is_last=False)
+        last = _extreme_query(_qualified_copy(gold_tree, tables, names), is_last=True)
+        extremes = [first, last]
+        order = gold_tree.args.get("order")
+        gold_form = _normal_form(_qualified_copy(gold_tree, tables, names), never_null, order)
+        predicted_form = _normal_form(_qualified_copy(predicted_tree, tables, names), never_null, order)
+        if gold_form == predicted_form and not _UNPARSED.search(gold + predicted):
+            return True, [], []
+    if not extremes:
+        return gold == predicted, [], []
+    scripts = []
+    for number in range(DATABASES):
+        rng = random.Random(f"{number}{gold}")
+        scripts.append(database_script(ddl, tables, [gold_tree, predicted_tree], never_null, rng))
+    return gold == predicted, extremes, scripts
+
+
+def _query_tree(sql: str, names: Set[str]) -> exp.Expr:
+    """A tree of a query that may be changed. SQLite takes an unknown name in double quotes for a text."""
+    tree = unwrap(parse(sql) or exp.Placeholder()).copy()
+    for column in list(tree.find_all(exp.Column)):
         if column.this.args.get("quoted") and not column.table and column.name.lower() not in names:
             column.replace(exp.Literal.string(column.name))
-    with contextlib.suppress(errors.SqlglotError, ValueError, KeyError):
-        ends = [_end(_qualified(trees[0], tables, names), is_last) for is_last in (False, True)]
-        order = trees[0].args.get("order")
-        one, other = (_form(_qualified(tree, tables, names), never_null, order) for tree in trees)
-        if one == other and not _UNPARSED.search(gold + predicted):
-            return True, [], []
-    rngs = [random.Random(f"{n}{gold}") for n in range(DATABASES if ends else 0)]
-    return gold == predicted, ends, [_script(ddl, tables, trees, never_null, rng) for rng in rngs]
+    return tree
 
 
-def _qualified(tree: exp.Expr, tables: Tables, names: set[str]) -> exp.Expr:
+def _qualified_copy(tree: exp.Expr, tables: Tables, names: Set[str]) -> exp.Expr:
     """A copy in which each column has its table, each table an alias of its own, and no star is left."""
     for node in tree.walk():
-        # Between a column and an alias of its name SQLite decides by the clause.
-        is_clash = isinstance(node, exp.Alias | exp.CTE) and node.alias.lower() in names
-        if (
-            type(node).__name__ not in _NODES.split()
-            or (is_clash and not (isinstance(node.this, exp.Column) and node.this.name.lower() == node.alias.lower()))
-            or (isinstance(node, exp.Join) and (node.side not in ("", "LEFT") or node.method or node.args.get("using")))
-        ):
+        if type(node).__name__ not in SUPPORTED_NODES or _is_ambiguous(node, names) or _is_other_join(node):
             raise ValueError(node)
-    kinds = {name: {each.name.lower(): each.type or "TEXT" for each in table.columns} for name, table in tables.items()}
-    return qualify(tree.copy(), schema={**kinds}, dialect="sqlite", canonicalize_table_aliases=True)
+    types: dict[str, object] = {}
+    for name, table in tables.items():
+        types[name] = {column.name.lower(): column.type or "TEXT" for column in table.columns}
+    return qualify(tree.copy(), schema=types, dialect="sqlite", canonicalize_table_aliases=True)
 
 
-def _sources(select: exp.Expr) -> list[exp.Expr]:
-    return [part for part in (select.args.get("from_"), *(select.args.get("joins") or ())) if part]
+def _is_ambiguous(node: exp.Expr, names: Set[str]) -> bool:
+    """Whether an alias hides a name of the database: SQLite decides between them by the clause."""
+    if not isinstance(node, exp.Alias | exp.CTE):
+        return False
+    alias = node.alias.lower()
+    is_own_name = isinstance(node.this, exp.Column) and node.this.name.lower() == alias
+    return alias in names and not is_own_name
 
 
-def _end(tree: exp.Expr, is_last: bool) -> str:
+def _is_other_join(node: exp.Expr) -> bool:
+    """Whether a join is another than an inner or a left one with its condition."""
+    if not isinstance(node, exp.Join):
+        return False
+    return node.side not in ("", "LEFT") or bool(node.method) or bool(node.args.get("using"))
+
+
+def _joined_clauses(select: exp.Expr) -> list[exp.Expr]:
+    """The FROM and the JOINs of a SELECT."""
+    start = select.args.get("from_")
+    clauses = [] if start is None else [start]
+    return clauses + list(select.args.get("joins") or ())
+
+
+def _is_inner(clauses: Sequence[exp.Expr]) -> bool:
+    """Whether none of the joins is an outer one."""
+    return not any(clause.args.get("side") for clause in clauses)
+
+
+def _order_keys(query: exp.Expr) -> list[exp.Expr]:
+    order = query.args.get("order")
+    return list(order.expressions) if order else []
+
+
+def _extreme_query(tree: exp.Expr, is_last: bool) -> str:
     """The query that takes the first (or last) of what chance may choose: rows in the order of their columns behind
     every ORDER BY, and of a column that its groups do not settle the least (or greatest) value.
     """
     pick = "MAX({0})" if is_last else "CASE WHEN COUNT({0}) = COUNT(*) THEN MIN({0}) END"
     for select in list(tree.find_all(exp.Select)):
-        own = {part.this.alias_or_name for part in _sources(select)}
-        clauses = [part for part in (*select.expressions, select.args.get("having"), select.args.get("order")) if part]
-        called = [call for part in clauses for call in part.find_all(exp.AggFunc) if call.parent_select is select]
-        is_grouped = bool(called or select.args.get("group"))
-        for column in [each for part in clauses if is_grouped for each in part.find_all(exp.Column)]:
-            if column.table in own and column.find_ancestor(exp.AggFunc, exp.Select) not in called:
-                column.replace(exp.paren(exp.condition(pick.format(column.sql("sqlite")), dialect="sqlite")))
+        for column in _unsettled_columns(select):
+            choice = exp.condition(pick.format(column.sql("sqlite")), dialect="sqlite")
+            column.replace(exp.paren(choice))
     for query in list(tree.find_all(exp.Select, exp.SetOperation)):
-        if not isinstance(query.parent, exp.SetOperation):
-            ties = [exp.Ordered(this=exp.Literal.number(n + 1), desc=is_last) for n in range(len(query.selects))]
-            keys = query.args["order"].expressions if query.args.get("order") else []
-            query.set("order", exp.Order(expressions=[*keys, *ties]))
+        if isinstance(query.parent, exp.SetOperation):
+            continue
+        keys = _order_keys(query)
+        for position in range(1, len(query.selects) + 1):
+            keys.append(exp.Ordered(this=exp.Literal.number(position), desc=is_last))
+        query.set("order", exp.Order(expressions=keys))
     return tree.sql("sqlite")
 
 
-def _form(tree: exp.Expr, never_null: Set[Item], order: exp.Expr | None) -> exp.Expr:
-    """The normal form of a qualified query, beside a gold query with this ORDER BY."""
-    if not order and not tree.args.get("limit"):
+def _unsettled_columns(select: exp.Select) -> list[exp.Column]:
+    """The columns of a grouped SELECT that stand outside its aggregates."""
+    clauses = [*select.expressions]
+    clauses += [clause for clause in (select.args.get("having"), select.args.get("order")) if clause]
+    aggregates = []
+    for clause in clauses:
+        aggregates += [call for call in clause.find_all(exp.AggFunc) if call.parent_select is select]
+    if not aggregates and not select.args.get("group"):
+        return []
+    aliases = {clause.this.alias_or_name for clause in _joined_clauses(select)}
+    columns = []
+    for clause in clauses:
+        for column in clause.find_all(exp.Column):
+            # A column is inside an aggregate of this SELECT if that is the nearest aggregate or SELECT around it.
+            if column.table in aliases and column.find_ancestor(exp.AggFunc, exp.Select) not in aggregates:
+                columns.append(column)
+    return columns
+
+
+def _normal_form(tree: exp.Expr, never_null: Set[Item], gold_order: exp.Expr | None) -> exp.Expr:
+    """The normal form of a qualified query, for a comparison with a gold query that has this ORDER BY."""
+    if not gold_order and not tree.args.get("limit"):
         tree.set("order", None)
-    if not any(each.args.get("side") or each.parent is not tree for each in tree.find_all(exp.Join, exp.Order)):
+    can_merge = True
+    for node in tree.find_all(exp.Join, exp.Order):
+        if node.args.get("side") or node.parent is not tree:
+            can_merge = False
+    if can_merge:
         tree = merge_subqueries(tree)
     sound = Sound("sqlite", annotate_new_expressions=False)
     tree = sound.simplify(tree)
-    # Inner joins are conditions, and their tables stand in the order of their names.
     for select in tree.find_all(exp.Select):
-        parts = _sources(select)
-        if len(parts) > 1 and not any(part.args.get("side") for part in parts):
-            select.where(*(part.args["on"] for part in parts if part.args.get("on")), copy=False)
-            first, *others = sorted((part.this for part in parts), key=lambda table: str(table.this))
-            select.set("from_", exp.From(this=first))
-            select.set("joins", [exp.Join(this=table) for table in others])
+        _sort_inner_joins(select)
     tree = qualify(tree, dialect="sqlite", canonicalize_table_aliases=True, validate_qualify_columns=False)
-    # Nothing reads the names of the result's columns, and some columns never hold NULL.
-    named = {each.alias: each.unalias() for each in tree.expressions}
-    for key in tree.args["order"].expressions if tree.args.get("order") else ():
+    _drop_aliases(tree)
+    _count_rows(tree, never_null)
+    return sound.simplify(tree)
+
+
+def _sort_inner_joins(select: exp.Select) -> None:
+    """Turn the conditions of inner joins into those of WHERE, and put the tables into the order of their names."""
+    clauses = _joined_clauses(select)
+    if len(clauses) < 2 or not _is_inner(clauses):
+        return
+    conditions = [clause.args["on"] for clause in clauses if clause.args.get("on")]
+    select.where(*conditions, copy=False)
+    first, *others = sorted((clause.this for clause in clauses), key=lambda table: str(table.this))
+    select.set("from_", exp.From(this=first))
+    select.set("joins", [exp.Join(this=table) for table in others])
+
+
+def _drop_aliases(tree: exp.Expr) -> None:
+    """Take the names off the result's columns, which nothing reads but ORDER BY."""
+    by_alias = {item.alias: item.unalias() for item in tree.expressions}
+    for key in _order_keys(tree):
         if isinstance(key.this, exp.Column) and not key.this.table:
-            key.set("this", named[key.this.name].copy())
-    tree.set("expressions", [each.unalias() for each in tree.expressions])
-    is_inner = not any(part.args.get("side") for part in _sources(tree))
-    table_of = {part.this.alias: part.this.name.lower() for part in _sources(tree) if is_inner}
+            key.set("this", by_alias[key.this.name].copy())
+    tree.set("expressions", [item.unalias() for item in tree.expressions])
+
+
+def _count_rows(tree: exp.Expr, never_null: Set[Item]) -> None:
+    """Write COUNT(*) for a COUNT of what is never NULL."""
+    clauses = _joined_clauses(tree)
+    table_of: dict[str, str] = {}
+    if _is_inner(clauses):
+        table_of = {clause.this.alias: clause.this.name.lower() for clause in clauses}
     for count in tree.find_all(exp.Count):
         counted = count.this
         is_value = isinstance(counted, exp.Literal)
@@ -135,42 +222,90 @@ def _form(tree: exp.Expr, never_null: Set[Item], order: exp.Expr | None) -> exp.
             is_value = (table_of.get(counted.table, ""), counted.name.lower()) in never_null
         if count.parent_select is tree and is_value:
             count.set("this", exp.Star())
-    return sound.simplify(tree)
 
 
-def _script(
+def database_script(
     ddl: Mapping[str, str], tables: Tables, trees: list[exp.Expr], never_null: Set[Item], rng: random.Random
 ) -> str:
     """A small database of the tables that the queries name, with values that they name: what keys and CHECK refuse is
     not inserted, and a row that refers to none is deleted. Most of these databases hold NULLs in every column that may.
     """
-    near, counts = defaultdict[str, list[Scalar]](list), [0, 1, 2, 3, 4, 6, 9]
-    for each in [each for tree in trees for each in tree.find_all(exp.Literal)]:
-        around, bare = each.find_ancestor(exp.Predicate), each.name.replace("%", "").replace("_", "a")
-        counts += [int(bare) + 1] if bare.isdigit() and len(bare) < 2 else []
-        for name in {column.name.lower() for column in around.find_all(exp.Column)} if around else ():
-            near[name] += [bare, bare, f"{bare}b", f"a{bare}", bare.swapcase(), bare[:-1]]
+    values_near, row_counts = _values_near_constants(trees)
+    used: set[str] = set()
+    for tree in trees:
+        used |= {node.name.lower() for node in tree.find_all(exp.Table)}
+    used_tables = [tables[name] for name in tables if name in used]
+    creates = [ddl[table.name] for table in used_tables]
+    inserts: list[str] = []
+    deletes: list[str] = []
+    for table in used_tables:
+        deletes += _orphan_deletes(table, used)
+        rows = _random_rows(table, values_near, row_counts, never_null, rng)
+        if rows:
+            names = ", ".join(quoted(column.name) for column in table.columns)
+            inserts.append(f"INSERT OR IGNORE INTO {quoted(table.name)} ({names}) VALUES {', '.join(rows)}")
+    return ";\n".join([*creates, *inserts, *(deletes * 9)])  # A chain of references is followed over nine tables.
+
+
+def _values_near_constants(trees: Sequence[exp.Expr]) -> tuple[Mapping[str, Sequence[Scalar]], Sequence[int]]:
+    """Values at and beside the constants that queries compare, by lower-cased column; and numbers of rows to try."""
+    values: defaultdict[str, list[Scalar]] = defaultdict(list)
+    row_counts = list(ROW_COUNTS)
+    literals = [literal for tree in trees for literal in tree.find_all(exp.Literal)]
+    for literal in literals:
+        bare = literal.name.replace("%", "").replace("_", "a")
+        if bare.isdigit() and len(bare) < 2:  # It may be a LIMIT, or a bound of COUNT(*).
+            row_counts.append(int(bare) + 1)
+        condition = literal.find_ancestor(exp.Predicate)
+        if condition is None:
+            continue
+        for name in {column.name.lower() for column in condition.find_all(exp.Column)}:
+            values[name] += [bare, bare, f"{bare}b", f"a{bare}", bare.swapcase(), bare[:-1]]
             with contextlib.suppress(ValueError):
-                near[name] += [float(bare), float(bare), float(bare) - 1, float(bare) + 1]
-    used = {node.name.lower() for tree in trees for node in tree.find_all(exp.Table)}
-    wanted, inserts, deletes = [tables[name] for name in tables if name in used], list[str](), list[str]()
-    for table in wanted:
-        references = [key for key in table.foreign_keys if key.to_table.lower() in used]
-        if len({key.to_table for key in references}) < len({(key.to_table, key.to_column) for key in references}):
-            raise ValueError(table)  # columns that refer to one row together
-        for key, to in ((key, quoted(key.to_column)) for key in references):
-            known = f"SELECT {to} FROM {quoted(key.to_table)} WHERE {to} IS NOT NULL"
-            deletes.append(f"DELETE FROM {quoted(table.name)} WHERE {quoted(key.column)} NOT IN ({known})")
-        null_share, pools = rng.choice((0, 0.2, 0.5)), list[list[Scalar]]()
-        for column in table.columns:
-            is_number = bool(re.search("INT|REAL|FLOA|DOUB|NUM|DEC|BOOL", column.type.upper()))
-            values = [value for value in near[column.name.lower()] if isinstance(value, float) == is_number]
-            other: list[Scalar] = [*range(1, 9)] if is_number else [*"abBcd1", "2001-02-03", "2010-12-31"]
-            is_key = column.primary_key or any(column.name == key.column for key in table.foreign_keys)
-            pool = [*other, *values] if is_key else rng.choices([*values * 2, *other], k=rng.choice((2, 3, 5)))
-            may_be_null = (table.name.lower(), column.name.lower()) not in never_null
-            pools.append(pool + [None] * (math.ceil(len(pool) * null_share) if may_be_null else 0))
-        rows = [exp.convert(tuple(map(rng.choice, pools))).sql("sqlite") for _ in range(rng.choice(counts))]
-        names = ", ".join(quoted(column.name) for column in table.columns)
-        inserts += [f"INSERT OR IGNORE INTO {quoted(table.name)} ({names}) VALUES {', '.join(rows)}"] if rows else []
-    return ";\n".join([*(ddl[table.name] for table in wanted), *inserts, *(deletes * 9)])
+                number = float(bare)
+                values[name] += [number, number, number - 1, number + 1]
+    return values, row_counts
+
+
+def _orphan_deletes(table: Table, used: Set[str]) -> list[str]:
+    """Statements that delete the rows whose foreign keys refer to no row; ValueError for a key of several columns."""
+    references = [key for key in table.foreign_keys if key.to_table.lower() in used]
+    to_tables = {key.to_table for key in references}
+    if len(to_tables) < len({(key.to_table, key.to_column) for key in references}):
+        raise ValueError(table)
+    deletes = []
+    for key in references:
+        target = quoted(key.to_column)
+        known = f"SELECT {target} FROM {quoted(key.to_table)} WHERE {target} IS NOT NULL"
+        deletes.append(f"DELETE FROM {quoted(table.name)} WHERE {quoted(key.column)} NOT IN ({known})")
+    return deletes
+
+
+def _random_rows(
+    table: Table,
+    values_near: Mapping[str, Sequence[Scalar]],
+    row_counts: Sequence[int],
+    never_null: Set[Item],
+    rng: random.Random,
+) -> list[str]:
+    """The rows of a table as lists of SQL values."""
+    null_share = rng.choice((0, 0.2, 0.5))
+    foreign = {key.column for key in table.foreign_keys}
+    pools: list[list[Scalar]] = []
+    for column in table.columns:
+        name = column.name.lower()
+        is_number = bool(_NUMBER_TYPE.search(column.type.upper()))
+        common = [*(SOME_NUMBERS if is_number else SOME_TEXTS)]
+        near = [value for value in values_near.get(name, ()) if isinstance(value, float) == is_number]
+        if column.primary_key or column.name in foreign:
+            pool = [*common, *near]
+        else:
+            pool = rng.choices([*near * 2, *common], k=rng.choice((2, 3, 5)))
+        if (table.name.lower(), name) not in never_null:
+            pool += [None] * math.ceil(len(pool) * null_share)
+        pools.append(pool)
+    rows = []
+    for _ in range(rng.choice(row_counts)):
+        row = tuple(rng.choice(pool) for pool in pools)
+        rows.append(exp.convert(row).sql("sqlite"))
+    return rows

@@ -28,7 +28,7 @@ class Counts(NamedTuple):
 
 def hardness(sql: str, engine: str = "sqlite") -> Hardness:
     """The level of a query; "extra" for text that cannot be read at all."""
-    counts = count(sql, engine)
+    counts = count_components(sql, engine)
     return "extra" if counts is None else level(counts)
 
 
@@ -46,75 +46,108 @@ def level(counts: Counts) -> Hardness:
     return "extra"
 
 
-def count(sql: str, engine: str = "sqlite") -> Counts | None:
+def count_components(sql: str, engine: str = "sqlite") -> Counts | None:
     """The counts (`count_component1`, `count_component2`, `count_others`); None if neither parser reads the query."""
     if len(sql) > MAX_CHARS:
         return None
-    query = spider_grammar.read(sql)
-    if query is None:
-        tree = parse(sql, engine)
-        try:
-            return None if tree is None else _tree_counts(tree)
-        except RecursionError:
-            return None
-    # The official habits: an item of SELECT aggregates only if it starts with an aggregate; a NOT counts as an
-    # aggregation, and so does each AND and OR of a HAVING.
+    query = spider_grammar.parse_query(sql)
+    if query is not None:
+        return _official_counts(query)
+    tree = parse(sql, engine)
+    if tree is None:
+        return None
+    try:
+        return _tree_counts(tree)
+    except RecursionError:
+        return None
+
+
+def _official_counts(query: spider_grammar.ParsedQuery) -> Counts:
+    """The counts with the official habits: an item of SELECT aggregates only if it starts with an aggregate; a NOT
+    counts as an aggregation, and so does each AND and OR of a HAVING.
+    """
     conditions = [*query.on, *query.where, *query.having]
     first = bool(query.where) + bool(query.group) + bool(query.order) + query.limited + max(0, query.units - 1)
-    first += sum((condition.joined_by == "or") + (condition.operator == "like") for condition in conditions)
-    keys = [key for value in query.order for key in (value.left, value.right)] + list(query.group)
+    for condition in conditions:
+        first += (condition.joined_by == "or") + (condition.operator == "like")
+    second = sum(condition.nested for condition in conditions) + query.combined
+
+    keys = list(query.group)
+    for value in query.order:
+        keys.append(value.left)
+        if value.right is not None:
+            keys.append(value.right)
     aggregates = sum(aggregate != "none" for aggregate, _ in query.select)
-    aggregates += sum(key is not None and key.aggregate != "none" for key in keys)
+    aggregates += sum(key.aggregate != "none" for key in keys)
     aggregates += sum(condition.negated for condition in (*query.where, *query.having))
     aggregates += sum(condition.joined_by != "" for condition in query.having)
-    second = sum(condition.nested for condition in conditions) + query.combined
-    others = (aggregates > 1) + sum(len(part) > 1 for part in (query.select, query.where, query.group))
+    others = (aggregates > 1) + (len(query.select) > 1) + (len(query.where) > 1) + (len(query.group) > 1)
     return Counts(first, second, others)
 
 
 def _tree_counts(tree: exp.Expr) -> Counts:
     """The same counts on a tree: of a set operation's first SELECT, as in the official code."""
-    select = unwrap(tree)
+    query = unwrap(tree)
+    select = query
     while isinstance(select, exp.SetOperation):
         select = unwrap(select.this)
     joins = select.args.get("joins") or ()
-    on_parts = [join.args["on"] for join in joins if join.args.get("on")]
-    where_part, having_part = (select.args[key].this if select.args.get(key) else None for key in ("where", "having"))
-    where = [] if where_part is None else list(_leaves(where_part))
-    having = [] if having_part is None else list(_leaves(having_part))
-    group, order = (select.args[key].expressions if select.args.get(key) else () for key in ("group", "order"))
-    conditions = [*(leaf for part in on_parts for leaf in _leaves(part)), *where, *having]
+    join_conditions = [join.args["on"] for join in joins if join.args.get("on")]
+    where_condition = select.args["where"].this if select.args.get("where") else None
+    having_condition = select.args["having"].this if select.args.get("having") else None
+    on = [comparison for condition in join_conditions for comparison in _comparisons(condition)]
+    where = list(_comparisons(where_condition))
+    having = list(_comparisons(having_condition))
+    group = select.args["group"].expressions if select.args.get("group") else []
+    order = select.args["order"].expressions if select.args.get("order") else []
+
     first = bool(where) + bool(group) + bool(order) + len(joins)
     first += bool(select.args.get("limit") or select.args.get("fetch"))
-    first += sum(len(list(part.find_all(exp.Or))) for part in (*on_parts, where_part, having_part) if part is not None)
-    bare = [leaf.this.unnest() if isinstance(leaf, exp.Not) else leaf for leaf in conditions]
-    first += sum(isinstance(leaf, PATTERNS) for leaf in bare)
-    owners = {id(owner): owner for owner in (tree, unwrap(tree), select)}.values()
-    second = sum(len(owner.args["with_"].expressions) for owner in owners if owner.args.get("with_"))
-    second += unwrap(tree) is not select
-    second += sum(len(_outermost(node, exp.Query)) for node in (*conditions, *select.expressions, *group, *order))
+    for condition in (*join_conditions, where_condition, having_condition):
+        if condition is not None:
+            first += len(list(condition.find_all(exp.Or)))
+    for comparison in (*on, *where, *having):
+        pattern = comparison.this.unnest() if isinstance(comparison, exp.Not) else comparison
+        first += isinstance(pattern, PATTERNS)
+
+    second = int(query is not select)
+    owners_of_ctes = {id(owner): owner for owner in (tree, query, select)}
+    for owner in owners_of_ctes.values():
+        if owner.args.get("with_"):
+            second += len(owner.args["with_"].expressions)
+    for node in (*on, *where, *having, *select.expressions, *group, *order):
+        second += len(_outermost(node, exp.Query))
+
     # An aggregation inside a query is that query's.
     kinds = (*AGGREGATES, exp.Query)
-    items = (_outermost(item, kinds) for item in select.expressions)
-    aggregates = sum(any(isinstance(node, AGGREGATES) for node in nodes) for nodes in items)
-    aggregates += sum(isinstance(node, AGGREGATES) for key in order for node in _outermost(key, kinds))
-    aggregates += sum(isinstance(leaf, exp.Not) or bool(leaf.args.get("negate")) for leaf in (*where, *having))
-    others = (aggregates > 1) + sum(len(part) > 1 for part in (select.expressions, where, group))
+    aggregates = 0
+    for item in select.expressions:
+        aggregates += any(isinstance(node, AGGREGATES) for node in _outermost(item, kinds))
+    for key in order:
+        aggregates += sum(isinstance(node, AGGREGATES) for node in _outermost(key, kinds))
+    for comparison in (*where, *having):
+        aggregates += isinstance(comparison, exp.Not) or bool(comparison.args.get("negate"))
+    others = (aggregates > 1) + (len(select.expressions) > 1) + (len(where) > 1) + (len(group) > 1)
     return Counts(first, second, others)
 
 
-def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
+def _comparisons(node: exp.Expr | None) -> Iterator[exp.Expr]:
     """The comparisons under AND, OR and brackets, in the order of the text."""
+    if node is None:
+        return
     if not isinstance(node, exp.Connector | exp.Paren):
         yield node
         return
-    yield from _leaves(node.this)
+    yield from _comparisons(node.this)
     if isinstance(node, exp.Connector):
-        yield from _leaves(node.expression)
+        yield from _comparisons(node.expression)
 
 
 def _outermost(node: exp.Expr, kinds: type[exp.Expr] | tuple[type[exp.Expr], ...]) -> list[exp.Expr]:
     """The outermost nodes of these kinds at or under a node."""
     if isinstance(node, kinds):
         return [node]
-    return [inner for child in node.iter_expressions() for inner in _outermost(child, kinds)]
+    outermost: list[exp.Expr] = []
+    for child in node.iter_expressions():
+        outermost += _outermost(child, kinds)
+    return outermost

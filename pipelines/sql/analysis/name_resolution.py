@@ -4,7 +4,7 @@ Unlike an optimiser's name resolution it goes on after a wrong name: wrong names
 """
 
 import dataclasses
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
@@ -23,42 +23,42 @@ _OPERAND = (exp.Predicate, exp.Binary, exp.Between, exp.In, exp.Tuple, exp.Paren
 class Unknown:
     """A name that the schema does not have where the query looks for it."""
 
-    name: str  # as written, with its qualifier.
+    name: str  # Text of the query, with its qualifier.
     kind: str  # "table" or "column", by its use.
-    elsewhere: tuple[str, ...] = ()  # tables of the database that do have such a column; () when none does.
+    elsewhere: tuple[str, ...] = ()  # Tables of the database that do have such a column.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resolved:
     """A query whose columns carry the names of their tables."""
 
-    # every resolved column is qualified by its table's own name, all lower-cased; aliases are gone.
-    tree: exp.Expression
-    tables: frozenset[str]  # base tables that it reads.
-    unknown: tuple[Unknown, ...]  # wrong names, in the order of the text.
-    ctes: Mapping[str, exp.CTE]  # its WITH queries by their lower-cased names.
+    tree: exp.Expression  # Each column is qualified by its table's own name, in lower case; aliases are gone.
+    tables: frozenset[str]  # Base tables that it reads.
+    unknown: tuple[Unknown, ...]  # Wrong names, in the order of the text.
+    ctes: Mapping[str, exp.CTE]  # WITH queries by their lower-cased names.
 
 
 def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:
     """Column names by table name, all lower-cased; of tables whose names differ in case alone those of all."""
     columns: dict[str, tuple[str, ...]] = {}
     for table in schema.tables:
+        name = table.name.lower()
         names = (column.name.lower() for column in table.columns)
-        columns[table.name.lower()] = (*columns.get(table.name.lower(), ()), *names)
+        columns[name] = (*columns.get(name, ()), *names)
     return columns
 
 
 def known_name(table: exp.Expr, known: Container[str]) -> str:
     """The lower-cased name of a table, or of a column's table: with its schema if that is how it is known."""
-    own = (table.table if isinstance(table, exp.Column) else table.name).lower()
-    qualified = f"{table.text('db').lower()}.{own}"
-    return qualified if qualified in known else own
+    name = table.table if isinstance(table, exp.Column) else table.name
+    qualified = f"{table.text('db').lower()}.{name.lower()}"
+    return qualified if qualified in known else name.lower()
 
 
-def resolve(sql: str, schema: Schema, engine: str) -> Resolved | None:
+def resolve_names(sql: str, schema: Schema, engine: str) -> Resolved | None:
     """A query with its names resolved; None when it can't be parsed as one query.
 
-    May raise anything on a tree that parses but makes no sense: `query_clauses.read` is the total function.
+    May raise anything on a tree that parses but makes no sense: `query_clauses.read_clauses` is the total function.
     """
     tree = parse(sql, engine)
     if not isinstance(tree, exp.Select | exp.SetOperation | exp.Subquery):
@@ -66,37 +66,24 @@ def resolve(sql: str, schema: Schema, engine: str) -> Resolved | None:
     resolver = _Resolver(tree.copy(), columns_of(schema))
     tree = resolver.tree
     for select in list(tree.find_all(exp.Select)):
-        sources = resolver.sources[id(select)] = resolver.from_sources(select)
-        # `JOIN b USING (x)` becomes `JOIN b ON a.x = b.x`, which is the same to an error analysis.
-        for join in select.args.get("joins") or ():
-            right = resolver.alias(join.this)
-            for name in join.args.get("using") or ():
-                holders = (alias for alias, source in sources.items() if source.has(name.name.lower()))
-                left = next((alias for alias in holders if alias != right), "")
-                both = exp.EQ(this=exp.column(name.name, left), expression=exp.column(name.name, right))
-                join.set("on", both if join.args.get("on") is None else exp.and_(join.args["on"], both))
-            join.set("using", None)
-    # A column is qualified by its table's own name; one of a subquery by nothing.
-    for column, source in [(column, resolver.find(column)) for column in tree.find_all(exp.Column)]:
-        table = source.table if source is not None else None
-        if source is _STRING:
-            column.replace(exp.Literal.string(column.name))
-        elif not isinstance(column.this, exp.Star):
-            column.set("this", exp.to_identifier(column.name.lower()))
-            column.set("table", exp.to_identifier(table) if table else None)
-            column.set("db", None)
-        elif table is not None:  # the star of a subquery keeps its alias
-            column.set("table", exp.to_identifier(table) if table else None)
-    bases = (source.table for sources in resolver.sources.values() for source in sources.values())
-    return Resolved(tree, frozenset(filter(None, bases)), tuple(resolver.unknown), resolver.ctes)
+        resolver.sources[id(select)] = resolver.from_sources(select)
+        resolver.write_using_as_on(select)
+    columns = list(tree.find_all(exp.Column))
+    sources = [resolver.source_of(column) for column in columns]  # before any column changes
+    for column, source in zip(columns, sources, strict=True):
+        _qualify(column, source)
+    tables: set[str] = set()
+    for by_alias in resolver.sources.values():
+        tables |= {source.table for source in by_alias.values() if source.table}
+    return Resolved(tree, frozenset(tables), tuple(resolver.unknown), resolver.ctes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Source:
-    """The meaning of an alias in FROM: a base table (with its name) or a subquery; `columns` is None when any goes."""
+    """The meaning of an alias in FROM: a base table or a subquery."""
 
-    table: str | None
-    columns: tuple[str, ...] | None
+    table: str | None  # Name of the base table; None for a subquery.
+    columns: tuple[str, ...] | None  # Lower-cased names; None if they are not known, so that any name passes.
 
     def has(self, column: str) -> bool:
         is_built_in = self.table is not None and column in _BUILT_IN_COLUMNS
@@ -104,6 +91,20 @@ class _Source:
 
 
 _STRING = _Source(None, ())  # no source at all: SQLite reads an unknown "name" as a string
+
+
+def _qualify(column: exp.Column, source: _Source | None) -> None:
+    """Qualify a column by its table's own name, or one of a subquery by nothing."""
+    table = source.table if source is not None else None
+    identifier = exp.to_identifier(table) if table else None
+    if source is _STRING:
+        column.replace(exp.Literal.string(column.name))
+    elif not isinstance(column.this, exp.Star):
+        column.set("this", exp.to_identifier(column.name.lower()))
+        column.set("table", identifier)
+        column.set("db", None)
+    elif table is not None:  # the star of a subquery keeps its alias
+        column.set("table", identifier)
 
 
 class _Resolver:
@@ -115,35 +116,64 @@ class _Resolver:
         self.ctes = {cte.alias.lower(): cte for cte in tree.find_all(exp.CTE)}
         self.unknown: list[Unknown] = []
         self.open: list[exp.CTE] = []
-        self.sources: dict[int, dict[str, _Source]] = {}
+        self.sources: dict[int, dict[str, _Source]] = {}  # key: the id of a SELECT, then an alias
 
     def from_sources(self, select: exp.Select) -> dict[str, _Source]:
         """The sources of a SELECT by their aliases; an unknown table is recorded."""
         sources: dict[str, _Source] = {}
         for node in from_items(select):
-            name, source = node.name.lower(), _Source(None, None)  # of a table-valued function
-            if isinstance(node, exp.Subquery):
-                source = _Source(None, self._outputs(node.this))
-            elif not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
-                pass
-            elif name in self.ctes and not node.db:
-                cte = self.ctes[name]
-                if cte not in self.open:  # a recursive one has its own columns
-                    self.open.append(cte)
-                    names = tuple(column.name.lower() for column in cte.args["alias"].columns)
-                    source = _Source(None, names or self._outputs(cte.this))
-                    self.open.pop()
-            elif (known := known_name(node, self.schema)) in self.schema:
-                source = _Source(known, self.schema[known])
-            elif name not in _BUILT_IN_TABLES and node.db.lower() not in _BUILT_IN_TABLES:
-                self.unknown.append(Unknown(node.name, "table"))
-            sources[self.alias(node) or f"?{len(sources)}"] = source
+            key = self.alias(node)
+            source = self._from_source(node)
+            sources[key or f"?{len(sources)}"] = source
         return sources
+
+    def _from_source(self, node: exp.Expr) -> _Source:
+        """The source that an item of FROM is."""
+        if isinstance(node, exp.Subquery):
+            return _Source(None, self._outputs(node.this))
+        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
+            return _Source(None, None)  # a table-valued function
+        name = node.name.lower()
+        if name in self.ctes and not node.db:
+            return self._cte_source(self.ctes[name])
+        known = known_name(node, self.schema)
+        if known in self.schema:
+            return _Source(known, self.schema[known])
+        if name not in _BUILT_IN_TABLES and node.db.lower() not in _BUILT_IN_TABLES:
+            self.unknown.append(Unknown(node.name, "table"))
+        return _Source(None, None)
+
+    def _cte_source(self, cte: exp.CTE) -> _Source:
+        if cte in self.open:  # a recursive one has its own columns
+            return _Source(None, None)
+        self.open.append(cte)
+        names = tuple(column.name.lower() for column in cte.args["alias"].columns)
+        source = _Source(None, names or self._outputs(cte.this))
+        self.open.pop()
+        return source
+
+    def write_using_as_on(self, select: exp.Select) -> None:
+        """Write `JOIN b USING (x)` as `JOIN b ON a.x = b.x`, which is the same to an error analysis."""
+        sources = self.sources[id(select)]
+        for join in select.args.get("joins") or ():
+            right = self.alias(join.this)
+            for name in join.args.get("using") or ():
+                left = ""
+                for alias, source in sources.items():
+                    if alias != right and source.has(name.name.lower()):
+                        left = alias
+                        break
+                condition: exp.Expr = exp.EQ(this=exp.column(name.name, left), expression=exp.column(name.name, right))
+                if join.args.get("on") is not None:
+                    condition = exp.and_(join.args["on"], condition)
+                join.set("on", condition)
+            join.set("using", None)
 
     def alias(self, node: exp.Expr) -> str:
         """The key of a source: its alias, else its name, as the schema has it."""
-        is_named = isinstance(node, exp.Table) and not node.alias
-        return known_name(node, self.schema) if is_named else node.alias_or_name.lower()
+        if isinstance(node, exp.Table) and not node.alias:
+            return known_name(node, self.schema)
+        return node.alias_or_name.lower()
 
     def _outputs(self, query: exp.Expr) -> tuple[str, ...] | None:
         """The column names of a subquery; None if they are not known."""
@@ -155,27 +185,21 @@ class _Resolver:
             if not projection.is_star:
                 names.append(projection.alias_or_name.lower())
                 continue
-            is_of_one = projection.name == "*" and isinstance(projection, exp.Column)
+            is_qualified = projection.name == "*" and isinstance(projection, exp.Column)
             for alias, source in self.from_sources(select).items():
-                if not is_of_one or projection.table.lower() in (alias, alias.rpartition(".")[2]):
-                    if source.columns is None:
-                        return None
-                    names.extend(source.columns)
+                if is_qualified and projection.table.lower() not in (alias, alias.rpartition(".")[2]):
+                    continue
+                if source.columns is None:
+                    return None
+                names.extend(source.columns)
         return tuple(names)
 
-    def find(self, column: exp.Column) -> _Source | None:
+    def source_of(self, column: exp.Column) -> _Source | None:
         """The source of a column: the nearest query around it that knows its name; records it when there is none."""
-        name, qualifier = column.name.lower(), column.table.lower()
+        name = column.name.lower()
+        qualifier = column.table.lower()
         owner = known_name(column, self.schema)  # "b.t" of the column b.t.x
-        node: exp.Expr | None = column.parent
-        while node is not None:
-            # An ORDER BY of a set operation belongs to its first query.
-            select = node if isinstance(node, exp.Select) else None
-            if isinstance(node, exp.SetOperation):
-                select = node.find(exp.Select)
-            node = node.parent
-            if select is None:
-                continue
+        for select in _selects_around(column):
             sources = self.sources[id(select)]
             if owner in sources:
                 qualifier = owner
@@ -201,6 +225,19 @@ class _Resolver:
         return None
 
 
+def _selects_around(column: exp.Column) -> Iterator[exp.Select]:
+    """The SELECTs around a column, the nearest first. An ORDER BY of a set operation belongs to its first query."""
+    node: exp.Expr | None = column.parent
+    while node is not None:
+        if isinstance(node, exp.Select):
+            yield node
+        elif isinstance(node, exp.SetOperation):
+            select = node.find(exp.Select)
+            if select is not None:
+                yield select
+        node = node.parent
+
+
 def from_items(select: exp.Select) -> Iterator[exp.Expr]:
     """The tables and subqueries of FROM and JOIN, parentheses opened."""
     start = select.args.get("from_")
@@ -217,6 +254,8 @@ def from_items(select: exp.Select) -> Iterator[exp.Expr]:
 
 # The tables and columns of the database that a query reads.
 
+Known = Mapping[str, frozenset[str]]  # lower-cased columns by lower-cased table
+
 
 def schema_items(sql: str, schema: Schema, engine: str = "sqlite") -> SchemaItems | None:
     """The tables and columns of the database that a query reads, through CTEs, subqueries and aliases; None if it does
@@ -230,34 +269,45 @@ def schema_items(sql: str, schema: Schema, engine: str = "sqlite") -> SchemaItem
     columns: set[Item] = set()
     try:
         for scope in traverse_scope(tree):
-            pairs = scope_sources(scope)
-            bases = [(alias.lower(), known_name(one, known)) for alias, one in pairs if isinstance(one, exp.Table)]
+            bases: list[tuple[str, str]] = []  # alias, table
+            for alias, source in scope_sources(scope):
+                if isinstance(source, exp.Table):
+                    bases.append((alias.lower(), known_name(source, known)))
             tables.update(table for _, table in bases)
-            for column in scope_columns(scope):
-                item = _read_item(scope, column, known)
-                columns |= {item} if item is not None else set()
-            for star in _own_stars(scope):
-                starred = (table for alias, table in bases if star in ("", alias))
-                columns |= {(table, name) for table in starred for name in known.get(table, ())}
-            # USING and NATURAL compare columns that stand nowhere else.
-            for join in scope.expression.args.get("joins") or []:
-                names = {identifier.name.lower() for identifier in join.args.get("using") or []}
-                if join.args.get("method") == "NATURAL" and bases:
-                    names |= frozenset.intersection(*(known.get(table, frozenset()) for _, table in bases))
-                columns |= {(table, name) for _, table in bases for name in names if name in known.get(table, ())}
+            columns |= _scope_items(scope, bases, known)
     except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
         return None
     return SchemaItems(frozenset(tables), frozenset(columns))
 
 
-def _read_item(scope: Scope, column: exp.Column, known: Mapping[str, frozenset[str]]) -> Item | None:
+def _scope_items(scope: Scope, bases: Sequence[tuple[str, str]], known: Known) -> set[Item]:
+    """The base columns that one scope reads by name, by a star, or by a join on columns of one name."""
+    items: set[Item] = set()
+    for column in scope_columns(scope):
+        item = _read_item(scope, column, known)
+        if item is not None:
+            items.add(item)
+    for star in _own_stars(scope):
+        for alias, table in bases:
+            if star in ("", alias):
+                items |= {(table, name) for name in known.get(table, ())}
+    # USING and NATURAL compare columns that stand nowhere else.
+    for join in scope.expression.args.get("joins") or []:
+        names = {identifier.name.lower() for identifier in join.args.get("using") or []}
+        if join.args.get("method") == "NATURAL" and bases:
+            names |= frozenset.intersection(*(known.get(table, frozenset()) for _, table in bases))
+        for _, table in bases:
+            items |= {(table, name) for name in names & known.get(table, frozenset())}
+    return items
+
+
+def _read_item(scope: Scope, column: exp.Column, known: Known) -> Item | None:
     """The base column that a column stands for, under the table "" if no table has it; None for another's output."""
-    name, qualifier, owner = column.name.lower(), column.table.lower(), known_name(column, known)
+    name = column.name.lower()
+    qualifier = column.table.lower()
+    owner = known_name(column, known)
     query = unwrap(scope.expression)
-    # A whole term of the scope's own ORDER BY that names an output: the output goes before a column.
-    order = column.parent.parent if isinstance(column.parent, exp.Ordered) else None
-    is_own_term = not qualifier and order is not None and order.parent is query
-    if is_own_term and name in {output.lower() for output in getattr(query, "named_selects", [])}:
+    if not qualifier and _is_output_in_order(column, query):
         return None
     level: Scope | None = scope
     while level is not None:
@@ -270,7 +320,7 @@ def _read_item(scope: Scope, column: exp.Column, known: Mapping[str, frozenset[s
                     continue
                 if qualifier or name in known.get(table, ()):
                     return table, name
-            elif qualifier or name in _outputs(source, known):
+            elif qualifier or name in _scope_outputs(source, known):
                 return None  # the column of a subquery: its own scope has the columns that it reads
         level = level.parent
     items = getattr(query, "expressions", [])
@@ -280,7 +330,16 @@ def _read_item(scope: Scope, column: exp.Column, known: Mapping[str, frozenset[s
     return "", name
 
 
-def _outputs(query: Scope, known: Mapping[str, frozenset[str]], within: tuple[Scope, ...] = ()) -> set[str]:
+def _is_output_in_order(column: exp.Column, query: exp.Expr) -> bool:
+    """Whether a name is a whole term of the query's own ORDER BY and names an output, which goes before a column."""
+    order = column.parent.parent if isinstance(column.parent, exp.Ordered) else None
+    if order is None or order.parent is not query:
+        return False
+    outputs = {output.lower() for output in getattr(query, "named_selects", [])}
+    return column.name.lower() in outputs
+
+
+def _scope_outputs(query: Scope, known: Known, within: tuple[Scope, ...] = ()) -> set[str]:
     """The names of a subquery's columns, those of its stars included."""
     names = output_names(query)
     if "*" not in names or query in within:
@@ -290,11 +349,12 @@ def _outputs(query: Scope, known: Mapping[str, frozenset[str]], within: tuple[Sc
         first = first.set_operation_scopes[0]
     stars = set(_own_stars(first))
     for alias, source in scope_sources(first):
-        if stars & {"", alias.lower()}:
-            if isinstance(source, exp.Table):
-                names |= known.get(known_name(source, known), frozenset())
-            else:
-                names |= _outputs(source, known, (*within, query))
+        if not stars & {"", alias.lower()}:
+            continue
+        if isinstance(source, exp.Table):
+            names |= known.get(known_name(source, known), frozenset())
+        else:
+            names |= _scope_outputs(source, known, (*within, query))
     return names
 
 
@@ -302,11 +362,16 @@ def scope_sources(scope: Scope) -> list[tuple[str, exp.Table | Scope]]:
     """The tables and subqueries of a scope's FROM and JOIN, each with its alias: without the CTEs that it could read
     and does not. SQLite takes one alias twice.
     """
-    pairs = [(alias, node, scope.sources[alias]) for alias, node in scope.references if alias in scope.sources]
-    return [
-        (alias, node if isinstance(node, exp.Table) and isinstance(known, exp.Table) else known)
-        for alias, node, known in pairs
-    ]
+    sources: list[tuple[str, exp.Table | Scope]] = []
+    for alias, node in scope.references:
+        if alias not in scope.sources:
+            continue
+        known = scope.sources[alias]
+        if isinstance(node, exp.Table) and isinstance(known, exp.Table):
+            sources.append((alias, node))
+        else:
+            sources.append((alias, known))
+    return sources
 
 
 def scope_columns(scope: Scope) -> Iterator[exp.Column]:
@@ -318,7 +383,9 @@ def scope_columns(scope: Scope) -> Iterator[exp.Column]:
 
 def _own_stars(scope: Scope) -> Iterator[str]:
     """The qualifiers of the SELECT list's stars; "" for a bare one."""
-    for item in scope.expression.expressions if isinstance(scope.expression, exp.Select) else []:
+    if not isinstance(scope.expression, exp.Select):
+        return
+    for item in scope.expression.expressions:
         if isinstance(item, exp.Star):
             yield ""
         elif isinstance(item, exp.Column) and isinstance(item.this, exp.Star):

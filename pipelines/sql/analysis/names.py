@@ -1,6 +1,7 @@
 """The names that a query's text reads of the database, the words that it makes up, and the values that it looks up."""
 
 import re
+from collections.abc import Mapping
 
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
@@ -9,14 +10,15 @@ from pipelines.sql.analysis.name_resolution import known_name, output_names, sco
 from pipelines.sql.analysis.parsing import parse, unwrap
 from pipelines.sql.schema import Schema
 
-_ENGINES: tuple[str, ...] = ("sqlite", "duckdb", "mysql")  # a query's engine is not known: the first to read it
+# The engine of a query is not known here; the first that reads it decides.
+_ENGINES: tuple[str, ...] = ("sqlite", "duckdb", "mysql")
 _WORD = re.compile(r"\w+")
 _LETTER = re.compile(r"[^\W\d]")
 # Functions that make a text out of numbers, or of parts of texts.
-_WRITERS = frozenset(
-    {"char", "chr", "concat", "concat_ws", "convert_from", "decode", "format", "from_base64", "from_hex", "printf"}
-    | {"quote", "replace", "unhex"}
-)
+_TEXT_MAKERS = """
+char chr concat concat_ws convert_from decode format from_base64 from_hex printf quote replace unhex
+"""
+_MAKE_TEXT = frozenset(_TEXT_MAKERS.split())
 
 
 def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
@@ -26,76 +28,137 @@ def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
     A column counts where it can only be one of a table: not the output of a subquery or a CTE, not an alias, and no
     word in double quotes without its table, which SQLite takes as text where there is no such column.
     """
-    tree = next(filter(None, (parse(sql, engine) for engine in _ENGINES)), None)
+    tree = None
+    for engine in _ENGINES:
+        tree = parse(sql, engine)
+        if tree is not None:
+            break
     if tree is None:
         return None
-    text = sql.lower()
-    names: set[str] = set()
+    lowered = sql.lower()
     try:
-        for scope in traverse_scope(tree):
-            tables = [source for _, source in scope_sources(scope) if isinstance(source, exp.Table)]
-            names |= {table.name.lower() for table in tables if table.name}
-            names |= {column.name.lower() for column in scope_columns(scope) if _is_read(scope, column, text)}
+        names = _database_names(tree, lowered)
     except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
         return None
-    # Own words: aliases, names of CTEs and their columns, texts in results, words in double quotes without a table.
-    own: list[str] = []
+    literals = _written_literals(tree)
+    texts = [*_made_names(tree), *literals]
+    for column in tree.find_all(exp.Column):
+        if not column.table and _is_double_quoted(column.name, lowered):
+            texts.append(column.name)
+    words: set[str] = set()
+    for text in texts:
+        words.update(_WORD.findall(text.lower()))
+    writes_text = bool(literals) or _makes_text(tree)
+    return sorted(names), sorted(words), writes_text
+
+
+def _database_names(tree: exp.Expr, sql: str) -> set[str]:
+    """The names of the tables and columns of the database that a query reads."""
+    names: set[str] = set()
+    for scope in traverse_scope(tree):
+        for _, source in scope_sources(scope):
+            if isinstance(source, exp.Table) and source.name:
+                names.add(source.name.lower())
+        for column in scope_columns(scope):
+            if _is_of_database(scope, column, sql):
+                names.add(column.name.lower())
+    return names
+
+
+def _made_names(tree: exp.Expr) -> list[str]:
+    """The names that a query makes up: aliases, CTEs and their columns, keys of structs, named arguments."""
+    names: list[str] = []
     for node in tree.find_all(exp.Alias, exp.TableAlias):
-        own.append(node.alias if isinstance(node, exp.Alias) else node.name)
-        own += [column.name for column in node.args.get("columns") or []]
-    own += [key.name for key in tree.find_all(exp.PropertyEQ, exp.Kwarg)]
-    # A text may come out as it stands unless a condition compares with it or it is an argument of a pragma.
-    writes = tree.find(exp.DPipe) is not None
+        names.append(node.alias if isinstance(node, exp.Alias) else node.name)
+        names += [column.name for column in node.args.get("columns") or []]
+    names += [key.name for key in tree.find_all(exp.PropertyEQ, exp.Kwarg)]
+    return names
+
+
+def _written_literals(tree: exp.Expr) -> list[str]:
+    """The texts that may come out as they stand: no condition compares with them, no function reads a table by them."""
+    literals: list[str] = []
     for node in tree.find_all(exp.Literal, exp.HexString, exp.RawString, exp.National, exp.ByteString):
         if isinstance(node, exp.Literal) and not (node.is_string and _LETTER.search(node.name)):
             continue
-        above = node.find_ancestor(exp.Where, exp.Having, exp.Join, exp.Table)
-        is_pragma = isinstance(above, exp.Table) and above.this.name.lower().startswith("pragma_")
-        if above is None or (isinstance(above, exp.Table) and not is_pragma):
-            own.append(node.name)
-            writes = True
-    bare = (column.name for column in tree.find_all(exp.Column) if not column.table)
-    own += [name for name in bare if f'"{name.lower()}"' in text]
-    called = (node.name if isinstance(node, exp.Anonymous) else node.sql_name() for node in tree.find_all(exp.Func))
-    writes = writes or any(name.lower() in _WRITERS for name in called)
-    return sorted(names), sorted({word for name in own for word in _WORD.findall(name.lower())}), writes
+        clause = node.find_ancestor(exp.Where, exp.Having, exp.Join, exp.Table)
+        is_pragma = isinstance(clause, exp.Table) and clause.this.name.lower().startswith("pragma_")
+        if clause is None or (isinstance(clause, exp.Table) and not is_pragma):
+            literals.append(node.name)
+    return literals
 
 
-def _is_read(scope: Scope, column: exp.Column, sql: str) -> bool:
+def _makes_text(tree: exp.Expr) -> bool:
+    """Whether a query puts text together."""
+    if tree.find(exp.DPipe) is not None:
+        return True
+    return any(function_name(node).lower() in _MAKE_TEXT for node in tree.find_all(exp.Func))
+
+
+def function_name(call: exp.Func) -> str:
+    """The name of the function that is called, in any case."""
+    return call.name if isinstance(call, exp.Anonymous) else call.sql_name()
+
+
+def _is_double_quoted(name: str, sql: str) -> bool:
+    return f'"{name.lower()}"' in sql
+
+
+def _is_of_database(scope: Scope, column: exp.Column, sql: str) -> bool:
     """Whether a column can only be one of a table of the database."""
-    name, qualifier = column.name.lower(), column.table.lower()
-    level: Scope | None = scope
-    while qualifier and level is not None:
-        for alias, source in scope_sources(level):
-            if alias.lower() == qualifier:
-                return isinstance(source, exp.Table) and name not in _renamed(source)
-        level = level.parent
-    if qualifier or f'"{name}"' in sql:
+    name = column.name.lower()
+    qualifier = column.table.lower()
+    if qualifier:
+        return _is_of_table(scope, qualifier, name)
+    if _is_double_quoted(name, sql) or _may_be_other_alias(scope, column):
         return False
-    # The name may be another item's alias in the SELECT list of its query.
-    for item in getattr(unwrap(scope.expression), "expressions", []):
-        if isinstance(item, exp.Alias) and item.alias.lower() == name:
-            within = column.parent
-            while within is not None and within is not item:
-                within = within.parent
-            if within is None:
-                return False
     has_table = False
-    level = scope
-    while level is not None:  # a subquery of a condition or of a SELECT list sees the query around it; no other does
+    level: Scope | None = scope
+    while level is not None:
         for _, source in scope_sources(level):
             if isinstance(source, exp.Table):
                 has_table |= bool(source.name)
-            if name in (_renamed(source) if isinstance(source, exp.Table) else output_names(source)):
+                outputs = _renamed_columns(source)
+            else:
+                outputs = output_names(source)
+            if name in outputs:
                 return False
+        # A subquery of a condition or of a SELECT list sees the query around it; no other does.
         level = level.parent if level.is_subquery else None
     return has_table
 
 
-def _renamed(table: exp.Table) -> set[str]:
+def _is_of_table(scope: Scope, qualifier: str, name: str) -> bool:
+    """Whether a qualifier is a table of the database, under whose own columns the name stands."""
+    level: Scope | None = scope
+    while level is not None:
+        for alias, source in scope_sources(level):
+            if alias.lower() == qualifier:
+                return isinstance(source, exp.Table) and name not in _renamed_columns(source)
+        level = level.parent
+    return False
+
+
+def _may_be_other_alias(scope: Scope, column: exp.Column) -> bool:
+    """Whether a name may be the alias of another item in the SELECT list of its query."""
+    name = column.name.lower()
+    for item in getattr(unwrap(scope.expression), "expressions", []):
+        if not isinstance(item, exp.Alias) or item.alias.lower() != name:
+            continue
+        ancestor = column.parent
+        while ancestor is not None and ancestor is not item:
+            ancestor = ancestor.parent
+        if ancestor is None:
+            return True
+    return False
+
+
+def _renamed_columns(table: exp.Table) -> set[str]:
     """The names that `FROM t AS alias(a, b)` gives to columns."""
     alias = table.args.get("alias")
-    return {column.name.lower() for column in alias.args.get("columns") or []} if alias is not None else set()
+    if alias is None:
+        return set()
+    return {column.name.lower() for column in alias.args.get("columns") or []}
 
 
 # The lookups of a query: the texts that it compares with columns, and its first table.
@@ -108,40 +171,68 @@ def lookups(sql: str, schema: Schema | None, engine: str) -> list[Compared]:
     unqualified columns, and parts a double-quoted text from a column.
     """
     tree = parse(sql, engine)
-    owners: dict[str, set[str]] = {}  # tables by column, in lower case
-    for known_table in schema.tables if schema else ():
-        for known_column in known_table.columns:
-            owners.setdefault(known_column.name.lower(), set()).add(known_table.name.lower())
+    if tree is None:
+        return []
+    tables_by_column = _tables_by_column(schema)
     compared: dict[tuple[str, str, str], Compared] = {}
-    for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In, bfs=False) if tree else ():
-        column, texts = node.this, []
-        for other in node.expressions if isinstance(node, exp.In) else [node.expression]:
-            is_text = isinstance(other, exp.Literal) and other.is_string
-            # SQLite also reads a double-quoted name that no column has as a text.
-            if isinstance(other, exp.Column) and not other.table and other.this.args.get("quoted"):
-                is_text = bool(owners) and other.name.lower() not in owners
-            texts += [other.name.strip("%")] if is_text else []
-        select = column.find_ancestor(exp.Select) if texts and isinstance(column, exp.Column) else None
-        if select is None:
+    for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In, bfs=False):
+        column = node.this
+        texts = _compared_texts(node, tables_by_column)
+        if not texts or not isinstance(column, exp.Column):
             continue
-        # The column's table: by its qualifier, else the only one that has it.
-        clauses = [clause.this for clause in (select.args.get("from_"), *(select.args.get("joins") or ())) if clause]
-        tables = [source for source in clauses if isinstance(source, exp.Table)]
-        if column.table:
-            tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
-        elif owners:
-            having = owners.get(column.name.lower(), set())
-            tables = [table for table in tables if known_name(table, having) in having]
-        if len(tables) == 1:
-            table = ".".join(part.name for part in tables[0].parts)
-            probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table)).sql(engine)
-            for text in texts:
-                compared.setdefault((table, column.name, text), (table, column.name, text, probe))
+        source = _only_table(column, tables_by_column)
+        if source is None:
+            continue
+        table = ".".join(part.name for part in source.parts)
+        probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table)).sql(engine)
+        for text in texts:
+            compared.setdefault((table, column.name, text), (table, column.name, text, probe))
     return list(compared.values())
+
+
+def _tables_by_column(schema: Schema | None) -> dict[str, set[str]]:
+    """The tables that have a column, by its name, all in lower case."""
+    tables: dict[str, set[str]] = {}
+    if schema is not None:
+        for table in schema.tables:
+            for column in table.columns:
+                tables.setdefault(column.name.lower(), set()).add(table.name.lower())
+    return tables
+
+
+def _compared_texts(comparison: exp.Expr, tables_by_column: Mapping[str, set[str]]) -> list[str]:
+    """The texts on the right side of a comparison, without the signs of a pattern at their ends."""
+    texts = []
+    others = comparison.expressions if isinstance(comparison, exp.In) else [comparison.expression]
+    for other in others:
+        is_text = isinstance(other, exp.Literal) and other.is_string
+        # SQLite also reads a double-quoted name that no column has as a text.
+        if isinstance(other, exp.Column) and not other.table and other.this.args.get("quoted"):
+            is_text = bool(tables_by_column) and other.name.lower() not in tables_by_column
+        if is_text:
+            texts.append(other.name.strip("%"))
+    return texts
+
+
+def _only_table(column: exp.Column, tables_by_column: Mapping[str, set[str]]) -> exp.Table | None:
+    """The table of a column in its SELECT: by its qualifier, else the only one that has it; None if that is unclear."""
+    select = column.find_ancestor(exp.Select)
+    if select is None:
+        return None
+    clauses = [clause for clause in (select.args.get("from_"), *(select.args.get("joins") or ())) if clause]
+    tables = [clause.this for clause in clauses if isinstance(clause.this, exp.Table)]
+    if column.table:
+        tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
+    elif tables_by_column:
+        holders = tables_by_column.get(column.name.lower(), set())
+        tables = [table for table in tables if known_name(table, holders) in holders]
+    return tables[0] if len(tables) == 1 else None
 
 
 def first_table(sql: str, engine: str) -> str | None:
     """The first table that the query names; None if it names none, or cannot be read."""
     tree = parse(sql, engine)
-    table = tree.find(exp.Table) if tree else None
+    if tree is None:
+        return None
+    table = tree.find(exp.Table)
     return table.name if table else None

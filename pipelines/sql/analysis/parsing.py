@@ -13,11 +13,11 @@ from sqlglot.dialects.mysql import MySQL
 from sqlglot.parser import Parser
 
 MAX_CHARS = 20_000
-MAX_DEPTH = 60  # of brackets
+MAX_DEPTH = 60  # brackets in brackets
 # Moves of the parser over its tokens. It backtracks, and its work can double with each JOIN or bracket: a Spider query
 # takes some 3 moves a token. A count and not a clock, so that the same text is read, or is not, on every machine.
 MAX_MOVES = 25_000
-KEPT = 64  # trees: those of the longest texts take some 10 MB each
+CACHED_TREES = 64  # a tree of one of the longest texts takes some 10 MB
 
 
 def _mysql_reading(modes: Sequence[str]) -> None:
@@ -50,18 +50,18 @@ class TooComplex(sqlglot.errors.SqlglotError):
     """More moves of the parser than `MAX_MOVES`."""
 
 
-@functools.lru_cache(KEPT)
+@functools.lru_cache(CACHED_TREES)
 def parse(sql: str, engine: str = "sqlite") -> exp.Expr | None:
     """The tree of a query; None for anything else, several statements included: the sandbox runs none of them.
 
     Callers must not change it: it is shared.
     """
-    signs = [1 if sign in "([" else -1 for sign in re.findall(r"[(\[)\]]", _SKIP.sub("", sql[: MAX_CHARS + 1]))]
-    if len(sql) > MAX_CHARS or max(itertools.accumulate(signs), default=0) > MAX_DEPTH:
+    if len(sql) > MAX_CHARS or _bracket_depth(sql) > MAX_DEPTH:
         return None
     dialect = Dialect.get_or_raise(engine)
     parser = dialect.parser()
-    advance, moves = parser._advance, 0
+    advance = parser._advance
+    moves = 0
 
     def counted(times: int = 1) -> None:
         nonlocal moves
@@ -76,19 +76,37 @@ def parse(sql: str, engine: str = "sqlite") -> exp.Expr | None:
     except (sqlglot.errors.SqlglotError, RecursionError, ValueError, AttributeError, TypeError, IndexError, KeyError):
         return None  # hostile text reaches corners of the parser that raise more than its own errors
     # A comment behind the last semicolon is a tree of its own, and no statement.
-    trees = [tree for tree in trees if not isinstance(tree, exp.Semicolon)]
-    if len(trees) != 1 or not isinstance(trees[0], exp.Query | exp.Values):
+    statements = [tree for tree in trees if not isinstance(tree, exp.Semicolon)]
+    if len(statements) != 1:
         return None
-    if isinstance(trees[0], exp.Select) and not trees[0].expressions:  # a bare "SELECT"
+    (query,) = statements
+    if not isinstance(query, exp.Query | exp.Values):
         return None
-    # SQLite's `x IN t` means `x IN (SELECT * FROM t)`; sqlglot takes t for a column.
-    for node in list(trees[0].find_all(exp.In)) if engine == "sqlite" else ():
+    if isinstance(query, exp.Select) and not query.expressions:  # a bare "SELECT"
+        return None
+    if engine == "sqlite":
+        _write_in_as_subquery(query)
+    return query
+
+
+def _bracket_depth(sql: str) -> int:
+    """The depth of brackets outside texts, quoted names and comments."""
+    depth = 0
+    deepest = 0
+    for sign in re.findall(r"[(\[)\]]", _SKIP.sub("", sql)):
+        depth += 1 if sign in "([" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _write_in_as_subquery(query: exp.Expr) -> None:
+    """Write SQLite's `x IN t` as `x IN (SELECT * FROM t)`, for sqlglot takes t for a column."""
+    for node in list(query.find_all(exp.In)):
         name = node.args.get("field")
         if isinstance(name, exp.Column):
             table = exp.Table(this=name.this, db=name.args.get("table"))
             node.set("field", None)
             node.set("query", exp.select("*").from_(table).subquery())
-    return trees[0]
 
 
 def unwrap(query: exp.Expr) -> exp.Expr:

@@ -20,13 +20,13 @@ from pipelines.sql.analysis.diagnosis import diagnose
 from pipelines.sql.analysis.equivalence import proof_plan
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
-from pipelines.sql.analysis.names import first_table, lookups, naming
+from pipelines.sql.analysis.names import first_table, function_name, lookups, naming
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, executed, guard, open_readonly
 
 
-def read_items(database: Database, sql: str) -> SchemaItems | None:
+def prepared_items(database: Database, sql: str) -> SchemaItems | None:
     """The tables and columns that the prepared statement reads; None if SQLite refuses to prepare it, or the database
     is not SQLite's or cannot be opened. Nothing is run: EXPLAIN only prepares.
     """
@@ -65,14 +65,16 @@ def without_comments(sql: str, engine: str) -> str:
     try:
         tokens = Dialect.get_or_raise(engine).tokenize(text)
     except (errors.SqlglotError, ValueError, AttributeError, TypeError, IndexError, KeyError):
-        return text[: min(place for sign in ("--", "/*", "#") if (place := (text + sign).find(sign)) >= 0)]
-    parts: list[str] = []
+        places = [text.find(sign) for sign in ("--", "/*", "#")]
+        return text[: min((place for place in places if place >= 0), default=len(text))]
+    pieces: list[str] = []
     end = 0
     for token in tokens:
         gap = text[end : token.start]
-        parts += [gap if not gap.strip() else " ", text[token.start : token.end + 1]]
+        pieces.append(" " if gap.strip() else gap)
+        pieces.append(text[token.start : token.end + 1])
         end = token.end + 1
-    return "".join(parts).strip()
+    return "".join(pieces).strip()
 
 
 def functions(sql: str, engine: str = "sqlite") -> list[str]:
@@ -80,8 +82,11 @@ def functions(sql: str, engine: str = "sqlite") -> list[str]:
     tree = parse(sql, engine)
     if tree is None:
         return []
-    called = (node for node in tree.find_all(exp.Func) if not isinstance(node, exp.Connector))
-    return sorted({(node.name if isinstance(node, exp.Anonymous) else node.sql_name()).lower() for node in called})
+    names: set[str] = set()
+    for node in tree.find_all(exp.Func):
+        if not isinstance(node, exp.Connector):
+            names.add(function_name(node).lower())
+    return sorted(names)
 
 
 Probe = tuple[str, int, int]  # its SQL; rows that the query reads before its cut; sort keys behind the columns
@@ -90,33 +95,46 @@ Probe = tuple[str, int, int]  # its SQL; rows that the query reads before its cu
 def tie_probes(sql: str, engine: str) -> list[Probe]:
     """A probe for each SELECT that has a LIMIT under an ORDER BY: sort keys behind its columns, and one row more."""
     tree = parse(sql, engine)
+    if tree is None:
+        return []
     probes = []
-    for select in tree.find_all(exp.Select) if tree else ():
-        clauses = (select.args.get(name) for name in ("limit", "offset"))
-        values = (clause.args.get("expression") if clause is not None else None for clause in clauses)
-        limit, offset = (
-            int(value.this) if isinstance(value, exp.Literal) and str(value.this).isdigit() else 0 for value in values
-        )
+    for select in tree.find_all(exp.Select):
+        limit = _count_in(select.args.get("limit"))
+        offset = _count_in(select.args.get("offset"))
         if not limit or not select.args.get("order") or select.args.get("distinct"):
             continue
-        items = select.expressions
-        aliases = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
-        keys = []
-        for ordered in select.args["order"].expressions:
-            key = ordered.this  # a position or an alias stands for an item of the SELECT list
-            if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
-                key = items[int(key.this) - 1].unalias()
-            elif isinstance(key, exp.Column) and not key.table:
-                key = aliases.get(key.name.lower(), key)
-            keys.append(key)
+        keys = _sort_keys(select)
         probe = select.copy()
-        tie_columns = [exp.alias_(key.copy(), f"tie_{n}") for n, key in enumerate(keys)]
-        probe.set("expressions", [*probe.expressions, *tie_columns])
+        for number, key in enumerate(keys):
+            probe.append("expressions", exp.alias_(key.copy(), f"tie_{number}"))
         n_kept = limit + offset
         probe.set("limit", exp.Limit(expression=exp.Literal.number(n_kept + 1)))
         probe.set("offset", None)
         probes.append((probe.sql(dialect=engine), n_kept, len(keys)))
     return probes
+
+
+def _count_in(clause: exp.Expr | None) -> int:
+    """The number of a LIMIT or OFFSET; 0 if there is none, or it is computed."""
+    value = None if clause is None else clause.args.get("expression")
+    if isinstance(value, exp.Literal) and str(value.this).isdigit():
+        return int(value.this)
+    return 0
+
+
+def _sort_keys(select: exp.Select) -> list[exp.Expr]:
+    """The keys of an ORDER BY, where a position or an alias stands for an item of the SELECT list."""
+    items = select.expressions
+    aliases = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
+    keys = []
+    for ordered in select.args["order"].expressions:
+        key = ordered.this
+        if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
+            key = items[int(key.this) - 1].unalias()
+        elif isinstance(key, exp.Column) and not key.table:
+            key = aliases.get(key.name.lower(), key)
+        keys.append(key)
+    return keys
 
 
 def is_readable(sql: str, engine: str) -> bool:
@@ -129,23 +147,35 @@ def is_readable(sql: str, engine: str) -> bool:
 
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    *(schema_items, read_items, naming, without_comments, hardness, functions, diagnose),
-    *(tie_probes, proof_plan, lookups, first_table, is_readable),
+    diagnose,
+    first_table,
+    functions,
+    hardness,
+    is_readable,
+    lookups,
+    naming,
+    prepared_items,
+    proof_plan,
+    schema_items,
+    tie_probes,
+    without_comments,
 )
 REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in _FUNCTIONS}
+
+
+def _json_default(value: Any) -> Any:
+    """A set as a sorted list, and a dataclass as an object."""
+    return sorted(value) if isinstance(value, frozenset) else dataclasses.asdict(value)
 
 
 class AnalysisSession(DatabaseSession):
     """The session of a worker that answers requests about SQL text; it has no database."""
 
     def answer(self, sql: Any, max_rows: int) -> RawResult:
-        """Answer the request (name, *arguments): in JSON a set is a sorted list, and a dataclass an object."""
+        """Answer the request (name, *arguments) with one cell of JSON."""
         name, *arguments = sql
-        text = json.dumps(
-            REQUESTS[name](*arguments),
-            default=lambda value: sorted(value) if isinstance(value, frozenset) else dataclasses.asdict(value),
-        )
-        return RawResult(OK, ("answer",), [(text,)])
+        answer = REQUESTS[name](*arguments)
+        return RawResult(OK, ("answer",), [(json.dumps(answer, default=_json_default),)])
 
     def explain(self, error: Exception) -> tuple[str, str, str]:
         """The text cannot be read: sqlglot raises freely on trees that parse but make no sense."""

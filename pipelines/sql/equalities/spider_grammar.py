@@ -89,7 +89,7 @@ class ParsedQuery(NamedTuple):
     combined: bool
 
 
-def read(sql: str, columns: Columns | None = None) -> ParsedQuery | None:
+def parse_query(sql: str, columns: Columns | None = None) -> ParsedQuery | None:
     """The query as the official parser sees it; None if it would fail on it."""
     try:
         return _Reader(tokenize(sql), columns).query()
@@ -138,58 +138,15 @@ class _Reader:
         select_at = self._at
         # FROM is read before SELECT: it has the tables that name the columns.
         self._at = self._tokens.index("from", start) + 1
-        tables: list[str] = []
-        on: list[ConditionUnit] = []
-        units = 0
-        while self._peek() != "":
-            in_brackets = self._skip("(")
-            if self._peek() == "select":
-                self.query()
-            else:
-                if not self._skip("join") and units and self._columns is None:
-                    raise UnreadableQuery  # with a schema, a name that follows without JOIN is read if it is a table's
-                word = self._take()
-                table = self._aliases.get(word, word)
-                if not is_name(table) if self._columns is None else table not in self._columns:
-                    raise UnreadableQuery
-                if self._peek() == "as":
-                    self._at += 2
-                tables.append(table)
-            units += 1
-            if self._skip("on"):
-                own = self._conditions(tables)
-                on += [own[0]._replace(joined_by="and" if on else ""), *own[1:]]
-            if in_brackets:
-                self._expect(")")
-            if self._peek() in ENDS:
-                break
-        after, self._at = self._at, select_at
-        self._expect("select")
-        self._skip("distinct")
-        select = []
-        while self._peek() != "" and self._peek() not in CLAUSES:
-            aggregate = self._take() if self._peek() in AGGREGATES else "none"
-            select.append((aggregate, self._value_unit(tables)))
-            self._skip(",")
-        self._at = after
+        tables, on, units = self._from()
+        after_from = self._at
+        self._at = select_at
+        select = self._select(tables)
+        self._at = after_from
         where = self._conditions(tables) if self._skip("where") else []
-        group: list[ColumnUnit] = []
-        if self._skip("group"):
-            self._expect("by")
-            while not self._ends():
-                group.append(self._column_unit(tables))
-                if not self._skip(","):
-                    break
+        group = self._group(tables) if self._skip("group") else []
         having = self._conditions(tables) if self._skip("having") else []
-        order: list[Value] = []
-        if self._skip("order"):
-            self._expect("by")
-            while not self._ends():
-                order.append(self._value_unit(tables))
-                if self._peek() in ("asc", "desc"):
-                    self._at += 1
-                if not self._skip(","):
-                    break
+        order = self._order(tables) if self._skip("order") else []
         limited = self._skip("limit")
         if limited:
             int(self._take())  # not "1" in quotes, 1.0, an expression
@@ -204,6 +161,69 @@ class _Reader:
             self._at += 1
             self.query()
         return ParsedQuery(select, tables, units, on, where, group, having, order, limited, combined)
+
+    def _from(self) -> tuple[list[str], list[ConditionUnit], int]:
+        """The tables of FROM, its conditions, and the number of its tables and subqueries."""
+        tables: list[str] = []
+        on: list[ConditionUnit] = []
+        units = 0
+        while self._peek() != "":
+            in_brackets = self._skip("(")
+            if self._peek() == "select":
+                self.query()
+            else:
+                if not self._skip("join") and units and self._columns is None:
+                    raise UnreadableQuery  # with a schema, a name that follows without JOIN is read if it is a table's
+                tables.append(self._table())
+            units += 1
+            if self._skip("on"):
+                first, *others = self._conditions(tables)
+                on += [first._replace(joined_by="and" if on else ""), *others]
+            if in_brackets:
+                self._expect(")")
+            if self._peek() in ENDS:
+                break
+        return tables, on, units
+
+    def _table(self) -> str:
+        word = self._take()
+        table = self._aliases.get(word, word)
+        is_known = is_name(table) if self._columns is None else table in self._columns
+        if not is_known:
+            raise UnreadableQuery
+        if self._peek() == "as":
+            self._at += 2
+        return table
+
+    def _select(self, tables: Sequence[str]) -> list[tuple[str, Value]]:
+        self._expect("select")
+        self._skip("distinct")
+        select: list[tuple[str, Value]] = []
+        while self._peek() != "" and self._peek() not in CLAUSES:
+            aggregate = self._take() if self._peek() in AGGREGATES else "none"
+            select.append((aggregate, self._value_unit(tables)))
+            self._skip(",")
+        return select
+
+    def _group(self, tables: Sequence[str]) -> list[ColumnUnit]:
+        self._expect("by")
+        group: list[ColumnUnit] = []
+        while not self._ends():
+            group.append(self._column_unit(tables))
+            if not self._skip(","):
+                break
+        return group
+
+    def _order(self, tables: Sequence[str]) -> list[Value]:
+        self._expect("by")
+        order: list[Value] = []
+        while not self._ends():
+            order.append(self._value_unit(tables))
+            if self._peek() in ("asc", "desc"):
+                self._at += 1
+            if not self._skip(","):
+                break
+        return order
 
     def _conditions(self, tables: Sequence[str]) -> list[ConditionUnit]:
         conditions: list[ConditionUnit] = []
@@ -237,12 +257,14 @@ class _Reader:
             end = self._at
             while self._tokens[end] not in VALUE_STOPS:
                 end += 1
-            # One column is read from this slice; whatever else the slice holds is lost.
-            whole, self._tokens, self._at = self._tokens, [*self._tokens[:end], *END], start
+            # Only one column is read from this slice; the rest of it is lost.
+            all_tokens = self._tokens
+            self._tokens = [*all_tokens[:end], *END]
+            self._at = start
             try:
                 self._column_unit(tables)
             finally:
-                self._tokens = whole
+                self._tokens = all_tokens
             self._at = end
         if bracketed:
             self._expect(")")
@@ -251,9 +273,11 @@ class _Reader:
     def _value_unit(self, tables: Sequence[str]) -> Value:
         bracketed = self._skip("(")
         left = self._column_unit(tables)
-        operator, right = "none", None
+        operator = "none"
+        right = None
         if self._peek() in ARITHMETIC:
-            operator, right = self._take(), self._column_unit(tables)
+            operator = self._take()
+            right = self._column_unit(tables)
         if bracketed:
             self._expect(")")
         return Value(operator, left, right)
@@ -314,8 +338,8 @@ Units = tuple[tuple[Unit, ...] | None, tuple[Unit, ...] | None]
 class ParserNames(NamedTuple):
     """The names that the official parser reads from a database."""
 
-    columns: Columns  # lower-cased columns by lower-cased table.
-    keys: Mapping[str, str] | None  # the name of each column of a foreign key; None to leave names as they are.
+    columns: Columns  # Lower-cased columns by lower-cased table.
+    keys: Mapping[str, str] | None  # Names of the columns of foreign keys; None to leave names as they are.
 
 
 class DatabaseNames:
@@ -328,23 +352,7 @@ class DatabaseNames:
             return
         try:
             entries = read_json_text(tables)
-            self._keys = {}
-            for entry in entries:
-                of_tables = entry["table_names_original"]
-                columns = [
-                    "*" if table < 0 else f"{of_tables[table]}.{column}".lower()
-                    for table, column in entry["column_names_original"]
-                ]
-                # Each column of a foreign key is known by the first column that it is joined with.
-                groups: list[set[int]] = []
-                for left, right in entry["foreign_keys"]:
-                    group = next((group for group in groups if left in group or right in group), None)
-                    if group is None:
-                        groups.append(group := set())
-                    group |= {left, right}
-                self._keys[entry["db_id"]] = {
-                    columns[index]: columns[min(group)] for group in groups for index in sorted(group)
-                }
+            self._keys = {entry["db_id"]: _key_names(entry) for entry in entries}
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(f"{tables} is not a tables.json as Spider's ({type(error).__name__}: {error})") from None
 
@@ -353,34 +361,62 @@ class DatabaseNames:
         if database not in self._names:
             from pipelines.sql.schema import introspect
 
-            columns: Columns = {}
+            columns: dict[str, list[str]] = {}
             with contextlib.suppress(DataError):  # the worker reports it; here there is just nothing to name
-                columns = {
-                    table.name.lower(): [column.name.lower() for column in table.columns]
-                    for table in introspect(database).tables
-                }
+                for table in introspect(database).tables:
+                    columns[table.name.lower()] = [column.name.lower() for column in table.columns]
             keys = None if self._keys is None else self._keys.get(database.id, {})
             self._names[database] = ParserNames(columns, keys)
         return self._names[database]
 
 
+def _key_names(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The name of each column of a foreign key in an entry of tables.json: the first column that it is joined with."""
+    tables = entry["table_names_original"]
+    columns = []
+    for table, column in entry["column_names_original"]:
+        columns.append("*" if table < 0 else f"{tables[table]}.{column}".lower())
+    groups: list[set[int]] = []
+    for left, right in entry["foreign_keys"]:
+        group = next((group for group in groups if left in group or right in group), None)
+        if group is None:
+            group = set()
+            groups.append(group)
+        group |= {left, right}
+    names: dict[str, str] = {}
+    for group in groups:
+        names |= {columns[index]: columns[min(group)] for index in sorted(group)}
+    return names
+
+
 def value_units(names: ParserNames, gold_sql: str, predicted_sql: str) -> Units:
     """Units of both queries; None if the official parser cannot read one. For a worker: it parses."""
-    columns, keys = names
-    units: list[tuple[Unit, ...] | None] = []
-    for query in (read(gold_sql, columns), read(predicted_sql, columns)):
-        if query is None:
-            units.append(None)
-            continue
-        named: list[Unit] = []
-        # The aggregate that an item starts with is no part of its name: the values of "max(a)" and "min(a)" differ.
-        for _, value in query.select:
-            sides: list[Unit] = [tuple(side) for side in (value.left, value.right) if side is not None]
-            if keys is not None:
-                sides = [
-                    (aggregate, keys.get(name, name) if name.partition(".")[0] in query.tables else name)
-                    for aggregate, name, _ in sides
-                ]
-            named.append(sides[0] if value.right is None else (value.operator, *sides))
-        units.append(tuple(named))
-    return units[0], units[1]
+    gold = parse_query(gold_sql, names.columns)
+    predicted = parse_query(predicted_sql, names.columns)
+    return _select_units(gold, names.keys), _select_units(predicted, names.keys)
+
+
+def _select_units(query: ParsedQuery | None, keys: Mapping[str, str] | None) -> tuple[Unit, ...] | None:
+    """The value units of a SELECT list; None if the query is not read."""
+    if query is None:
+        return None
+    units: list[Unit] = []
+    # The aggregate that an item starts with is no part of its name: the values of "max(a)" and "min(a)" differ.
+    for _, value in query.select:
+        sides: list[Unit] = [_column_name(value.left, query.tables, keys)]
+        if value.right is None:
+            units.append(sides[0])
+        else:
+            sides.append(_column_name(value.right, query.tables, keys))
+            units.append((value.operator, *sides))
+    return tuple(units)
+
+
+def _column_name(column: ColumnUnit, tables: Sequence[str], keys: Mapping[str, str] | None) -> Unit:
+    """A column as the parser names it; by the key that it belongs to if the keys are known."""
+    if keys is None:
+        return tuple(column)
+    name = column.name
+    if name.partition(".")[0] in tables:
+        name = keys.get(name, name)
+    return (column.aggregate, name)
