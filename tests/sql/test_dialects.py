@@ -15,7 +15,7 @@ from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.dialects.base import REFUSED
 from pipelines.sql.dialects.dialect import Role, engine_of_head
-from pipelines.sql.dialects.guard import check
+from pipelines.sql.dialects.guard import token_refusal
 from pipelines.sql.engine import Limits, Pair
 from pipelines.sql.schema import introspect
 
@@ -104,8 +104,8 @@ def test_an_engine_gives_the_verdicts_of_sqlite(engine, world, kind, tmp_path, r
     ],
 )
 def test_the_allow_list_lets_plain_queries_through(sql):
-    assert check(sql, "postgres") is None
-    assert check(sql, "duckdb") is None
+    assert token_refusal(sql, "postgres") is None
+    assert token_refusal(sql, "duckdb") is None
 
 
 CALL, PART = "not authorized to use function: foo", "this part of SQL is not allowed here: "
@@ -135,15 +135,15 @@ CALL, PART = "not authorized to use function: foo", "this part of SQL is not all
 )
 def test_the_allow_list_finds_a_call_however_it_is_written(sql, said):
     for engine in ("postgres", "duckdb"):
-        refused = check(sql, engine)
+        refused = token_refusal(sql, engine)
         assert (refused.status, refused.error) == (REFUSED, said)
 
 
 @pytest.mark.parametrize("sql", ["SELECT E'\\' || foo(1) || '", "SELECT $x$ foo(1) $x$"])
 def test_a_call_inside_a_text_of_duckdb_is_no_call(sql):
     """Both are one text there; PostgreSQL's lexer of ours does not read such texts, and refuses them."""
-    assert check(sql, "duckdb") is None
-    refused = check(sql, "postgres")
+    assert token_refusal(sql, "duckdb") is None
+    refused = token_refusal(sql, "postgres")
     assert (refused.status, refused.error) == (REFUSED, PART + repr(sql.removeprefix("SELECT ")))
 
 

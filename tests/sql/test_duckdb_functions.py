@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from pipelines.core.types import ExecutionStatus
-from pipelines.sql.dialects.base import plain
+from pipelines.sql.dialects.base import plain_value
 from pipelines.sql.dialects.guard import FUNCTIONS
 from pipelines.sql.engine import Limits
 
@@ -41,7 +41,7 @@ def test_honest_statements_run_as_in_the_raw_engine(engine, duckdb_shop):
     results = engine.execute_many([(duckdb_shop, sql) for sql in HONEST])
     with duckdb.connect(duckdb_shop.location, read_only=True) as raw:
         for sql, result in zip(HONEST, results, strict=True):
-            rows = [tuple(map(plain, row)) for row in raw.cursor().execute(sql).fetchall()]
+            rows = [tuple(map(plain_value, row)) for row in raw.cursor().execute(sql).fetchall()]
             assert (result.error, list(result.rows)) == (None, rows), sql
 
 

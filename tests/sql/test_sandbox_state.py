@@ -92,7 +92,7 @@ def test_duckdb_forgets_a_statement_and_explains_a_plain_query(duck):
 
 def test_duckdb_forgets_without_fences(duck, monkeypatch):
     before = session_of_duckdb(duck)
-    monkeypatch.setattr("pipelines.sql.dialects.duckdb.check", lambda sql, engine: None)
+    monkeypatch.setattr("pipelines.sql.dialects.duckdb.token_refusal", lambda sql, engine: None)
     monkeypatch.setattr("pipelines.sql.dialects.duckdb.duckdb_refusal", lambda *_: None)
     assert len([sql for sql in LEFT_BY_DUCKDB if duck.run(sql, 10).status == "ok"]) > 8
     assert session_of_duckdb(duck) == before
@@ -189,7 +189,7 @@ def test_postgres_forgets_a_statement(server, monkeypatch):
         assert session.run(sql, 10).status in ("refused", "error"), sql
         assert session_of_postgres(session) == before, sql
     allow = lambda *_: None  # noqa: E731
-    monkeypatch.setattr("pipelines.sql.dialects.postgres.check", allow)
+    monkeypatch.setattr("pipelines.sql.dialects.postgres.token_refusal", allow)
     monkeypatch.setattr("pipelines.sql.dialects.postgres.postgres_refusal", allow)
     for sql in LEFT_BY_POSTGRES:
         session.run(sql, 10)
@@ -274,9 +274,9 @@ def test_the_text_is_looked_at_within_the_clock(duckdb_shop, monkeypatch):
 
     def check(sql, engine):
         clock.events.append("looked")
-        return fence.check(sql, engine)
+        return fence.token_refusal(sql, engine)
 
-    monkeypatch.setattr("pipelines.sql.dialects.duckdb.check", check)
+    monkeypatch.setattr("pipelines.sql.dialects.duckdb.token_refusal", check)
     session.run("SELECT 1", 10)
     session.close()
     assert clock.events == ["armed 5", "looked"]
@@ -284,7 +284,7 @@ def test_the_text_is_looked_at_within_the_clock(duckdb_shop, monkeypatch):
 
 def test_a_text_that_takes_long_to_look_at_is_not_looked_at():
     for engine in ("duckdb", "postgres"):
-        refused = fence.check("SELECT " + "1," * fence.MAX_SQL + "1", engine)
+        refused = fence.token_refusal("SELECT " + "1," * fence.MAX_SQL + "1", engine)
         assert (refused.status, refused.error_class) == ("limit", "sql_too_long")
 
 

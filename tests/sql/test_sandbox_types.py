@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.types import ExecutionStatus
-from pipelines.sql.dialects.base import plain
+from pipelines.sql.dialects.base import plain_value
 from pipelines.sql.engine import Limits
 
 LIMITS = Limits(timeout_s=10, max_rows=100, max_bytes=1_000_000, memory_mb=512)
@@ -94,13 +94,13 @@ def test_every_type_of_postgres_comes_out_plain(engine, server):
 
 
 def test_a_number_beyond_128_bits_is_its_digits():
-    assert plain(10**5000) == "1" + "0" * 5000
-    assert plain(decimal.Decimal(10**5000 + 1)) == "1" + "0" * 4999 + "1"
+    assert plain_value(10**5000) == "1" + "0" * 5000
+    assert plain_value(decimal.Decimal(10**5000 + 1)) == "1" + "0" * 4999 + "1"
     exact = decimal.Decimal("1e400").quantize(decimal.Decimal(1), context=decimal.Context(prec=500))
-    assert plain(exact) == "1" + "0" * 400
-    assert plain(2**128 - 1) == 2**128 - 1
-    assert plain(decimal.Decimal("2.50")) == 2.5
-    assert plain(-(2**128)) == str(-(2**128))
+    assert plain_value(exact) == "1" + "0" * 400
+    assert plain_value(2**128 - 1) == 2**128 - 1
+    assert plain_value(decimal.Decimal("2.50")) == 2.5
+    assert plain_value(-(2**128)) == str(-(2**128))
 
 
 LEAVES = st.one_of(
@@ -119,7 +119,7 @@ KEYS = st.one_of(st.none(), st.integers(), st.text(), st.dates(), st.tuples(st.i
     )
 )
 def test_whatever_a_driver_returns_comes_out_plain(value):
-    assert_plain(plain(value))
+    assert_plain(plain_value(value))
 
 
 def test_odd_containers_come_out_plain():
@@ -127,4 +127,4 @@ def test_odd_containers_come_out_plain():
     for _ in range(5000):
         deep = [deep]
     for value in (deep, {1, 2}, frozenset((1,)), collections.OrderedDict(a=1), {uuid.UUID(int=1): datetime.date.max}):
-        assert_plain(plain(value))
+        assert_plain(plain_value(value))

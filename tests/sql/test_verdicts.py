@@ -18,7 +18,7 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.sandbox import pool, wire
-from pipelines.sql.sandbox.pool import MalformedReply, check
+from pipelines.sql.sandbox.pool import MalformedReply, check_reply
 from pipelines.sql.schema import introspect
 from tests.fakes import build_database
 
@@ -262,9 +262,9 @@ VERDICT_LIES = [
     ],
 )
 def test_a_malformed_result_or_verdict_is_rejected(job, good, reply):
-    check(job, good)
+    check_reply(job, good)
     with pytest.raises((MalformedReply, TypeError)):
-        check(job, reply)
+        check_reply(job, reply)
 
 
 @pytest.mark.parametrize("lie", [7, ("ok",), (*GOOD[:2], [1], *GOOD[3:]), None])

@@ -18,19 +18,26 @@ import re
 import signal
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from time import perf_counter
 from typing import Any, NamedTuple
 
-OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "timeout", "limit", "unavailable"
+OK = "ok"
+ERROR = "error"
+REFUSED = "refused"
+TIMEOUT = "timeout"
+LIMIT = "limit"
+UNAVAILABLE = "unavailable"
 # Classes of failures that no statement can bring about: others hold the database, or took it away.
 EXTERNAL_FAULTS = frozenset(("database_locked", "database_recovering", "database_missing"))
-FIRST_FETCH = 64
-MESSAGE_CHARS = 500
-# What stands between the turns of an episode's script (`Dialect.keeps_state`): no statement may hold it.
+FIRST_FETCH = 64  # rows of the first chunk of a result
+MAX_MESSAGE_CHARS = 500
+# The sign between the turns of an episode's script (`Dialect.keeps_state`); no statement may hold it.
 TURN_SEPARATOR = "\0"
-TIMER_GRACE, TIMER_SLACK = 1.05, 0.05  # of the limit: the dialect's own clock has its chance before the hard timer
-CATALOGUE_S = 1.0  # a catalogue of a server is asked again after so long (`DatabaseSession.renewed_s`)
+# Factors of the limit: the dialect's clock has its chance before the hard timer.
+TIMER_GRACE = 1.05
+TIMER_SLACK = 0.05
+CATALOGUE_S = 1.0  # seconds after which the catalogue of a server is asked again (`DatabaseSession.renewed_s`)
 
 Row = tuple[Any, ...]
 
@@ -52,15 +59,17 @@ class StatementTimer:
     """
 
     def __init__(self, worked: Callable[[int], None]) -> None:
-        self.worked = worked  # called now and then with the work of the running statement (see `RawResult.work`)
-        self._set_at = self._seconds = 0.0
+        self.worked = worked  # is called now and then with the work of the running statement (see `RawResult.work`)
+        self._set_at = 0.0
+        self._seconds = 0.0
 
     def arm(self, seconds: float) -> None:
         """A statement starts that may take this long; 0 disarms the timer."""
         now = perf_counter()
         if seconds != self._seconds or now - self._set_at > seconds * TIMER_SLACK:
             signal.setitimer(signal.ITIMER_REAL, seconds * (TIMER_GRACE + TIMER_SLACK))
-            self._set_at, self._seconds = now, seconds
+            self._set_at = now
+            self._seconds = seconds
 
 
 class RawResult(NamedTuple):
@@ -73,7 +82,7 @@ class RawResult(NamedTuple):
     error: str | None = None
     error_class: str | None = None
     ms: float = 0.0
-    work: int = 0  # its cost in thousands of virtual machine steps, whatever the load; 0 if the engine counts none
+    work: int = 0  # Cost in thousands of virtual machine steps, whatever the load; 0 if the engine counts none.
 
 
 class OpenFailure(Exception):
@@ -93,20 +102,22 @@ class DatabaseSession(abc.ABC):
     to the last row, anew after a new connection, and nothing that a driver raises gets past `run`.
     """
 
-    counts_work = False  # whether its results carry their cost (see `RawResult.work`).
-    takes_bare_text = False  # whether official scripts hand its statements to a driver that takes nothing behind them.
-    has_plain_values = False  # whether its driver gives none but the values that all dialects give (see `plain`).
-    hidden: Hidden | None = None  # the names that no statement may read
+    counts_work = False  # True if its results carry their cost (see `RawResult.work`).
+    takes_bare_text = False  # True if official scripts hand its statements to a driver that takes nothing behind them.
+    has_plain_values = False  # True if its driver gives no values but those that all dialects give (see `plain_value`).
+    hidden: Hidden | None = None  # Names that no statement may read.
     # Seconds after which the closure of what is hidden is computed again, for somebody may make a view while the
     # session is open. None for a file, which is opened again when it changes.
     renewed_s: float | None = None
-    _asked: tuple[Hidden, float] | None = None  # what to hide, and when the catalogue was last asked
-    _connection: Any = None  # of the driver; None if the next statement opens one
-    work = 0  # of the running statement so far (see `RawResult.work`)
+    _last_closure: tuple[Hidden, float] | None = None  # Names to hide, and when the catalogue was last asked for more.
+    _connection: Any = None  # Connection of the driver; None if the next statement opens one.
+    work = 0  # Work of the running statement so far (see `RawResult.work`).
 
     def __init__(self, location: str, bounds: Bounds, clock: StatementTimer) -> None:
-        self._location, self.bounds, self.clock = location, bounds, clock
-        self.deadline = 0.0  # when the running statement must have ended, as `time.perf_counter` counts.
+        self._location = location
+        self.bounds = bounds
+        self.clock = clock
+        self.deadline = 0.0  # end of the running statement's time, as `time.perf_counter` counts
         self._connection = self._connect()
 
     def _connect(self) -> Any:
@@ -116,15 +127,16 @@ class DatabaseSession(abc.ABC):
     def start_clock(self) -> float:
         """The running statement has all of its limit from now on: what it took to reconnect is not its own time."""
         start = perf_counter()
-        self.deadline, self.work = start + self.bounds.timeout_s, 0
+        self.deadline = start + self.bounds.timeout_s
+        self.work = 0
         self.clock.arm(self.bounds.timeout_s)
         return start
 
     def run(self, sql: str, max_rows: int) -> RawResult:
         """Run one statement; every failure is a `RawResult` with its status and class, and names nothing hidden."""
-        if self._asked is not None and self.renewed_s is not None:
-            hidden, asked_at = self._asked
-            if perf_counter() - asked_at > self.renewed_s:
+        if self._last_closure is not None and self.renewed_s is not None:
+            hidden, closed_at = self._last_closure
+            if perf_counter() - closed_at > self.renewed_s:
                 self.clock.arm(self.bounds.timeout_s)
                 try:
                     self.hide(hidden)
@@ -138,27 +150,37 @@ class DatabaseSession(abc.ABC):
         except MemoryError:
             raw = failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
         except Exception as error:  # each driver has an error tree of its own, and raises from outside it too
-            internal = f"the query could not be run ({type(error).__name__})"
-            raw = failure(*(self.explain(error) or (UNAVAILABLE, "internal", internal)))
-            if raw.status == TIMEOUT:
-                raw = failure(TIMEOUT, "timeout", f"the query ran longer than {self.bounds.timeout_s:g} s")
-            # A failure of the engine is the statement's own if the database still works: else a statement that makes
-            # its engine fail would get out of being scored.
-            if raw.status == UNAVAILABLE and raw.error_class not in EXTERNAL_FAULTS:
-                self.clock.arm(self.bounds.timeout_s)
-                with contextlib.suppress(Exception):  # whatever the driver raises: the database does not work
-                    self.probe()
-                    raw = failure(ERROR, "engine_failure", "the database engine failed at this query")
+            raw = self._explained(error)
         ms = (perf_counter() - start) * 1000 if raw.status == OK else 0.0
         raw = RawResult(raw.status, raw.columns, raw.rows, raw.truncated, raw.error, raw.error_class, ms, self.work)
-        return raw if self.hidden is None else self.hidden.without_names(in_shown_order(sql, raw))
+        if self.hidden is None:
+            return raw
+        return self.hidden.without_names(in_shown_order(sql, raw))
+
+    def _explained(self, error: Exception) -> RawResult:
+        """The failure of a statement that an exception of the driver stands for."""
+        explanation = self.explain(error)
+        if explanation is None:
+            explanation = UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})"
+        raw = failure(*explanation)
+        if raw.status == TIMEOUT:
+            return failure(TIMEOUT, "timeout", f"the query ran longer than {self.bounds.timeout_s:g} s")
+        # A failure of the engine is the statement's own if the database still works: else a statement that makes its
+        # engine fail would get out of being scored.
+        if raw.status == UNAVAILABLE and raw.error_class not in EXTERNAL_FAULTS:
+            self.clock.arm(self.bounds.timeout_s)
+            with contextlib.suppress(Exception):  # whatever the driver raises: the database does not work
+                self.probe()
+                return failure(ERROR, "engine_failure", "the database engine failed at this query")
+        return raw
 
     def result(
         self, cursor: Any, max_rows: int, fetchmany: Callable[[int], Sequence[Sequence[Any]]] | None = None
     ) -> RawResult:
         """The columns and rows of a cursor that has run a query, within the limits of a result."""
         rows, truncated = fetch(fetchmany or cursor.fetchmany, max_rows, self.bounds.max_bytes, self.has_plain_values)
-        return RawResult(OK, tuple([item[0] for item in cursor.description or ()]), rows, truncated)
+        columns = tuple([item[0] for item in cursor.description or ()])
+        return RawResult(OK, columns, rows, truncated)
 
     @abc.abstractmethod
     def answer(self, sql: str, max_rows: int) -> RawResult:
@@ -182,7 +204,7 @@ class DatabaseSession(abc.ABC):
             raise
         except Exception as error:  # each driver has an error tree of its own
             raise OpenFailure("database_unreadable", f"its views cannot be read ({type(error).__name__})") from None
-        self._asked = hidden, perf_counter()
+        self._last_closure = hidden, perf_counter()
 
     def closure(self, hidden: Hidden) -> Hidden:
         """The hidden names with the views that read them and whatever else holds the same values."""
@@ -252,7 +274,7 @@ def interrupted_at(deadline: float, interrupt: Callable[[], object]) -> Iterator
 
 
 def failure(status: str, error_class: str, message: str) -> RawResult:
-    return RawResult(status, error=message[:MESSAGE_CHARS], error_class=error_class)
+    return RawResult(status, error=message[:MAX_MESSAGE_CHARS], error_class=error_class)
 
 
 def untruncated(raw: RawResult) -> RawResult:
@@ -271,22 +293,26 @@ def fetch(
     (some 15 ns a cell, where asking each cell its length would cost as much as fetching it).
     """
     rows: list[Row] = []
-    size, step = 0, FIRST_FETCH
+    size = 0
+    step = FIRST_FETCH
     while True:
         chunk: Any = fetchmany(min(step, max_rows + 1 - len(rows)))
         if not is_plain:
-            chunk = [row if PLAIN.issuperset(map(type, row)) else tuple(map(plain, row)) for row in map(tuple, chunk)]
+            chunk = [
+                row if PLAIN.issuperset(map(type, row)) else tuple(map(plain_value, row)) for row in map(tuple, chunk)
+            ]
         if not chunk:
             return rows, False
-        size += len(marshal.dumps(chunk, 2))
-        if size > max_bytes:
-            left = max_bytes - (size - len(marshal.dumps(chunk, 2)))
+        chunk_size = len(marshal.dumps(chunk, 2))
+        if size + chunk_size > max_bytes:
+            left = max_bytes - size
             for row in chunk:  # the first rows of the chunk that fit
                 left -= len(marshal.dumps(row, 2))
                 if left < 0:
                     break
                 rows.append(row)
             return rows, True
+        size += chunk_size
         rows += chunk
         if len(rows) > max_rows:
             del rows[max_rows:]
@@ -307,11 +333,11 @@ PLAIN = frozenset((str, bytes, type(None)))
 # An integer beyond this is text: Python refuses to write one of more than 4,300 digits, and no engine computes with it
 # faster than with text. DuckDB's largest, UHUGEINT, is still a number.
 LARGEST = 1 << 128
-MAX_DEPTH = 100  # of lists in lists
-FLOAT_DIGITS = 308  # a number with more digits before its point is no float
+MAX_DEPTH = 100  # lists in lists
+FLOAT_DIGITS = 308  # digits before the point of the largest float
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A value as SQLite would hold it: truth as 1 and 0, dates as ISO text, lists and structs as JSON.
 
     NaN is the text "NaN": as a number it would be unequal to itself, and a right answer unequal to the gold.
@@ -352,24 +378,28 @@ def _nested(value: Any, depth: int) -> Any:
     if depth == 0:
         return "..."
     if isinstance(value, Mapping):
-        return {
-            key if isinstance(key, str) else str(plain(key)): _nested(item, depth - 1) for key, item in value.items()
-        }
+        fields = {}
+        for key, item in value.items():
+            name = key if isinstance(key, str) else str(plain_value(key))
+            fields[name] = _nested(item, depth - 1)
+        return fields
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_nested(item, depth - 1) for item in value]
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, decimal.Decimal):
         return str(value)
-    item = plain(value)
-    return str(item) if isinstance(item, bytes) or (isinstance(item, float) and math.isinf(item)) else item
+    item = plain_value(value)
+    if isinstance(item, bytes) or (isinstance(item, float) and math.isinf(item)):
+        return str(item)
+    return item
 
 
 # Hidden tables and columns of a database: no statement may read them, and no message may name them.
 
 HIDDEN_REFUSAL = "the query reads what is not shown here: name tables and columns of the schema, without a star"
 LOCAL_HOSTS = ("", "127.0.0.1", "::1", "localhost")
-DEFAULT_PORTS = ("5432", "3306")  # of PostgreSQL and MySQL
+DEFAULT_PORTS = ("5432", "3306")  # PostgreSQL's and MySQL's
 CONNINFO_PAIR = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']*)")
 CONNINFO = re.compile(rf"(?:{CONNINFO_PAIR.pattern})+\s*")
 # Tables, and columns by table, as they are sent to a worker.
@@ -378,8 +408,8 @@ HiddenNames = tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]
 
 def fold(name: str) -> str:
     """A name without case and accents: names that some engine takes for one are equal."""
-    parts = unicodedata.normalize("NFKD", name)
-    return "".join(part for part in parts if not unicodedata.combining(part)).casefold()
+    signs = unicodedata.normalize("NFKD", name)
+    return "".join(sign for sign in signs if not unicodedata.combining(sign)).casefold()
 
 
 def identity(location: str) -> str:
@@ -390,13 +420,18 @@ def identity(location: str) -> str:
     """
     from urllib.parse import parse_qsl, unquote, urlsplit
 
-    host = port = name = ""
+    host = ""
+    port = ""
+    name = ""
     try:
         if "://" in location:
-            parts = urlsplit(location)
-            place = urlsplit("//" + parts.netloc.rpartition("@")[2].partition(",")[0])
-            host, port, name = unquote(place.hostname or ""), str(place.port or ""), unquote(parts.path).strip("/")
-            options = dict(parse_qsl(parts.query))
+            address = urlsplit(location)
+            servers = address.netloc.rpartition("@")[2]
+            server = urlsplit("//" + servers.partition(",")[0])
+            host = unquote(server.hostname or "")
+            port = str(server.port or "")
+            name = unquote(address.path).strip("/")
+            options = dict(parse_qsl(address.query))
         else:  # libpq's other form: host=... dbname=...
             pairs = CONNINFO_PAIR.finditer(location) if CONNINFO.fullmatch(location) else ()
             options = {pair[1]: pair[2].strip("'") for pair in pairs}
@@ -404,12 +439,15 @@ def identity(location: str) -> str:
                 return os.path.realpath(os.path.expanduser(location))
     except ValueError:  # such as a port that is not a number, or a path with a zero byte: it cannot be opened
         return location
-    # As libpq reads it: an option goes before the same part of the address, and the first of several hosts counts.
+    # The reading of libpq: an option goes before the same part of the address, and the first of several hosts counts.
     host = (options.get("host") or options.get("hostaddr") or host).partition(",")[0].lower()
-    is_here = host in LOCAL_HOSTS or host.startswith("/")  # "/": the folder of a Unix socket
+    if host in LOCAL_HOSTS or host.startswith("/"):  # "/": the folder of a Unix socket
+        host = "localhost"
     port = options.get("port", "").partition(",")[0] or port
+    if port in DEFAULT_PORTS:
+        port = ""
     name = options.get("dbname") or name
-    return f"//{'localhost' if is_here else host}:{'' if port in DEFAULT_PORTS else port}/{name}"
+    return f"//{host}:{port}/{name}"
 
 
 def in_shown_order(sql: str, raw: RawResult) -> RawResult:
@@ -430,40 +468,38 @@ def _sort_key(value: Any) -> tuple[str, Any]:
 class StatementNames(NamedTuple):
     """The names in a statement, or in a part of one, as its engine's parser reads it."""
 
-    relations: frozenset[str]  # tables and views that it reads, or may read
-    # (name, relation): the names under which it may take a relation's row as a value; relation "" is a subquery's.
+    relations: frozenset[str]  # Tables and views that it reads, or may read.
+    # Pairs (name, relation): names under which it may take a relation's row as a value; relation "" is a subquery's.
     rows: frozenset[tuple[str, str]]
-    uses: frozenset[tuple[str, ...]]  # every other name with its qualifiers: of a column, of a row, of neither
-    unnamed: bool  # it reads columns that it does not name
-    catalogue: bool  # it reads the engine's own description of the tables
-    types: frozenset[str] = frozenset()  # that it casts to, or whose values it could tell
-    functions: frozenset[str] = frozenset()  # that it calls
-    # (table, column) of all that it reads, also through views, where the engine itself says so, and (table, "");
+    uses: frozenset[tuple[str, ...]]  # Every other name with its qualifiers: a column's, a row's, or neither's.
+    unnamed: bool  # True if it reads columns that it does not name.
+    catalogue: bool  # True if it reads the engine's own description of the tables.
+    types: frozenset[str] = frozenset()  # Types that it casts to, or whose values it could tell.
+    functions: frozenset[str] = frozenset()  # Functions that it calls.
+    # Pairs (table, column) of all that it reads, also through views, where the engine itself says so, and (table, "");
     # `relations` are views then.
     reads: frozenset[tuple[str, str]] | None = None
-    columns: frozenset[tuple[str, str]] = frozenset()  # (relation, column) that it names with its table, or may
-    starred: frozenset[str] = frozenset()  # relations of which it reads all columns
-    outer: frozenset[str] = frozenset()  # relations of the queries around it, of which it may name columns
-    parts: tuple[StatementNames, ...] = ()  # its queries, each with names of its own
+    columns: frozenset[tuple[str, str]] = frozenset()  # Pairs (relation, column) that it names with a table, or may.
+    starred: frozenset[str] = frozenset()  # Relations whose columns it reads all.
+    outer: frozenset[str] = frozenset()  # Relations of the queries around it, whose columns it may name.
+    parts: tuple[StatementNames, ...] = ()  # Queries in it, each with names of its own.
 
 
 class Hidden(NamedTuple):
     """Hidden names, folded (see `fold`)."""
 
     tables: frozenset[str] = frozenset()
-    columns: Mapping[str, frozenset[str]] = {}  # by their table
-    functions: frozenset[str] = frozenset()  # of the database's own: a call of one does not show its reads
-    types: frozenset[str] = frozenset()  # that only hidden columns have, and of a hidden table's rows
-    # Of an engine that reads t.f as f(t): all columns of each table, as they are written.
+    columns: Mapping[str, frozenset[str]] = {}  # Hidden columns by table.
+    functions: frozenset[str] = frozenset()  # Functions of the database: a call of one does not show its reads.
+    types: frozenset[str] = frozenset()  # Types of hidden columns alone, and of a hidden table's rows.
+    # All columns of each table, as they are written, for an engine that reads t.f as f(t).
     attributes: Mapping[str, frozenset[str]] | None = None
 
     @classmethod
     def of(cls, names_hidden: HiddenNames) -> Hidden:
         tables, columns = names_hidden
-        return cls(
-            frozenset(map(fold, tables)),
-            {fold(table): frozenset(map(fold, names)) for table, names in columns.items() if names},
-        )
+        by_table = {fold(table): frozenset(map(fold, names)) for table, names in columns.items() if names}
+        return cls(frozenset(map(fold, tables)), by_table)
 
     def hides(self, table: str, column: str) -> bool:
         """Whether a column may not be read; column "" asks for the table itself."""
@@ -481,30 +517,22 @@ class Hidden(NamedTuple):
         with hidden columns, with functions of the database's own, which no statement may call, and with types.
         """
         columns = dict(self.columns)
-        for table, column in (map(fold, pair) for pair in computed):
-            if table in columns:
-                columns[table] |= {column}
-        names, calls = frozenset(map(fold, tables)), frozenset(map(fold, functions))
+        for table, column in computed:
+            if fold(table) in columns:
+                columns[fold(table)] |= {fold(column)}
         return self._replace(
-            tables=self.tables | names,
+            tables=self.tables.union(map(fold, tables)),
             columns=columns,
-            functions=self.functions | calls,
+            functions=self.functions.union(map(fold, functions)),
             types=self.types.union(map(fold, types)),
         )
 
     def is_read_by(self, named: StatementNames) -> bool:
         """Whether a statement reads something hidden, or could."""
-        relations, rows = frozenset(map(fold, named.relations)), [(fold(row), fold(name)) for row, name in named.rows]
-        values = {fold(use[-1]) for use in named.uses}
+        relations = frozenset(map(fold, named.relations))
         functions = set(map(fold, named.functions))
-        if self.attributes is not None:
-            known: dict[str, frozenset[str]] = {}
-            for row, name in rows:
-                columns = self.attributes.get(name, frozenset())
-                known[row] = columns & known.get(row, columns)
-            calls = [use[-2:] for use in named.uses if len(use) > 1 and use[-1] not in known.get(fold(use[-2]), ())]
-            values.update(fold(row) for row, _ in calls)
-            functions.update(fold(function) for _, function in calls)
+        calls = self._calls_of_rows(named)
+        functions |= {function for _, function in calls}
         if named.catalogue or relations & self.tables or functions & self.functions:
             return True
         if not self.types.isdisjoint(map(fold, named.types)):
@@ -513,54 +541,86 @@ class Hidden(NamedTuple):
             return True
         if named.reads is not None:
             return any(self.hides(table, column) for table, column in named.reads)
-        outer = frozenset(map(fold, named.outer))
-        veiled = (relations | outer) & self.columns.keys()
+        # Tables that have hidden columns are left.
+        veiled = relations.union(map(fold, named.outer)) & self.columns.keys()
         if not veiled:
             return False
         if named.unnamed or not veiled.isdisjoint(map(fold, named.starred)):
             return True
-        if any(self.hides(*column) for column in named.columns):
+        if any(self.hides(table, column) for table, column in named.columns):
             return True
-        if any(name in veiled and row in values for row, name in rows):
-            return True
-        names: set[str] = set()
-        for use in named.uses:
-            parts = [fold(part) for part in use]
-            of = [name for row, name in rows if len(parts) > 1 and row == parts[-2]]
-            if any(name in veiled and parts[-1] in self.columns[name] for name in of):
-                return True
-            names.update(parts[:-1] if of else parts)
-        return any(self._is_column_of(table, names, relations) for table in veiled)
+        return self._is_veiled_row_read(named, veiled, calls) or self._is_veiled_column_read(named, veiled, relations)
 
-    def _is_column_of(self, table: str, names: set[str], relations: frozenset[str]) -> bool:
+    def _calls_of_rows(self, named: StatementNames) -> set[tuple[str, str]]:
+        """The uses t.f, as (row, function), that may be a call f(t) in an engine that reads them so."""
+        if self.attributes is None:
+            return set()
+        columns_of: dict[str, frozenset[str]] = {}  # columns that each name of a row certainly has
+        for row, relation in named.rows:
+            columns = self.attributes.get(fold(relation), frozenset())
+            columns_of[fold(row)] = columns & columns_of.get(fold(row), columns)
+        calls: set[tuple[str, str]] = set()
+        for use in named.uses:
+            if len(use) > 1 and use[-1] not in columns_of.get(fold(use[-2]), ()):
+                calls.add((fold(use[-2]), fold(use[-1])))
+        return calls
+
+    def _is_veiled_row_read(self, named: StatementNames, veiled: Set[str], calls: Set[tuple[str, str]]) -> bool:
+        """Whether a statement may take the row of a table with hidden columns as a value."""
+        values = {fold(use[-1]) for use in named.uses} | {row for row, _ in calls}
+        return any(fold(relation) in veiled and fold(row) in values for row, relation in named.rows)
+
+    def _is_veiled_column_read(self, named: StatementNames, veiled: Set[str], relations: Set[str]) -> bool:
+        """Whether a name of a statement may be a hidden column of one of the tables that have some."""
+        relations_of: dict[str, list[str]] = {}  # key: the name of a row
+        for row, relation in named.rows:
+            relations_of.setdefault(fold(row), []).append(fold(relation))
+        bare: set[str] = set()  # names that may stand for a column of any table
+        for use in named.uses:
+            *qualifiers, name = map(fold, use)
+            qualified = relations_of.get(qualifiers[-1], []) if qualifiers else []
+            if any(relation in veiled and name in self.columns[relation] for relation in qualified):
+                return True
+            bare.update(qualifiers if qualified else (*qualifiers, name))
+        return any(self._is_column_of(table, bare, relations) for table in veiled)
+
+    def _is_column_of(self, table: str, names: set[str], relations: Set[str]) -> bool:
         """Whether names without a qualifier may be hidden columns of a table: those of the query's own `relations` go
         before those of the queries around it.
         """
         hidden = names & self.columns[table]
         if table in relations or not hidden:
             return bool(hidden)
-        own = [self.attributes.get(name, frozenset()) for name in relations] if self.attributes is not None else []
-        return not hidden.issubset(map(fold, frozenset().union(*own)))
+        if self.attributes is None:
+            return True
+        nearer: set[str] = set()
+        for relation in relations:
+            nearer.update(map(fold, self.attributes.get(relation, ())))
+        return not hidden <= nearer
 
     def with_views(self, views: Iterable[tuple[str, StatementNames | None]]) -> Hidden:
         """The same with all views that read any of it, or a view that does; they are of several schemas, so a name may
         come more than once. A view is hidden too if its query is not understood (None).
         """
         bodies = list(views)
-        known = self.extended(name for name, body in bodies if body is None)
+        hidden = self.extended(name for name, body in bodies if body is None)
         while True:
-            more = [name for name, body in bodies if body and known.is_read_by(body)]
-            if known.tables.issuperset(map(fold, more)):
-                return known
-            known = known.extended(more)
+            readers = [name for name, body in bodies if body is not None and hidden.is_read_by(body)]
+            if hidden.tables.issuperset(map(fold, readers)):
+                return hidden
+            hidden = hidden.extended(readers)
 
     def refusal(self, named: StatementNames) -> RawResult | None:
-        return failure(REFUSED, "hidden", HIDDEN_REFUSAL) if self.is_read_by(named) else None
+        if not self.is_read_by(named):
+            return None
+        return failure(REFUSED, "hidden", HIDDEN_REFUSAL)
 
     def without_names(self, raw: RawResult) -> RawResult:
         """The same failure without hidden names: engines help with names that are like the wrong one."""
+        if raw.status == OK or raw.error is None:
+            return raw
         names = "|".join(map(re.escape, self.tables.union(*self.columns.values())))
-        if raw.status == OK or raw.error is None or not re.search(rf"(?<!\w)(?:{names})(?!\w)", fold(raw.error)):
+        if not re.search(rf"(?<!\w)(?:{names})(?!\w)", fold(raw.error)):
             return raw
         if raw.status in (REFUSED, ERROR) and raw.error_class == "not_authorized":
             return failure(REFUSED, "hidden", HIDDEN_REFUSAL)

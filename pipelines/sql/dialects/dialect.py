@@ -19,7 +19,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 
 SAMPLED_ROWS = 10_000  # rows of a table that example values are taken from
-# Words that PostgreSQL's grammar, or DuckDB's, which began as a copy of it, reads otherwise than as a name.
+# Words that PostgreSQL's grammar, or DuckDB's, which began as a copy of it, does not read as a name.
 RESERVED = """
     all analyse analyze and anti any array as asc asof asymmetric at authorization binary both by case cast check
     collate collation column concurrently constraint create cross current_catalog current_date current_role
@@ -40,64 +40,61 @@ class ViewLimitExceeded(Exception):
 class Catalog(NamedTuple):
     """An open database."""
 
-    query: Query  # its catalog and tables
-    view: Query  # its views, within limits
-    views_until: float = math.inf  # when, as `time.monotonic` counts, no further view is read
+    query: Query  # Function that reads its catalog and tables.
+    view: Query  # Function that reads its views, within limits.
+    views_until: float = math.inf  # Time after which no further view is read, as `time.monotonic` counts.
 
 
 class Role(NamedTuple):
-    """The rights of a connection's role beside reading."""
+    """The rights of a connection's role that go beyond reading."""
 
-    writes: tuple[str, ...] = ()  # in words, such as "write to orders"; () for a plain reader.
-    is_turned_away: bool = False  # whether the sandbox refuses every statement of it, whatever a person allows.
-    # Statements that take from PUBLIC, whose rights every role has, what a reader must not have.
+    writes: tuple[str, ...] = ()  # Rights in words, such as "write to orders"; () for a plain reader.
+    is_turned_away: bool = False  # True if the sandbox refuses every statement of it, whatever a person allows.
+    # Statements that take from PUBLIC, whose rights every role has, the rights that a reader must not have.
     revocations: tuple[str, ...] = ()
-    has_own_writes: bool = True  # whether some of `writes` are the role's own, so that another role would be better.
+    has_own_writes: bool = True  # True if some of `writes` are not PUBLIC's, so that another role would be better.
 
 
 class Dialect(abc.ABC):
     """A database engine."""
 
-    title: ClassVar[str]  # its name for people and prompts ("PostgreSQL").
-    session: ClassVar[str]  # the `DatabaseSession` of its workers, as "module:class".
-    sqlglot: ClassVar[str]  # its name for sqlglot.
-    text_type: ClassVar[str] = "VARCHAR"  # its type of a text in a cast.
-    quote: ClassVar[str] = '"'  # the mark around a name; any mode of the engine reads it so.
-    # words, lower-cased, that are names in quotes only.
+    title: ClassVar[str]  # Name for people and prompts ("PostgreSQL").
+    session: ClassVar[str]  # Class of the `DatabaseSession` of its workers, as "module:class".
+    sqlglot: ClassVar[str]  # Name for sqlglot.
+    text_type: ClassVar[str] = "VARCHAR"  # Type of a text in a cast.
+    quote: ClassVar[str] = '"'  # Mark around a name; any mode of the engine reads it so.
+    # Words, lower-cased, that are names in quotes only.
     reserved: ClassVar[frozenset[str]] = frozenset(RESERVED.split())
-    folds_names: ClassVar[bool] = False  # whether a name without quotes is looked up in lower case.
-    # of its files, the commonest first; none if a server holds the databases.
-    suffixes: ClassVar[tuple[str, ...]] = ()
-    is_server: ClassVar[bool] = False  # whether a location is the address of a server and not a file.
-    schemes: ClassVar[tuple[str, ...]] = ()  # how the addresses of its servers start ("postgresql://").
-    # the query of an agent for the names of the tables.
+    folds_names: ClassVar[bool] = False  # True if a name without quotes is looked up in lower case.
+    suffixes: ClassVar[tuple[str, ...]] = ()  # Suffixes of its files, the commonest first; () for a server.
+    is_server: ClassVar[bool] = False  # True if a location is the address of a server and not a file.
+    schemes: ClassVar[tuple[str, ...]] = ()  # Beginnings of the addresses of its servers ("postgresql://").
+    # Query of an agent for the names of the tables.
     tables_query: ClassVar[str] = "SELECT table_name FROM information_schema.tables"
-    # table, column and type of every column, in order.
+    # Query for the table, column and type of every column, in order.
     columns_query: ClassVar[str] = (
         "SELECT table_name, column_name, data_type FROM information_schema.columns"
         " WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position"
     )
-    # the names of views.
+    # Query for the names of views.
     views_query: ClassVar[str] = (
         "SELECT table_name FROM information_schema.tables"
         " WHERE table_schema = current_schema() AND table_type <> 'BASE TABLE'"
     )
-    # table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
+    # Query for the table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
     keys_query: ClassVar[str] = ""
-    # each partitioned table and the number of its partitions, which themselves are not listed; "" if the engine shows
-    # partitions as one table.
+    # Query for each partitioned table and the number of its partitions, which themselves are not listed; "" if the
+    # engine shows partitions as one table.
     partitions_query: ClassVar[str] = ""
-    # table, column ("" for the table itself) and its comment; "" if the engine has no comments.
+    # Query for the table, column ("" for the table itself) and its comment; "" if the engine has no comments.
     comments_query: ClassVar[str] = ""
-    # each schema that the role may use, and its place among those that are read (null: it is not), in that order; "" if
-    # the engine reads one alone.
+    # Query for each schema that the role may use, and its place among those that are read (null for another schema), in
+    # that order; "" if the engine reads one alone.
     schema_query: ClassVar[str] = ""
-    # the position in its files of these bytes; None if a server holds the databases.
-    magic: ClassVar[tuple[int, bytes] | None] = None
-    # the environment variable that the engine's own client reads a password from.
-    password_variable: ClassVar[str] = ""
-    needs_packages: ClassVar[bool] = True  # whether its session needs more than Python's standard library.
-    # whether an episode works on a copy of its own, which its statements may change. One that may have done so is sent
+    magic: ClassVar[tuple[int, bytes] | None] = None  # Position in its files of these bytes; None for a server.
+    password_variable: ClassVar[str] = ""  # Environment variable that the engine's own client reads a password from.
+    needs_packages: ClassVar[bool] = True  # True if its session needs more than Python's standard library.
+    # True if an episode works on a copy of its own, which its statements may change. One that may have done so is sent
     # again before each later one, with `TURN_SEPARATOR` behind it, for that must meet its changes.
     keeps_state: ClassVar[bool] = False
 
@@ -105,7 +102,8 @@ class Dialect(abc.ABC):
     def identifier(cls, name: str) -> str:
         """A name as this engine's statements write it: in quotes only if the engine needs them."""
         is_word = name.replace("_", "a").isalnum() and not name[0].isdigit()
-        if is_word and name.lower() not in cls.reserved and not (cls.folds_names and name != name.lower()):
+        is_folded = cls.folds_names and name != name.lower()
+        if is_word and not is_folded and name.lower() not in cls.reserved:
             return name
         return cls.quoted(name)
 
@@ -181,9 +179,9 @@ class Dialect(abc.ABC):
 
 
 def find_name(name: str, names: Iterable[str], engine: str) -> str | None:
-    """The one of these names that the engine reads a name of a statement, a card or a dbt project as; None if there is
-    none. The same letters always match. Beyond that PostgreSQL reads a name without quotes in lower case, and the
-    others compare without case, SQLite and DuckDB that of ASCII letters alone; of several such names none matches.
+    """The known name that the engine reads a name of a statement, a card or a dbt project as; None if there is none.
+    The same letters always match. Beyond that PostgreSQL reads a name without quotes in lower case, and the others
+    compare without case, SQLite and DuckDB that of ASCII letters alone; if several names match so, none counts.
     """
     known = list(names)
     if name in known:
@@ -191,7 +189,7 @@ def find_name(name: str, names: Iterable[str], engine: str) -> str | None:
     if DIALECTS[engine].folds_names:
         return name.lower() if name.lower() in known else None
     fold = str.lower if DIALECTS[engine].is_server else _ascii_lower
-    matches = [each for each in known if fold(each) == fold(name)]
+    matches = [candidate for candidate in known if fold(candidate) == fold(name)]
     return matches[0] if len(matches) == 1 else None
 
 
@@ -206,9 +204,18 @@ def engine_of_file(path: Path) -> str | None:
 
 def engine_of_head(head: bytes, path: Path) -> str | None:
     """The engine of a file by its first bytes, and by its suffix if several engines read such files."""
-    magics = {name: DIALECTS[name].magic for name in DIALECTS}
-    names = [name for name, magic in magics.items() if magic and head[magic[0] :].startswith(magic[1])]
-    return next((name for name in names if path.suffix in DIALECTS[name].suffixes), next(iter(names), None))
+    names: list[str] = []
+    for name in DIALECTS:
+        magic = DIALECTS[name].magic
+        if magic is None:
+            continue
+        position, mark = magic
+        if head[position:].startswith(mark):
+            names.append(name)
+    for name in names:
+        if path.suffix in DIALECTS[name].suffixes:
+            return name
+    return names[0] if names else None
 
 
 def engine_of_address(address: str) -> str | None:
@@ -218,7 +225,10 @@ def engine_of_address(address: str) -> str | None:
 
 def file_suffixes() -> tuple[str, ...]:
     """The suffixes of all engines' files."""
-    return tuple(dict.fromkeys(suffix for name in DIALECTS for suffix in DIALECTS[name].suffixes))
+    suffixes: dict[str, None] = {}
+    for name in DIALECTS:
+        suffixes |= dict.fromkeys(DIALECTS[name].suffixes)
+    return tuple(suffixes)
 
 
 _RAW_SIGNS = "/ ? # [ ]"  # signs that end the part of an address in which user and password stand
@@ -235,11 +245,17 @@ def raw_sign_fault(address: str) -> str | None:
     beginning = re.split(r"[/?#]", rest, maxsplit=1)[0]
     behind = rest[len(beginning) :]
     path, _, query = behind.partition("?")
+    credentials = beginning.rpartition("@")[0]
     option_names = [option.partition("=")[0] for option in query.split("&")]
-    is_misread = "@" in path or "#" in rest or any("@" in name for name in option_names)
-    is_misread = is_misread or ("@" in query and not path.strip("/"))
-    is_misread = is_misread or "[" in beginning.rpartition("@")[0] or "]" in beginning.rpartition("@")[0]
-    if not is_misread:
+    has_raw_sign = (
+        "@" in path
+        or "#" in rest
+        or any("@" in name for name in option_names)
+        or ("@" in query and not path.strip("/"))
+        or "[" in credentials
+        or "]" in credentials
+    )
+    if not has_raw_sign:
         return None
     return f"the address cannot be read: its user or its password holds a raw sign, such as {_RAW_SIGNS}"
 
@@ -248,5 +264,7 @@ def has_password(text: str) -> bool:
     """Whether a text holds a database's address with a password, which would be kept in datasets."""
     if re.search(r"\w+://[^/@]*:[^/@]+@", text) or "password=" in text:
         return True
-    addresses = (word for word in re.findall(r"\w+://[^\s\"']+", text) if engine_of_address(word))
-    return any("@" in address and raw_sign_fault(address) is not None for address in addresses)
+    for address in re.findall(r"\w+://[^\s\"']+", text):
+        if engine_of_address(address) and "@" in address and raw_sign_fault(address) is not None:
+            return True
+    return False

@@ -12,20 +12,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect
-from pipelines.sql.dialects.guard import DUCKDB_TOKEN, body, body_behind_as, check, with_pivot_values
+from pipelines.sql.dialects.guard import DUCKDB_TOKEN, body, body_behind_as, token_refusal, with_pivot_values
 from pipelines.sql.dialects.parse_trees import duckdb_body, duckdb_names, duckdb_reads, duckdb_refusal
 
 if TYPE_CHECKING:
     import duckdb
 
-# By the name of the exception's type, or of one that it is derived from.
+# Status and error class by the name of an exception's type, or of one that it is derived from.
 _TYPES = {
     "InterruptException": (TIMEOUT, "timeout"),
     "OutOfMemoryException": (LIMIT, "memory_limit"),
@@ -66,7 +66,8 @@ SELECT schema_name, table_name, column_name, data_type FROM duckdb_columns() c W
 """
 # Functions that take the name of a type in a text.
 _TAKE_TYPES = ("from_json", "from_json_strict", "json_transform", "json_transform_strict")
-_KEPT_CHECKS, _KEPT_CHARS = 256, 2_000  # refusals that are kept, of statements up to this length
+_CACHED_CHECKS = 256  # refusals that are cached
+_MAX_CACHED_CHARS = 2_000  # the longest statement whose refusal is cached
 
 
 def opened(location: str, bounds: base.Bounds) -> duckdb.DuckDBPyConnection:
@@ -178,7 +179,7 @@ class DuckdbSession(base.DatabaseSession):
 
     def __init__(self, location: str, bounds: base.Bounds, clock: base.StatementTimer) -> None:
         super().__init__(location, bounds, clock)
-        self._checked = functools.lru_cache(_KEPT_CHECKS)(self._refusal)
+        self._checked = functools.lru_cache(_CACHED_CHECKS)(self._refusal)
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         import duckdb
@@ -203,7 +204,7 @@ class DuckdbSession(base.DatabaseSession):
         return contextlib.closing(self._connection.cursor())
 
     def answer(self, sql: str, max_rows: int) -> base.RawResult:
-        refused = self._checked(sql) if len(sql) <= _KEPT_CHARS else self._refusal(sql)
+        refused = self._checked(sql) if len(sql) <= _MAX_CACHED_CHARS else self._refusal(sql)
         if refused is not None:
             return refused
         # DuckDB has no timeout of its own.
@@ -211,34 +212,32 @@ class DuckdbSession(base.DatabaseSession):
             description = cursor.execute(sql).description or []
             columns = tuple([item[0] for item in description])
             types = [str(item[1]) for item in description]
-            as_text = {place for place, kind in enumerate(types) if any(mark in kind for mark in _INEXACT)}
+            as_text = {at for at, kind in enumerate(types) if any(mark in kind for mark in _INEXACT)}
             while True:
                 if as_text:
-                    shown = ", ".join(f"#{n + 1}::VARCHAR" if n in as_text else f"#{n + 1}" for n in range(len(types)))
-                    cursor.execute(f"SELECT {shown} FROM ({body(sql, DUCKDB_TOKEN)}\n) AS answer")
+                    query = body(sql, DUCKDB_TOKEN)
+                    cursor.execute(f"SELECT {_select_list(len(types), as_text)} FROM ({query}\n) AS answer")
                 raw = self.result(cursor, max_rows)
-                # The driver reads an infinite date as Python's first or last one.
-                dates = [n for n, kind in enumerate(types) if kind.startswith(("DATE", "TIMESTAMP"))]
-                infinite = {n for n in dates if any(str(row[n]).startswith(_ENDS) for row in raw.rows)} - as_text
+                infinite = _infinite_dates(types, raw.rows) - as_text
                 if not infinite:
                     return raw._replace(columns=columns)
                 as_text |= infinite
 
     def _refusal(self, sql: str) -> base.RawResult | None:
         """Both fences. EXPLAIN is allowed before what is a query by itself, so never with options, nor with ANALYZE."""
-        refused = check(sql, "duckdb")
+        refused = token_refusal(sql, "duckdb")
         if refused is not None:
             return refused
         stripped = sql.lstrip(" \t\n")
         if stripped[:7].lower() == "explain":
             stripped = stripped[7:]
         with self._cursor() as cursor, base.interrupted_at(self.deadline, cursor.interrupt):
-            named = functools.partial(self._names, cursor, stripped)
-            return duckdb_refusal(stripped, functools.partial(_serialized, cursor), self.hidden, named)
+            names_in = functools.partial(self._names, cursor, stripped)
+            return duckdb_refusal(stripped, functools.partial(TREE.of, cursor), self.hidden, names_in)
 
     def _names(self, cursor: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> base.StatementNames:
         """The names in a statement and what it reads."""
-        return duckdb_names(tree, _planned(cursor, sql), self._views)
+        return duckdb_names(tree, PLAN.of(cursor, sql), self._views)
 
     def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names, the columns computed from them, the types that only hidden columns have, and the views that
@@ -250,22 +249,26 @@ class DuckdbSession(base.DatabaseSession):
             columns = cursor.execute(_STORED).fetchall()
             types = cursor.execute("SELECT type_name, labels FROM duckdb_types() WHERE NOT internal").fetchall()
             views = cursor.execute("SELECT schema_name, view_name, sql FROM duckdb_views() WHERE NOT internal")
-            made = views.fetchall()
-            self._views = frozenset(base.fold(name) for _, name, _ in made)
-            beside = [column[:3] for column in columns if base.fold(column[1]) in hidden.columns]
-            computed = [place[1:] for place in beside if _is_computed_from(cursor, hidden, *place)]
+            definitions = views.fetchall()
+            self._views = frozenset(base.fold(name) for _, name, _ in definitions)
+            computed: list[tuple[str, str]] = []
+            for schema, table, column, _ in columns:
+                if base.fold(table) in hidden.columns and _is_computed_from(cursor, hidden, schema, table, column):
+                    computed.append((table, column))
             hidden = hidden.extended(functions=[str(row[0]) for row in macros], computed=computed)
-            shown = [kind for _, table, column, kind in columns if not hidden.hides(table, column)]
-            hidden = _with_types(hidden, types, shown)
-            return hidden.with_views([(view[1], self._view_names(cursor, *view)) for view in made])
+            visible_types = [kind for _, table, column, kind in columns if not hidden.hides(table, column)]
+            hidden = _with_types(hidden, types, visible_types)
+            bodies = [(name, self._view_names(cursor, schema, name, sql)) for schema, name, sql in definitions]
+            return hidden.with_views(bodies)
 
     def _view_names(
         self, cursor: duckdb.DuckDBPyConnection, schema: str, view: str, sql: str
     ) -> base.StatementNames | None:
         """The names in a view's query and what it reads; None if a statement like it would be refused."""
-        tree = duckdb_body(body_behind_as(sql), functools.partial(_serialized, cursor))
-        whole = f"SELECT * FROM {base.quoted(schema)}.{base.quoted(view)}"
-        return None if tree is None else self._names(cursor, whole, tree)
+        tree = duckdb_body(body_behind_as(sql), functools.partial(TREE.of, cursor))
+        if tree is None:
+            return None
+        return self._names(cursor, f"SELECT * FROM {base.quoted(schema)}.{base.quoted(view)}", tree)
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
         """By the type of the exception, and by DuckDB's account of the error: a JSON object behind the type's name."""
@@ -279,19 +282,17 @@ class DuckdbSession(base.DatabaseSession):
             return None
         name, _, text = text.partition(": ")
         try:
-            facts = json.loads(text)
+            account = json.loads(text)
         except ValueError:
-            facts = None
-        if not isinstance(facts, dict):
-            facts = {"exception_message": text or name}
-        message = str(facts.get("exception_message", "")).replace(self._location, "the database")
+            account = None
+        if not isinstance(account, dict):
+            account = {"exception_message": text or name}
+        message = str(account.get("exception_message", "")).replace(self._location, "the database")
         message = message.replace(os.path.dirname(self._location) + os.sep, "")
-        types = (_TYPES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TYPES)
-        status, error_class = next(types, (ERROR, "runtime"))
+        known_types = [_TYPES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TYPES]
+        status, error_class = known_types[0] if known_types else (ERROR, "runtime")
         if status == ERROR:
-            mistakes = (kind for field, start, kind in _MISTAKES if str(facts.get(field, "")).startswith(start))
-            is_function = str(facts.get("type", "")).endswith("Function")
-            error_class = "no_such_function" if is_function else next(mistakes, error_class)
+            error_class = _mistake(account) or error_class
         return status, error_class, message
 
     def probe(self) -> None:
@@ -309,56 +310,82 @@ class DuckdbSession(base.DatabaseSession):
                 self.close()
 
 
-def _serialized(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """A statement's tree as JSON; that of a PIVOT which finds its values itself, as if they were given."""
-    tree = _tree(cursor, sql)
-    is_several = '"error_type":"not implemented"' in tree and "pivot" in sql.lower()
-    return _tree(cursor, with_pivot_values(sql)) if is_several else tree
+def _select_list(width: int, as_text: Set[int]) -> str:
+    """The SELECT list that takes all columns, some of them as text."""
+    return ", ".join(f"#{at + 1}::VARCHAR" if at in as_text else f"#{at + 1}" for at in range(width))
 
 
-def _tree(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
-    quoted = sql.replace("'", "''")
-    row = cursor.execute(f"SELECT json_serialize_sql('{quoted}', skip_null := true, skip_empty := true)").fetchone()
-    return str(row[0]) if row else ""
+def _infinite_dates(types: Sequence[str], rows: Sequence[base.Row]) -> set[int]:
+    """The columns with infinite dates, which the driver reads as Python's first or last one."""
+    infinite: set[int] = set()
+    for at, kind in enumerate(types):
+        if kind.startswith(("DATE", "TIMESTAMP")) and any(str(row[at]).startswith(_ENDS) for row in rows):
+            infinite.add(at)
+    return infinite
 
 
-def _planned(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """A statement's plan as JSON, as DuckDB's binder makes it; for a PIVOT see `_serialized`."""
-    plan = _plan(cursor, sql)
-    is_several = "statement of type MULTI" in plan and "pivot" in sql.lower()
-    return _plan(cursor, with_pivot_values(sql)) if is_several else plan
+def _mistake(account: Mapping[str, Any]) -> str | None:
+    """The error class of a statement's mistake, by DuckDB's account of it; None if it is another one."""
+    if str(account.get("type", "")).endswith("Function"):
+        return "no_such_function"
+    for field, start, error_class in _MISTAKES:
+        if str(account.get(field, "")).startswith(start):
+            return error_class
+    return None
 
 
-def _plan(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
-    quoted = sql.replace("'", "''")
-    options = "optimize := false, skip_null := true, skip_empty := true"
-    row = cursor.execute(f"SELECT json_serialize_plan('{quoted}', {options})").fetchone()
-    return str(row[0]) if row else ""
+class JsonForm(NamedTuple):
+    """A form in which DuckDB describes a statement as JSON."""
+
+    function: str  # Function of DuckDB that makes it.
+    options: str  # Arguments of that function.
+    several_mark: str  # Text in its answer to a statement that it takes for several.
+
+    def of(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
+        """The form of a statement; that of a PIVOT which finds its values itself, as if they were given."""
+        text = self._of_one(cursor, sql)
+        if self.several_mark in text and "pivot" in sql.lower():
+            return self._of_one(cursor, with_pivot_values(sql))
+        return text
+
+    def _of_one(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
+        quoted = sql.replace("'", "''")
+        row = cursor.execute(f"SELECT {self.function}('{quoted}', {self.options})").fetchone()
+        return str(row[0]) if row else ""
+
+
+_OPTIONS = "skip_null := true, skip_empty := true"
+TREE = JsonForm("json_serialize_sql", _OPTIONS, '"error_type":"not implemented"')
+# A plan as DuckDB's binder makes it.
+PLAN = JsonForm("json_serialize_plan", f"optimize := false, {_OPTIONS}", "statement of type MULTI")
 
 
 def _is_computed_from(
     cursor: duckdb.DuckDBPyConnection, hidden: base.Hidden, schema: str, table: str, column: str
 ) -> bool:
     """Whether a column is computed from a hidden one, or is one."""
-    place = f"{base.quoted(schema)}.{base.quoted(table)}"
-    plan = json.loads(_planned(cursor, f"SELECT {base.quoted(column)} FROM {place}"))
+    query = f"SELECT {base.quoted(column)} FROM {base.quoted(schema)}.{base.quoted(table)}"
+    plan = json.loads(PLAN.of(cursor, query))
     reads = None if plan["error"] else duckdb_reads(plan["plans"])
     return reads is None or any(hidden.hides(*read) for read in reads)
 
 
 def _with_types(
-    hidden: base.Hidden, types: Iterable[tuple[str, Sequence[str] | None]], shown: Sequence[str]
+    hidden: base.Hidden, types: Iterable[tuple[str, Sequence[str] | None]], visible_types: Sequence[str]
 ) -> base.Hidden:
-    """The hidden names with the ENUM types that no shown column has; `shown` are the types of these."""
-    enums = [(name, labels) for name, labels in types if labels]
-    unshown = [(name, labels) for name, labels in enums if not any(_enum(labels) in kind for kind in shown)]
-    if not unshown:
+    """The hidden names with the ENUM types that no column has but hidden ones."""
+    others: list[str] = []  # other types of the database, which may hold such an ENUM
+    names: list[str] = []
+    values: list[str] = []
+    for name, labels in types:
+        if not labels:
+            others.append(name)
+        elif not any(_enum(labels) in kind for kind in visible_types):
+            names.append(name)
+            values.append(",".join(labels))
+    if not names:
         return hidden
-    # Other types of the database's own may hold such an ENUM, and a text may name it.
-    others = [name for name, labels in types if not labels]
-    names = [name for name, _ in unshown]
-    values = [",".join(labels) for _, labels in unshown]
-    return hidden.extended(types=[*others, *names, *values], functions=_TAKE_TYPES)
+    return hidden.extended(types=[*others, *names, *values], functions=_TAKE_TYPES)  # whose texts may name a type
 
 
 def _enum(labels: Iterable[str]) -> str:

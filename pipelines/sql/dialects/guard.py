@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, RawResult, failure
 
 MAX_SQL = 100_000  # characters; their tokens are looked at in a quarter of a second
-MAX_DEPTH = 200  # of brackets: the parsers of these engines take time and memory that grow fast with it
+MAX_DEPTH = 200  # brackets in brackets: the parsers of these engines take time and memory that grow fast with it
 
 TOKEN = re.compile(
     r"""
@@ -119,7 +119,7 @@ _DUCKDB = """
     uuidv4 uuidv7 variant_array_length variant_contains variant_exists variant_extract variant_extract_string
     variant_keys variant_type variant_typeof wavg weekday weekofyear weighted_avg xor yearweek
 """
-# What DuckDB's grammar has before a bracket beside functions: forms of a call, samples, types.
+# Words that DuckDB's grammar has before a bracket and that are no functions: forms of a call, samples, types.
 _DUCKDB_FORMS = "bernoulli enum ifnull nulls percent pivot_longer pivot_wider reservoir system try try_cast union"
 _POSTGRES = """
     width_bucket scale min_scale trim_scale acosd asind atand cosd sind tand
@@ -178,7 +178,7 @@ STARTS = {
 }
 
 
-def check(sql: str, engine: str) -> RawResult | None:
+def token_refusal(sql: str, engine: str) -> RawResult | None:
     """The refusal of a statement; None if it may run."""
     if len(sql) > MAX_SQL:
         return failure(LIMIT, "sql_too_long", f"the query is longer than {MAX_SQL:,} characters")
@@ -188,14 +188,14 @@ def check(sql: str, engine: str) -> RawResult | None:
         return failure(ERROR, "syntax", "the query is not valid text")
     token = DUCKDB_TOKEN if engine == "duckdb" else TOKEN
     tokens, rest = lexed(sql, token)
-    over = rest
-    while over:  # nothing to run is left in semicolons, spaces and comments
-        more, remainder = lexed(over.lstrip(";"), token)
-        if more or remainder == over:
+    unread = rest
+    while unread:  # nothing to run is left in semicolons, spaces and comments
+        further_tokens, remainder = lexed(unread.lstrip(";"), token)
+        if further_tokens or remainder == unread:
             if rest.startswith(";"):
                 return failure(REFUSED, "several_statements", "only one statement may be run at a time")
             return failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {rest[:20]!r}")
-        over = remainder
+        unread = remainder
     if not tokens:
         return failure(ERROR, "empty", "there is no query to run")
     start = tokens[0][1]
@@ -203,7 +203,8 @@ def check(sql: str, engine: str) -> RawResult | None:
         if start in STATEMENTS:
             return failure(REFUSED, "not_authorized", f"not authorized: {start.upper()}")
         return failure(ERROR, "syntax", f"syntax error at or near {start!r}")
-    depth = deepest = 0
+    depth = 0
+    deepest = 0
     for _, word in tokens:
         depth += (word == "(") - (word == ")")
         deepest = max(deepest, depth)
@@ -249,7 +250,7 @@ def _width(tokens: Sequence[tuple[str, str]], engine: str) -> float:
 
 
 def body(sql: str, token: re.Pattern[str] = TOKEN) -> str:
-    """A statement that passed `check`, without the semicolon at its end and what follows that."""
+    """A statement that passed `token_refusal`, without the semicolon at its end and what follows that."""
     return sql[: len(sql) - len(lexed(sql, token)[1])] if ";" in sql else sql
 
 

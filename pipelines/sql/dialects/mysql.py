@@ -23,7 +23,7 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role
-from pipelines.sql.dialects.guard import TOKEN, body, check, common_tables, lexed, word_refusal
+from pipelines.sql.dialects.guard import TOKEN, body, common_tables, lexed, token_refusal, word_refusal
 
 if TYPE_CHECKING:
     import pymysql
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MODE = "ANSI_QUOTES,IGNORE_SPACE,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,ONLY_FULL_GROUP_BY,NO_ENGINE_SUBSTITUTION"
 PORT = 3306
 READING_SECONDS = 5.0  # in which a server says its SQL mode
-# By the error number: errors of the statement first, then of the server's limits and of the server itself.
+# Status and class by error number: errors of the statement first, then of the server's limits and of the server itself.
 _NUMBERS = {
     1146: (ERROR, "no_such_table"), 1054: (ERROR, "no_such_column"), 1052: (ERROR, "ambiguous_column"),
     1305: (ERROR, "no_such_function"), 1582: (ERROR, "wrong_arguments"), 1064: (ERROR, "syntax"),
@@ -67,24 +67,26 @@ _RESERVED = """
 # The grants of a plain reader: nothing on the server, SELECT on databases and tables that are named.
 _GRANT = re.compile(r"GRANT (USAGE ON \*\.\*|(SELECT|SELECT \([^)]*\))(, SHOW VIEW)? ON [`'\"])", re.IGNORECASE)
 _PUBLIC_GRANT = re.compile(r"GRANT (?P<rights>.+) ON (?P<place>.+) TO \W?PUBLIC\W?(?P<option> WITH GRANT OPTION)?")
-_RIGHT = re.compile(r"((?:[A-Z]+ ?)+)(\([^)]*\))?(?:, |$)")  # one of a grant, with its columns
+_RIGHT = re.compile(r"((?:[A-Z]+ ?)+)(\([^)]*\))?(?:, |$)")  # a right in a grant, with its columns
 _BACKTICKED = re.compile(r"`(?:[^`\r\n]|``)+`")
 # Comments whose text this engine runs, unlike the lexer of `guard`.
 _RUNNING_COMMENTS = ("/*!", "/*M", "/*m", "/*+")
 _SCHEMAS = frozenset(("mysql", "performance_schema", "sys"))
-_DESCRIBED = (
+_FORBIDDEN_WORDS = frozenset(("#", "@", "into", "lock", "procedure"))
+_DESCRIPTIONS = (
     "check_constraints", "columns", "key_column_usage", "referential_constraints", "schemata", "table_constraints",
     "tables", "views",
 )  # fmt: skip
 _BEFORE_STAR = frozenset((".", ",", "select", "distinct", "distinctrow", "all"))
 _AFTER_STAR = frozenset((",", "from", "into", "union", "except", "intersect", "where", "limit", "order", "group", ""))
-# Of all databases: a statement may name another than its own, and a view may read one. `sys` has views of the server.
+# The condition for all databases of users: a statement or a view may name another than its own. `sys` has views of the
+# server.
 _OTHERS = "table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')"
 _VIEWS = f"SELECT table_name, view_definition FROM information_schema.views WHERE {_OTHERS}"
 _COMPUTED = (
     f"SELECT table_name, column_name FROM information_schema.columns WHERE {_OTHERS} AND generation_expression > ''"
 )
-# What shows the rows of other tables (MERGE, FEDERATED, CONNECT and their kin), and sequences.
+# Tables that show the rows of others (MERGE, FEDERATED, CONNECT and their kin), and sequences.
 _ELSEWHERE = f"""
 SELECT table_name FROM information_schema.tables WHERE {_OTHERS} AND table_type <> 'VIEW' AND (
     table_type = 'SEQUENCE'
@@ -94,9 +96,9 @@ SELECT table_name FROM information_schema.tables WHERE {_OTHERS} AND table_type 
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _DIGITS = re.compile(r"0(x[0-9a-f]+|b[01]+)\b", re.IGNORECASE)  # a number, though letters follow its first digit
 _OPTIONS = ("sql_mode", "ssl_mode", "ssl_ca", "ssl_cert", "ssl_key")
-# The SQL modes that change no more than the meaning of the tokens that this module knows. Those of other products, with
-# a grammar of their own, and what is not known here are left out of a session's mode.
-_KEPT_MODES = frozenset(
+# The SQL modes that change no more than the meaning of the tokens that this module knows. A session's mode leaves out
+# modes of other products, with a grammar of their own, and unknown ones.
+_READABLE_MODES = frozenset(
     """
     ALLOW_INVALID_DATES ANSI ANSI_QUOTES EMPTY_STRING_IS_NULL ERROR_FOR_DIVISION_BY_ZERO HIGH_NOT_PRECEDENCE
     IGNORE_SPACE NO_AUTO_CREATE_USER NO_AUTO_VALUE_ON_ZERO NO_BACKSLASH_ESCAPES NO_DIR_IN_CREATE NO_ENGINE_SUBSTITUTION
@@ -146,9 +148,10 @@ class Mysql(Dialect):
     @staticmethod
     def check_address(address: str) -> None:
         encryption_of(address)
-        asked = {mode.strip() for mode in (_asked_mode(address) or "").upper().split(",")} - {""}
-        if unknown := sorted(asked - _KEPT_MODES):
-            raise ValueError(f"sql_mode={unknown[0]} cannot be read here: {', '.join(sorted(_KEPT_MODES))} can")
+        modes = {mode.strip() for mode in (_address_mode(address) or "").upper().split(",")} - {""}
+        unknown = sorted(modes - _READABLE_MODES)
+        if unknown:
+            raise ValueError(f"sql_mode={unknown[0]} cannot be read here: {', '.join(sorted(_READABLE_MODES))} can")
 
     @classmethod
     def reading(cls, location: str) -> str:
@@ -158,13 +161,14 @@ class Mysql(Dialect):
     @classmethod
     def remarks(cls, location: str) -> list[str]:
         modes = _modes_of(cls.locate(location))
-        whose = "the server's" if _asked_mode(location) is None else "the address's"
+        whose = "the server's" if _address_mode(location) is None else "the address's"
         lines = [f"SQL mode: {whose}, {','.join(sorted(modes)) or 'empty'}"]
         quotes = "names" if "ANSI_QUOTES" in modes else "texts"
         pipes = "joins texts" if "PIPES_AS_CONCAT" in modes else "is OR"
         escapes = "no sign of its own" if "NO_BACKSLASH_ESCAPES" in modes else "an escape"
         lines.append(f"  double quotes hold {quotes}, || {pipes}, a backslash in a text is {escapes}")
-        if dropped := sorted(modes - _KEPT_MODES):
+        dropped = sorted(modes - _READABLE_MODES)
+        if dropped:
             lines.append(f"  left out, for the sandbox cannot read its grammar: {', '.join(dropped)}")
         return lines
 
@@ -172,25 +176,29 @@ class Mysql(Dialect):
     def role(query: Query) -> Role:
         """The rights beside reading; the sandbox refuses a user who has one."""
         grants = [str(row[0]) for row in query("SHOW GRANTS")]
-        more = [grant for grant in grants if not is_reader(grant)]
-        writes = tuple(grant.partition(" TO ")[0] for grant in more)
-        of_public = [match for match in map(_PUBLIC_GRANT.fullmatch, more) if match is not None]
-        return Role(writes, bool(more), tuple(map(_revocation, of_public)), len(of_public) < len(more))
+        writes = [grant for grant in grants if not is_reader(grant)]
+        public = [match for match in map(_PUBLIC_GRANT.fullmatch, writes) if match is not None]
+        return Role(
+            writes=tuple(grant.partition(" TO ")[0] for grant in writes),
+            is_turned_away=bool(writes),
+            revocations=tuple(map(_revocation, public)),
+            has_own_writes=len(public) < len(writes),
+        )
 
     @staticmethod
     def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
         name = urlsplit(address).path.strip("/")
-        place = f"`{name.replace('`', '``')}`"
+        database = f"`{name.replace('`', '``')}`"
         return [
             f"CREATE USER '{name}_reader'@'%' IDENTIFIED BY 'a new password';",
-            f"GRANT SELECT, SHOW VIEW ON {place}.* TO '{name}_reader'@'%';",
+            f"GRANT SELECT, SHOW VIEW ON {database}.* TO '{name}_reader'@'%';",
         ]
 
     @staticmethod
     @contextlib.contextmanager
     def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
         """An open catalog; the server holds views to their time."""
-        with contextlib.closing(connect(location, view_seconds)) as connection:
+        with contextlib.closing(open_connection(location, view_seconds)) as connection:
 
             def query(sql: str) -> Iterable[Sequence[Any]]:
                 with connection.cursor() as cursor:
@@ -199,7 +207,7 @@ class Mysql(Dialect):
                     if sql != Mysql.keys_query:
                         return rows
                     # A key has a row for each column here, and one row with lists of columns in other engines.
-                    return [(table, kind, [name], of, [to]) for table, kind, name, of, to in rows]
+                    return [(table, kind, [column], to, [to_column]) for table, kind, column, to, to_column in rows]
 
             yield Catalog(query, query, time.monotonic() + view_seconds)
 
@@ -216,42 +224,57 @@ def _in_double_quotes(sql: str) -> str:
 
     Whatever comes of it, it is this text that is checked and run.
     """
-    parts, at = [], 0
+    pieces: list[str] = []
+    at = 0
     while at < len(sql):
         match = TOKEN.match(sql, at) or _BACKTICKED.match(sql, at)
         text = match[0] if match else sql[at]
-        is_name = text[0] == "`" and len(text) > 1
-        parts.append(base.quoted(text[1:-1].replace("``", "`")) if is_name else text)
+        if text[0] == "`" and len(text) > 1:
+            pieces.append(base.quoted(text[1:-1].replace("``", "`")))
+        else:
+            pieces.append(text)
         at += len(text)
-    return "".join(parts)
+    return "".join(pieces)
 
 
 def _server_refusal(sql: str) -> base.RawResult | None:
-    """The refusal of a statement that passed `guard.check`: the engine reads it otherwise, or it shows the server."""
+    """The refusal of a statement that passed `token_refusal`: the engine reads it otherwise, or it shows the server."""
+    reason = _misread_sign(sql) or _server_word(sql)
+    return base.failure(REFUSED, "not_authorized", reason) if reason else None
+
+
+def _misread_sign(sql: str) -> str:
+    """The reason to refuse a statement that the engine reads otherwise than `guard.lexed`; "" if there is none."""
     for match in TOKEN.finditer(sql):
-        text, after = match[0], sql[match.end() : match.end() + 1]
+        text = match[0]
+        after = sql[match.end() : match.end() + 1]
         if match.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
-            return base.failure(REFUSED, "not_authorized", "this part of SQL is not allowed here: a comment that runs")
+            return "this part of SQL is not allowed here: a comment that runs"
         # The server takes what looks like a number for a name: `2023_pay`, `2fa`, `1_2`.
         is_name = "_" in text or after == "_" or after.isalpha()
         if match.lastgroup == "number" and is_name and not _DIGITS.match(sql, match.start()):
-            return base.failure(REFUSED, "not_authorized", "a name that begins with a digit stands in backticks")
+            return "a name that begins with a digit stands in backticks"
         if match.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
-            return base.failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
-    tokens = lexed(sql)[0]
+            return "a comment starts with two dashes and a space"
+    return ""
+
+
+def _server_word(sql: str) -> str:
+    """The reason to refuse a statement whose words lock, write, or show the server; "" if there is none."""
+    tokens, _ = lexed(sql)
     words = [word for _, word in tokens]
     for (kind, word), after in zip(tokens, [*words[1:], ""], strict=True):
-        is_part = word in ("#", "@", "into", "lock", "procedure") or (word == "for" and after in ("update", "share"))
-        if is_part and kind != "name":
-            return base.failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {word}")
+        is_lock = word == "for" and after in ("update", "share")
+        if (is_lock or word in _FORBIDDEN_WORDS) and kind != "name":
+            return f"this part of SQL is not allowed here: {word}"
         if word in _SCHEMAS and after == ".":
-            return base.failure(REFUSED, "not_authorized", f"not authorized to use {word}")
+            return f"not authorized to use {word}"
     for first, second, third in zip(words, words[1:], words[2:], strict=False):
-        if (first, second) == ("information_schema", ".") and third not in _DESCRIBED:
-            return base.failure(REFUSED, "not_authorized", f"not authorized to use information_schema.{third}")
+        if (first, second) == ("information_schema", ".") and third not in _DESCRIPTIONS:
+            return f"not authorized to use information_schema.{third}"
         if first in ("next", "previous") and (second, third) == ("value", "for"):
-            return base.failure(REFUSED, "not_authorized", "not authorized to use a sequence")
-    return None
+            return "not authorized to use a sequence"
+    return ""
 
 
 def _statement_names(sql: str) -> base.StatementNames:
@@ -260,26 +283,21 @@ def _statement_names(sql: str) -> base.StatementNames:
     """
     tokens, rest = lexed(sql)
     words = [base.fold(word) if kind in ("word", "name") else word for kind, word in tokens]
-    places = [at for at, (kind, _) in enumerate(tokens) if kind in ("word", "name")]
-    common = {base.fold(name): places for name, places in common_tables(sql).items()}
-    is_own = {
-        at
-        for at in places
-        if words[at] in common
-        and (at == common[words[at]][0] or at > common[words[at]][1])
-        and words[at - 1 : at] != ["."]
-    }
-    is_own |= {at for at in places if tokens[at - 1 : at] == [("word", "as")]}  # a name that the statement gives
+    names = [at for at, (kind, _) in enumerate(tokens) if kind in ("word", "name")]
+    given = _given_names(tokens, words, names, sql)
     # Which table a name may stand for: itself, one before it, one that has its alias further on.
-    tables_of: dict[str, set[str]] = {words[at]: {words[at]} for at in places}
-    for at in places:
+    tables_of: dict[str, set[str]] = {words[at]: {words[at]} for at in names}
+    for at in names:
         after = words[at + 1 : at + 3]
-        alias = after[1:2] if after[:1] == ["as"] else after[:1]
         if after[:1] in (["for"], ["partition"]):
-            alias = list(tables_of)
-        for name in alias:
-            tables_of.setdefault(name, {name}).add(words[at])
-    parts = [_query_names(tokens, words, own, outer, is_own, tables_of) for own, outer in _queries(words)]
+            aliases = list(tables_of)
+        elif after[:1] == ["as"]:
+            aliases = after[1:2]
+        else:
+            aliases = after[:1]
+        for alias in aliases:
+            tables_of.setdefault(alias, {alias}).add(words[at])
+    parts = [_query_names(tokens, words, places, outer, given, tables_of) for places, outer in _queries(words)]
     return base.StatementNames(
         relations=frozenset(),
         rows=frozenset(),
@@ -290,54 +308,73 @@ def _statement_names(sql: str) -> base.StatementNames:
     )
 
 
+def _given_names(tokens: Sequence[tuple[str, str]], words: Sequence[str], names: Sequence[int], sql: str) -> set[int]:
+    """The places of names that the statement gives: behind AS, and those of its common table expressions."""
+    common = {base.fold(name): places for name, places in common_tables(sql).items()}
+    given: set[int] = set()
+    for at in names:
+        if tokens[at - 1 : at] == [("word", "as")]:
+            given.add(at)
+        elif words[at] in common and words[at - 1 : at] != ["."]:
+            definition, scope_start = common[words[at]]
+            if at == definition or at > scope_start:
+                given.add(at)
+    return given
+
+
 def _queries(words: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """The places of each query's own words, and of those of the queries around it."""
+    """For each query, the places of its words outside its subqueries, and of the words of the queries around it."""
     queries: list[tuple[list[int], list[list[int]]]] = [([], [])]
     open_brackets = [queries[0]]
     for at, word in enumerate(words):
-        own, around = open_brackets[-1]
+        places, around = open_brackets[-1]
         if word == "(" and words[at + 1 : at + 2] in (["select"], ["with"], ["values"], ["table"]):
-            own.append(at)
-            queries.append(([], [*around, own]))
+            places.append(at)
+            queries.append(([], [*around, places]))
             open_brackets.append(queries[-1])
         elif word == "(":
-            own.append(at)
+            places.append(at)
             open_brackets.append(open_brackets[-1])
         else:
             if word == ")" and len(open_brackets) > 1:
                 open_brackets.pop()
             open_brackets[-1][0].append(at)
-    return [(own, [at for places in around for at in places]) for own, around in queries]
+    return [(places, list(itertools.chain.from_iterable(around))) for places, around in queries]
 
 
 def _query_names(
     tokens: Sequence[tuple[str, str]],
     words: Sequence[str],
-    own: Sequence[int],
+    places: Sequence[int],
     outer: Sequence[int],
-    is_own: Container[int],
+    given: Container[int],
     tables_of: Mapping[str, set[str]],
 ) -> base.StatementNames:
-    """The names in one query, by the places of its words."""
+    """The names in one query, by the places of its words; `given` are places of names that the statement gives."""
     names: set[str] = set()
     uses: set[tuple[str, ...]] = set()
     columns: set[tuple[str, str]] = set()
     starred: set[str] = set()
     reads_all = False
-    for place, at in enumerate(own):
-        kind, word = tokens[at][0], words[at]
-        before = words[own[place - 1]] if place else ""
-        after = words[own[place + 1]] if place + 1 < len(own) else ""
-        owners = tables_of.get(words[at - 2], set()) if before == "." and at - 2 not in is_own else set()
+    query_words = [words[at] for at in places]
+    for at, word, before, after in zip(
+        places, query_words, ["", *query_words[:-1]], [*query_words[1:], ""], strict=False
+    ):
+        kind = tokens[at][0]
+        owners: set[str] = set()
+        if before == "." and at - 2 not in given:
+            owners = tables_of.get(words[at - 2], set())
         if kind == "sign" and word == "*" and before == ".":
             starred |= owners
         elif kind == "sign" and word == "*" and before != "(":
             reads_all = reads_all or before in _BEFORE_STAR or after in _AFTER_STAR
-        elif kind in ("word", "name") and at not in is_own:
+        elif kind in ("word", "name") and at not in given:
             names.add(word)
             reads_all = reads_all or word in ("natural", "table") or (word, after) == ("partition", "(")
             columns |= {(owner, word) for owner in owners}
-            uses |= set() if before == "." else {(word,)}
+            if before != ".":
+                uses.add((word,))
+    outer_names = {words[at] for at in outer if tokens[at][0] in ("word", "name") and at not in given}
     return base.StatementNames(
         relations=frozenset(names),
         rows=frozenset(),
@@ -346,7 +383,7 @@ def _query_names(
         catalogue=False,
         columns=frozenset(columns),
         starred=frozenset(starred | names if reads_all else starred),
-        outer=frozenset(words[at] for at in outer if tokens[at][0] in ("word", "name") and at not in is_own),
+        outer=frozenset(outer_names),
     )
 
 
@@ -356,11 +393,14 @@ def is_reader(grant: str) -> bool:
 
 
 def _revocation(grant: re.Match[str]) -> str:
-    """The statement that takes from PUBLIC what a grant gives it beside reading."""
-    rights = [(name.strip(), columns or "") for name, columns in _RIGHT.findall(grant["rights"])]
-    more = [f"{name} {columns}".strip() for name, columns in rights if name not in ("SELECT", "SHOW VIEW", "USAGE")]
-    more += ["GRANT OPTION"] if grant["option"] else []
-    statement = f"REVOKE {', '.join(more)} ON {grant['place']} FROM PUBLIC;"
+    """The statement that takes from PUBLIC the rights of a grant but those of a reader."""
+    rights = []
+    for name, columns in _RIGHT.findall(grant["rights"]):
+        if name.strip() not in ("SELECT", "SHOW VIEW", "USAGE"):
+            rights.append(f"{name.strip()} {columns}".strip())
+    if grant["option"]:
+        rights.append("GRANT OPTION")
+    statement = f"REVOKE {', '.join(rights)} ON {grant['place']} FROM PUBLIC;"
     return re.sub(r'"((?:[^"]|"")*)"', lambda match: f"`{match[1]}`", statement)  # as any mode reads names
 
 
@@ -369,11 +409,14 @@ def encryption_of(address: str) -> dict[str, Any]:
     MySQL's own client a certificate authority without a mode is VERIFY_CA.
     """
     options = {key.replace("-", "_").lower(): value for key, value in parse_qsl(urlsplit(address).query)}
-    if unknown := [key for key in options if key not in _OPTIONS]:
+    unknown = [key for key in options if key not in _OPTIONS]
+    if unknown:
         raise ValueError(f"the option {unknown[0]!r} of a MySQL address is not known: {', '.join(_OPTIONS)} are")
-    own = ("ssl_mode", "sql_mode")
-    files = {key.removeprefix("ssl_"): value for key, value in options.items() if key not in own}
-    mode = options.get("ssl_mode", "VERIFY_CA" if "ca" in files else "REQUIRED" if files else "PREFERRED").upper()
+    files = {key.removeprefix("ssl_"): value for key, value in options.items() if key not in ("ssl_mode", "sql_mode")}
+    default = "REQUIRED" if files else "PREFERRED"
+    if "ca" in files:
+        default = "VERIFY_CA"
+    mode = options.get("ssl_mode", default).upper()
     if mode not in _MODES:
         raise ValueError(f"ssl_mode={mode} is not known: {', '.join(_MODES)} are")
     if mode in ("DISABLED", "PREFERRED"):
@@ -386,7 +429,7 @@ def encryption_of(address: str) -> dict[str, Any]:
     return {"ssl": {**files, "check_hostname": mode == "VERIFY_IDENTITY", "verify_mode": checks}}
 
 
-def connect(
+def open_connection(
     location: str, seconds: float, unbuffered: bool = False, mode: str | None = MODE
 ) -> pymysql.Connection[Any]:
     """A connection whose statements may only read, and take so many seconds. Without a mode it has that of the address,
@@ -398,15 +441,16 @@ def connect(
     from pymysql.cursors import Cursor, SSCursor
 
     as_text = {getattr(FIELD_TYPE, name) for name in _PLAIN.split() if hasattr(FIELD_TYPE, name)}
-    parts, encryption = urlsplit(location), encryption_of(location)
+    address = urlsplit(location)
+    encryption = encryption_of(location)
     connection = pymysql.connect(
-        host=parts.hostname or "127.0.0.1",
-        port=parts.port or PORT,
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        database=unquote(parts.path.strip("/")) or None,
+        host=address.hostname or "127.0.0.1",
+        port=address.port or PORT,
+        user=unquote(address.username or ""),
+        password=unquote(address.password or ""),
+        database=unquote(address.path.strip("/")) or None,
         charset="utf8mb4",
-        sql_mode=mode if mode is not None else _asked_mode(location),
+        sql_mode=mode if mode is not None else _address_mode(location),
         autocommit=True,
         local_infile=False,
         connect_timeout=max(2, int(seconds)),
@@ -429,7 +473,7 @@ def connect(
     return connection
 
 
-def _asked_mode(location: str) -> str | None:
+def _address_mode(location: str) -> str | None:
     """The SQL mode that an address names; None if it names none."""
     options = parse_qsl(urlsplit(location).query, keep_blank_values=True)
     modes = (value for key, value in options if key.replace("-", "_").lower() == "sql_mode")
@@ -446,12 +490,12 @@ def server_mode(connection: pymysql.Connection[Any]) -> frozenset[str]:
 
 def session_mode(server: Set[str]) -> str:
     """The SQL mode of a session whose statements are meant in the server's: names stand in double quotes there."""
-    return ",".join(sorted((server & _KEPT_MODES) | {"ANSI_QUOTES"}))
+    return ",".join(sorted((server & _READABLE_MODES) | {"ANSI_QUOTES"}))
 
 
 @functools.cache
 def _pieces(has_ansi_quotes: bool, has_escapes: bool) -> re.Pattern[str]:
-    """What a statement is written anew by: its comments, texts and names as the server reads them."""
+    """The pattern of a statement's comments, texts and names as the server reads them."""
     unit = r"[^{0}\\]|\\.|{0}{0}" if has_escapes else "[^{0}]|{0}{0}"
     double = 'name>"(?:[^"]|"")+"' if has_ansi_quotes else f'double>"(?:{unit.format(chr(34))})*"'
     texts = f"(?P<single>'(?:{unit.format(chr(39))})*')|(?P<{double})"
@@ -464,10 +508,11 @@ def rewritten(sql: str, server: Set[str]) -> str:
     has_escapes = "NO_BACKSLASH_ESCAPES" not in server
 
     def piece(match: re.Match[str]) -> str:
-        text, kind = match[0], match.lastgroup
+        text = match[0]
+        kind = match.lastgroup
         if kind == "single" and has_escapes:
             return "'" + _unescaped(text[1:-1], "'", has_escapes) + "'"
-        if kind == "double":  # apart from what stands beside it: x"41" and 'a'"b" are two tokens
+        if kind == "double":  # blanks around it, for x"41" and 'a'"b" are two tokens
             return " '" + _unescaped(text[1:-1], '"', has_escapes) + "' "
         if kind == "ticks":
             return base.quoted(text[1:-1].replace("``", "`"))
@@ -481,8 +526,9 @@ def _unescaped(text: str, quote: str, has_escapes: bool) -> str:
 
     def unit(match: re.Match[str]) -> str:
         sign = match[0][-1]
-        is_quote = sign in "'\""
-        return sign.replace("'", "''") if is_quote else match[0]
+        if sign == "'":
+            return "''"
+        return sign if sign == '"' else match[0]
 
     escape = r"\\.|" if has_escapes else ""
     return re.sub(rf"{escape}{quote}{quote}|'", unit, text, flags=re.DOTALL)
@@ -490,20 +536,38 @@ def _unescaped(text: str, quote: str, has_escapes: bool) -> str:
 
 # The modes that the analysis of a statement must know, and their part of a reading's name.
 READINGS = (("ANSI_QUOTES", "ansi"), ("PIPES_AS_CONCAT", "pipes"), ("NO_BACKSLASH_ESCAPES", "raw"))
-_known_modes: dict[str, frozenset[str]] = {}  # by address: servers that were asked once
+_known_modes: dict[str, frozenset[str]] = {}  # SQL modes by address, for servers that were asked once
 
 
 def _modes_of(location: str) -> frozenset[str]:
-    """The SQL modes in which a database's statements are meant; of a server that does not answer none."""
+    """The SQL modes in which a database's statements are meant; no modes if the server does not answer."""
     import pymysql
 
     if location not in _known_modes:
         try:
-            with contextlib.closing(connect(location, READING_SECONDS, mode=None)) as connection:
+            with contextlib.closing(open_connection(location, READING_SECONDS, mode=None)) as connection:
                 _known_modes[location] = server_mode(connection)
         except (pymysql.Error, OSError, ValueError):
             return frozenset()
     return _known_modes[location]
+
+
+def _view_names(query: str) -> base.StatementNames | None:
+    """The names in a view's query, as the server writes it: names in backticks, texts with backslashes, and the
+    database before each function that is not its own. None if the server does not show the query, if the query calls
+    such a function or another that no statement may call, or if we cannot read it to its end.
+    """
+    text = _in_double_quotes(_ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query))
+    tokens, rest = lexed(text)
+    if not tokens or rest:
+        return None
+    for (kind, _), (_, after) in itertools.pairwise(tokens):
+        if kind == "name" and after == "(":
+            return None
+    for at, (kind, word) in enumerate(tokens):
+        if kind == "word" and word_refusal(tokens, at, word, "mysql"):
+            return None
+    return _statement_names(text)
 
 
 class MysqlSession(base.DatabaseSession):
@@ -520,10 +584,10 @@ class MysqlSession(base.DatabaseSession):
 
         try:
             if self._server_mode is None:
-                with contextlib.closing(connect(self._location, self.bounds.timeout_s, mode=None)) as first:
+                with contextlib.closing(open_connection(self._location, self.bounds.timeout_s, mode=None)) as first:
                     self._server_mode = server_mode(first)
             mode = session_mode(self._server_mode)
-            connection = connect(self._location, self.bounds.timeout_s, unbuffered=True, mode=mode)
+            connection = open_connection(self._location, self.bounds.timeout_s, unbuffered=True, mode=mode)
             if not checks_grants:
                 return connection
             with connection.cursor() as cursor:
@@ -543,7 +607,7 @@ class MysqlSession(base.DatabaseSession):
         self._connection = connection
         server = self._server_mode or frozenset()
         sql = rewritten(sql, server)
-        refused = check(sql, "mysql") or _server_refusal(sql)
+        refused = token_refusal(sql, "mysql") or _server_refusal(sql)
         if refused is None and "NO_BACKSLASH_ESCAPES" not in server:
             texts = (match[0] for match in TOKEN.finditer(sql) if match.lastgroup == "text")
             if not all(map(_BACKSLASHED.fullmatch, texts)):  # `guard` and the server must read the same tokens
@@ -557,7 +621,10 @@ class MysqlSession(base.DatabaseSession):
         cursor = connection.cursor()
 
         def kill() -> None:
-            with contextlib.closing(connect(self._location, self.bounds.timeout_s)) as other, other.cursor() as killer:
+            with (
+                contextlib.closing(open_connection(self._location, self.bounds.timeout_s)) as other,
+                other.cursor() as killer,
+            ):
                 killer.execute(f"KILL QUERY {connection.thread_id()}")
 
         try:
@@ -572,19 +639,6 @@ class MysqlSession(base.DatabaseSession):
 
     def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names, what is computed from them, and the views of all databases that read them."""
-
-        def named(query: str) -> base.StatementNames | None:
-            """The names in a view's query, as the server writes it: names in backticks, texts with backslashes, and the
-            database before each function that is not its own. None if the server does not show the query, if the query
-            calls such a function or another that no statement may call, or if we cannot read it to its end.
-            """
-            text = _in_double_quotes(_ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query))
-            tokens, rest = lexed(text)
-            calls = any(kind == "name" and after == "(" for (kind, _), (_, after) in itertools.pairwise(tokens))
-            places = [at for at, (kind, _) in enumerate(tokens) if kind == "word"]
-            calls = calls or any(word_refusal(tokens, at, tokens[at][1], "mysql") for at in places)
-            return _statement_names(text) if tokens and not rest and not calls else None
-
         self._connection = self._connection or self._connect(checks_grants=False)
         with self._connection.cursor() as cursor:
             cursor.execute(_COMPUTED)
@@ -592,7 +646,7 @@ class MysqlSession(base.DatabaseSession):
             cursor.execute(_ELSEWHERE)
             hidden = hidden.extended([str(row[0]) for row in cursor.fetchall()])
             cursor.execute(_VIEWS)
-            return hidden.with_views([(str(name), named(str(sql or ""))) for name, sql in cursor.fetchall()])
+            return hidden.with_views([(str(name), _view_names(str(sql or ""))) for name, sql in cursor.fetchall()])
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
         import pymysql
@@ -600,7 +654,8 @@ class MysqlSession(base.DatabaseSession):
         if not isinstance(error, pymysql.Error) or not error.args or not isinstance(error.args[0], int):
             return None
         status, error_class = _NUMBERS.get(error.args[0], (ERROR, "runtime"))
-        return status, error_class, "the server gave no answer" if status == UNAVAILABLE else str(error.args[-1])
+        message = "the server gave no answer" if status == UNAVAILABLE else str(error.args[-1])
+        return status, error_class, message
 
     def probe(self) -> None:
         self._connection = self._connect()

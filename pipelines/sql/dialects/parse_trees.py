@@ -18,11 +18,11 @@ from pipelines.sql.dialects.guard import FUNCTIONS, HIDDEN
 Node = Mapping[str, Any]
 
 
-def _words(text: str) -> frozenset[str]:
+def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_DUCKDB_NODES = _words(
+_DUCKDB_NODES = _word_set(
     """
     select_node set_operation_node recursive_cte_node cte_node
     base_table subquery join table_function expression_list empty pivot show_ref
@@ -31,29 +31,28 @@ _DUCKDB_NODES = _words(
     positional_reference star type window
     """
 )
-# What the parser itself writes for an operator or a special form.
-_DUCKDB_FORMS = _words(
+# Functions that the parser itself writes for an operator or a special form.
+_DUCKDB_FORMS = _word_set(
     """
     timezone like_escape not_like_escape ilike_escape not_ilike_escape list_apply list_filter list_transform
     struct_extract array_extract array_slice row map trim overlay position substring date_part count_star unnest
     """
 )
-_DUCKDB_LEAVES = _words(
+_DUCKDB_LEAVES = _word_set(
     "LOGICAL_CTE_REF LOGICAL_DELIM_GET LOGICAL_DUMMY_SCAN LOGICAL_EMPTY_RESULT LOGICAL_EXPRESSION_GET"
 )
-_DUCKDB_TABLE_FUNCTIONS = _words(
-    "generate_series json_each json_tree range repeat repeat_row unnest"
-)  # others take a table by its name
-# The fields whose text names no column that is read; what another field holds may be one. Of `path`, see `uses`.
-_DUCKDB_NAMELESS = _words(
+# Other table functions take a table by its name.
+_DUCKDB_TABLE_FUNCTIONS = _word_set("generate_series json_each json_tree range repeat repeat_row unnest")
+# The fields whose text names no column that is read; another field may hold one. For `path` see `_duckdb_uses`.
+_DUCKDB_NAMELESS = _word_set(
     """
     class type alias aliases key catalog schema path table_name type_name function_name collation identifier kind text
     value id join_type ref_type aggregate_handling start end exclude_clause syntax_type comparison_type subquery_type
     setop_type null_order nearest_order_type materialized with_ordinality method
     """
 )
-_SHOWN = frozenset(('"tables"',))  # of what SHOW can show: the names of the tables
-_POSTGRES_NODES = _words(
+_SHOWABLE = frozenset(('"tables"',))  # the names of the tables; SHOW can show more
+_POSTGRES_NODES = _word_set(
     """
     SelectStmt ResTarget ColumnRef A_Star A_Const A_Expr A_ArrayExpr A_Indices A_Indirection BoolExpr BooleanTest
     CaseExpr CaseWhen CoalesceExpr CollateClause CommonTableExpr CTESearchClause CTECycleClause ColumnDef FuncCall
@@ -63,25 +62,28 @@ _POSTGRES_NODES = _words(
     """
 )
 # The special forms of SQL that the parser turns into calls.
-_POSTGRES_FORMS = _words(
+_POSTGRES_FORMS = _word_set(
     """
     extract timezone position substring btrim ltrim rtrim overlay normalize is_normalized xmlexists overlaps
     like_escape similar_to_escape similar_escape system bernoulli
     """
 )
-# As `_DUCKDB_NAMELESS`, of fields that hold a list of names.
-_POSTGRES_NAMELESS = _words("funcname names name colnames aliascolnames collname")
-_TRIMS, _MOST_TRIMMED = ("btrim", "ltrim", "rtrim"), 100
+# The fields that hold a list of names, none of them a column's.
+_POSTGRES_NAMELESS = _word_set("funcname names name colnames aliascolnames collname")
+_TRIMS = ("btrim", "ltrim", "rtrim")
+_MAX_TRIMMED = 100  # characters that they may be asked to trim
 _DATES = ("SVFOP_CURRENT_DATE", "SVFOP_CURRENT_TIME", "SVFOP_LOCALTIME")  # the other words tell who is connected
-# What describes the tables; the rest of this schema describes the server, its roles and who may do what.
-_DESCRIBED = _words(
+# Views of information_schema that describe the tables; the rest describes the server, its roles and their rights.
+_DESCRIPTIONS = _word_set(
     """
     check_constraints columns constraint_column_usage key_column_usage referential_constraints schemata
     table_constraints tables views
     """
 )
 # Types whose values are looked up in the catalog: a cast from a number names any role, table or function of the server.
-_LOOKED_UP = _words("regclass regcollation regdictionary regnamespace regoper regoperator regproc regprocedure regrole")
+_LOOKED_UP = _word_set(
+    "regclass regcollation regdictionary regnamespace regoper regoperator regproc regprocedure regrole"
+)
 _DIRECTIONS = frozenset(("ASCENDING", "DESCENDING", "ORDER_DEFAULT"))
 _SYSTEM = frozenset(("pg_catalog", "pg_toast", "system", "temp", "pg_temp"))
 
@@ -90,17 +92,17 @@ def duckdb_refusal(
     sql: str,
     serialize: Callable[[str], str],
     hidden: Hidden | None = None,
-    named: Callable[[Any], StatementNames] | None = None,
+    names_in: Callable[[Any], StatementNames] | None = None,
 ) -> RawResult | None:
     """The refusal of a statement by DuckDB's own json_serialize_sql, which takes queries only; None if it may run.
-    `named` gives the names in its tree, see `duckdb_names`.
+    `names_in` gives the names in its tree, see `duckdb_names`.
     """
     parsed = json.loads(serialize(sql))
     if parsed["error"]:
         if parsed.get("error_type") == "parser":
             return _syntax_error(parsed["error_message"])
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    return _tree_refusal(parsed["statements"], _duckdb_node_refusal, hidden, named or _duckdb_tree_names)
+    return _tree_refusal(parsed["statements"], _duckdb_node_refusal, hidden, names_in or _duckdb_tree_names)
 
 
 def duckdb_body(sql: str, serialize: Callable[[str], str]) -> Any:
@@ -108,8 +110,9 @@ def duckdb_body(sql: str, serialize: Callable[[str], str]) -> Any:
     parsed = json.loads(serialize(sql))
     if parsed["error"] or len(parsed["statements"]) != 1:
         return None
-    is_refused = any(_duckdb_node_refusal(node) for node in _nodes(parsed["statements"]))
-    return None if is_refused else parsed["statements"]
+    if any(_duckdb_node_refusal(node) for node in _nodes(parsed["statements"])):
+        return None
+    return parsed["statements"]
 
 
 def duckdb_names(tree: Any, plan: str, views: Container[str]) -> StatementNames:
@@ -132,10 +135,12 @@ def duckdb_reads(plans: Any) -> frozenset[tuple[str, str]] | None:
     for node in _nodes(plans):
         kind = node.get("type")
         if kind == "LOGICAL_GET" and node["qname"]["path"] == ["seq_scan"]:
-            table, names = node["function_data"]["table"], node["names"]
+            table = node["function_data"]["table"]
+            names = node["names"]
             reads.add((table, ""))
-            places = [index["index"] for index in node.get("column_indexes", ())]
-            reads |= {(table, names[place]) for place in places if place < len(names)}  # beyond them: a row's number
+            for index in node.get("column_indexes", ()):
+                if index["index"] < len(names):  # beyond them: a row's number
+                    reads.add((table, names[index["index"]]))
         elif kind == "LOGICAL_GET":
             if node["qname"]["path"][-1] not in _DUCKDB_TABLE_FUNCTIONS:
                 return None
@@ -152,7 +157,7 @@ def _is_type_of_query(tree: Any) -> bool:
 
 def _duckdb_enums(plans: Any) -> Iterator[Sequence[str]]:
     """The values of the ENUM types of all that a plan computes."""
-    for node in _nodes(plans, without="returned_types"):  # of all columns of a table, also of those that are not read
+    for node in _nodes(plans, without="returned_types"):  # it has types of columns that are not read, too
         if node.get("type") == "ENUM_TYPE_INFO":
             yield node.get("values", ())
 
@@ -175,8 +180,9 @@ def postgres_refusal(
         return failure(ERROR, "empty", "there is no query to run")
     if "SelectStmt" not in statements[0]["stmt"]:
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    refused = functools.partial(_postgres_node_refusal, calls, (None, "information_schema", *schemas))
-    return _tree_refusal(statements, refused, hidden, functools.partial(_postgres_tree_names, visible=visible))
+    node_refusal = functools.partial(_postgres_node_refusal, calls, (None, "information_schema", *schemas))
+    names_in = functools.partial(_postgres_tree_names, visible=visible)
+    return _tree_refusal(statements, node_refusal, hidden, names_in)
 
 
 def postgres_names(sql: str, visible: Mapping[str, str], pure: Container[str]) -> StatementNames | None:
@@ -206,13 +212,18 @@ def _syntax_error(message: str) -> RawResult:
 
 
 def _tree_refusal(
-    statements: list[Any], refused: Callable[[Node], str], hidden: Hidden | None, named: Callable[[Any], StatementNames]
+    statements: list[Any],
+    node_refusal: Callable[[Node], str],
+    hidden: Hidden | None,
+    names_in: Callable[[Any], StatementNames],
 ) -> RawResult | None:
     if len(statements) > 1:
         return failure(REFUSED, "several_statements", "only one statement may be run at a time")
-    if reason := next(filter(None, map(refused, _nodes(statements))), None):
-        return failure(REFUSED, "not_authorized", reason)
-    return None if hidden is None else hidden.refusal(named(statements))
+    for node in _nodes(statements):
+        reason = node_refusal(node)
+        if reason:
+            return failure(REFUSED, "not_authorized", reason)
+    return None if hidden is None else hidden.refusal(names_in(statements))
 
 
 def _nodes(tree: Any, without: str = "") -> Iterator[Node]:
@@ -229,18 +240,22 @@ def _nodes(tree: Any, without: str = "") -> Iterator[Node]:
 
 def _duckdb_node_refusal(node: Node) -> str:
     """The reason to refuse an object of DuckDB's tree; "" if there is none."""
+    if "function_name" in node:
+        reason = _function_refusal("duckdb", node["function_name"], _DUCKDB_FORMS)
+        if reason:
+            return reason
     kind = node.get("class") or node.get("type")
-    if "function_name" in node and (reason := _function_refusal("duckdb", node["function_name"], _DUCKDB_FORMS)):
-        return reason
     if not isinstance(kind, str) or kind.endswith("_TYPE_INFO") or kind in _DIRECTIONS:
         return ""  # no part of a query: the description of a type, the direction of a sort
     if kind.lower() not in _DUCKDB_NODES:
         return f"this part of SQL is not allowed here: {kind}"
     if kind == "BASE_TABLE":
         return _relation_refusal(node["qualified_name"]["path"])
-    if kind == "TABLE_FUNCTION" and node["function"]["function_name"].lower() not in _DUCKDB_TABLE_FUNCTIONS:
-        return f"not authorized to use table function: {node['function']['function_name']}"
-    if kind == "SHOW_REF" and not node.get("query") and node.get("table_name") not in _SHOWN:
+    if kind == "TABLE_FUNCTION":
+        function = node["function"]["function_name"]
+        if function.lower() not in _DUCKDB_TABLE_FUNCTIONS:
+            return f"not authorized to use table function: {function}"
+    if kind == "SHOW_REF" and not node.get("query") and node.get("table_name") not in _SHOWABLE:
         if node.get("show_type") != "SHOW_FROM":
             return f"not authorized to show {node.get('table_name')}"
         return _relation_refusal([str(node.get("schema_name")), "tables"])
@@ -260,23 +275,36 @@ def _postgres_node_refusal(calls: Mapping[str, bool], schemas: Sequence[str | No
         return "not authorized: only a query that reads"
     if "funcname" in node:
         name = node["funcname"][-1]["String"]["sval"]
-        for trimmed in node.get("args", ())[1:2] if name in _TRIMS else ():
-            # Each character of the text is looked up among all of these, and nothing interrupts the server at it.
-            constant = trimmed.get("A_Const", {}).get("sval")
-            if constant is None or len(constant.get("sval", "")) >= _MOST_TRIMMED:
-                return f"{name} takes a constant of fewer than {_MOST_TRIMMED} characters to trim"
-        return _function_refusal("postgres", name, _POSTGRES_FORMS)
-    dotted = [*filter(calls.get, _string_values(node.get("fields", ()))[1:])]
-    if dotted or (dotted := [name for name in _string_values(node.get("indirection", ())) if name in calls]):
-        return max(_function_refusal("postgres", name, _POSTGRES_FORMS) for name in dotted)
-    if "names" in node and (name := _string_values(node["names"])[-1].lower()) in _LOOKED_UP:
-        return f"not authorized to use type: {name}"
+        return _trim_refusal(name, node) or _function_refusal("postgres", name, _POSTGRES_FORMS)
+    dotted_calls = [name for name in _string_values(node.get("fields", ()))[1:] if calls.get(name)]
+    if not dotted_calls:
+        dotted_calls = [name for name in _string_values(node.get("indirection", ())) if name in calls]
+    if dotted_calls:
+        return max(_function_refusal("postgres", name, _POSTGRES_FORMS) for name in dotted_calls)
+    if "names" in node:
+        kind_name = _string_values(node["names"])[-1].lower()
+        if kind_name in _LOOKED_UP:
+            return f"not authorized to use type: {kind_name}"
     if "relname" in node:
-        refusal = _relation_refusal([node[part] for part in ("catalogname", "schemaname", "relname") if part in node])
-        is_read = node.get("schemaname") in schemas
-        return refusal or ("" if is_read else f"not authorized to use schema {node['schemaname']}")
+        refusal = _relation_refusal([node[key] for key in ("catalogname", "schemaname", "relname") if key in node])
+        if not refusal and node.get("schemaname") not in schemas:
+            return f"not authorized to use schema {node['schemaname']}"
+        return refusal
     if str(node.get("op", "")).startswith("SVFOP_") and not node["op"].startswith(_DATES):
         return "not authorized to ask who is connected"
+    return ""
+
+
+def _trim_refusal(name: str, call: Node) -> str:
+    """The reason to refuse a call that trims: each character of the text is looked up among all that it names, and
+    nothing interrupts the server at it.
+    """
+    if name not in _TRIMS:
+        return ""
+    for characters in call.get("args", ())[1:2]:
+        constant = characters.get("A_Const", {}).get("sval")
+        if constant is None or len(constant.get("sval", "")) >= _MAX_TRIMMED:
+            return f"{name} takes a constant of fewer than {_MAX_TRIMMED} characters to trim"
     return ""
 
 
@@ -291,10 +319,10 @@ def _function_refusal(engine: str, function: str, forms: frozenset[str]) -> str:
 
 def _relation_refusal(path: list[str]) -> str:
     """The reason to refuse reading a relation; "" if there is none."""
-    *schemas, name = [part.lower() for part in path]
+    *schemas, name = [step.lower() for step in path]
     if HIDDEN.match(name) or _SYSTEM.intersection(schemas):
         return f"not authorized to use {name}"
-    if "information_schema" in schemas and name not in _DESCRIBED:
+    if "information_schema" in schemas and name not in _DESCRIPTIONS:
         return f"not authorized to use information_schema.{name}"
     return ""
 
@@ -302,33 +330,64 @@ def _relation_refusal(path: list[str]) -> str:
 def _duckdb_tree_names(tree: Any) -> StatementNames:
     """The names in a statement, by DuckDB's tree. A star, `#1`, SHOW and renamed columns read without naming."""
     nodes = list(_nodes(tree))
-    tables = [(node, node["qualified_name"]["path"]) for node in nodes if node.get("type") == "BASE_TABLE"]
-    rows = {(name, path[-1]) for node, path in tables for name in (path[-1], node.get("alias", path[-1]))}
-    joined = [node["alias"] for node in nodes if node.get("type") == "JOIN" and node.get("alias")]
-    rows |= {(alias, path[-1]) for alias in joined for _, path in tables}
-    uses = {tuple(node["column_names"]) for node in nodes if "column_names" in node}
-    uses |= {tuple(node["qualified_name"]["path"][:-1]) for node in nodes if "function_name" in node}  # x.upper()
-    for key, value in (item for node in nodes for item in node.items() if item[0] not in _DUCKDB_NAMELESS):
-        texts = value if isinstance(value, list) and key != "column_names" else [value]
-        uses |= {(text,) for text in texts if isinstance(text, str)}
-    unnamed = any(
+    paths: list[Sequence[str]] = []
+    rows: set[tuple[str, str]] = set()
+    joins: list[str] = []  # aliases of joins, each of which may stand for a row of any table
+    types: set[str] = set()
+    functions: set[str] = set()
+    for node in nodes:
+        kind = node.get("type")
+        if kind == "BASE_TABLE":
+            path = node["qualified_name"]["path"]
+            paths.append(path)
+            rows |= {(path[-1], path[-1]), (node.get("alias", path[-1]), path[-1])}
+        if kind == "JOIN" and node.get("alias"):
+            joins.append(node["alias"])
+        if node.get("class") == "TYPE":
+            types.add(str(node["type_name"]))
+        if node.get("pivot_enum"):  # a column for each of its values
+            types.add(str(node["pivot_enum"]))
+        if "function_name" in node:
+            functions.add(str(node["function_name"]))
+    for alias in joins:
+        rows |= {(alias, path[-1]) for path in paths}
+    shows = any(node.get("type") == "SHOW_REF" for node in nodes)
+    return StatementNames(
+        relations=frozenset(path[-1] for path in paths),
+        rows=frozenset(rows),
+        uses=frozenset(_duckdb_uses(nodes)),
+        unnamed=any(map(_reads_without_naming, nodes)),
+        catalogue=shows or any(map(_is_described, paths)),
+        types=frozenset(types),
+        functions=frozenset(functions),
+    )
+
+
+def _duckdb_uses(nodes: Iterable[Node]) -> Iterator[tuple[str, ...]]:
+    """The names in objects of DuckDB's tree that may be a column's or a row's."""
+    for node in nodes:
+        if node.get("column_names"):
+            yield tuple(node["column_names"])
+        if "function_name" in node:  # x.upper()
+            path = tuple(node["qualified_name"]["path"][:-1])
+            if path:
+                yield path
+        for key, value in node.items():
+            if key in _DUCKDB_NAMELESS:
+                continue
+            texts = value if isinstance(value, list) and key != "column_names" else [value]
+            for text in texts:
+                if isinstance(text, str):
+                    yield (text,)
+
+
+def _reads_without_naming(node: Node) -> bool:
+    """Whether an object of DuckDB's tree reads columns that it does not name."""
+    return bool(
         node.get("class") in ("STAR", "POSITIONAL_REFERENCE")
         or node.get("type") == "PIVOT"
         or node.get("ref_type") == "NATURAL"
         or node.get("column_name_alias")
-        for node in nodes
-    )
-    cast = {str(node["type_name"]) for node in nodes if node.get("class") == "TYPE"}
-    spread = {str(node["pivot_enum"]) for node in nodes if node.get("pivot_enum")}  # a column for each of its values
-    return StatementNames(
-        relations=frozenset(path[-1] for _, path in tables),
-        rows=frozenset(rows),
-        uses=frozenset(filter(None, uses)),
-        unnamed=unnamed,
-        catalogue=any(node.get("type") == "SHOW_REF" for node in nodes)
-        or any(_is_described(path) for _, path in tables),
-        types=frozenset(cast | spread),
-        functions=frozenset(str(node["function_name"]) for node in nodes if "function_name" in node),
     )
 
 
@@ -336,48 +395,59 @@ def _postgres_tree_names(tree: Any, visible: Mapping[str, str]) -> StatementName
     """The names in a statement, by PostgreSQL's tree, relations and types with their schemas; each of its queries is a
     part with names of its own.
     """
-    nodes = list(_nodes(tree))
-    tables = [(str(node.get("schemaname", "")), str(node["relname"])) for node in nodes if "relname" in node]
-    operators = [_string_values(node["name"]) for node in nodes if isinstance(node.get("name"), list)]
-    calls = [_string_values(node["funcname"]) for node in nodes if "funcname" in node]
+    is_catalogue = False
+    types: set[str] = set()
+    functions: set[str] = set()
+    for node in _nodes(tree):
+        if "relname" in node and _is_described((str(node.get("schemaname", "")), str(node["relname"]))):
+            is_catalogue = True
+        if "names" in node:
+            types.add(_qualified(visible, *_string_values(node["names"])))
+        operator = _string_values(node["name"]) if isinstance(node.get("name"), list) else []
+        function = _string_values(node["funcname"]) if "funcname" in node else []
+        functions.update(operator[-1:], function[-1:])
     return StatementNames(
         relations=frozenset(),
         rows=frozenset(),
         uses=frozenset(),
         unnamed=False,
-        catalogue=any(map(_is_described, tables)),
-        types=frozenset(_qualified(visible, *_string_values(node["names"])) for node in nodes if "names" in node),
-        functions=frozenset(path[-1] for path in [*operators, *calls] if path),
+        catalogue=is_catalogue,
+        types=frozenset(types),
+        functions=frozenset(functions),
         parts=tuple(_postgres_queries(tree, visible)),
     )
 
 
 def _qualified(visible: Mapping[str, str], *path: str) -> str:
-    return ".".join(path[-2:]) if path[1:] else visible.get(path[0], path[0])
+    """The name of a relation or type with its schema, which `visible` knows for a bare one."""
+    if len(path) > 1:
+        return ".".join(path[-2:])
+    return visible.get(path[0], path[0])
 
 
 def _postgres_queries(tree: Any, visible: Mapping[str, str]) -> Iterator[StatementNames]:
     """The names in each query of a statement. A hostile tree is deep: queries and nodes wait in lists."""
     waiting: list[_Query] = []
     top = _Query({}, frozenset(), frozenset(), visible)
-    top.walk(tree)
+    top.collect_names(tree)
     waiting += top.inner
     yield top.names()
     while waiting:
         query = waiting.pop()
-        query.read()
+        query.collect()
         waiting += query.inner
         yield query.names()
 
 
 class _Query:
-    """One SELECT of PostgreSQL's tree: where its rows come from, and the names that it uses beside subqueries."""
+    """One SELECT of PostgreSQL's tree: where its rows come from, and the names that it uses outside its subqueries."""
 
     def __init__(
-        self, select: Node, tables: frozenset[str], outer: frozenset[tuple[str, str]], visible: Mapping[str, str]
+        self, select: Node, common: frozenset[str], outer: frozenset[tuple[str, str]], visible: Mapping[str, str]
     ) -> None:
-        self._select, self._visible = select, visible
-        self._common = tables  # the names of the common table expressions that it may read
+        self._select = select
+        self._visible = visible
+        self._common = common  # the names of the common table expressions that it may read
         self._outer = outer  # rows of the queries around it, as in StatementNames
         self._rows: set[tuple[str, str]] = set()
         self._uses: set[tuple[str, ...]] = set()
@@ -385,57 +455,61 @@ class _Query:
         self._starred: set[str] = set()
         self._subqueries: list[tuple[Node, frozenset[str]]] = []
 
-    def read(self) -> None:
-        clause = self._select.get("withClause", {})
-        expressions = [item["CommonTableExpr"] for item in clause.get("ctes", ())]
-        every = self._common.union(item["ctename"] for item in expressions)
-        for item in expressions:
-            self._subqueries.append(
-                (item["ctequery"]["SelectStmt"], every if clause.get("recursive") else self._common)
-            )
-            self._common |= {item["ctename"]}
-            self.walk(
-                {key: value for key, value in item.items() if key not in ("ctequery", "ctename", "aliascolnames")}
-            )
+    def collect(self) -> None:
+        """Note the names and subqueries of the SELECT."""
+        self._collect_common_tables()
         for side in ("larg", "rarg"):
             if side in self._select:
                 self._subqueries.append((self._select[side], self._common))
         for source in self._select.get("fromClause", ()):
-            self._read_source(source)
-        read = ("withClause", "larg", "rarg", "fromClause")
-        self.walk({key: value for key, value in self._select.items() if key not in read})
+            self._collect_source(source)
+        self.collect_names(_without(self._select, "withClause", "larg", "rarg", "fromClause"))
 
-    def _read_source(self, source: Node) -> None:
-        """What stands in FROM; a join's alias is a name for the rows of each of its sides."""
+    def _collect_common_tables(self) -> None:
+        clause = self._select.get("withClause", {})
+        expressions = [item["CommonTableExpr"] for item in clause.get("ctes", ())]
+        every = self._common.union(item["ctename"] for item in expressions)
+        for item in expressions:
+            visible = every if clause.get("recursive") else self._common
+            self._subqueries.append((item["ctequery"]["SelectStmt"], visible))
+            self._common |= {item["ctename"]}
+            self.collect_names(_without(item, "ctequery", "ctename", "aliascolnames"))
+
+    def _collect_source(self, source: Node) -> None:
+        """Note an item of FROM; a join's alias is a name for the rows of each of its sides."""
         waiting: list[tuple[Node, tuple[str, ...]]] = [(source, ())]
         while waiting:
             wrapped, names = waiting.pop()
             kind, node = next(iter(wrapped.items()))
             alias = node.get("alias", {})
-            names += (str(alias["aliasname"]),) if alias else ()
+            if alias:
+                names = (*names, str(alias["aliasname"]))
             if kind == "JoinExpr":
-                used = node.get("join_using_alias", {}).get("aliasname")
-                names += (str(used),) if used else ()
+                using_alias = node.get("join_using_alias", {}).get("aliasname")
+                if using_alias:
+                    names = (*names, str(using_alias))
                 self._uses |= {(text,) for text in _string_values(node.get("usingClause", ()))}
-                self._stars |= {""} if node.get("isNatural") or alias.get("colnames") else set()
+                if node.get("isNatural") or alias.get("colnames"):
+                    self._stars.add("")
                 waiting += [(node["larg"], names), (node["rarg"], names)]
-                self.walk(node.get("quals", {}))
+                self.collect_names(node.get("quals", {}))
             elif kind == "RangeTableSample":
                 waiting.append((node["relation"], names))
-                self.walk({key: value for key, value in node.items() if key != "relation"})
+                self.collect_names(_without(node, "relation"))
             elif kind == "RangeVar":
-                path = [node[part] for part in ("schemaname", "relname") if part in node]
-                is_common = path[0] in self._common and not path[1:]
+                path = [node[key] for key in ("schemaname", "relname") if key in node]
+                is_common = len(path) == 1 and path[0] in self._common
                 relation = "" if is_common else _qualified(self._visible, *path)
-                own_name = () if alias else (path[-1],)
-                self._rows |= {(name, relation) for name in (*names, *own_name)}
+                if not alias:
+                    names = (*names, path[-1])
+                self._rows |= {(name, relation) for name in names}
                 if alias.get("colnames") and relation:
                     self._starred.add(relation)
             else:
                 self._rows |= {(name, "") for name in names}
-                self.walk(wrapped)
+                self.collect_names(wrapped)
 
-    def walk(self, tree: Any) -> None:
+    def collect_names(self, tree: Any) -> None:
         """Note the names in a tree, and its subqueries."""
         waiting = [tree]
         while waiting:
@@ -459,22 +533,26 @@ class _Query:
                 elif texts:
                     self._uses |= {("", text) if key == "indirection" else (text,) for text in texts}
 
+    def _visible_rows(self) -> frozenset[tuple[str, str]]:
+        """Its rows and those of the queries around it, whose names its own ones hide."""
+        names = {name for name, _ in self._rows}
+        outer = {(name, relation) for name, relation in self._outer if name not in names}
+        return frozenset(self._rows | outer)
+
     @property
     def inner(self) -> list[_Query]:
-        own_names = {name for name, _ in self._rows}
-        seen = self._rows | {(name, relation) for name, relation in self._outer if name not in own_names}
-        return [_Query(select, common, frozenset(seen), self._visible) for select, common in self._subqueries]
+        rows = self._visible_rows()
+        return [_Query(select, common, rows, self._visible) for select, common in self._subqueries]
 
     def names(self) -> StatementNames:
-        own = frozenset(relation for _, relation in self._rows if relation)
-        own_names = {name for name, _ in self._rows}
-        seen = self._rows | {(name, relation) for name, relation in self._outer if name not in own_names}
+        relations = frozenset(relation for _, relation in self._rows if relation)
+        rows = self._visible_rows()
         for star in self._stars:
-            named = {relation for name, relation in seen if name == star}
-            self._starred |= named or own
+            starred = {relation for name, relation in rows if name == star}
+            self._starred |= starred or relations
         return StatementNames(
-            relations=own,
-            rows=frozenset(seen),
+            relations=relations,
+            rows=rows,
             uses=frozenset(filter(None, self._uses)),
             unnamed=False,
             catalogue=False,
@@ -483,9 +561,15 @@ class _Query:
         )
 
 
+def _without(node: Node, *keys: str) -> Node:
+    return {key: value for key, value in node.items() if key not in keys}
+
+
 def _string_values(nodes: Iterable[Any]) -> list[str]:
     return [str(node["String"]["sval"]) for node in nodes if "String" in node]
 
 
 def _is_described(path: Sequence[str]) -> bool:
-    return "information_schema" in [part.lower() for part in path[:-1]] or HIDDEN.match(path[-1]) is not None
+    """Whether a relation describes the tables of the database."""
+    *schemas, name = path
+    return "information_schema" in [schema.lower() for schema in schemas] or HIDDEN.match(name) is not None

@@ -9,7 +9,7 @@ import decimal
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -17,14 +17,14 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role
-from pipelines.sql.dialects.guard import body, check
+from pipelines.sql.dialects.guard import body, token_refusal
 from pipelines.sql.dialects.parse_trees import postgres_names, postgres_refusal
 
 if TYPE_CHECKING:
     import psycopg
 
 Answer = TypeVar("Answer")
-# By the class of the SQLSTATE (its first two characters), or by all of it.
+# Status and error class by the class of the SQLSTATE (its first two characters), or by all of it.
 _STATES = {
     "57014": (TIMEOUT, "timeout"),
     "25P03": (TIMEOUT, "timeout"),
@@ -70,8 +70,8 @@ WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND c.re
     AND (has_table_privilege(c.oid, 'DELETE, TRUNCATE') OR has_any_column_privilege(c.oid, 'INSERT, UPDATE'))
 ORDER BY 1
 """
-_NAMED = 3  # tables that a role may write to, as they are listed to a person
-# What PUBLIC may write, table by table, with the columns that it may write alone.
+_MAX_LISTED = 3  # tables that a role may write to, as a person sees them
+# The rights of PUBLIC to write, table by table, with the columns that it may write alone.
 _PUBLIC_WRITES = """
 SELECT 'REVOKE ' || string_agg(DISTINCT privilege_type || columns, ', ') || ' ON ' || relation || ' FROM PUBLIC;'
 FROM (
@@ -242,32 +242,33 @@ WHERE n.nspname = ANY({_READ})
     @classmethod
     def worker_environment(cls) -> dict[str, str]:
         """The variables of libpq: a worker must reach the same server in the same way as `sqltrain connect` does."""
-        own = {name: value for name, value in os.environ.items() if name.startswith("PG") or name == "HOME"}
+        variables = {name: value for name, value in os.environ.items() if name.startswith("PG") or name == "HOME"}
         for name in _FILES:  # a worker's working folder is another one
-            if os.path.exists(own.get(name, "")):
-                own[name] = os.path.abspath(own[name])
-        return own
+            if os.path.exists(variables.get(name, "")):
+                variables[name] = os.path.abspath(variables[name])
+        return variables
 
     @staticmethod
     def role(query: Query) -> Role:
         if any(row[0] for row in query(PRIVILEGES)):
             return Role(("act as a superuser, or make roles and databases, or reach the server's files",), True)
         writable = [str(row[0]) for row in query(_WRITABLE)]
-        writes = [f"write to {name}" for name in writable[:_NAMED]]
-        if len(writable) > _NAMED:
-            writes.append(f"write to {len(writable) - _NAMED} more tables")
+        writes = [f"write to {name}" for name in writable[:_MAX_LISTED]]
+        if len(writable) > _MAX_LISTED:
+            writes.append(f"write to {len(writable) - _MAX_LISTED} more tables")
         revocations = tuple(str(row[0]) for row in query(_PUBLIC_WRITES))
         return Role(tuple(writes), False, revocations, len(revocations) < len(writable))
 
     @staticmethod
     def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
         name = urlsplit(address).path.strip("/")
-        role, spot = f'"{name}_reader"', ", ".join(map(base.quoted, schemas or ("public",)))
+        role = f'"{name}_reader"'
+        granted_schemas = ", ".join(map(base.quoted, schemas or ("public",)))
         return [
             f"CREATE ROLE {role} LOGIN PASSWORD 'a new password' NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT;",
             f'GRANT CONNECT ON DATABASE "{name}" TO {role};',
-            f"GRANT USAGE ON SCHEMA {spot} TO {role};",
-            f"GRANT SELECT ON ALL TABLES IN SCHEMA {spot} TO {role};",
+            f"GRANT USAGE ON SCHEMA {granted_schemas} TO {role};",
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA {granted_schemas} TO {role};",
             f"ALTER ROLE {role} SET default_transaction_read_only = on;",
         ]
 
@@ -278,10 +279,13 @@ WHERE n.nspname = ANY({_READ})
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
-        own_options = conninfo_to_dict(location).get("options") or ""
-        ours = f"{own_options} -c default_transaction_read_only=on -c statement_timeout={int(view_seconds * 1000)}"
-        with psycopg.connect(location, options=ours, autocommit=True, connect_timeout=10) as connection:
-            query: Query = lambda sql: connection.execute(sql.encode()).fetchall()  # noqa: E731
+        given = conninfo_to_dict(location).get("options") or ""
+        options = f"{given} -c default_transaction_read_only=on -c statement_timeout={int(view_seconds * 1000)}"
+        with psycopg.connect(location, options=options, autocommit=True, connect_timeout=10) as connection:
+
+            def query(sql: str) -> Iterable[Sequence[Any]]:
+                return connection.execute(sql.encode()).fetchall()
+
             yield Catalog(query, query, time.monotonic() + view_seconds)
 
     @staticmethod
@@ -292,11 +296,11 @@ WHERE n.nspname = ANY({_READ})
 
     @classmethod
     def with_schemas(cls, address: str, schemas: Sequence[str]) -> str:
-        parts = urlsplit(address)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        url = urlsplit(address)
+        options = dict(parse_qsl(url.query, keep_blank_values=True))
         path = re.sub(r"([\\\s])", r"\\\1", ",".join(map(cls.identifier, schemas)))
         options["options"] = f"{options.get('options', '')} -csearch_path={path}".strip()
-        return parts._replace(query=urlencode(options, quote_via=quote)).geturl()
+        return url._replace(query=urlencode(options, quote_via=quote)).geturl()
 
 
 def _conninfo(address: str, **changes: str) -> str:
@@ -309,6 +313,49 @@ def _conninfo(address: str, **changes: str) -> str:
         raise ValueError("this is not the address of a PostgreSQL server") from None
 
 
+Columns = dict[str, frozenset[str]]  # hidden columns by table
+
+
+def _qualified_names(hidden: base.Hidden, relations: Sequence[Sequence[Any]]) -> tuple[set[str], Columns]:
+    """The hidden tables and columns with the qualified names of their relations: a hidden name without a schema holds
+    in every schema, for cards of one database may begin with others.
+    """
+    tables = set(hidden.tables)
+    columns = dict(hidden.columns)
+    for bare, qualified, _ in relations:
+        name = base.fold(bare)
+        full_name = base.fold(qualified)
+        if name in hidden.tables:
+            tables.add(full_name)
+        if name in hidden.columns:
+            columns[full_name] = columns.get(full_name, frozenset()) | hidden.columns[name]
+    return tables, columns
+
+
+def _with_partitions(
+    tables: set[str], columns: Columns, partitions: Sequence[tuple[str, str]]
+) -> tuple[set[str], Columns]:
+    """The same with all partitions, down from a table, and all tables that show them, up from a partition; `partitions`
+    are pairs of a table and one of its partitions.
+    """
+    all_tables = set(tables)
+    all_columns = dict(columns)
+    upwards = [(part, parent) for parent, part in partitions]
+    for steps in (partitions, upwards):
+        reached = set(tables)
+        carried = dict(columns)
+        for _ in steps:  # partitions nest no deeper than there are steps
+            for start, end in steps:
+                if start in reached:
+                    reached.add(end)
+                if start in carried:
+                    carried[end] = carried.get(end, frozenset()) | carried[start]
+        all_tables |= reached
+        for table, names in carried.items():
+            all_columns[table] = all_columns.get(table, frozenset()) | names
+    return all_tables, all_columns
+
+
 class PostgresSession(base.DatabaseSession):
     """One connection; `location` is its connection string.
 
@@ -317,7 +364,7 @@ class PostgresSession(base.DatabaseSession):
 
     renewed_s = base.CATALOGUE_S
     _connection: psycopg.Connection[Any]
-    _visible: Mapping[str, str] = {}  # where something is hidden: the qualified names of what a bare name reads
+    _visible: Mapping[str, str] = {}  # Qualified names of relations by bare ones, if something is hidden.
 
     def _connect(self) -> psycopg.Connection[Any]:
         import psycopg
@@ -325,17 +372,17 @@ class PostgresSession(base.DatabaseSession):
         from psycopg.adapt import Loader
 
         milliseconds = max(1, int(self.bounds.timeout_s * 1000))
-        ours = (
+        options = (
             f"-c default_transaction_read_only=on -c statement_timeout={milliseconds}"
             f" -c lock_timeout={max(1, int(milliseconds * 0.9))} -c standard_conforming_strings=on"
             " -c idle_in_transaction_session_timeout=60000 -c cursor_tuple_fraction=1.0"
             " -c client_encoding=UTF8 -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
         )
         try:
-            own_options = psycopg.conninfo.conninfo_to_dict(self._location)
+            given = psycopg.conninfo.conninfo_to_dict(self._location).get("options", "")
             connection = psycopg.connect(
                 self._location,
-                options=f"{own_options.get('options', '')} {ours}",
+                options=f"{given} {options}",
                 connect_timeout=max(2, int(self.bounds.timeout_s)),
                 autocommit=True,
                 application_name="sqltrain",
@@ -368,86 +415,71 @@ class PostgresSession(base.DatabaseSession):
         return connection
 
     def answer(self, sql: str, max_rows: int) -> base.RawResult:
-        refused = check(sql, "postgres")
-        refused = refused or postgres_refusal(sql, self.hidden, self._calls, self._schemas, self._visible)
-        return refused or self._reconnecting(lambda: self._rows(sql, max_rows))
+        refused = token_refusal(sql, "postgres")
+        if refused is None:
+            refused = postgres_refusal(sql, self.hidden, self._calls, self._schemas, self._visible)
+        if refused is not None:
+            return refused
+        return self._reconnecting(lambda: self._rows(sql, max_rows))
 
     def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names, what is computed from them, and the views that read them. Partitions of a table hold its
         rows under names of their own, and it shows theirs.
         """
+        return self._reconnecting(lambda: self._closed(hidden))
 
-        def read() -> base.Hidden:
-            ask = self._connection.execute
-            steps = [(base.fold(parent), base.fold(part)) for parent, part in ask(_PARTS).fetchall()]
-            relations = ask(_RELATIONS).fetchall()
-            self._visible = {name: qualified for name, qualified, is_visible in relations if is_visible}
-            tables, columns = set(hidden.tables), dict(hidden.columns)
-            # A hidden name without a schema holds in every schema: cards of one database may begin with others.
-            for name, qualified in ((base.fold(name), base.fold(qualified)) for name, qualified, _ in relations):
-                if name in hidden.tables:
-                    tables.add(qualified)
-                if name in hidden.columns:
-                    columns[qualified] = columns.get(qualified, frozenset()) | hidden.columns[name]
-            # Down from a table to its partitions, and up from a partition, each as far as that goes.
-            known_tables, known_columns = frozenset(tables), dict(columns)
-            for way in (steps, [(part, parent) for parent, part in steps]):
-                reached, carried = set(known_tables), dict(known_columns)
-                for _ in way:  # as deep as they can nest
-                    for start, end in way:
-                        if start in reached:
-                            reached.add(end)
-                        if start in carried:
-                            carried[end] = carried.get(end, frozenset()) | carried[start]
-                tables |= reached
-                for table, names in carried.items():
-                    columns[table] = columns.get(table, frozenset()) | names
-            # A partition by a hidden column tells of it by its name and by the number of its rows.
-            for table, column in ask(_PARTITIONED).fetchall():
-                if base.fold(column) in columns.get(base.fold(table), frozenset(("",))):
-                    columns[base.fold(table)] |= {"tableoid"}
-                    tables |= {part for parent, part in steps if parent == base.fold(table)}
-            attributes: dict[str, frozenset[str]] = {}
-            for table, names in ask(_ATTRIBUTES).fetchall():
-                attributes[base.fold(table)] = attributes.get(base.fold(table), frozenset(names)) & frozenset(names)
-            found = base.Hidden(frozenset(tables), columns, attributes=attributes)
-            functions = [str(row[0]) for row in ask(_FUNCTIONS).fetchall()]
-            sequences = [str(row[0]) for row in ask(_SEQUENCES).fetchall()]
-            found = found.extended(sequences, ask(_COMPUTED).fetchall(), functions)
-            return self._with_bodies(self._with_types(found))
-
-        return self._reconnecting(read)
+    def _closed(self, hidden: base.Hidden) -> base.Hidden:
+        execute = self._connection.execute
+        relations = execute(_RELATIONS).fetchall()
+        self._visible = {name: qualified for name, qualified, is_visible in relations if is_visible}
+        partitions = [(base.fold(parent), base.fold(part)) for parent, part in execute(_PARTS).fetchall()]
+        tables, columns = _with_partitions(*_qualified_names(hidden, relations), partitions)
+        # A partition by a hidden column tells of it by its name and by the number of its rows.
+        for table, column in execute(_PARTITIONED).fetchall():
+            if base.fold(column) in columns.get(base.fold(table), frozenset(("",))):
+                columns[base.fold(table)] |= {"tableoid"}
+                tables |= {part for parent, part in partitions if parent == base.fold(table)}
+        attributes: dict[str, frozenset[str]] = {}
+        for table, names in execute(_ATTRIBUTES).fetchall():
+            attributes[base.fold(table)] = attributes.get(base.fold(table), frozenset(names)) & frozenset(names)
+        closure = base.Hidden(frozenset(tables), columns, attributes=attributes)
+        functions = [str(row[0]) for row in execute(_FUNCTIONS).fetchall()]
+        sequences = [str(row[0]) for row in execute(_SEQUENCES).fetchall()]
+        closure = closure.extended(sequences, execute(_COMPUTED).fetchall(), functions)
+        return self._with_bodies(self._with_types(closure))
 
     def _with_types(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names with the types of the rows of hidden tables, those that no shown column has, and lists."""
-        ask = self._connection.execute
-        hides_rows = hidden.tables | hidden.columns.keys()
-        names = {str(name) for table, name in ask(_ROW_TYPES).fetchall() if base.fold(table) in hides_rows}
-        own = ask(_TYPES).fetchall()
-        shown = {name for name, table, column in own if table and not hidden.hides(table, column)}
-        names |= {str(name) for name, _, _ in own if name not in shown}
+        execute = self._connection.execute
+        veiled = hidden.tables | hidden.columns.keys()
+        names = {str(name) for table, name in execute(_ROW_TYPES).fetchall() if base.fold(table) in veiled}
+        types = execute(_TYPES).fetchall()
+        shown = {name for name, table, column in types if table and not hidden.hides(table, column)}
+        names |= {str(name) for name, _, _ in types if name not in shown}
         return hidden.extended(types=names | {name.partition(".")[2] for name in names})
 
     def _with_bodies(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names with the objects whose own SQL reads them: views, tables whose rows a policy picks, foreign
         tables whose options name something hidden, and types with conditions.
         """
-        ask = self._connection.execute
-        pure = frozenset(str(row[0]) for row in ask(_PURE).fetchall())
-        bodies = [(str(name), postgres_names(str(sql), self._visible, pure)) for name, sql in ask(_BODIES).fetchall()]
-        for name, options in ask(_FOREIGN).fetchall():
+        execute = self._connection.execute
+        pure = frozenset(str(row[0]) for row in execute(_PURE).fetchall())
+        bodies: list[tuple[str, base.StatementNames | None]] = []
+        for name, sql in execute(_BODIES).fetchall():
+            bodies.append((str(name), postgres_names(str(sql), self._visible, pure)))
+        for name, options in execute(_FOREIGN).fetchall():
             words = re.findall(r"\w+", str(options))
             relations = {self._visible.get(word, word) for word in words}
             relations |= {f"{schema}.{word}" for schema in words for word in words}
-            named = base.StatementNames(frozenset(relations), frozenset(), frozenset(), True, False)
-            bodies.append((str(name), named))
-        closed = hidden.with_views(bodies)
-        types = []
-        for name, sql in ask(_CONDITIONS).fetchall():
+            names = base.StatementNames(frozenset(relations), frozenset(), frozenset(), True, False)
+            bodies.append((str(name), names))
+        closure = hidden.with_views(bodies)
+        types: list[str] = []
+        for name, sql in execute(_CONDITIONS).fetchall():
             condition = postgres_names(str(sql), self._visible, pure)
-            if condition is None or closed.is_read_by(condition):
+            if condition is None or closure.is_read_by(condition):
                 types += [name, name.partition(".")[2]]
-        return closed.extended(types=types)
+        return closure.extended(types=types)
 
     def _reconnecting(self, step: Callable[[], Answer]) -> Answer:
         """Take a step, and repeat it once on a new connection if the old one broke, for the server may have restarted.
@@ -497,10 +529,12 @@ class PostgresSession(base.DatabaseSession):
             return None
         state = error.sqlstate or ""
         message = error.diag.message_primary or "the server gave no answer"
+        if not state and isinstance(error, psycopg.OperationalError):
+            return UNAVAILABLE, "connection", message
         if not state:
-            is_broken = isinstance(error, psycopg.OperationalError)
-            return (UNAVAILABLE, "connection", message) if is_broken else (ERROR, "conversion", message)
-        return *(_STATES.get(state) or _STATES.get(state[:2]) or (ERROR, "runtime")), message
+            return ERROR, "conversion", message
+        status, error_class = _STATES.get(state) or _STATES.get(state[:2]) or (ERROR, "runtime")
+        return status, error_class, message
 
     def probe(self) -> None:
         if self._connection.closed:

@@ -28,15 +28,21 @@ from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, OK, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
 from pipelines.sql.lexical import ORDERED, OUTCOME
-from pipelines.sql.splitter import MOST_STATEMENTS, statements
+from pipelines.sql.splitter import MAX_STATEMENTS, statement_texts
 
 # The actions that SQLite's authorizer allows, and the meaning of SQLite's errors.
 
 # Action codes of sqlite3_set_authorizer; the module names only some of them before Python 3.12.
-PRAGMA, READ, SELECT, UPDATE, FUNCTION, RECURSIVE = 19, 20, 21, 23, 31, 33
-ALLOW, DENY = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
+PRAGMA = 19
+READ = 20
+SELECT = 21
+UPDATE = 23
+FUNCTION = 31
+RECURSIVE = 33
+ALLOW = sqlite3.SQLITE_OK
+DENY = sqlite3.SQLITE_DENY
 
-# Those that only read; a full-text table asks data_version.
+# Pragmas that only read; a full-text table asks data_version.
 _PRAGMAS = """
     collation_list data_version foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo
 """
@@ -59,7 +65,7 @@ _FUNCTIONS = """
 """
 FUNCTIONS = frozenset(_FUNCTIONS.split())
 MAX_SQL = 1_000_000
-# By the name of the result code.
+# Status and error class by the name of the result code.
 _CODES = {
     "SQLITE_INTERRUPT": (TIMEOUT, "timeout"),
     "SQLITE_AUTH": (REFUSED, "not_authorized"),
@@ -117,16 +123,20 @@ def general_code(error: Exception) -> str:
 def classify(error: Exception) -> tuple[str, str]:
     """(status, error class) of what SQLite or its Python module raised."""
     name = str(getattr(error, "sqlite_errorname", ""))
-    if not name:  # of the module's own, once text and size are checked: a second statement, or a cell it cannot decode
-        several = isinstance(error, sqlite3.ProgrammingError | sqlite3.Warning)
-        return (REFUSED, "several_statements") if several else (ERROR, "runtime")
+    if not name:  # an error of the Python module: a second statement, or a cell that it cannot decode
+        if isinstance(error, sqlite3.ProgrammingError | sqlite3.Warning):
+            return REFUSED, "several_statements"
+        return ERROR, "runtime"
     code = _CODES.get(name) or _CODES.get(general_code(error))
     if code is not None:
         return code
     message = str(error).lower()
     if any(mark in message for mark in _PROTECTED):
         return REFUSED, "not_authorized"
-    return ERROR, next((kind for mark, kind in _MISTAKES if mark in message), "runtime")
+    for mark, error_class in _MISTAKES:
+        if mark in message:
+            return ERROR, error_class
+    return ERROR, "runtime"
 
 
 def unreadable(sql: str) -> base.RawResult | None:
@@ -137,13 +147,18 @@ def unreadable(sql: str) -> base.RawResult | None:
         size = len(sql) if sql.isascii() else len(sql.encode())
     except UnicodeEncodeError:
         return base.failure(ERROR, "syntax", "the query is not valid text")
-    return base.failure(LIMIT, "sql_too_long", "the query is longer than a million bytes") if size > MAX_SQL else None
+    if size > MAX_SQL:
+        return base.failure(LIMIT, "sql_too_long", "the query is longer than a million bytes")
+    return None
 
 
 # The work of all views of one file, in thousands of virtual machine steps: some twenty seconds. A bound on work gives
 # the same values on a slow machine; the bound on time ends only a view that never ends.
 VIEW_WORK = 3_000_000
-LENGTH, SQL_LENGTH, ATTACHED = 0, 1, 7  # codes of sqlite3_limit
+# Codes of sqlite3_limit.
+LENGTH = 0
+SQL_LENGTH = 1
+ATTACHED = 7
 # Its first row read and the second not, it keeps the read lock: a quarter of a short query's time goes into taking it,
 # looking for a hot journal, and asking whether the file changed.
 HOLD = "SELECT rootpage FROM sqlite_master UNION ALL SELECT 0 UNION ALL SELECT 0"
@@ -162,11 +177,12 @@ _UNASKED = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 # The columns of a USING, within quotes or without; a comment among them is not understood.
-_USED = re.compile(r"""\s*\(((?:[^()'"`\[/-]|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\])*)\)""")
+_USING = re.compile(r"""\s*\(((?:[^()'"`\[/-]|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\])*)\)""")
+# The columns of EXPLAIN, whose rows name indices and what these hold.
 _PLANS = (
     ("addr", "opcode", "p1", "p2", "p3", "p4", "p5", "comment"),
     ("id", "parent", "notused", "detail"),
-)  # what EXPLAIN gives: the names of indices, and of what they hold
+)
 
 
 def open_readonly(location: str) -> sqlite3.Connection:
@@ -175,11 +191,13 @@ def open_readonly(location: str) -> sqlite3.Connection:
     """
     with open(location, "rb") as file:
         header = file.read(20)
-    wal = len(header) == 20 and header[18] == 2
-    if wal:
+    is_immutable = len(header) == 20 and header[18] == 2  # in WAL mode
+    if is_immutable:
         with contextlib.suppress(OSError):
-            wal = os.path.getsize(location + "-wal") == 0
-    uri = f"file:{quote(location)}?mode=ro" + ("&immutable=1" if wal else "")
+            is_immutable = os.path.getsize(location + "-wal") == 0
+    uri = f"file:{quote(location)}?mode=ro"
+    if is_immutable:
+        uri += "&immutable=1"
     # Nothing is kept of a statement: one that runs again would go on counting its steps where it ended.
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=0)
 
@@ -189,10 +207,10 @@ def executed(connection: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
     try:
         return connection.execute(sql)
     except (sqlite3.Warning, sqlite3.ProgrammingError):
-        parts = statements(sql) if sql.count(";") < MOST_STATEMENTS else []
-        if len(parts) != 1:
+        texts = statement_texts(sql) if sql.count(";") < MAX_STATEMENTS else []
+        if len(texts) != 1:
             raise
-        return connection.execute(parts[0])
+        return connection.execute(texts[0])
 
 
 def mentions(sql: str, names: Iterable[str]) -> bool:
@@ -206,15 +224,18 @@ def reads_unasked(sql: str, hidden: base.Hidden) -> bool:
     """Whether a statement may read something hidden without SQLite's asking the authorizer: it has the name of a table
     with hidden columns, and joins it by columns that it leaves unsaid or that are hidden.
     """
-    words = [match for match in _UNASKED.finditer(sql) if match[1] is None]
-    if not words or not mentions(sql, hidden.tables | hidden.columns.keys()):
+    joins = [match for match in _UNASKED.finditer(sql) if match[1] is None]
+    if not joins or not mentions(sql, hidden.tables | hidden.columns.keys()):
         return False
     if mentions(sql, hidden.tables):
         return True
-    columns = frozenset[str]().union(*(names for table, names in hidden.columns.items() if mentions(sql, [table])))
-    for word in words:
-        used = _USED.match(sql, word.end()) if word[0].lower() == "using" else None
-        if used is None or mentions(used[1], columns):
+    columns: set[str] = set()
+    for table, names in hidden.columns.items():
+        if mentions(sql, [table]):
+            columns |= names
+    for join in joins:
+        using = _USING.match(sql, join.end()) if join[0].lower() == "using" else None
+        if using is None or mentions(using[1], columns):
             return True
     return False
 
@@ -279,9 +300,9 @@ class SqliteSession(base.DatabaseSession):
     has_plain_values = True
     _connection: sqlite3.Connection
     _guard: Callable[..., int] = staticmethod(guard)
-    _sql = ""  # the running statement
-    _own_names: frozenset[str] = frozenset()  # where something is hidden: its common table expressions
-    _holder: sqlite3.Cursor | None = None  # of the read lock
+    _sql = ""  # Running statement.
+    _common_tables: frozenset[str] = frozenset()  # Common table expressions of the statement, if something is hidden.
+    _holder: sqlite3.Cursor | None = None  # Cursor that keeps the read lock.
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -326,26 +347,32 @@ class SqliteSession(base.DatabaseSession):
         """
         connection = self._connection
         connection.set_authorizer(None)
-        kinds = {row[1]: row[2] for row in connection.execute("PRAGMA table_list") if row[0] == "main"}
-        made = {str(name): str(sql) for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")}
-        views = {name: made[name] for name, kind in kinds.items() if kind == "view"}
-        virtual = {name: made[name] for name, kind in kinds.items() if kind == "virtual"}
-        shadows = [name for name, kind in kinds.items() if kind == "shadow"]
+        definitions = {str(name): str(sql) for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")}
+        names: dict[str, list[str]] = {"table": [], "view": [], "virtual": [], "shadow": []}
+        for schema, name, kind, *_ in connection.execute("PRAGMA table_list").fetchall():
+            if schema == "main":
+                names[kind].append(name)
         generated = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
-        tables = [name for name, kind in kinds.items() if kind == "table"]
-        computed = [(table, row[0]) for table in tables for row in connection.execute(generated, (table,))]
+        computed: list[tuple[str, str]] = []
+        for table in names["table"]:
+            computed += [(table, row[0]) for row in connection.execute(generated, (table,))]
         closure = hidden.extended(computed=computed)
-        view_names = frozenset(map(base.fold, views))
+        view_names = frozenset(map(base.fold, names["view"]))
         while True:
             self._guard = self._hiding_guard(closure, closure.tables & view_names)
             connection.set_authorizer(self._guard)
-            more = [name for name, sql in views.items() if reads_unasked(sql, closure) or not self._may_read(name)]
-            more += [name for name, sql in virtual.items() if mentions(sql, closure.tables | closure.columns.keys())]
-            starts = tuple(f"{base.fold(name)}_" for name in more if name in virtual)
-            more += [name for name in shadows if base.fold(name).startswith(starts)]
-            if closure.tables.issuperset(map(base.fold, more)):
+            readers = []
+            for view in names["view"]:
+                if reads_unasked(definitions[view], closure) or not self._may_read(view):
+                    readers.append(view)
+            hidden_names = closure.tables | closure.columns.keys()
+            virtual = [name for name in names["virtual"] if mentions(definitions[name], hidden_names)]
+            starts = tuple(f"{base.fold(name)}_" for name in virtual)
+            shadows = [name for name in names["shadow"] if base.fold(name).startswith(starts)]
+            found = [*readers, *virtual, *shadows]
+            if closure.tables.issuperset(map(base.fold, found)):
                 return closure
-            closure = closure.extended(more)
+            closure = closure.extended(found)
 
     def _may_read(self, view: str) -> bool:
         """Whether the authorizer lets a statement read a view; the view is compiled and not run."""
@@ -366,11 +393,11 @@ class SqliteSession(base.DatabaseSession):
             if action == SELECT and within is not None and base.fold(within) in hidden_views:
                 return DENY
             if action == READ and first is not None:  # the engine's own tables name and sample what is hidden
-                own = first.lower().startswith(("sqlite_", "pragma_"))
-                if own or closure.hides(first, second or ""):
+                is_catalogue = first.lower().startswith(("sqlite_", "pragma_"))
+                if is_catalogue or closure.hides(first, second or ""):
                     # A common table expression without a column read is asked about as a table is.
-                    is_own_name = schema is None and not second and base.fold(first) in self._own_names
-                    return ALLOW if is_own_name else DENY
+                    is_common = schema is None and not second and base.fold(first) in self._common_tables
+                    return ALLOW if is_common else DENY
             return guard(action, first, second, *place)
 
         return hiding_guard
@@ -378,7 +405,8 @@ class SqliteSession(base.DatabaseSession):
     def answer(self, sql: str, max_rows: int) -> base.RawResult:
         """Run a statement; again, within the same time, when it failed for a setting of ours that can be changed."""
         self._sql = sql
-        if (refused := unreadable(sql)) is not None:
+        refused = unreadable(sql)
+        if refused is not None:
             return refused
         if self.hidden is not None:
             if reads_unasked(sql, self.hidden):
@@ -386,8 +414,9 @@ class SqliteSession(base.DatabaseSession):
                 return base.failure(REFUSED, "hidden", reason)
             from pipelines.sql.dialects.guard import common_tables  # only here: other workers start without it
 
-            self._own_names = frozenset(map(base.fold, common_tables(sql)))
-        is_decoded = is_in_memory = False
+            self._common_tables = frozenset(map(base.fold, common_tables(sql)))
+        is_decoded = False
+        is_in_memory = False
         try:
             while True:
                 try:
@@ -432,16 +461,17 @@ class SqliteSession(base.DatabaseSession):
         if status == ERROR:
             # The statement is prepared once more, for what the authorizer denies in it: to note that in every statement
             # would cost each of them some 5 %.
-            answers = []
+            answers: list[int] = []
 
             def watch(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
-                answers.append(self._guard(action, first, second, *rest))
-                return answers[-1]
+                answer = self._guard(action, first, second, *rest)
+                answers.append(answer)
+                return answer
 
-            explained = self._sql if self._sql.lstrip()[:7].lower() == "explain" else f"EXPLAIN {self._sql}"
+            is_explain = self._sql.lstrip()[:7].lower() == "explain"
             self._connection.set_authorizer(watch)
             with contextlib.suppress(sqlite3.Error, sqlite3.Warning):
-                self._connection.execute(explained).close()
+                self._connection.execute(self._sql if is_explain else f"EXPLAIN {self._sql}").close()
             self._connection.set_authorizer(self._guard)
             if DENY in answers:
                 status, error_class = REFUSED, "not_authorized"
@@ -462,11 +492,16 @@ class SqliteSession(base.DatabaseSession):
 
     def cold_ms(self, sql: str, max_rows: int, timeout_s: float) -> float | None:
         """As BIRD's script times: a new connection, so reading the schema and the pages counts, and closing it too."""
-        noting = UPDATE, "sqlite_master"  # SQLite notes, in memory, a virtual table that it meets
+
+        def timing_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+            if (action, first) == (UPDATE, "sqlite_master"):  # SQLite notes, in memory, a virtual table that it meets
+                return ALLOW
+            return guard(action, first, second, *rest)
+
         connection = open_readonly(self._location)
         with contextlib.closing(connection):
             connection.execute("PRAGMA temp_store = MEMORY")  # a worker may write no file, and large sorts would
-            connection.set_authorizer(lambda *asked: ALLOW if asked[:2] == noting else guard(*asked))
+            connection.set_authorizer(timing_guard)
             start = perf_counter()
             connection.set_progress_handler(lambda: perf_counter() > start + timeout_s, PROGRESS_OPS)
             try:
@@ -482,24 +517,25 @@ class SqliteSession(base.DatabaseSession):
 OUTCOME_COLUMNS = ("query", "rows", "as_set", "in_order", "ordered", "changed", "state")
 OUTCOME_PLACES = 2  # decimal places that count (`preprocess_results` of LiveSQLBench's evaluator)
 CHANGED = ("rows changed",)  # the column of a statement that returns no rows
-SETUP_SUFFIX = ".setup.sql"  # of the script beside a database that prepares each copy
-COPY_SHARE = 4  # the part of the worker's memory that a copy may have
+SETUP_SUFFIX = ".setup.sql"  # the end of the name of the script beside a database that prepares each copy
+COPY_SHARE = 4  # a copy may take one in so many bytes of the worker's memory
 
 # Action codes of sqlite3_set_authorizer that change data or schema, and nothing beyond the connection's own databases.
-# Not among them: ATTACH, which VACUUM and VACUUM INTO are too, DETACH and virtual tables.
+# ATTACH (which VACUUM and VACUUM INTO are, too), DETACH and virtual tables are not among them.
 _WRITES = frozenset((*range(1, 19), 22, 23, 26, 27, 28, 32))
 _COPY_PRAGMAS = ("foreign_keys", "quick_check")  # the second is what ADD COLUMN asks
-_OWN_FUNCTIONS = ("sqlite_rename_", "sqlite_drop_column")  # of ALTER TABLE; a statement cannot call them
+_ALTER_FUNCTIONS = ("sqlite_rename_", "sqlite_drop_column")  # ALTER TABLE calls them, and no statement can
 
 
 def copy_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
     """SQLite's authorizer callback for a private copy: also allows changes of the copy alone."""
-    is_own = (
-        action in _WRITES
-        or (action == PRAGMA and first is not None and first.lower() in _COPY_PRAGMAS)
-        or (action == FUNCTION and second is not None and second.lower().startswith(_OWN_FUNCTIONS))
-    )
-    return ALLOW if is_own else guard(action, first, second, *rest)
+    if action in _WRITES:
+        return ALLOW
+    if action == PRAGMA and first is not None and first.lower() in _COPY_PRAGMAS:
+        return ALLOW
+    if action == FUNCTION and second is not None and second.lower().startswith(_ALTER_FUNCTIONS):
+        return ALLOW
+    return guard(action, first, second, *rest)
 
 
 def database_digest(connection: sqlite3.Connection) -> str:
@@ -515,13 +551,7 @@ def database_digest(connection: sqlite3.Connection) -> str:
         if kind in ("table", "view"):
             cursor = connection.execute(f"SELECT * FROM {base.quoted(name)}")
             columns = [item[0].lower() for item in cursor.description]
-            # The number of rows, and the sum of their digests, which no order changes and no row is kept for.
-            count = total = 0
-            for row in map(rounded_cells, cursor):
-                cells = ["now" if isinstance(cell, str) and cell.startswith(today) else cell for cell in row]
-                total = (total + int(texts_digest([repr(cells)]), 16)) % (1 << 128)
-                count += 1
-            objects.append([kind, name.lower(), columns, count, total])
+            objects.append([kind, name.lower(), columns, *_rows_digest(cursor, today)])
         elif kind == "index":
             indices = connection.execute(f"PRAGMA index_list({base.quoted(table)})").fetchall()
             columns = [row[2] for row in connection.execute(f"PRAGMA index_info({base.quoted(name)})")]
@@ -529,6 +559,20 @@ def database_digest(connection: sqlite3.Connection) -> str:
         else:
             objects.append([kind, table.lower()])
     return texts_digest(sorted(map(repr, objects)))
+
+
+def _rows_digest(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]:
+    """The number of rows, and the sum of their digests, which no order changes and no row is kept for."""
+    count = 0
+    total = 0
+    for row in rows:
+        cells = []
+        for cell in rounded_cells(row):
+            is_today = isinstance(cell, str) and cell.startswith(today)
+            cells.append("now" if is_today else cell)
+        total = (total + int(texts_digest([repr(cells)]), 16)) % (1 << 128)
+        count += 1
+    return count, total
 
 
 def rounded_cells(row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -555,12 +599,13 @@ class StatefulSession(SqliteSession):
 
     def __init__(self, location: str, bounds: base.Bounds, clock: base.StatementTimer) -> None:
         super().__init__(location, bounds, clock)
-        self._most_bytes = (bounds.memory_mb << 20) // COPY_SHARE
-        self._source, self._guard = self._connection, copy_guard
+        self._max_bytes = (bounds.memory_mb << 20) // COPY_SHARE
+        self._source = self._connection
+        self._guard = copy_guard
         self._source.set_authorizer(None)  # no statement of anybody else runs on it
         setup = Path(location + SETUP_SUFFIX)
         try:
-            self._setup = statements(setup.read_text(encoding="utf-8")) if setup.is_file() else []
+            self._setup = statement_texts(setup.read_text(encoding="utf-8")) if setup.is_file() else []
         except (OSError, ValueError):
             raise base.OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
 
@@ -575,33 +620,15 @@ class StatefulSession(SqliteSession):
 
     def answer(self, sql: str, max_rows: int) -> base.RawResult:
         """Run a script on a copy of its own: the turns before the last one, then that one, whose last result it is."""
-        if (refused := unreadable(sql.replace(base.TURN_SEPARATOR, "\n"))) is not None:
+        refused = unreadable(sql.replace(base.TURN_SEPARATOR, "\n"))
+        if refused is not None:
             return refused
-        # The copy is in memory, and cannot grow beyond its part of it.
-        source = self._source
-        try:
-            source.execute("BEGIN")
-            source.execute("SELECT 1 FROM sqlite_master").fetchall()  # takes the read lock, within the time for it
-            (pages,), (size,) = (source.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
-            if pages * size > self._most_bytes:
-                reason = f"the database is larger than {self._most_bytes >> 20} MiB"
-                raise base.OpenFailure("database_too_large", reason)
-            copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=0)
-            source.backup(copy)
-            copy.execute(f"PRAGMA max_page_count={self._most_bytes // size}")
-            copy.execute("PRAGMA temp_store=MEMORY")
-        except sqlite3.Error as error:
-            message = str(error).replace(self._location, "the database")
-            raise base.OpenFailure(classify(error)[1], f"the database cannot be copied: {message}") from None
-        finally:
-            source.rollback()
-        copy.text_factory = lambda data: data.decode("utf-8", "replace")
-        self._connection = copy
-        self._confine(copy)
+        self._connection = self._copy_source()
+        self._confine(self._connection)
         try:
             for statement in self._setup:
-                copy.execute(statement).close()
-            copy.commit()
+                self._connection.execute(statement).close()
+            self._connection.commit()
         except sqlite3.Error as error:
             raise base.OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
         before = self._changes()
@@ -617,14 +644,38 @@ class StatefulSession(SqliteSession):
             raw = base.untruncated(raw)
         if not asks_outcome or raw.status != OK:
             return raw
-        # One row: digests of the last statement's rows, as a set and in order, and of the database if it was changed.
+        # The only row holds digests of the last statement's rows, and of the database if it was changed.
         texts = [repr(rounded_cells(row)) for row in raw.rows]
-        digests = texts_digest(sorted(set(texts))), texts_digest(texts)
+        as_set = texts_digest(sorted(set(texts)))
+        in_order = texts_digest(texts)
         is_changed = self._changes() != before
-        now = database_digest(copy) if is_changed else ""
+        state = database_digest(self._connection) if is_changed else ""
         is_query = raw.columns != CHANGED
-        row = int(is_query), len(texts), *digests, int(is_ordered), int(is_changed), now
+        row = (int(is_query), len(texts), as_set, in_order, int(is_ordered), int(is_changed), state)
         return base.RawResult(OK, OUTCOME_COLUMNS, [row])
+
+    def _copy_source(self) -> sqlite3.Connection:
+        """A copy of the file in memory, which cannot grow beyond its part of it."""
+        source = self._source
+        try:
+            source.execute("BEGIN")
+            source.execute("SELECT 1 FROM sqlite_master").fetchall()  # takes the read lock, within the time for it
+            (n_pages,) = source.execute("PRAGMA page_count").fetchone()
+            (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
+            if n_pages * page_bytes > self._max_bytes:
+                reason = f"the database is larger than {self._max_bytes >> 20} MiB"
+                raise base.OpenFailure("database_too_large", reason)
+            copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=0)
+            source.backup(copy)
+            copy.execute(f"PRAGMA max_page_count={self._max_bytes // page_bytes}")
+            copy.execute("PRAGMA temp_store=MEMORY")
+        except sqlite3.Error as error:
+            message = str(error).replace(self._location, "the database")
+            raise base.OpenFailure(classify(error)[1], f"the database cannot be copied: {message}") from None
+        finally:
+            source.rollback()
+        copy.text_factory = lambda data: data.decode("utf-8", "replace")
+        return copy
 
     def _changes(self) -> tuple[list[tuple[str, ...]], int]:
         """The objects of the copy and the number of rows changed so far."""
@@ -634,10 +685,10 @@ class StatefulSession(SqliteSession):
     def _turn(self, script: str, max_rows: int) -> base.RawResult:
         raw = base.failure(ERROR, "empty", "there is no statement to run")
         try:
-            parts = statements(script)
+            texts = statement_texts(script)
         except ValueError as error:
             return base.failure(LIMIT, "too_many_statements", str(error))
-        for statement in parts:
+        for statement in texts:
             self._sql = statement
             cursor = self._connection.execute(statement)
             if cursor.description is None:
@@ -650,9 +701,11 @@ class StatefulSession(SqliteSession):
     def explain(self, error: Exception) -> tuple[str, str, str]:
         """See `SqliteSession.explain`; a copy that may not grow is the statement's own fault."""
         if general_code(error) == "SQLITE_FULL":
-            return LIMIT, "size_limit", f"the database may not grow beyond {self._most_bytes >> 20} MiB"
+            return LIMIT, "size_limit", f"the database may not grow beyond {self._max_bytes >> 20} MiB"
         return super().explain(error)
 
     # Nothing can be hidden, for a statement that writes could carry it elsewhere; no script touches the file, so none
     # locks it; a script is timed on its copy.
-    closure, hold, cold_ms = base.DatabaseSession.closure, base.DatabaseSession.hold, base.DatabaseSession.cold_ms
+    closure = base.DatabaseSession.closure
+    hold = base.DatabaseSession.hold
+    cold_ms = base.DatabaseSession.cold_ms

@@ -25,9 +25,9 @@ from pipelines.core.registry import DIALECTS
 from pipelines.core.types import ExecutionStatus
 from pipelines.recipe.plugins import for_workers
 from pipelines.sql.dialects.base import OK, Bounds, HiddenNames
-from pipelines.sql.sandbox.wire import HEADER, OPENING, PAGE_BYTES, RETIRED, StatusPage, pack, unpack_replies
+from pipelines.sql.sandbox.wire import HEADER, OPENING, PAGE_BYTES, RETIRED, StatusPage, pack_frame, unpack_replies
 
-# One worker process, seen from its parent: jobs sent, replies received and checked, and its end.
+# A worker process, seen from its parent: jobs sent, replies received and checked, and its end.
 
 ROOT = Path(__file__).resolve().parents[3]
 ANALYSIS = "analysis"  # the engine name of workers that read SQL text and open no database
@@ -47,14 +47,14 @@ STATUSES = frozenset(status.value for status in ExecutionStatus)
 class Task:
     """One job, and the callback for its reply."""
 
-    job: tuple[Any, ...]  # what the worker gets (see `pipelines.sql.sandbox.worker`).
-    deliver: Callable[[Any, Any], None]  # called once, with `tag` and the reply or a `WorkerDeath`.
+    job: tuple[Any, ...]  # Job as the worker gets it (see `pipelines.sql.sandbox.worker`).
+    deliver: Callable[[Any, Any], None]  # Function that is called once, with `tag` and the reply or a `WorkerDeath`.
     tag: Any
     done: bool = False
-    deaths: int = 0  # workers that died before they came to it.
-    killed: int = 0  # workers that it ended, not by a timer.
-    urgent: bool = False  # an event loop waits for it, and others may wait for that one.
-    work: Callable[[], int] = int  # the work of its statement so far, from when a worker has it.
+    deaths: int = 0  # Workers that died before they came to it.
+    killed: int = 0  # Workers that it ended, not by a timer.
+    urgent: bool = False  # True if an event loop waits for it, and others may wait for that one.
+    work: Callable[[], int] = int  # Work of its statement so far, from when a worker has it.
 
     def finish(self, reply: Any) -> None:
         """Deliver the reply, unless another worker was faster or the caller has left."""
@@ -67,53 +67,70 @@ class Task:
 class WorkerDeath:
     """The end of a worker at a job."""
 
-    timeout: bool  # it was a timer.
-    phase: int  # 0 at the gold (or only) statement, 1 at the prediction.
-    opening: bool = True  # it was opening the database, or had not begun at all: no statement is to blame.
-    proven: bool = False  # a second worker died of the same statement, so the statement is to blame, not the machine.
+    timeout: bool  # True if a timer ended it.
+    phase: int  # Statement of the job: 0 for the gold (or only) one, 1 for the prediction.
+    opening: bool = True  # True if it was opening the database, or had not begun: no statement is to blame.
+    proven: bool = False  # True if a second worker died of the same statement, so the machine is not to blame.
 
 
 class MalformedReply(Exception):
     """A worker's bytes are not a reply to the job."""
 
 
-def check(job: Sequence[Any], reply: Any) -> None:
+def check_reply(job: Sequence[Any], reply: Any) -> None:
     """Raise MalformedReply if a reply has not the shape that its job requires: a worker has run hostile SQL, and one
     with such a reply counts as lost. Cells are not checked: whatever shows them accepts any.
     """
-    is_good = type(reply) is tuple and len(reply) == (3 if job[0] == "verdict" else 8)
-    if is_good and job[0] == "verdict":
-        scores, gold, predicted = reply
-        is_good = type(scores) is dict and (not scores or scores.keys() == set(job[4]))
-        is_good = is_good and all(map(_is_number, scores.values()))
-        is_good = is_good and _are_facts(gold) and (predicted is None or _are_facts(predicted))
-    elif is_good:
-        status, columns, rows, truncated, error, error_class, ms, work = reply
-        is_good = (
-            status in STATUSES
-            and isinstance(columns, (list, tuple))
-            and isinstance(rows, (list, tuple))
-            and all(isinstance(name, str) for name in columns)
-            and set(map(type, rows)) <= {tuple}
-            and set(map(len, rows)) <= {len(columns)}
-            and isinstance(truncated, (bool, int))
-            and (error_class is None) == (status == OK)
-            and (error is None or isinstance(error, str))
-            and (error_class is None or isinstance(error_class, str))
-            and _is_number(ms)
-            and isinstance(work, int)
-        )
+    is_good = _is_verdict(reply, job[4]) if job[0] == "verdict" else _is_result(reply)
     if not is_good:
         raise MalformedReply
 
 
-def _are_facts(facts: Any) -> bool:
-    """Whether this is (status, error class, rows, ms) of a query."""
-    if type(facts) is not tuple or len(facts) != 4:
+def _is_verdict(reply: Any, equalities: Sequence[str]) -> bool:
+    """Whether a reply is (scores, end of the gold query, end of the prediction or None)."""
+    if type(reply) is not tuple or len(reply) != 3:
         return False
-    status, error_class, rows, ms = facts
-    is_cause = error_class is None or isinstance(error_class, str)
-    return status in STATUSES and is_cause and isinstance(rows, int) and rows >= 0 and (ms is None or _is_number(ms))
+    scores, gold, predicted = reply
+    if type(scores) is not dict or not all(map(_is_number, scores.values())):
+        return False
+    if scores and scores.keys() != set(equalities):
+        return False
+    return _is_end(gold) and (predicted is None or _is_end(predicted))
+
+
+def _is_result(reply: Any) -> bool:
+    """Whether a reply is a `RawResult` as a tuple."""
+    if type(reply) is not tuple or len(reply) != 8:
+        return False
+    status, columns, rows, truncated, error, error_class, ms, work = reply
+    return (
+        status in STATUSES
+        and isinstance(columns, (list, tuple))
+        and isinstance(rows, (list, tuple))
+        and all(isinstance(name, str) for name in columns)
+        and set(map(type, rows)) <= {tuple}
+        and set(map(len, rows)) <= {len(columns)}
+        and isinstance(truncated, (bool, int))
+        and (error_class is None) == (status == OK)
+        and _is_text_or_none(error)
+        and _is_text_or_none(error_class)
+        and _is_number(ms)
+        and isinstance(work, int)
+    )
+
+
+def _is_end(end: Any) -> bool:
+    """Whether this is (status, error class, rows, ms) of a statement."""
+    if type(end) is not tuple or len(end) != 4:
+        return False
+    status, error_class, rows, ms = end
+    if status not in STATUSES or not _is_text_or_none(error_class):
+        return False
+    return isinstance(rows, int) and rows >= 0 and (ms is None or _is_number(ms))
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _is_number(value: Any) -> bool:
@@ -124,14 +141,18 @@ class Worker:
     """One child process and the jobs that it holds; `hidden` is fixed for its life."""
 
     def __init__(self, engine: str, bounds: Bounds, hidden: Mapping[str, HiddenNames]) -> None:
-        fd = os.memfd_create("sqltrain-status", os.MFD_CLOEXEC)  # of one page; the worker inherits it
+        fd = os.memfd_create("sqltrain-status", os.MFD_CLOEXEC)  # the worker inherits this page
         try:
             os.ftruncate(fd, PAGE_BYTES)
             self.page = StatusPage(fd)
-            session, needs_packages, environment = "pipelines.sql.analysis.session:AnalysisSession", True, {}
-            if engine != ANALYSIS:
+            if engine == ANALYSIS:
+                session = "pipelines.sql.analysis.session:AnalysisSession"
+                needs_packages = True
+                environment: dict[str, str] = {}
+            else:
                 dialect = DIALECTS[engine]
-                session, needs_packages = dialect.session, dialect.needs_packages
+                session = dialect.session
+                needs_packages = dialect.needs_packages
                 environment = dialect.worker_environment()
             plugins = for_workers(engine)
             code = START.format(root=str(ROOT), session=session, fd=fd, bounds=json.dumps(bounds), plugins=plugins)
@@ -151,15 +172,16 @@ class Worker:
         # Its pipes never block this process, which may be in an event loop.
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self.into, self.out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self.into = self._process.stdin.fileno()
+        self.out = self._process.stdout.fileno()
         with contextlib.suppress(OSError):  # a user may have used up what the system grants
             fcntl.fcntl(self.out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(self.into, False)
         os.set_blocking(self.out, False)
-        self.held: deque[tuple[int, Task]] = deque()  # sent, not answered, in order
-        self.batches: deque[int] = deque()  # last job number of each batch sent
+        self.held: deque[tuple[int, Task]] = deque()  # (job number, task) that were sent and not answered, in order
+        self.batches: deque[int] = deque()  # last job number of each batch that was sent
         # The hidden names are not on the command line, which every user may read: a location may hold a password.
-        self.unsent = bytearray(pack(dict(hidden)))
+        self.unsent = bytearray(pack_frame(dict(hidden)))
         self._received = bytearray()
         self._next = 1
         self._recalled = 0
@@ -178,7 +200,7 @@ class Worker:
                 task.work = functools.partial(self.page.work_of, number)
         self.held.extend(enumerate(tasks, first))
         self.batches.append(self._next - 1)
-        self.unsent += pack((first, [task.job for task in tasks]))
+        self.unsent += pack_frame((first, [task.job for task in tasks]))
         self.write()
 
     def write(self) -> None:
@@ -208,25 +230,29 @@ class Worker:
                     break
                 body = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size])
                 del self._received[: HEADER.size + size]
-                self.answered_at, self._has_answered = time.monotonic(), True
+                self.answered_at = time.monotonic()
+                self._has_answered = True
                 try:
                     for reply in unpack_replies(body):
-                        # It answers the first of the jobs held; None for a job that it skipped.
-                        number, task = self.held[0]
-                        self._garbled = task
-                        if reply is not None:
-                            check(task.job, reply)
-                        elif number not in self._taken:  # nobody took that job from it
-                            return False
-                        self._taken.discard(number)
-                        self._garbled = None
-                        self.held.popleft()
-                        if number >= self.batches[0]:
-                            self.batches.popleft()
-                        if reply is not None:
-                            task.finish(reply)
+                        self._accept(reply)
                 except Exception:  # forged bytes can raise anything: such a worker is as good as dead
                     return False
+
+    def _accept(self, reply: Any) -> None:
+        """Deliver the reply to the first of the jobs held; None for a job that the worker skipped."""
+        number, task = self.held[0]
+        self._garbled = task
+        if reply is not None:
+            check_reply(task.job, reply)
+        elif number not in self._taken:  # nobody took that job from it
+            raise MalformedReply
+        self._taken.discard(number)
+        self._garbled = None
+        self.held.popleft()
+        if number >= self.batches[0]:
+            self.batches.popleft()
+        if reply is not None:
+            task.finish(reply)
 
     def take_back(self) -> list[Task]:
         """The jobs behind the one that runs now, each at most once; the worker will skip them."""
@@ -267,7 +293,9 @@ class Worker:
         self.close()
         retired = code == RETIRED
         # A malformed reply is laid at its job, whatever job the worker says it is at.
-        culprit = self._garbled or next((task for number, task in self.held if number == at and not retired), None)
+        culprit = self._garbled
+        if culprit is None and not retired:
+            culprit = next((task for number, task in self.held if number == at), None)
         others = [task for _, task in self.held if task is not culprit and not task.done]
         timeout = code == -signal.SIGALRM and not phase & OPENING
         return WorkerDeath(timeout, phase & 1, bool(phase & OPENING)), retired, culprit, others
@@ -283,14 +311,16 @@ class Worker:
         self.page.close()
 
 
-BATCH = 128
+BATCH = 128  # jobs that are handed over at once, at most
 STUCK_SECONDS = 0.1  # a statement that runs this long no longer holds up the jobs behind it
-STUCK_WORK = 1_500  # nor one that has done so much work: some 30 ms, told from a batch of short ones
+STUCK_WORK = 1_500  # the same for work: some 30 ms, which no batch of short statements takes
 SPARE = 3  # workers beyond the pool's own, for when all of these are stuck
-KILL_FACTOR = 1.15  # of the limit, without a new statement: the worker's own timer has failed
+# A worker whose statement goes on for KILL_FACTOR times the limit and KILL_MARGIN seconds is killed: its own timer has
+# failed.
+KILL_FACTOR = 1.15
 KILL_MARGIN = 0.5
 START_SECONDS = 60.0  # to start a worker or open a database, on a machine that is busy
-FATAL = 2  # workers that a statement may end before it is told so
+FATAL = 2  # workers that a statement may end before it counts as failed
 MAX_EARLY_DEATHS = 3  # workers that may die before they reach a job
 
 
@@ -335,8 +365,10 @@ class Pool:
         self._dispatch(time.monotonic())
 
     def _home(self, task: Task) -> deque[Task]:
-        homes = self._homes
-        return homes[zlib.crc32(task.job[1][0].encode()) % len(homes)] if len(homes) > 1 else homes[0]
+        if len(self._homes) == 1:
+            return self._homes[0]
+        location = task.job[1][0]
+        return self._homes[zlib.crc32(location.encode()) % len(self._homes)]
 
     def _dispatch(self, now: float) -> None:
         for slot in range(len(self._homes)):
@@ -412,12 +444,14 @@ class Pool:
                 continue
             for task in reversed(worker.take_back()):
                 self._home(task).appendleft(task)
-            pulse, since = self._pulses.get(worker, (None, now))
-            at = worker.page.current()
-            is_running = worker.has_begun() and not at[1] & OPENING  # and not still starting or opening a database
-            if pulse != at:
-                self._pulses[worker] = at, now
-            elif now - since > (self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN if is_running else START_SECONDS):
+            last_seen, since = self._pulses.get(worker, (None, now))
+            statement = worker.page.current()
+            _, phase, _ = statement
+            is_running = worker.has_begun() and not phase & OPENING  # False while it starts or opens a database
+            limit = self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN if is_running else START_SECONDS
+            if last_seen != statement:
+                self._pulses[worker] = statement, now
+            elif now - since > limit:
                 self._replace_worker(slot, worker, hung=is_running)
         self._dispatch(now)
 

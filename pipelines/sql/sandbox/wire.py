@@ -14,9 +14,12 @@ from typing import Any
 
 HEADER = struct.Struct("<Q")
 PAGE_BYTES = mmap.PAGESIZE
-STATEMENT = struct.Struct("<III")  # of a status page: job number, phase, statements so far
-WORK, WORK_AT = struct.Struct("<Q"), 16
-RECALL, RECALL_AT = struct.Struct("<I"), 64
+# Fields of a status page, each with its place.
+STATEMENT = struct.Struct("<III")  # job number, phase, statements so far; at 0
+WORK = struct.Struct("<Q")
+WORK_AT = 16
+RECALL = struct.Struct("<I")
+RECALL_AT = 64
 OPENING = 2  # a bit of the phase
 RETIRED = 3  # exit status of a worker that ran out of memory: a fresh one has all of it again
 
@@ -28,7 +31,7 @@ class _NoGlobals(pickle.Unpickler):
         raise pickle.UnpicklingError(f"a reply may not name {module}.{name}")
 
 
-def pack(value: Any) -> bytes:
+def pack_frame(value: Any) -> bytes:
     body = pickle.dumps(value, 5)
     return HEADER.pack(len(body)) + body
 
@@ -62,7 +65,8 @@ class StatusPage:
     def set_opening(self, is_opening: bool) -> None:
         """The worker opens a database for its statement, or is done with that."""
         job, phase, statements = self.current()
-        STATEMENT.pack_into(self._page, 0, job, phase | OPENING if is_opening else phase & ~OPENING, statements)
+        phase = phase | OPENING if is_opening else phase & ~OPENING
+        STATEMENT.pack_into(self._page, 0, job, phase, statements)
 
     def current(self) -> tuple[int, int, int]:
         """(job, phase, statements so far) as the worker noted them."""

@@ -41,11 +41,11 @@ from pipelines.sql.lexical import differ_in_case_alone
 from pipelines.sql.sandbox.wire import HEADER, RETIRED, StatusPage
 from pipelines.sql.splitter import has_more_behind
 
-OPEN_DATABASES = 128
-DATABASE_MB = 16  # of its memory for each open database: DuckDB takes some 4 MiB, and keeps pages beside
-OPEN_SECONDS = 20.0
-FLUSH_BYTES = 200_000
-FLUSH_SECONDS = 0.02
+MAX_OPEN_DATABASES = 128
+DATABASE_MB = 16  # memory that each open database may need: DuckDB takes some 4 MiB, and pages that it keeps
+OPEN_SECONDS = 20.0  # for a database to open
+FLUSH_BYTES = 200_000  # a size of waiting replies at which they are sent
+FLUSH_SECONDS = 0.02  # for which a reply waits for others
 LONG_WORK = 100  # units of work after which a statement no longer holds back the answers before it: some 2 ms
 ORPHAN_POLL_MS = 5_000
 
@@ -56,14 +56,17 @@ class OpenDatabases:
     """Open sessions and kept gold results; both are dropped when the file changes."""
 
     def __init__(self, open_session: Opener, bounds: base.Bounds, timer: base.StatementTimer, page: StatusPage) -> None:
-        self._open, self._bounds, self._timer, self._page = open_session, bounds, timer, page
+        self._open = open_session
+        self._bounds = bounds
+        self._timer = timer
+        self._page = page
         self._sessions: OrderedDict[str, base.DatabaseSession] = OrderedDict()
         self._stamps: dict[str, Any] = {}
         self._gold: OrderedDict[tuple[str, str], tuple[base.RawResult, int]] = OrderedDict()
-        self._kept = 0
-        self.hidden: Mapping[str, base.HiddenNames] = {}  # what no statement may read, by its database's `identity`.
-        self._keep = bounds.memory_mb << 20 >> 5  # bytes, marshalled; Python's objects take some 4 times as many
-        self._most = max(1, min(OPEN_DATABASES, bounds.memory_mb // DATABASE_MB))
+        self._gold_bytes = 0  # marshalled
+        self._max_gold_bytes = bounds.memory_mb << 20 >> 5  # Python's objects take some 4 times as many
+        self._max_open = max(1, min(MAX_OPEN_DATABASES, bounds.memory_mb // DATABASE_MB))
+        self.hidden: Mapping[str, base.HiddenNames] = {}  # names that no statement may read, by database `identity`
 
     def refresh(self, locations: set[str]) -> None:
         """Forget what is known of databases whose file changed since it was last looked at."""
@@ -72,7 +75,7 @@ class OpenDatabases:
             with contextlib.suppress(OSError):  # a connection string, or a file that is not there
                 info = os.stat(location)
                 stamp = info.st_mtime_ns, info.st_size, info.st_ino
-                log = os.stat(location + "-wal")  # of SQLite: it is written before the file itself changes
+                log = os.stat(location + "-wal")  # SQLite writes it before the file itself changes
                 if log.st_size:
                     stamp = *stamp, log.st_mtime_ns, log.st_size
             if self._stamps.setdefault(location, stamp) == stamp:
@@ -81,7 +84,8 @@ class OpenDatabases:
             if location in self._sessions:
                 self._sessions.pop(location).close()
             for key in [key for key in self._gold if key[0] == location]:
-                self._kept -= self._gold.pop(key)[1]
+                _, n_bytes = self._gold.pop(key)
+                self._gold_bytes -= n_bytes
 
     def run(self, location: str, sql: str, max_rows: int) -> base.RawResult:
         try:
@@ -105,8 +109,9 @@ class OpenDatabases:
         finally:
             self._page.set_opening(False)
         self._sessions[location] = session
-        if len(self._sessions) > self._most:
-            self._sessions.popitem(last=False)[1].close()
+        if len(self._sessions) > self._max_open:
+            _, oldest = self._sessions.popitem(last=False)
+            oldest.close()
         return session
 
     def share_memory(self) -> bool:
@@ -128,27 +133,33 @@ class OpenDatabases:
             return entry[0], True
         raw = base.untruncated(self.run(location, sql, self._bounds.max_rows))
         if raw.status == OK:
-            size = len(marshal.dumps(list(raw.rows), 2)) + 200
-            self._gold[key] = raw, size
-            self._kept += size
-            while self._kept > self._keep and len(self._gold) > 1:
-                self._kept -= self._gold.popitem(last=False)[1][1]
+            n_bytes = len(marshal.dumps(list(raw.rows), 2)) + 200
+            self._gold[key] = raw, n_bytes
+            self._gold_bytes += n_bytes
+            while self._gold_bytes > self._max_gold_bytes and len(self._gold) > 1:
+                _, (_, oldest_bytes) = self._gold.popitem(last=False)
+                self._gold_bytes -= oldest_bytes
         return raw, False
 
 
-def _facts(raw: base.RawResult, is_kept: bool = False) -> tuple[str, str | None, int, float | None]:
-    """(status, error class, rows, ms); ms is None when nothing was run."""
-    return raw.status, raw.error_class, len(raw.rows), None if is_kept else raw.ms
+End = tuple[str, str | None, int, float | None]  # status, error class, rows, ms; ms is None when nothing was run
+OK_END: End = (OK, None, 0, None)
+
+
+def _end_of(raw: base.RawResult, is_cached: bool = False) -> End:
+    """The end of a statement, without its rows."""
+    return raw.status, raw.error_class, len(raw.rows), None if is_cached else raw.ms
 
 
 class JobServer:
     """Reads batches of jobs from standard input and writes batches of replies to standard output."""
 
     def __init__(self, open_session: Opener, bounds: base.Bounds, page: StatusPage) -> None:
-        self._bounds, self._page = bounds, page
+        self._bounds = bounds
+        self._page = page
         self._timer = base.StatementTimer(self._note_work)
         self._databases = OpenDatabases(open_session, bounds, self._timer, page)
-        self._predictions: dict[tuple[str, str], base.RawResult] = {}  # of one pair, by location and text
+        self._predictions: dict[tuple[str, str], base.RawResult] = {}  # results of one pair, by location and text
         self._parent = os.getppid()
         # Each reply is pickled at once, so that its rows' memory serves the next query while it is warm.
         self._replies = io.BytesIO()
@@ -170,7 +181,8 @@ class JobServer:
         """Answer until the parent closes the stream or is gone. The first frame holds what is hidden, each other one
         a batch of jobs and the number of its first. Replies go out in order, early if the batch is slow.
         """
-        if (hidden := self._frame()) is None:
+        hidden = self._frame()
+        if hidden is None:
             return
         self._databases.hidden = pickle.loads(hidden)
         while (body := self._frame()) is not None:
@@ -178,43 +190,47 @@ class JobServer:
             first, jobs = pickle.loads(body)
             self._databases.refresh({location for job in jobs for location in job[1]})
             # Neighbours on one database share its read lock.
-            for location, numbered in itertools.groupby(enumerate(jobs, first), lambda item: item[1][1][0]):
+            for location, numbered in itertools.groupby(enumerate(jobs, first), _first_location):
                 group = list(numbered)
                 if len(group) > 1:
                     self._databases.hold(location, True)
                 for number, job in group:
-                    if number < self._page.recalled():
-                        self._pickler.dump(None)
-                        continue
-                    if not self._counts_work:
-                        self._flush()  # nothing would tell that a long statement holds back the answers before it
-                    self._page.begin(number, 0)
-                    reply = self._reply(number, job)
-                    causes = [facts[1] for facts in reply[1:] if facts] if job[0] == "verdict" else [reply[5]]
-                    # What a query took is not given back: a fresh worker has all of the memory. Where other databases
-                    # may have taken it, the job has no answer yet: it is the first of that worker.
-                    if "memory_limit" in causes:
-                        if number == 1 or not self._databases.share_memory():
-                            self._pickler.dump(reply)
-                        self._flush()
-                        sys.exit(RETIRED)
-                    self._pickler.dump(reply)
-                    if self._replies.tell() > FLUSH_BYTES or perf_counter() - self._flushed > FLUSH_SECONDS:
-                        self._flush()
+                    self._answer(number, job)
                 self._databases.hold(location, False)
+            self._flush()
+
+    def _answer(self, number: int, job: Sequence[Any]) -> None:
+        """Put the reply to a job behind the others; the process ends if the job has used up its memory."""
+        if number < self._page.recalled():
+            self._pickler.dump(None)
+            return
+        if not self._counts_work:
+            self._flush()  # nothing would tell that a long statement holds back the answers before it
+        self._page.begin(number, 0)
+        reply = self._reply(number, job)
+        # The memory that a query took is not given back: a fresh worker has all of it. If other databases may have
+        # taken it, the job has no answer yet: it is the first of that worker.
+        if _lacked_memory(job, reply):
+            if number == 1 or not self._databases.share_memory():
+                self._pickler.dump(reply)
+            self._flush()
+            sys.exit(RETIRED)
+        self._pickler.dump(reply)
+        if self._replies.tell() > FLUSH_BYTES or perf_counter() - self._flushed > FLUSH_SECONDS:
             self._flush()
 
     def _frame(self) -> bytes | None:
         """The parent's next frame; None if none comes any more."""
-        frame, size = bytearray(), HEADER.size
+        frame = bytearray()
+        size = HEADER.size
         while len(frame) < size:
             while not self._poll.poll(ORPHAN_POLL_MS):
                 if os.getppid() != self._parent:
                     return None
-            part = os.read(0, min(size - len(frame), 1 << 20))
-            if not part:
+            data = os.read(0, min(size - len(frame), 1 << 20))
+            if not data:
                 return None
-            frame += part
+            frame += data
             if len(frame) == HEADER.size:
                 size += HEADER.unpack(frame)[0]
         return bytes(memoryview(frame)[HEADER.size :])
@@ -232,15 +248,15 @@ class JobServer:
         if job[0] != "verdict":
             return tuple(raw)
         if self._page.current()[1] == 0:
-            return {}, _facts(raw), None
-        # Beside a gold query that ran the failure is the prediction's own.
-        raw = raw._replace(status=ERROR) if raw.status == UNAVAILABLE else raw
-        return {}, (OK, None, 0, None), _facts(raw)
+            return {}, _end_of(raw), None
+        if raw.status == UNAVAILABLE:  # The gold query ran, so the failure is the prediction's own.
+            raw = raw._replace(status=ERROR)
+        return {}, OK_END, _end_of(raw)
 
     def _verdict(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
         """Run the two queries of a pair and compare their results where they are, equality by equality.
 
-        Returns (scores, gold facts, predicted facts); scores are {} if a gold query gave nothing to compare with.
+        Returns (scores, end of gold, end of the prediction); scores are {} if a gold query gave no result.
 
         Args:
             job: ("verdict", locations, gold SQL, predicted SQL or None, equality names, the first fields of `Gold`, the
@@ -250,36 +266,37 @@ class JobServer:
         self._predictions.clear()
         gold, is_cached = self._databases.gold(locations[0], gold_sql)
         if gold.status != OK or predicted_sql is None:
-            return {}, _facts(gold, is_cached), None
+            return {}, _end_of(gold, is_cached), None
         predicted = self._predicted(number, locations[0], predicted_sql, gold_sql)
         if predicted.status == TIMEOUT:  # wrong by all: no gold query is asked while a server may still be at it
-            return dict.fromkeys(equalities, 0.0), _facts(gold, is_cached), _facts(predicted)
+            return dict.fromkeys(equalities, 0.0), _end_of(gold, is_cached), _end_of(predicted)
         units = (None, None) if names is None else value_units(names, gold_sql, predicted_sql)
         facts = Gold(gold_facts[0], gold_facts[1], units)
-        # The score under an equality is the lowest over the databases.
+        has_more_statements: bool | None = None  # only some equalities ask for it
         scores: dict[str, float] = {}
         for name in equalities:
             equality = EQUALITIES[name]
-            gold_text, predicted_text = gold_sql, predicted_sql
+            if equality.bare and self._takes_bare_text:
+                if has_more_statements is None:
+                    has_more_statements = predicted_sql.count(";") > 1 and has_more_behind(predicted_sql)
+                if has_more_statements:
+                    scores[name] = 0.0
+                    continue
+            gold_text = gold_sql
+            predicted_text = predicted_sql
             if equality.rewrite is not None:
-                texts = ((sql, equality.rewrite(sql)) for sql in (gold_sql, predicted_sql))
-                gold_text, predicted_text = (sql if differ_in_case_alone(sql, text) else text for sql, text in texts)
-            if (
-                equality.bare
-                and self._takes_bare_text
-                and predicted_sql.count(";") > 1
-                and has_more_behind(predicted_sql)
-            ):
-                scores[name] = 0.0
-                continue
+                gold_text = _rewritten(gold_sql, equality.rewrite)
+                predicted_text = _rewritten(predicted_sql, equality.rewrite)
+            # The score under an equality is the lowest over the databases.
             scores[name] = 1.0
             for location in locations if equality.suite else locations[:1]:
-                expected, given = gold, predicted
+                expected = gold
+                given = predicted
                 if location is not locations[0] or gold_text is not gold_sql or predicted_text is not predicted_sql:
                     self._page.begin(number, 0)
                     expected, _ = self._databases.gold(location, gold_text)
                     if expected.status != OK:
-                        return {}, _facts(expected), _facts(predicted)
+                        return {}, _end_of(expected), _end_of(predicted)
                     given = self._predicted(number, location, predicted_text, gold_text)
                 score = equality.compare(expected, given, facts) if given.status == OK else 0.0
                 scores[name] = min(scores[name], score)
@@ -291,7 +308,7 @@ class JobServer:
                     functools.partial(self._cold_ms, number, 0, locations[0], gold_text),
                     self._bounds.timeout_s,
                 )
-        return scores, _facts(gold, is_cached), _facts(predicted, predicted is gold)
+        return scores, _end_of(gold, is_cached), _end_of(predicted, predicted is gold)
 
     def _cold_ms(self, number: int, phase: int, location: str, sql: str) -> float | None:
         """The milliseconds of a statement that has run well before, as `DatabaseSession.cold_ms` takes them."""
@@ -307,8 +324,8 @@ class JobServer:
         key = (location, sql)
         if key in self._predictions:
             return self._predictions[key]
-        # That the database is not available is believed only if gold cannot run either: else a prediction that makes
-        # its engine fail would get out of being scored. It runs twice: if it was others, that may have passed.
+        # A prediction may say that the database is not available only if gold cannot run either: else one that makes
+        # its engine fail would get out of being scored. It runs twice, for the fault of others may have passed.
         for _ in range(2):
             raw = base.untruncated(self._databases.run(location, sql, self._bounds.max_rows))
             if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
@@ -331,6 +348,25 @@ class JobServer:
         self._timer.arm(0.0)  # waiting for the parent to read is not the query's time
         self._send()
         self._flushed = perf_counter()
+
+
+def _first_location(numbered_job: tuple[int, Sequence[Any]]) -> str:
+    _, job = numbered_job
+    location: str = job[1][0]
+    return location
+
+
+def _lacked_memory(job: Sequence[Any], reply: Sequence[Any]) -> bool:
+    """Whether a statement of the job ran out of memory."""
+    if job[0] != "verdict":
+        return bool(reply[5] == "memory_limit")
+    return any(end is not None and end[1] == "memory_limit" for end in reply[1:])
+
+
+def _rewritten(sql: str, rewrite: Callable[[str], str]) -> str:
+    """A text as an equality rewrites it; the text itself if that changes nothing for the engine."""
+    text = rewrite(sql)
+    return sql if differ_in_case_alone(sql, text) else text
 
 
 def main(session: str, page_fd: int, bounds: str, plugins: Sequence[tuple[str, str]]) -> None:
