@@ -459,7 +459,7 @@ def check(
             training = [*chain(*(questions for pool, questions in pools if pool in ("sft", "rl")))]
             rest_of = chain(*(questions for pool, questions in pools if pool not in ("sft", "rl")))
             with sql_engine(loaded) as sql:
-                report = gold_health.examine([*training, *rest_of], sql)
+                report = gold_health.examine_gold([*training, *rest_of], sql)
             for line in gold_health.report_lines(report):
                 bars.say(line)
             pools_counted = prompt_fit.count(loaded, dict(zip((step.name for step in steps), folders, strict=True)))

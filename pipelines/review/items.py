@@ -153,7 +153,7 @@ def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
     """The items with the doubts about their SQL added to those that they have."""
     with_sql = [item for item in items if item.example.gold_sql]
     doubts: dict[str, list[str]] = {}
-    for finding in health.examine([item.example for item in with_sql], sql):
+    for finding in health.examine_gold([item.example for item in with_sql], sql):
         key = with_sql[finding.place].key
         doubts.setdefault(key, []).append(f"{finding.reason.replace('_', ' ')}: {finding.detail}")
     return [dataclasses.replace(item, doubts=(*item.doubts, *doubts.get(item.key, ()))) for item in items]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pipelines.core.errors import ResourceError
 
 MAX_BYTES = 64_000_000
-KEPT_FILES = 5
+MAX_OLD_FILES = 5
 
 
 class AuditEntry(NamedTuple):
@@ -20,11 +20,11 @@ class AuditEntry(NamedTuple):
 
     database: str
     engine: str
-    role: str  # "query", "gold" or "prediction".
+    role: str  # Word of "query", "gold" and "prediction".
     sql: str
-    ms: float  # wall clock of its execution in the worker.
+    ms: float  # Wall clock of its execution in the worker, in milliseconds.
     rows: int
-    outcome: str  # the status, a value of `ExecutionStatus`.
+    outcome: str  # Status, a value of `ExecutionStatus`.
     error_class: str | None
 
 
@@ -50,13 +50,15 @@ class AuditLog:
 def append(path: Path, rows: Sequence[Mapping[str, Any]], max_bytes: int = MAX_BYTES) -> None:
     """Append JSON lines in one write, so that several processes may share a file, which is rotated when it has grown.
 
-    A full file becomes NAME.1, NAME.1 becomes NAME.2, and so on up to `KEPT_FILES`. Without rows the file is made.
+    A full file becomes NAME.1, NAME.1 becomes NAME.2, and so on up to `MAX_OLD_FILES`. Without rows the file is made.
     """
     lines = [json.dumps(row, ensure_ascii=True, separators=(",", ":")) + "\n" for row in rows]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size >= max_bytes:
-            names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, KEPT_FILES + 1))]
+            names = [path]
+            for number in range(1, MAX_OLD_FILES + 1):
+                names.append(path.with_name(f"{path.name}.{number}"))
             for newer, older in reversed(list(itertools.pairwise(names))):
                 if newer.exists():
                     os.replace(newer, older)

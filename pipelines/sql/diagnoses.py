@@ -47,21 +47,18 @@ KINDS: Mapping[str, str] = {
 class Failure:
     """A wrong answer, as an error analysis is given it."""
 
-    predicted_sql: str | None  # the answer; None when there is none.
+    predicted_sql: str | None  # Answer; None if there is none.
     gold_sql: str
     schema: Schema
     engine: str = "sqlite"
-    # status, error_class: of its execution, as in `ExecutionResult`; None when nothing was executed.
-    status: ExecutionStatus | None = ExecutionStatus.OK
-    error_class: str | None = None
-    # stop, turns: how the episode ended.
-    stop: StopReason = StopReason.SOLUTION
-    turns: int = 1
-    # n_rows, gold_rows: rows that the answer and the gold SQL returned.
-    n_rows: int = 0
-    gold_rows: int = 0
-    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the verdict under each equality.
-    # distinct values that are stored in a column, by (table, column); one that is not there is not known.
+    status: ExecutionStatus | None = ExecutionStatus.OK  # End of the answer's execution; None if nothing was executed.
+    error_class: str | None = None  # Class of its error, as in `ExecutionResult`.
+    stop: StopReason = StopReason.SOLUTION  # Reason why the episode ended.
+    turns: int = 1  # Turns of the episode.
+    n_rows: int = 0  # Rows that the answer returned.
+    gold_rows: int = 0  # Rows that the gold SQL returned.
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)  # Verdict under each equality.
+    # Distinct values that are stored in a column, by (table, column); a column that is not there is not known.
     values: Mapping[tuple[str, str], Sequence[Scalar]] = dataclasses.field(default_factory=dict)
 
 
@@ -69,14 +66,14 @@ class Failure:
 class Hint:
     """A finer clue about a failure, for people: one failure can have several."""
 
-    kind: str  # a short stable word ("wrong_literal", "missing_join", ...); `KINDS` lists them.
-    detail: str  # what exactly, in one line.
+    kind: str  # Short stable word ("wrong_literal", "missing_join", ...); `KINDS` lists them.
+    detail: str  # Fact of this failure, in one line.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Why an answer is wrong (TRUST-SQL, section 3.1)."""
 
-    error: ErrorClass  # the class; exactly one.
-    evidence: str  # the fact that put it there, in one line.
-    hints: tuple[Hint, ...] = ()  # finer clues.
+    error: ErrorClass  # Class, of which there is exactly one.
+    evidence: str  # Fact that decided the class, in one line.
+    hints: tuple[Hint, ...] = ()  # Finer clues.

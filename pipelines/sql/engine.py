@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import math
 import os
 import pkgutil
@@ -26,7 +27,7 @@ from pipelines.sql.equalities.spider_grammar import DatabaseNames
 from pipelines.sql.lexical import is_ordered
 from pipelines.sql.sandbox.pool import ANALYSIS, Pool, Task, WorkerDeath
 
-TICK = 0.02
+TICK = 0.02  # seconds between two looks at the workers' clocks
 _STATUS = {status.value: status for status in ExecutionStatus}
 
 
@@ -34,12 +35,10 @@ _STATUS = {status.value: status for status in ExecutionStatus}
 class Limits:
     """The limits of one statement."""
 
-    timeout_s: float = 30.0  # wall clock, in seconds.
-    # max_rows, max_bytes: of one result; more is cut off for `execute`, and fails for a verdict. `max_bytes` bounds a
-    # cell, too.
-    max_rows: int = 100_000
-    max_bytes: int = 64_000_000
-    memory_mb: int = 2048  # address space that a worker may add, in MiB.
+    timeout_s: float = 30.0  # Wall clock, in seconds.
+    max_rows: int = 100_000  # Rows of one result; more are cut off for `execute`, and fail for a verdict.
+    max_bytes: int = 64_000_000  # Bytes of one result, treated as `max_rows`; also the limit of a cell.
+    memory_mb: int = 2048  # Address space that a worker may add, in MiB.
 
     @classmethod
     def of(cls, execution: config.Execution) -> Limits:
@@ -52,16 +51,16 @@ class Pair:
 
     database: Database
     gold_sql: str
-    predicted_sql: str | None  # None if there is no prediction.
-    more: tuple[str, ...] = ()  # further gold queries of the question: a match with any counts.
+    predicted_sql: str | None  # Prediction; None if there is none.
+    more: tuple[str, ...] = ()  # Further gold queries of the question: a match with any counts.
 
     @classmethod
     def of(cls, example: Example, predicted_sql: str | None) -> Pair:
         """A prediction for a question."""
         return cls(example.database, example.gold_sql, predicted_sql, example.annotations.gold_sqls)
 
-    def each(self) -> list[Pair]:
-        """The prediction beside each gold query alone."""
+    def with_single_gold(self) -> list[Pair]:
+        """The prediction with each gold query alone."""
         return [Pair(self.database, gold, self.predicted_sql) for gold in (self.gold_sql, *self.more)]
 
 
@@ -69,15 +68,13 @@ class Pair:
 class Verdict:
     """The scores of a pair, and how its queries ended."""
 
-    scores: Mapping[str, float]  # by equality name, 1.0 or 0.0, or a grade in [0, 1]; all 0.0 when `broken`.
-    # predicted, gold: how the executions ended; `predicted` is None when there is no prediction or gold gave nothing.
-    predicted: ExecutionStatus | None
-    gold: ExecutionStatus
-    error_class: str | None  # of the prediction, or of the gold query when that failed; None when both ran.
-    # n_rows, gold_rows: rows returned.
-    n_rows: int
-    gold_rows: int
-    counterexample: str = ""  # a script that makes a database on which the two queries differ.
+    scores: Mapping[str, float]  # Score by equality: 1.0 or 0.0, or a grade in [0, 1]; all 0.0 when `broken`.
+    predicted: ExecutionStatus | None  # End of the prediction; None if there is none or gold gave no result.
+    gold: ExecutionStatus  # End of the gold query.
+    error_class: str | None  # Class of the prediction's error, or of the gold query's if that failed; None if both ran.
+    n_rows: int  # Rows that the prediction returned.
+    gold_rows: int  # Rows that the gold query returned.
+    counterexample: str = ""  # Script of a database on which the two queries differ.
 
     @property
     def broken(self) -> bool:
@@ -91,13 +88,13 @@ class RunningStatement:
 
     task: Task
     reply: Awaitable[Any]
-    read: Callable[[Any], ExecutionResult]
-    _done: ExecutionResult | None = None
-    _most: int = 0
+    read_reply: Callable[[Any], ExecutionResult]
+    _result: ExecutionResult | None = None
+    _highest_work: int = 0
 
     async def result(self) -> ExecutionResult:
-        self._done = self.read(await self.reply)
-        return self._done
+        self._result = self.read_reply(await self.reply)
+        return self._result
 
     def work(self) -> float:
         """The work that it has done so far, or took in all once it is done (see `ExecutionResult.work`).
@@ -105,11 +102,13 @@ class RunningStatement:
         It never decreases and never exceeds the total, so a scheduler may rely on it; infinite for a statement that the
         clock ended, for a clock counts no work. Of a statement that ends its worker only the start is known.
         """
-        if self._done is None:
+        if self._result is None:
             # A worker's figure falls to 0 when it has gone on to the next job before its answer is read.
-            self._most = max(self._most, self.task.work())
-            return self._most
-        return math.inf if self._done.status is ExecutionStatus.TIMEOUT else self._done.work
+            self._highest_work = max(self._highest_work, self.task.work())
+            return self._highest_work
+        if self._result.status is ExecutionStatus.TIMEOUT:
+            return math.inf
+        return self._result.work
 
 
 class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
@@ -137,15 +136,15 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         self._hidden = {identity(location): names for location, names in (hidden or {}).items()}
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
-        # By location, text, and whether it is as given (or rewritten): it has run, or failed when it was asked alone.
-        self._golds: dict[tuple[str, str, bool], bool] = {}
+        # Whether a gold query has run (True) or failed when it was asked alone (False).
+        self._gold_ran: dict[GoldKey, bool] = {}
         self._names = DatabaseNames(tables)
         self._audit = None if audit is None else AuditLog(audit)
         self._lock = threading.RLock()
         self._gathered: list[tuple[str, Task]] = []
         self._waiting: dict[asyncio.AbstractEventLoop, int] = {}
         self._owner = os.getpid()
-        self._closer = weakref.finalize(self, _close, self._selector, self._pools, self._owner)
+        self._closer = weakref.finalize(self, _close_pools, self._selector, self._pools, self._owner)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -161,10 +160,12 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
     def execute_many(self, jobs: Sequence[tuple[Database, str]], max_rows: int | None = None) -> list[ExecutionResult]:
         """Run statements and return their results in the same order. Blocks."""
-        asked = [(database, self._execution(database, sql, max_rows)) for database, sql in jobs]
-        replies = self._run([(database.engine, job) for database, job in asked])
-        self._log((database, job, reply) for (database, job), reply in zip(asked, replies, strict=True))
-        return [_result(reply) for reply in replies]
+        executions = [self._execution(database, sql, max_rows) for database, sql in jobs]
+        databases = [database for database, _ in jobs]
+        engines = [database.engine for database in databases]
+        replies = self._run(list(zip(engines, executions, strict=True)))
+        self._log(zip(databases, executions, replies, strict=True))
+        return [_execution_result(reply) for reply in replies]
 
     async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
         """Run one statement; calls of one event-loop tick share a batch."""
@@ -176,15 +177,16 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         task, reply = self._ask(database.engine, job)
         task.urgent = True
 
-        def read(reply: Any) -> ExecutionResult:
+        def read_reply(reply: Any) -> ExecutionResult:
             self._log([(database, job, reply)])
-            return _result(reply)
+            return _execution_result(reply)
 
-        return RunningStatement(task, reply, read)
+        return RunningStatement(task, reply, read_reply)
 
     def analyse_many(self, requests: Sequence[tuple[Any, ...]]) -> list[ExecutionResult]:
         """Read SQL text without running it, for `pipelines/sql/analyst.py`. Blocks."""
-        return [_result(reply) for reply in self._run([(ANALYSIS, ("execute", ("",), job, 1)) for job in requests])]
+        jobs = [(ANALYSIS, ("execute", ("",), request, 1)) for request in requests]
+        return [_execution_result(reply) for reply in self._run(jobs)]
 
     def verdicts(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Decide on pairs under each equality and return the verdicts in the same order. Blocks.
@@ -192,43 +194,58 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         A gold query runs once and its result is kept; the same prediction for the same gold query runs once.
         """
         if any(pair.more for pair in pairs):
-            decided = iter(self.verdicts([one for pair in pairs for one in pair.each()], equalities))
-            return [_best([next(decided) for _ in pair.each()]) for pair in pairs]
-        unique: dict[Pair, int] = {}
-        order = [unique.setdefault(pair, len(unique)) for pair in pairs]
+            return self._verdicts_of_several_golds(pairs, equalities)
+        number_of: dict[Pair, int] = {}
+        numbers = [number_of.setdefault(pair, len(number_of)) for pair in pairs]
+        unique = list(number_of)
         jobs = self._verdict_jobs(unique, equalities)
         replies = self._run(jobs)
         self._log((pair.database, job, reply) for pair, (_, job), reply in zip(unique, jobs, replies, strict=True))
         verdicts = [_verdict(reply, equalities) for reply in replies]
-        for pair, index in unique.items():
-            if self._is_starved(pair, verdicts[index]):  # all others are done: it is asked again alone
-                (reply,) = self._run([jobs[index]])
-                verdicts[index] = self._settled(pair, _verdict(reply, equalities))
-            verdicts[index] = self._proved(pair, verdicts[index])
-        return [verdicts[index] for index in order]
+        for number, pair in enumerate(unique):
+            verdict = verdicts[number]
+            if self._is_starved(pair, verdict):  # all others are done: it is asked again alone
+                (reply,) = self._run([jobs[number]])
+                verdict = self._settled(pair, _verdict(reply, equalities))
+            verdicts[number] = self._proved(pair, verdict)
+        return [verdicts[number] for number in numbers]
+
+    def _verdicts_of_several_golds(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
+        single = [one for pair in pairs for one in pair.with_single_gold()]
+        decided = iter(self.verdicts(single, equalities))
+        best = []
+        for pair in pairs:
+            n_golds = 1 + len(pair.more)
+            best.append(_best(list(itertools.islice(decided, n_golds))))
+        return best
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
         """Decide on one pair; calls of one event-loop tick share a batch."""
         if pair.more:
-            return _best(await asyncio.gather(*(self.decide(one, equalities) for one in pair.each())))
+            decisions = [self.decide(one, equalities) for one in pair.with_single_gold()]
+            return _best(await asyncio.gather(*decisions))
         ((engine, job),) = self._verdict_jobs([pair], equalities)
         reply = await self._ask(engine, job)[1]
         self._log([(pair.database, job, reply)])
         verdict = _verdict(reply, equalities)
         if self._is_starved(pair, verdict):
             verdict = self._settled(pair, _verdict(await self._ask(engine, job)[1], equalities))
-        has_proof = any(EQUALITIES[name].proof for name in equalities)
-        return await asyncio.to_thread(self._proved, pair, verdict) if has_proof else verdict
+        if any(EQUALITIES[name].proof for name in equalities):
+            return await asyncio.to_thread(self._proved, pair, verdict)
+        return verdict
 
     def _proved(self, pair: Pair, verdict: Verdict) -> Verdict:
         """The verdict in which an equality with a proof has its own score, where the proof succeeds."""
         if pair.database.engine != "sqlite" or verdict.error_class:
             return verdict
         for name in verdict.scores:
-            if proof := EQUALITIES[name].proof:
-                score, script = pkgutil.resolve_name(proof)(pair, self)
-                scores = verdict.scores if score is None else {**verdict.scores, name: score}
-                verdict = replace(verdict, scores=scores, counterexample=script)
+            proof = EQUALITIES[name].proof
+            if not proof:
+                continue
+            score, script = pkgutil.resolve_name(proof)(pair, self)
+            verdict = replace(verdict, counterexample=script)
+            if score is not None:
+                verdict = replace(verdict, scores={**verdict.scores, name: score})
         return verdict
 
     def _is_starved(self, pair: Pair, verdict: Verdict) -> bool:
@@ -236,12 +253,12 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         which others share, was never asked alone.
         """
         if verdict.gold is ExecutionStatus.OK:
-            self._golds[pair.database.location, pair.gold_sql, True] = True
+            self._gold_ran[pair.database.location, pair.gold_sql, True] = True
             return False
         if verdict.gold is not ExecutionStatus.TIMEOUT and verdict.error_class != "memory_limit":
             return False
-        key = pair.database.location, pair.gold_sql, verdict.predicted is None
-        return self._golds.get(key, bool(DIALECTS[pair.database.engine].is_server))
+        is_server = bool(DIALECTS[pair.database.engine].is_server)
+        return self._gold_ran.get(_gold_key(pair, verdict), is_server)
 
     def _settled(self, pair: Pair, verdict: Verdict) -> Verdict:
         """The verdict of a pair that was asked again. A gold query that ran before and reaches its limit twice counts
@@ -249,9 +266,9 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         """
         if not self._is_starved(pair, verdict):
             return verdict
-        key = pair.database.location, pair.gold_sql, verdict.predicted is None
-        if not self._golds.get(key):
-            self._golds[key] = False
+        key = _gold_key(pair, verdict)
+        if not self._gold_ran.get(key):
+            self._gold_ran[key] = False
             return verdict
         return Verdict(verdict.scores, ExecutionStatus.TIMEOUT, ExecutionStatus.OK, "timeout", 0, 0)
 
@@ -262,13 +279,19 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         entries = []
         for database, job, reply in answered:
             if job[0] == "verdict":
-                ran = [("gold", job[2], reply[1]), ("prediction", job[3], reply[2])]
+                _, _, gold_sql, predicted_sql, *_ = job
+                _, gold_end, predicted_end = reply
+                statements = [("gold", gold_sql, gold_end), ("prediction", predicted_sql, predicted_end)]
             else:
-                ran = [("query", job[2], (reply[0], reply[5], len(reply[2]), reply[6]))]
-            for role, sql, facts in ran:
-                if facts is not None and facts[3] is not None:
-                    status, error_class, rows, ms = facts
-                    entries.append(AuditEntry(database.id, database.engine, role, sql, ms, rows, status, error_class))
+                status, _, rows, _, _, error_class, ms, _ = reply
+                statements = [("query", job[2], (status, error_class, len(rows), ms))]
+            for role, sql, end in statements:
+                if end is None:  # there is no prediction
+                    continue
+                status, error_class, n_rows, ms = end
+                if ms is not None:  # a cached result has no time
+                    entry = AuditEntry(database.id, database.engine, role, sql, ms, n_rows, status, error_class)
+                    entries.append(entry)
         self._audit.write(entries)
 
     def _execution(self, database: Database, sql: str, max_rows: int | None) -> tuple[Any, ...]:
@@ -277,18 +300,21 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
     def _verdict_jobs(self, pairs: Iterable[Pair], equalities: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
         """The jobs of pairs, each with its engine; what follows from the database alone is found once for all pairs."""
-        asked = tuple(equalities)
-        place = functools.cache(functools.partial(self._place, asked))
-        return [
-            (pair.database.engine, ("verdict", locations, gold, pair.predicted_sql, asked, _gold_facts(gold), names))
-            for pair in pairs
-            for gold, (locations, names) in [(pair.gold_sql, place(pair.database))]
-        ]
+        equality_names = tuple(equalities)
+        locate = functools.cache(functools.partial(self._locations_and_names, equality_names))
+        jobs: list[tuple[str, tuple[Any, ...]]] = []
+        for pair in pairs:
+            gold = pair.gold_sql
+            locations, names = locate(pair.database)
+            job = ("verdict", locations, gold, pair.predicted_sql, equality_names, _gold_facts(gold), names)
+            jobs.append((pair.database.engine, job))
+        return jobs
 
-    def _place(self, equalities: Sequence[str], database: Database) -> tuple[tuple[str, ...], Any]:
+    def _locations_and_names(self, equalities: Sequence[str], database: Database) -> tuple[tuple[str, ...], Any]:
         """The locations to ask, and the database's names if an equality compares by value units."""
-        engine, parts = DIALECTS[database.engine], [EQUALITIES[name] for name in equalities]
-        if any(part.by_outcome for part in parts) and not engine.keeps_state:
+        engine = DIALECTS[database.engine]
+        rules = [EQUALITIES[name] for name in equalities]
+        if any(rule.by_outcome for rule in rules) and not engine.keeps_state:
             raise DataError(
                 f"an equality of {', '.join(equalities)} compares what statements change, and {database.engine} "
                 "lets none change anything",
@@ -299,18 +325,22 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         # The databases of a test suite (Zhong et al. 2020) are all `.sqlite` files beside the database, which comes
         # first; only in the official layout, in which the directory bears the database's name: elsewhere neighbours are
         # strangers.
-        folder = os.path.dirname(location) if any(part.suite for part in parts) else ""
-        if database.engine == "sqlite" and folder and os.path.basename(folder) == database.id:
+        folder = os.path.dirname(location)
+        is_suite_layout = database.engine == "sqlite" and os.path.basename(folder) == database.id
+        if is_suite_layout and any(rule.suite for rule in rules):
             with contextlib.suppress(OSError):
                 files = _suite_files(folder, os.stat(folder).st_mtime_ns)
                 locations = (location, *(path for path in files if path != location))
-        return locations, self._names(database) if any(part.by_units for part in parts) else None
+        if any(rule.by_units for rule in rules):
+            return locations, self._names(database)
+        return locations, None
 
     def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Hand jobs over and drive the workers until all are answered."""
-        replies: dict[int, Any] = {}  # by the jobs' places
+        replies: dict[int, Any] = {}  # key: the place of a job
         deliver = replies.__setitem__
-        self._submit([(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)])
+        tasks = [(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)]
+        self._submit(tasks)
         while len(replies) < len(jobs):
             self._pump(self._selector.select(TICK))
         return [self._as_reply(job, replies[index]) for index, (_, job) in enumerate(jobs)]
@@ -361,14 +391,20 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
     def _submit(self, tasks: Sequence[tuple[str, Task]] | None = None) -> None:
         """Hand tasks to the pools of their engines; by default those that were gathered in this event-loop tick."""
         if tasks is None:
-            tasks, self._gathered = self._gathered, []
+            tasks = self._gathered
+            self._gathered = []
         with self._lock:
             if not self._closer.alive or os.getpid() != self._owner:
                 raise DatabaseError("the SQL engine is closed, or belongs to the process that this one was forked from")
-            for engine in dict.fromkeys(engine for engine, _ in tasks):
+            by_engine: dict[str, list[Task]] = {}
+            for engine, task in tasks:
+                waiting = by_engine.setdefault(engine, [])
+                if not task.done:
+                    waiting.append(task)
+            for engine, waiting in by_engine.items():
                 if engine not in self._pools:
                     self._pools[engine] = Pool(engine, self._bounds, self._workers, self._selector, self._hidden)
-                self._pools[engine].submit([task for name, task in tasks if name == engine and not task.done])
+                self._pools[engine].submit(waiting)
 
     def _pump(self, events: Sequence[tuple[selectors.SelectorKey, int]] | None = None) -> None:
         with self._lock:
@@ -382,19 +418,33 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         """A worker's reply; for a worker that died, the reply that it would have given."""
         if not isinstance(reply, WorkerDeath):
             return reply
-        status, cause, message = ExecutionStatus.UNAVAILABLE, "worker_died", "the process that ran the query died"
+        status = ExecutionStatus.UNAVAILABLE
+        error_class = "worker_died"
+        message = "the process that ran the query died"
         if reply.timeout:
-            limit = f"the query ran longer than {self._bounds.timeout_s:g} s"
-            status, cause, message = ExecutionStatus.TIMEOUT, "timeout", limit
+            status = ExecutionStatus.TIMEOUT
+            error_class = "timeout"
+            message = f"the query ran longer than {self._bounds.timeout_s:g} s"
         elif reply.proven:
-            status, message = ExecutionStatus.ERROR, "the query ended the process that ran it, twice"
+            status = ExecutionStatus.ERROR
+            message = "the query ended the process that ran it, twice"
         if job[0] != "verdict":
-            return status.value, (), (), False, message, cause, 0.0, 0
-        facts = status.value, cause, 0, 0.0
-        return ({}, facts, None) if reply.phase == 0 else ({}, (OK, None, 0, None), facts)
+            return status.value, (), (), False, message, error_class, 0.0, 0
+        end = (status.value, error_class, 0, 0.0)
+        if reply.phase == 0:  # at the gold query
+            return {}, end, None
+        return {}, (OK, None, 0, None), end
 
 
-def _result(reply: Any) -> ExecutionResult:
+GoldKey = tuple[str, str, bool]  # location, text, and whether it is as given (or rewritten)
+
+
+def _gold_key(pair: Pair, verdict: Verdict) -> GoldKey:
+    """The key of the gold query that a verdict was reached with: without a prediction it ran as given."""
+    return pair.database.location, pair.gold_sql, verdict.predicted is None
+
+
+def _execution_result(reply: Any) -> ExecutionResult:
     status, columns, rows, truncated, error, error_class, ms, work = reply
     return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms, work)
 
@@ -404,25 +454,37 @@ def _verdict(reply: Any, equalities: Sequence[str]) -> Verdict:
     nothing = dict.fromkeys(equalities, 0.0)
     if predicted is None:
         return Verdict(nothing, None, _STATUS[gold[0]], gold[1], 0, gold[2])
-    status, cause = _STATUS[predicted[0]], gold[1] or predicted[1]
-    return Verdict(scores or nothing, status, _STATUS[gold[0]], cause, predicted[2], gold[2])
+    predicted_status, predicted_error, n_rows, _ = predicted
+    gold_status, gold_error, gold_rows, _ = gold
+    return Verdict(
+        scores=scores or nothing,
+        predicted=_STATUS[predicted_status],
+        gold=_STATUS[gold_status],
+        error_class=gold_error or predicted_error,
+        n_rows=n_rows,
+        gold_rows=gold_rows,
+    )
 
 
 def _best(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on a prediction beside several gold queries: under each equality the best score; the rest is that of
+    """The verdict on a prediction for several gold queries: under each equality the best score; the rest is that of
     the first gold query that it matches, else of the first that gave a result.
     """
     sound = [verdict for verdict in verdicts if not verdict.broken] or verdicts
-    chief = next((verdict for verdict in sound if 1.0 in verdict.scores.values()), sound[0])
-    scores = {name: max(verdict.scores[name] for verdict in sound) for name in chief.scores}
+    matching = [verdict for verdict in sound if 1.0 in verdict.scores.values()]
+    base = matching[0] if matching else sound[0]
+    scores = {name: max(verdict.scores[name] for verdict in sound) for name in base.scores}
     is_refuted = any(EQUALITIES[name].proof and not score for name, score in scores.items())
-    return replace(chief, scores=scores, counterexample=chief.counterexample if is_refuted else "")
+    return replace(base, scores=scores, counterexample=base.counterexample if is_refuted else "")
 
 
 @functools.lru_cache(4096)
 def _suite_files(folder: str, changed_ns: int) -> tuple[str, ...]:
-    names = [name for name in sorted(os.listdir(folder)) if ".sqlite" in name]
-    return tuple(os.path.join(folder, name) for name in names if not name.endswith(("-wal", "-shm", "-journal")))
+    paths = []
+    for name in sorted(os.listdir(folder)):
+        if ".sqlite" in name and not name.endswith(("-wal", "-shm", "-journal")):
+            paths.append(os.path.join(folder, name))
+    return tuple(paths)
 
 
 @functools.lru_cache(4096)
@@ -432,7 +494,7 @@ def _gold_facts(gold_sql: str) -> tuple[bool, bool]:
     return "order" in lowered and is_ordered(gold_sql), "order by" in lowered
 
 
-def _close(selector: selectors.BaseSelector, pools: dict[str, Pool], owner: int) -> None:
+def _close_pools(selector: selectors.BaseSelector, pools: dict[str, Pool], owner: int) -> None:
     if os.getpid() != owner:  # a forked copy must not end its parent's workers
         return
     for pool in pools.values():

@@ -9,13 +9,13 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
-from pipelines.core.types import Database, Example, ExecutionStatus
+from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import literal
 
 SLOW_MS = 1000.0
-SHOWN = 10
+MAX_EXAMPLES = 10  # that the report shows of each reason
 REASONS = ("failing", "too_large", "empty", "slow", "order_ambiguous", "nondeterministic", "contradictory")
 JUDGED = ("strict", "bird", "test_suite")
 _CHANGING = re.compile(
@@ -30,73 +30,107 @@ _TEXT = re.compile(r"'(?!now')(?:[^']|'')*'", re.IGNORECASE)
 class GoldFinding:
     """One thing that is wrong with one gold query."""
 
-    place: int  # of the example among those that were looked at; several may have one id.
+    place: int  # Place of the example among those that were examined; several may have one id.
     example_id: str
-    reason: str  # one of `REASONS`.
-    detail: str  # the error class, the milliseconds, the tied values: one line.
+    reason: str  # Word of `REASONS`.
+    detail: str  # Error class, milliseconds or tied values, in one line.
     sql: str
 
 
-def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
+def examine_gold(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
     """All findings, in the order of the examples.
 
     Each distinct gold query is run twice. Those of its SELECTs that have a LIMIT under an ORDER BY are run once more,
     one row further and with their sort keys, to see whether the cut goes through a tie.
     """
     unique = list(dict.fromkeys((example.database, example.gold_sql) for example in examples))
-    first, second = sql.execute_many(unique), sql.execute_many(unique)
-    probes_of = analyst.tie_probes([(text, analyst.reading(database)) for database, text in unique])
-    probes = [(key, probe) for key, tie_probes in zip(unique, probes_of, strict=True) for probe in tie_probes]
-    ties = sql.execute_many([(key[0], probe) for key, (probe, *_) in probes])
-    findings: dict[tuple[Database, str], list[tuple[str, str]]] = {}
-    for key, one, two in zip(unique, first, second, strict=True):
-        found = findings[key] = []
-        if not one.ok:
-            found.append(("failing", f"{one.error_class}: {one.error}"))
-            continue
-        if one.truncated:
-            found.append(("too_large", f"more than {len(one.rows):,} rows or too many bytes: no verdict can be given"))
-        if not one.rows:
-            found.append(("empty", "no rows"))
-        if min(one.elapsed_ms, two.elapsed_ms) > SLOW_MS:
-            found.append(("slow", f"{min(one.elapsed_ms, two.elapsed_ms):.0f} ms"))
-        word = _CHANGING.search(_TEXT.sub("''", key[1]))
-        if one.rows != two.rows:
-            found.append(("nondeterministic", "two runs gave two results"))
-        elif word is not None:
-            found.append(("nondeterministic", f"it asks for {word[0].lower()}"))
-    for (key, (_, at, keys)), result in zip(probes, ties, strict=True):
-        width = len(result.columns) - keys
-        if not result.ok or len(result.rows) <= at:
-            continue  # a subquery that needs its outer query does not run alone
-        # The last row that is kept and the first that is not have the same sort keys and look different.
-        last_kept, first_left = result.rows[at - 1], result.rows[at]
-        if last_kept[width:] == first_left[width:] and last_kept[:width] != first_left[:width]:
-            tied = ", ".join(map(literal, last_kept[width:]))
-            findings[key].append(("order_ambiguous", f"rows {at} and {at + 1} tie on {tied}"))
-    # The same question is asked of the same database before, with a gold SQL whose result differs under some
-    # equalities: a prediction can be right for one of them only.
-    earliest: dict[tuple[Database, str], Example] = {}
-    pairs: list[tuple[int, Example, Example]] = []
+    first_results = sql.execute_many(unique)
+    second_results = sql.execute_many(unique)
+    findings: dict[GoldKey, list[Finding]] = {}
+    for gold, first, second in zip(unique, first_results, second_results, strict=True):
+        findings[gold] = list(_run_findings(gold[1], first, second))
+    for gold, finding in _ties(unique, sql):
+        findings[gold].append(finding)
+    contradictions = _contradictions(examples, sql)
+    found = []
     for place, example in enumerate(examples):
-        earlier = earliest.setdefault((example.database, " ".join(example.in_context().lower().split())), example)
+        of_example = list(findings[example.database, example.gold_sql])
+        if place in contradictions:
+            of_example.append(contradictions[place])
+        for reason, detail in of_example:
+            found.append(GoldFinding(place, example.id, reason, detail, example.gold_sql))
+    return found
+
+
+GoldKey = tuple[Database, str]  # a database, and a gold query
+Finding = tuple[str, str]  # reason, detail
+
+
+def _run_findings(gold_sql: str, first: ExecutionResult, second: ExecutionResult) -> Iterator[Finding]:
+    """What two runs of a gold query show."""
+    if not first.ok:
+        yield "failing", f"{first.error_class}: {first.error}"
+        return
+    if first.truncated:
+        yield "too_large", f"more than {len(first.rows):,} rows or too many bytes: no verdict can be given"
+    if not first.rows:
+        yield "empty", "no rows"
+    elapsed_ms = min(first.elapsed_ms, second.elapsed_ms)
+    if elapsed_ms > SLOW_MS:
+        yield "slow", f"{elapsed_ms:.0f} ms"
+    changing_word = _CHANGING.search(_TEXT.sub("''", gold_sql))
+    if first.rows != second.rows:
+        yield "nondeterministic", "two runs gave two results"
+    elif changing_word is not None:
+        yield "nondeterministic", f"it asks for {changing_word[0].lower()}"
+
+
+def _ties(golds: Sequence[GoldKey], sql: SqlEngine) -> Iterator[tuple[GoldKey, Finding]]:
+    """The gold queries in which a LIMIT cuts through a tie: the last row that is kept and the first that is not have
+    the same sort keys and look different.
+    """
+    probes: list[tuple[GoldKey, str, int, int]] = []  # gold, probe, rows before the cut, sort keys
+    queries = [(text, analyst.reading(database)) for database, text in golds]
+    for gold, of_gold in zip(golds, analyst.tie_probes(queries), strict=True):
+        probes += [(gold, *probe) for probe in of_gold]
+    results = sql.execute_many([(database, probe) for (database, _), probe, _, _ in probes])
+    for (gold, _, n_kept, n_keys), result in zip(probes, results, strict=True):
+        width = len(result.columns) - n_keys
+        if not result.ok or len(result.rows) <= n_kept:
+            continue  # a subquery that needs its outer query does not run alone
+        last_kept = result.rows[n_kept - 1]
+        first_left = result.rows[n_kept]
+        if last_kept[width:] == first_left[width:] and last_kept[:width] != first_left[:width]:
+            values = ", ".join(map(literal, last_kept[width:]))
+            yield gold, ("order_ambiguous", f"rows {n_kept} and {n_kept + 1} tie on {values}")
+
+
+def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[int, Finding]:
+    """The examples, by place, whose question was asked of the same database before with a gold SQL whose result differs
+    under some equalities: a prediction can be right for one of them only.
+    """
+    earliest: dict[tuple[Database, str], Example] = {}
+    repeated: list[tuple[int, Example]] = []  # place, earlier example
+    pairs: list[Pair] = []
+    for place, example in enumerate(examples):
+        question = " ".join(example.in_context().lower().split())
+        earlier = earliest.setdefault((example.database, question), example)
         if earlier.gold_sql != example.gold_sql:
-            pairs.append((place, earlier, example))
-    verdicts = sql.verdicts([Pair(old.database, old.gold_sql, new.gold_sql) for _, old, new in pairs], JUDGED)
-    against: dict[int, list[tuple[str, str]]] = {}
-    for (place, old, _), verdict in zip(pairs, verdicts, strict=True):
-        no = [name for name, score in verdict.scores.items() if not score]
-        if no and verdict.gold is verdict.predicted is ExecutionStatus.OK:
-            against[place] = [("contradictory", f"another result than {old.id} has, under {', '.join(no)}")]
-    return [
-        GoldFinding(place, example.id, reason, detail, example.gold_sql)
-        for place, example in enumerate(examples)
-        for reason, detail in [*findings[example.database, example.gold_sql], *against.get(place, ())]
-    ]
+            repeated.append((place, earlier))
+            pairs.append(Pair(earlier.database, earlier.gold_sql, example.gold_sql))
+    contradictions: dict[int, Finding] = {}
+    for (place, earlier), verdict in zip(repeated, sql.verdicts(pairs, JUDGED), strict=True):
+        refused = [name for name, score in verdict.scores.items() if not score]
+        if refused and verdict.gold is verdict.predicted is ExecutionStatus.OK:
+            contradictions[place] = "contradictory", f"another result than {earlier.id} has, under {', '.join(refused)}"
+    return contradictions
 
 
 def count_reasons(findings: Sequence[GoldFinding]) -> dict[str, int]:
-    return {reason: len({f.place for f in findings if f.reason == reason}) for reason in REASONS}
+    places: dict[str, set[int]] = {reason: set() for reason in REASONS}
+    for finding in findings:
+        places[finding.reason].add(finding.place)
+    return {reason: len(of_reason) for reason, of_reason in places.items()}
 
 
 def report_lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
@@ -104,7 +138,7 @@ def report_lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
     for reason in REASONS:
         group = [finding for finding in findings if finding.reason == reason]
         yield f"{reason.replace('_', ' ')}: {len(group)} gold queries"
-        for finding in group[:SHOWN]:
+        for finding in group[:MAX_EXAMPLES]:
             yield f"  {finding.example_id}: {finding.detail}: {' '.join(finding.sql.split())}"
-        if len(group) > SHOWN:
-            yield f"  ... and {len(group) - SHOWN} more"
+        if len(group) > MAX_EXAMPLES:
+            yield f"  ... and {len(group) - MAX_EXAMPLES} more"

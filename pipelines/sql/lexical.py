@@ -25,10 +25,14 @@ def bigrams(sql: str) -> frozenset[tuple[str, str]]:
     """The set of adjacent token pairs, keywords and names lower-cased, comments and a closing semicolon left out (the
     n-gram term of Reasoning-SQL, section 3.2, and SQL-Trail). Any text gives a set.
     """
-    tokens = [token for token in _TOKEN.findall(sql) if not token.startswith(("--", "/*"))]
-    while tokens and tokens[-1] == ";":
-        tokens.pop()
-    words = [token if token[0] in "'\"" else token.lower() for token in tokens]
+    words: list[str] = []
+    for token in _TOKEN.findall(sql):
+        if token.startswith(("'", '"')):
+            words.append(token)
+        elif not token.startswith(("--", "/*")):
+            words.append(token.lower())
+    while words and words[-1] == ";":
+        words.pop()
     return frozenset(itertools.pairwise(words))
 
 
@@ -40,8 +44,10 @@ def is_ordered(sql: str) -> bool:
     query.
     """
     text = _COMMENT.sub(lambda match: match[1] or " ", sql).strip()
-    around = text[: len(text) - len(text.lstrip("( \t\r\n"))].count("(")
-    depth, at_depths = 0, set()
+    n_leading = len(text) - len(text.lstrip("( \t\r\n"))
+    around = text[:n_leading].count("(")
+    depth = 0
+    at_depths: set[int] = set()
     for match in _ORDER.finditer(text.rstrip("); \t\r\n")):
         if match[0] == "(":
             depth += 1
@@ -55,8 +61,10 @@ def is_ordered(sql: str) -> bool:
 
 # Scripts of several SQL statements, by their signs alone: comments, words that write.
 
-OUTCOME, ORDERED = "outcome", "outcome in order"  # as the last turn of a script: what it led to, as `outcome` tells
-# Quoted texts and comments, whole if they are never closed.
+# Either as the last turn of a script asks for what it led to (see `dialects.sqlite.outcome`).
+OUTCOME = "outcome"
+ORDERED = "outcome in order"
+# Quoted texts and comments; one that is never closed goes to the end.
 _PIECE = re.compile(
     r"""'(?:[^']|'')*(?:'|\Z)|"(?:[^"]|"")*(?:"|\Z)|`[^`]*(?:`|\Z)|\[[^\]]*(?:\]|\Z)"""
     r"""|(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|[^'"`\[/-]+|.""",
@@ -69,18 +77,24 @@ _WORD_THAT_WRITES = re.compile(
 )
 
 
-def without_comments(script: str) -> str:
+def blank_comments(script: str) -> str:
     """A script with a blank in place of each comment."""
     return _PIECE.sub(lambda match: " " if match["comment"] is not None else match[0], script)
 
 
 def differ_in_case_alone(sql: str, other: str) -> bool:
     """Whether the second text is the first with its bare words in lower case, which engines take for the same query."""
-    quoted = (match[0] for match in _PIECE.finditer(sql) if match[0][0] in "'\"`[")
-    return sql.isascii() and sql.lower() == other and all(text == text.lower() for text in quoted)
+    if not sql.isascii() or sql.lower() != other:
+        return False
+    pieces = [match[0] for match in _PIECE.finditer(sql)]
+    return all(piece == piece.lower() for piece in pieces if _is_quoted(piece))
 
 
 def writes(script: str) -> bool:
     """Whether a script may change data or schema, by a word outside quotes and comments; rather too often."""
-    pieces = (match[0] for match in _PIECE.finditer(script) if match["comment"] is None)
-    return _WORD_THAT_WRITES.search(" ".join(piece for piece in pieces if piece[0] not in "'\"`[")) is not None
+    bare = [match[0] for match in _PIECE.finditer(script) if match["comment"] is None and not _is_quoted(match[0])]
+    return _WORD_THAT_WRITES.search(" ".join(bare)) is not None
+
+
+def _is_quoted(piece: str) -> bool:
+    return piece[0] in "'\"`["

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, EngineName, Scalar, SchemaItems, text_of
-from pipelines.sql.dialects.base import plain, quoted
-from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, ViewLimitExceeded
+from pipelines.sql.dialects.base import plain_value, quoted
+from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Query, ViewLimitExceeded
 
 Style = Literal["ddl", "compact", "names"]
-VALUE_CHARS = 40
+MAX_VALUE_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,10 @@ class Column:
     """A column."""
 
     name: str
-    type: str  # as the database declares it; may be "".
-    primary_key: bool = False  # whether it is (part of) the primary key.
-    values: tuple[Scalar, ...] = ()  # some distinct values that are stored in it; () unless asked for.
-    description: str = ""  # its meaning, from the database or its benchmark; "" unless asked for.
+    type: str  # Type that the database declares; may be "".
+    primary_key: bool = False  # True if it is (part of) the primary key.
+    values: tuple[Scalar, ...] = ()  # Some distinct values that are stored in it; () unless asked for.
+    description: str = ""  # Meaning, from the database or its benchmark; "" unless asked for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +55,41 @@ class Schema:
 
     tables: tuple[Table, ...]
     engine: EngineName = "sqlite"
-    # The schemas behind the first one, of PostgreSQL's search path or of a DuckDB file: the names of their tables are
+    # Schemas behind the first one, of PostgreSQL's search path or of a DuckDB file: the names of their tables are
     # qualified ("hr.person").
     other_schemas: tuple[str, ...] = ()
-    # What the database has and the tables do not show: its name, and the reason.
-    left_out: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()  # (name, reason) of what the database has and the tables do not show.
 
     def quoted(self, name: str) -> str:
         """A name in the quotes that any mode of the engine reads."""
         quoted: str = DIALECTS[self.engine].quoted(name)
         return quoted
 
-    def written(self, table: str, part: Callable[[str], str] | None = None) -> str:
-        """A table's name in a statement, each of its parts as `part` writes it, which by default is in quotes."""
-        part = part or self.quoted
-        spot = next((f"{name}." for name in self.other_schemas if table.startswith(f"{name}.")), "")
-        own = part(table.removeprefix(spot))
-        return f"{part(spot[:-1])}.{own}" if spot else own
+    def written(self, table: str, write_name: Callable[[str], str] | None = None) -> str:
+        """A table's name in a statement, each of its parts by `write_name`, which by default puts it in quotes."""
+        write_name = write_name or self.quoted
+        schema = self._schema_of(table)
+        if schema is None:
+            return write_name(table)
+        return f"{write_name(schema)}.{write_name(table.removeprefix(f'{schema}.'))}"
+
+    def _schema_of(self, table: str) -> str | None:
+        """The schema of a table; None for the first schema."""
+        return next((name for name in self.other_schemas if table.startswith(f"{name}.")), None)
 
     def of_schemas(self, names: Sequence[str]) -> Schema:
         """The tables of these schemas alone; the first schema of all is main. What that leaves out is noted."""
-        kept, counts = list[Table](), dict[str, int]()
+        tables: list[Table] = []
+        left_out: Counter[str] = Counter()  # tables by schema
         for table in self.tables:
-            home = next((name for name in self.other_schemas if table.name.startswith(f"{name}.")), "main")
-            if home in names:
-                kept.append(table)
+            schema = self._schema_of(table.name) or "main"
+            if schema in names:
+                tables.append(table)
             else:
-                counts[home] = counts.get(home, 0) + 1
-        notes = [(name, f"{count} tables of a schema that --schema did not name") for name, count in counts.items()]
+                left_out[schema] += 1
+        notes = [(name, f"{count} tables of a schema that --schema did not name") for name, count in left_out.items()]
         others = tuple(name for name in self.other_schemas if name in names)
-        return replace(self, tables=tuple(kept), other_schemas=others, left_out=(*self.left_out, *notes))
+        return replace(self, tables=tuple(tables), other_schemas=others, left_out=(*self.left_out, *notes))
 
 
 def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str:
@@ -94,51 +100,68 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
             "names" is the table names only.
         keep: leave out tables and columns that are not among these; keys stay with the columns that they join.
     """
-    name, tables = written(schema.engine), list(schema.tables)
-    table_name = functools.partial(schema.written, part=name)
+    tables = list(schema.tables)
     if keep is not None:
-        # Schema linking: primary keys stay, and foreign keys between tables that stay.
-        tables = []
-        for table in (table for table in schema.tables if table.name.lower() in keep.tables):
-            wanted = {column for of, column in keep.columns if of == table.name.lower()}
-            keys = [key for key in table.foreign_keys if key.column.lower() in wanted]
-            keys = [key for key in keys if key.to_table.lower() in keep.tables]
-            columns = [column for column in table.columns if column.name.lower() in wanted or column.primary_key]
-            tables.append(replace(table, columns=tuple(columns), foreign_keys=tuple(keys)))
+        tables = [_linked(table, keep) for table in tables if table.name.lower() in keep.tables]
+    write_name = written(schema.engine)
+    write_table = functools.partial(schema.written, write_name=write_name)
     if style == "names":
-        return " , ".join(table_name(table.name) for table in tables)
+        return " , ".join(write_table(table.name) for table in tables)
     if style == "ddl":
-        statements = []
-        for table in tables:
-            primary = [column.name for column in table.columns if column.primary_key]
-            lines = []
-            for column in table.columns:
-                constraint = "PRIMARY KEY" if primary == [column.name] else ""
-                example = f"e.g. {', '.join(map(_short, column.values))}" if column.values else ""
-                text = " ".join(filter(None, [name(column.name), _one_line(column.type), constraint]))
-                lines.append((text, _note(column.description, example)))
-            if len(primary) > 1:
-                lines.append((f"PRIMARY KEY ({', '.join(map(name, primary))})", ""))
-            for key in table.foreign_keys:
-                target = f"{table_name(key.to_table)}({name(key.to_column)})"
-                lines.append((f"FOREIGN KEY ({name(key.column)}) REFERENCES {target}", ""))
-            last = len(lines) - 1
-            body = [f"    {text}{'' if n == last else ','}{note}" for n, (text, note) in enumerate(lines)]
-            statements += [f"CREATE TABLE {table_name(table.name)} ({_note(table.description)}", *body, ");"]
-        return "\n".join(statements)
+        return "\n".join(_create_table(table, write_name, write_table) for table in tables)
     # The compact style: the tables with their columns, then all joins.
-    parts = []
+    texts = []
     for table in tables:
-        shown = [
-            f"{name(column.name)} ( {' , '.join(map(_short, column.values))} )" if column.values else name(column.name)
-            for column in table.columns
-        ]
-        parts.append(f"{table_name(table.name)} : {' , '.join(shown)}")
+        columns = " , ".join(_compact_column(column, write_name) for column in table.columns)
+        texts.append(f"{write_table(table.name)} : {columns}")
     for table in tables:
         for key in table.foreign_keys:
-            own, other = table_name(table.name), table_name(key.to_table)
-            parts.append(f"{own} . {name(key.column)} = {other} . {name(key.to_column)}")
-    return " ; ".join(parts)
+            column = f"{write_table(table.name)} . {write_name(key.column)}"
+            texts.append(f"{column} = {write_table(key.to_table)} . {write_name(key.to_column)}")
+    return " ; ".join(texts)
+
+
+def _linked(table: Table, keep: SchemaItems) -> Table:
+    """A table after schema linking: primary keys stay, and foreign keys between tables that stay."""
+    name = table.name.lower()
+    wanted = {column for of_table, column in keep.columns if of_table == name}
+    columns = [column for column in table.columns if column.primary_key or column.name.lower() in wanted]
+    keys = []
+    for key in table.foreign_keys:
+        if key.column.lower() in wanted and key.to_table.lower() in keep.tables:
+            keys.append(key)
+    return replace(table, columns=tuple(columns), foreign_keys=tuple(keys))
+
+
+def _create_table(table: Table, write_name: Callable[[str], str], write_table: Callable[[str], str]) -> str:
+    """A CREATE TABLE statement, with descriptions and example values as comments."""
+    primary = [column.name for column in table.columns if column.primary_key]
+    lines: list[tuple[str, str]] = []  # text, comment
+    for column in table.columns:
+        words = [write_name(column.name)]
+        if column.type:
+            words.append(_one_line(column.type))
+        if primary == [column.name]:
+            words.append("PRIMARY KEY")
+        examples = f"e.g. {', '.join(map(_short_literal, column.values))}" if column.values else ""
+        lines.append((" ".join(words), _note(column.description, examples)))
+    if len(primary) > 1:
+        lines.append((f"PRIMARY KEY ({', '.join(map(write_name, primary))})", ""))
+    for key in table.foreign_keys:
+        target = f"{write_table(key.to_table)}({write_name(key.to_column)})"
+        lines.append((f"FOREIGN KEY ({write_name(key.column)}) REFERENCES {target}", ""))
+    statement = [f"CREATE TABLE {write_table(table.name)} ({_note(table.description)}"]
+    for number, (text, note) in enumerate(lines, 1):
+        comma = "," if number < len(lines) else ""
+        statement.append(f"    {text}{comma}{note}")
+    statement.append(");")
+    return "\n".join(statement)
+
+
+def _compact_column(column: Column, write_name: Callable[[str], str]) -> str:
+    if not column.values:
+        return write_name(column.name)
+    return f"{write_name(column.name)} ( {' , '.join(map(_short_literal, column.values))} )"
 
 
 def written(engine: EngineName) -> Callable[[str], str]:
@@ -148,12 +171,18 @@ def written(engine: EngineName) -> Callable[[str], str]:
 
 def _one_line(text: str) -> str:
     """A name or a declared type on one line: a database's file can hold any text there."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else _escape_sequence(sign) for sign in text)
 
 
-def _note(*parts: str) -> str:
-    remarks = "; ".join(_one_line(part) for part in parts if part)
-    return f" -- {remarks}" if remarks else ""
+def _escape_sequence(sign: str) -> str:
+    return sign.encode("unicode_escape").decode("ascii")
+
+
+def _note(*remarks: str) -> str:
+    text = "; ".join(_one_line(remark) for remark in remarks if remark)
+    return f" -- {text}" if text else ""
 
 
 def literal(value: Scalar) -> str:
@@ -161,19 +190,21 @@ def literal(value: Scalar) -> str:
     return repr(value) if isinstance(value, str | bytes) else text_of(value)
 
 
-def _short(value: Scalar) -> str:
-    text = "".join(c if c.isprintable() else "?" for c in literal(value))
-    return text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 3] + "..."
+def _short_literal(value: Scalar) -> str:
+    text = "".join(sign if sign.isprintable() else "?" for sign in literal(value))
+    if len(text) <= MAX_VALUE_CHARS:
+        return text
+    return text[: MAX_VALUE_CHARS - 3] + "..."
 
 
 # Reading a database's own catalog, in each engine's way, into one `Schema`.
 
 VIEW_SECONDS = 60.0  # for one statement of a view, and in engines that count no work for all views of a database
-_HIDDEN = 1  # a column of a virtual table that `*` does not show
+_HIDDEN_COLUMN = 1  # the mark of a column of a virtual table that `*` does not show
 _SQLITE_TABLES = """
 SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'
 """
-DeclaredColumn = tuple[str, str, bool]  # name, type, whether it is of the primary key
+DeclaredColumn = tuple[str, str, bool]  # name, type, whether it is in the primary key
 
 
 def comments(database: Database) -> dict[tuple[str, str], str]:
@@ -198,65 +229,87 @@ def introspect(database: Database, values: int = 0) -> Schema:
     where = "" if dialect.is_server else f" at {database.location}"  # an address may hold a password
     try:
         with dialect.catalog(dialect.locate(database.location), VIEW_SECONDS) as opened:
-            return (
-                _of_sqlite(opened, values)
-                if dialect.sqlglot == "sqlite"
-                else _of_others(database.engine, opened, values)
-            )
+            if dialect.sqlglot == "sqlite":
+                return _sqlite_schema(opened, values)
+            return _catalog_schema(database.engine, opened, values)
     except FileNotFoundError:
         raise DataError(f"the database {database.id}{where} cannot be read: there is no such file") from None
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"the database {database.id}{where} cannot be read: {type(error).__name__}") from None
 
 
-def _of_sqlite(opened: Catalog, values: int) -> Schema:
-    query, tables, left_out = opened.query, list[Table](), list[tuple[str, str]]()
+def _sqlite_schema(opened: Catalog, values: int) -> Schema:
+    query = opened.query
+    tables: list[Table] = []
+    left_out: list[tuple[str, str]] = []
     shadows = {row[1] for row in query("PRAGMA table_list") if row[2] == "shadow"}  # where a text index keeps its words
-    for name, kind in (row for row in query(_SQLITE_TABLES) if row[0] not in shadows):
+    for name, kind in query(_SQLITE_TABLES):
+        if name in shadows:
+            continue
         try:
             rows = query(f"PRAGMA table_xinfo({quoted(name)})")  # table_info leaves generated columns out
-            declared = [(row[1], row[2], bool(row[5])) for row in rows if row[6] != _HIDDEN]
+            declared = [(row[1], row[2], bool(row[5])) for row in rows if row[6] != _HIDDEN_COLUMN]
         except Exception as error:  # nobody can ask a view whose query does not run
             if kind != "view":
                 raise
             left_out.append((name, f"the view does not run, so it is left out: {error}"))
             continue
-        keys = []
-        references = sorted(query(f"PRAGMA foreign_key_list({quoted(name)})"), key=lambda row: (row[0], row[1]))
-        for _, position, to_table, column, to_column, *_ in references:
-            if to_column is None:  # "REFERENCES t" means t's primary key, in the key's own order
-                parts = sorted((row[5], row[1]) for row in query(f"PRAGMA table_info({quoted(to_table)})") if row[5])
-                to_column = parts[position][1] if position < len(parts) else column
-            keys.append(ForeignKey(column, to_table, to_column))
-        tables.append(Table(name, _with_values(opened, quoted(name), kind == "view", declared, values), tuple(keys)))
+        columns = _with_values(opened, quoted(name), kind == "view", declared, values)
+        tables.append(Table(name, columns, _sqlite_keys(query, name)))
     return Schema(tuple(tables), left_out=tuple(left_out))
 
 
-def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
-    query, dialect = opened.query, DIALECTS[engine]
-    keys = list(query(dialect.keys_query))
-    primary = {(row[0], name) for row in keys if row[1] == "PRIMARY KEY" for name in row[2]}
-    foreign: dict[str, list[ForeignKey]] = {}
-    for table, kind, columns, to_table, to_columns in keys:
-        if kind == "FOREIGN KEY" and to_table is not None:  # not of a schema that is not read
-            pairs = zip(columns, to_columns, strict=True)
-            foreign.setdefault(table, []).extend(ForeignKey(a, to_table, b) for a, b in pairs)
+def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
+    keys = []
+    references = sorted(query(f"PRAGMA foreign_key_list({quoted(table)})"), key=lambda row: (row[0], row[1]))
+    for _, position, to_table, column, to_column, *_ in references:
+        if to_column is None:  # "REFERENCES t" means t's primary key, in the key's own order
+            rows = query(f"PRAGMA table_info({quoted(to_table)})")
+            primary = [name for _, name in sorted((row[5], row[1]) for row in rows if row[5])]
+            to_column = primary[position] if position < len(primary) else column
+        keys.append(ForeignKey(column, to_table, to_column))
+    return tuple(keys)
+
+
+def _catalog_schema(engine: EngineName, opened: Catalog, values: int) -> Schema:
+    """The schema of an engine whose dialect has queries of its catalog."""
+    query = opened.query
+    dialect = DIALECTS[engine]
+    primary, foreign = _catalog_keys(list(query(dialect.keys_query)))
     by_table: dict[str, list[DeclaredColumn]] = {}
-    for table, name, kind in query(dialect.columns_query):  # the values of an ENUM stay as they are stored
-        declared = kind if "'" in kind else kind.upper()
+    for table, name, kind in query(dialect.columns_query):
+        declared = kind if "'" in kind else kind.upper()  # the values of an ENUM stay as they are stored
         by_table.setdefault(table, []).append((name, declared, (table, name) in primary))
     views = {row[0] for row in query(dialect.views_query)}
     left_out = [(name, "the view does not run, so it is left out") for name in sorted(views - by_table.keys())]
-    schemas = [name for name, place in query(dialect.schema_query) if place] if dialect.schema_query else []
+    schemas: list[str] = []
+    if dialect.schema_query:
+        schemas = [name for name, is_read in query(dialect.schema_query) if is_read]
     partitions: dict[str, int] = {}
-    for table, number in query(dialect.partitions_query) if dialect.partitions_query else ():
-        partitions[table] = number
-    schema, tables = Schema((), engine, tuple(schemas[1:])), []
-    for name, columns_of_table in by_table.items():
-        columns = _with_values(opened, schema.written(name), name in views, columns_of_table, values)
+    if dialect.partitions_query:
+        for table, number in query(dialect.partitions_query):
+            partitions[table] = number
+    schema = Schema((), engine, tuple(schemas[1:]), tuple(left_out))
+    tables = []
+    for name, declared_columns in by_table.items():
+        columns = _with_values(opened, schema.written(name), name in views, declared_columns, values)
         description = f"has {partitions[name]} partitions" if name in partitions else ""
         tables.append(Table(name, columns, tuple(foreign.get(name, ())), description))
-    return replace(schema, tables=tuple(tables), left_out=tuple(left_out))
+    return replace(schema, tables=tuple(tables))
+
+
+def _catalog_keys(rows: Sequence[Sequence[Any]]) -> tuple[set[tuple[str, str]], dict[str, list[ForeignKey]]]:
+    """(table, column) of primary keys, and the foreign keys of each table, from the rows of a `keys_query`."""
+    primary: set[tuple[str, str]] = set()
+    foreign: dict[str, list[ForeignKey]] = {}
+    for table, kind, columns, to_table, to_columns in rows:
+        if kind == "PRIMARY KEY":
+            primary |= {(table, column) for column in columns}
+        elif kind == "FOREIGN KEY" and to_table is not None:  # a schema that is not read has no tables here
+            keys = foreign.setdefault(table, [])
+            for column, to_column in zip(columns, to_columns, strict=True):
+                keys.append(ForeignKey(column, to_table, to_column))
+    return primary, foreign
 
 
 def _with_values(
@@ -265,16 +318,20 @@ def _with_values(
     """The columns of a table or view, with up to `count` example values each: the first distinct ones, in the order of
     the table, which is the same in every engine and in every run.
     """
-    values: list[tuple[Scalar, ...]] = [()] * len(columns)
-    ask = opened.view if view else opened.query
+    bare = tuple(Column(name, kind, is_primary) for name, kind, is_primary in columns)
+    if not count:
+        return bare
+    query = opened.view if view else opened.query
+    sampled = []
     try:
-        for place, (name, _, _) in enumerate(columns if count else ()):
+        for column in bare:
             if view and time.monotonic() >= opened.views_until:
                 raise ViewLimitExceeded
-            rows = ask(f"SELECT {quoted(name)} FROM {table} LIMIT {SAMPLED_ROWS}")
-            values[place] = tuple(dict.fromkeys(plain(row[0]) for row in rows if row[0] is not None))[:count]
+            rows = query(f"SELECT {quoted(column.name)} FROM {table} LIMIT {SAMPLED_ROWS}")
+            values = dict.fromkeys(plain_value(row[0]) for row in rows if row[0] is not None)
+            sampled.append(replace(column, values=tuple(values)[:count]))
     except Exception:  # each driver has an error tree of its own
-        if not view:
-            raise
-        values = [()] * len(columns)
-    return tuple(Column(*facts, sample) for facts, sample in zip(columns, values, strict=True))
+        if view:
+            return bare
+        raise
+    return tuple(sampled)

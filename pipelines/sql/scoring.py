@@ -30,7 +30,7 @@ from pipelines.sql.equalities.official import r_ves
 # The files that official evaluators score: gold queries and predictions, as lines or as JSON.
 
 BIRD_SEPARATOR = "\t----- bird -----\t"
-DIGITS = 18  # of a prediction's number
+MAX_DIGITS = 18  # digits of a prediction's number
 FORMS = "One a line, in the order of the gold queries, or JSON by their numbers."
 
 
@@ -40,29 +40,28 @@ class GoldQuery:
 
     sql: str
     db_id: str
-    difficulty: str | None = None  # BIRD's level, where the file tells it.
-    # question, evidence: of a split's JSON; "" if the file has only SQL.
-    question: str = ""
-    evidence: str = ""
-    id: str = ""  # of a split's JSON, where it has one; predictions may name it (EHRSQL).
-    more: tuple[str, ...] = ()  # further gold queries: a match with any counts.
-    answerable: bool = True  # whether the database has an answer (EHRSQL has questions without one, and without SQL).
+    difficulty: str | None = None  # BIRD's level, if the file has it.
+    question: str = ""  # Question of a split's JSON; "" if the file has only SQL.
+    evidence: str = ""  # Evidence of a split's JSON; "" if the file has only SQL.
+    id: str = ""  # Id of a split's JSON, if it has one; predictions may name it (EHRSQL).
+    more: tuple[str, ...] = ()  # Further gold queries: a match with any counts.
+    answerable: bool = True  # False if the database has no answer: EHRSQL has such questions, without SQL.
 
 
 def read_gold(path: Path) -> list[GoldQuery]:
     """Gold queries: lines of "SQL<TAB>db_id" (Spider, BIRD), or the JSON of a Spider or BIRD split."""
-    text, records = _read(path)
+    text, records = _text_and_json(path)
     if records is not None:
         return _gold_records(path, records)
     golds = []
     for number, line in enumerate(text.split("\n"), 1):
-        where = f"{path}, line {number}"
         if not line.strip():
             continue  # between the sessions of SParC and CoSQL
+        where = f"{path}, line {number}"
         sql, tab, db_id = line.strip().rpartition("\t")
         if not tab:
             raise DataError(f"{where}: no tab between the gold SQL and its database", "Is it a gold file?")
-        sql = sql.strip().removesuffix(BIRD_SEPARATOR.strip())  # as predictions name their databases
+        sql = sql.strip().removesuffix(BIRD_SEPARATOR.strip())  # Some files name databases as predictions do.
         golds.append(GoldQuery(sql.strip(), _checked_name(where, db_id.strip())))
     return golds
 
@@ -73,18 +72,21 @@ def _gold_records(path: Path, records: Any) -> list[GoldQuery]:
         where = f"{path}, record {number}"
         try:
             answerable = not official.is_unanswerable(row)
-            sql, meta = gold_queries(row, *SQL) if answerable else ("", {})
+            sql = ""
+            more: tuple[str, ...] = ()
+            if answerable:
+                sql, meta = gold_queries(row, *SQL)
+                more = tuple(meta.get(GOLD_SQLS, ()))
             db_id = _checked_name(where, text_field(row, "db_id"))
-            level, question, evidence = (
-                text_field(row, name, required=False) for name in ("difficulty", "question", "evidence")
-            )
+            difficulty = text_field(row, "difficulty", required=False)
+            question = text_field(row, "question", required=False)
+            evidence = text_field(row, "evidence", required=False)
         except BadRow as bad:
             raise DataError(f"{where}: {bad.detail}", "It needs a db_id and an SQL or query.") from None
         if "is_impossible" in row:
-            sql = official.ehrsql_query(sql)  # as published, some of EHRSQL's queries do not run
+            sql = official.ehrsql_query(sql)  # some of EHRSQL's published queries do not run
         id = "" if row.get("id") is None else str(row["id"])
-        more = tuple(meta.get(GOLD_SQLS, ()))
-        golds.append(GoldQuery(sql, db_id, level or None, question, evidence, id, more, answerable))
+        golds.append(GoldQuery(sql, db_id, difficulty or None, question, evidence, id, more, answerable))
     return golds
 
 
@@ -97,7 +99,7 @@ def _checked_name(where: str, db_id: str) -> str:
 
 def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
     """Gold queries with BIRD's difficulties and questions, from the split's JSON in the same order."""
-    _, records = _read(path)
+    _, records = _text_and_json(path)
     if records is None:
         raise DataError(f"{path}, line 1: not JSON")
     rows = _gold_records(path, records)
@@ -105,23 +107,34 @@ def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
     if not any(row.difficulty for row in rows):
         raise DataError(f"{path} tells no difficulty", "Pass BIRD's JSON of the split, whose records have one each.")
-    own = ("sql", "db_id", "question", "evidence", "id", "more")  # the gold file's, where it has them
-    return [
-        dataclasses.replace(row, **{name: getattr(question, name) or getattr(row, name) for name in own})
-        for question, row in zip(gold, rows, strict=True)
-    ]
+    joined = []
+    for query, row in zip(gold, rows, strict=True):  # The gold file goes before the JSON.
+        joined.append(
+            dataclasses.replace(
+                row,
+                sql=query.sql or row.sql,
+                db_id=query.db_id or row.db_id,
+                question=query.question or row.question,
+                evidence=query.evidence or row.evidence,
+                id=query.id or row.id,
+                more=query.more or row.more,
+            )
+        )
+    return joined
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
     """The predictions of a file, one for each gold query, and what is worth a word about them."""
 
-    queries: Sequence[str]  # in the order of the gold queries; "" where there is none.
-    # numbers of gold queries; all of them count, and the first two kinds as wrong.
-    missing: Sequence[int]  # that the file leaves out.
-    empty: Sequence[int]  # with an entry that holds no SQL.
-    other_database: Sequence[int]  # whose entry names another database than the gold query, on whose it runs.
-    tabs: Sequence[int]  # whose line has a tab before what is no known database: it is a part of the SQL.
+    queries: Sequence[str]  # Predicted SQL in the order of the gold queries; "" if there is none.
+    # The other fields are numbers of gold queries. All of them count; those of the first two fields count as wrong.
+    missing: Sequence[int]  # Questions that the file leaves out.
+    empty: Sequence[int]  # Entries that hold no SQL.
+    other_database: Sequence[
+        int
+    ]  # Entries that name another database than the gold query, which is the one they run on.
+    tabs: Sequence[int]  # Lines with a tab before what is no known database: it is a part of the SQL.
 
 
 def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[str] = ()) -> Predictions:
@@ -132,25 +145,27 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[st
     ids may leave questions out, and they count as wrong, as they do in the official scripts' denominators; lines and
     lists, whose order alone says what they answer, may not.
     """
-    text, value = _read(path)
+    text, value = _text_and_json(path)
     is_json = value is not None
     entries = _json_entries(path, value, gold) if is_json else _line_entries(path, text, gold)
     if gold and not entries:
         raise DataError(f"{path} has no prediction", FORMS)
-    databases = {name.casefold() for name in (*known, *(query.db_id for query in gold))}
+    databases = {name.casefold() for name in known} | {query.db_id.casefold() for query in gold}
     queries = [""] * len(gold)
-    other_database, tabs = [], []
+    other_database: list[int] = []
+    tabs: list[int] = []
     for number, entry in sorted(entries.items()):
-        sql, separator, name = entry.partition(BIRD_SEPARATOR)
+        sql, separator, database = entry.partition(BIRD_SEPARATOR)
         if not is_json and not separator:
-            before, tab, name = entry.rpartition("\t")
-            if tab and name.strip().casefold() in databases:
-                sql = before
-            else:
-                name = ""
-                tabs += [number] if before.strip() else []
+            before_tab, tab, behind_tab = entry.rpartition("\t")
+            if tab and behind_tab.strip().casefold() in databases:
+                sql = before_tab
+                database = behind_tab
+            elif before_tab.strip():
+                tabs.append(number)
         queries[number] = sql.strip()
-        if name.strip() and name.strip().casefold() != gold[number].db_id.casefold():
+        name = database.strip().casefold()
+        if name and name != gold[number].db_id.casefold():
             other_database.append(number)
     missing = [number for number in range(len(gold)) if number not in entries]
     empty = [number for number in sorted(entries) if not queries[number]]
@@ -158,24 +173,26 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[st
 
 
 def _line_entries(path: Path, text: str, gold: Sequence[GoldQuery]) -> dict[int, str]:
-    # A tab before a line's database stays, where there is no SQL before it.
+    # Only the right side is stripped: a tab before a line's database stays if there is no SQL before it.
     lines = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
     while len(lines) > len(gold) and not lines[-1]:
         lines.pop()
     if len(lines) != len(gold):
         lines = [line for line in lines if line]
-    return _in_order(path, lines, gold)
+    return _by_number(path, lines, gold)
 
 
 def _json_entries(path: Path, value: Any, gold: Sequence[GoldQuery]) -> dict[int, str]:
     """The texts of BIRD's JSON by the numbers of their gold queries."""
     if not isinstance(value, dict):
-        return _in_order(path, [_bird_sql(path, number, row) for number, row in enumerate(value)], gold)
+        texts = [_bird_sql(path, number, row) for number, row in enumerate(value)]
+        return _by_number(path, texts, gold)
     ids = {question.id: number for number, question in enumerate(gold) if question.id}
     if value and ids.keys() >= value.keys():
-        twice = [id for id, count in Counter(question.id for question in gold if question.id).items() if count > 1]
-        if twice:
-            raise DataError(f"{path} names questions by their ids, and {twice[0]!r} is the id of several")
+        counts = Counter(question.id for question in gold if question.id)
+        repeated = [id for id, count in counts.items() if count > 1]
+        if repeated:
+            raise DataError(f"{path} names questions by their ids, and {repeated[0]!r} is the id of several")
         return {ids[id]: _bird_sql(path, id, row) for id, row in value.items()}
     entries: dict[int, str] = {}
     for key, row in value.items():
@@ -183,15 +200,17 @@ def _json_entries(path: Path, value: Any, gold: Sequence[GoldQuery]) -> dict[int
             raise DataError(
                 f"{path} has a prediction {key[:60]!r}, which is no number and no id of a gold query", FORMS
             )
-        if len(key) > DIGITS or int(key) >= len(gold):
-            raise DataError(f"{path} has a prediction {key[:DIGITS]}, and there are {len(gold)} gold queries (from 0)")
+        if len(key) > MAX_DIGITS or int(key) >= len(gold):
+            raise DataError(
+                f"{path} has a prediction {key[:MAX_DIGITS]}, and there are {len(gold)} gold queries (from 0)"
+            )
         if int(key) in entries:
             raise DataError(f"{path} has two predictions {int(key)}", "Take one of them out.")
         entries[int(key)] = _bird_sql(path, key, row)
     return entries
 
 
-def _in_order(path: Path, entries: Sequence[str], gold: Sequence[GoldQuery]) -> dict[int, str]:
+def _by_number(path: Path, entries: Sequence[str], gold: Sequence[GoldQuery]) -> dict[int, str]:
     if len(entries) != len(gold):
         raise DataError(f"{path} has {len(entries)} predictions for {len(gold)} gold queries", FORMS)
     return dict(enumerate(entries))
@@ -204,7 +223,7 @@ def _bird_sql(path: Path, key: object, row: Any) -> str:
     return row if isinstance(row, str) else ""
 
 
-def _read(path: Path) -> tuple[str, Any]:
+def _text_and_json(path: Path) -> tuple[str, Any]:
     """A file's text, with plain line feeds, and its value if it is BIRD's JSON and not lines of SQL, whatever its name.
 
     Only line feeds part lines: `splitlines` would cut at a U+2028 inside a literal.
@@ -219,7 +238,7 @@ def _read(path: Path) -> tuple[str, Any]:
 
 
 DIFFICULTIES = ("simple", "moderate", "challenging")
-CHUNK = 256
+CHUNK = 256  # items whose verdicts are asked for at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,11 +249,11 @@ class ScoredItem:
     db_id: str
     hardness: str
     difficulty: str | None
-    scores: Mapping[str, float | None]  # by equality; None, not wrong, where nothing may be scored.
-    # a class: of the prediction; "gold_..." of a gold query that did not run; of the boundary that broke.
+    scores: Mapping[str, float | None]  # Score by equality; None, not wrong, if nothing may be scored.
+    # Error class of the prediction or of the boundary that broke; "gold_..." if the gold query did not run.
     error: str | None
-    verdict: Verdict | None  # what `scores` and `error` were taken from; None where there is no answer to compare with.
-    answered: bool = True  # whether the prediction is one, and not EHRSQL's "null".
+    verdict: Verdict | None  # Source of `scores` and `error`; None if there is no answer to compare with.
+    answered: bool = True  # False if the prediction is EHRSQL's "null".
 
     @property
     def counted(self) -> bool:
@@ -243,17 +262,22 @@ class ScoredItem:
 
     def line(self) -> dict[str, Any]:
         """The item as `sqltrain score --out` writes it: yes or no for a plain equality, a number for a graded one."""
-        fields = {"idx": self.idx, "db_id": self.db_id, "hardness": self.hardness}
+        fields: dict[str, Any] = {"idx": self.idx, "db_id": self.db_id, "hardness": self.hardness}
         if self.difficulty is not None:
             fields["difficulty"] = self.difficulty
         if self.verdict is None:
             fields["abstained"] = not self.answered
-        verdicts = {
-            name: None if value is None else round(value, 6) if EQUALITIES[name].graded else value == 1.0
-            for name, value in self.scores.items()
-        }
-        found = {"counterexample": self.verdict.counterexample} if self.verdict and self.verdict.counterexample else {}
-        return {**fields, **verdicts, **found, "error": self.error}
+        for name, value in self.scores.items():
+            if value is None:
+                fields[name] = None
+            elif EQUALITIES[name].graded:
+                fields[name] = round(value, 6)
+            else:
+                fields[name] = value == 1.0
+        if self.verdict is not None and self.verdict.counterexample:
+            fields["counterexample"] = self.verdict.counterexample
+        fields["error"] = self.error
+        return fields
 
 
 def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
@@ -267,9 +291,11 @@ def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
         except ValueError:
             example = f"As in {dialect.schemes[0]}USER@HOST/DATABASE."
             raise UserError("--database is no connection string", example) from None
-    folder = Path(databases)
-    tried = [folder / part / f"{db_id}{suffix}" for part in (db_id, ".") for suffix in (*dialect.suffixes, ".db")]
-    return Database(db_id, engine, str(next((path for path in tried if path.is_file()), tried[0])))
+    names = [f"{db_id}{suffix}" for suffix in (*dialect.suffixes, ".db")]
+    paths = [Path(databases) / db_id / name for name in names]
+    paths += [Path(databases) / name for name in names]
+    path = next((path for path in paths if path.is_file()), paths[0])
+    return Database(db_id, engine, str(path))
 
 
 def score_all(
@@ -283,44 +309,57 @@ def score_all(
 
     Where there is nothing to compare with, only whether the system abstained is noted.
     """
-    items = [(idx, query, sent) for idx, (query, sent) in enumerate(zip(gold, predictions, strict=True))]
+    items = list(zip(gold, predictions, strict=True))
     for start in range(0, len(items), CHUNK):
         chunk = items[start : start + CHUNK]
-        answerable = [(question, databases[question.db_id], sent) for _, question, sent in chunk if question.answerable]
-        pairs = [Pair(database, question.sql, sent, question.more) for question, database, sent in answerable]
-        verdicts = iter(sql.verdicts(pairs, names))
-        queries = [(question.sql, analyst.reading(database)) for question, database, _ in answerable]
-        levels = iter(analyst.hardness(queries))
-        scored = []
-        for idx, question, sent in chunk:
-            level, scores, error, verdict = "", dict[str, float | None].fromkeys(names), None, None
+        pairs: list[Pair] = []
+        queries: list[tuple[str, str]] = []
+        for question, predicted in chunk:
             if question.answerable:
-                level, verdict = next(levels), next(verdicts)
-                error = verdict.error_class
-                if verdict.gold not in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
-                    error = f"gold_{error}"
-                scores = dict.fromkeys(verdict.scores) if verdict.broken else dict(verdict.scores)
-            answered = sent.strip().lower() != official.ABSTAINED
-            scored.append(ScoredItem(idx, question.db_id, level, question.difficulty, scores, error, verdict, answered))
+                database = databases[question.db_id]
+                pairs.append(Pair(database, question.sql, predicted, question.more))
+                queries.append((question.sql, analyst.reading(database)))
+        verdicts = iter(sql.verdicts(pairs, names))
+        levels = iter(analyst.hardness(queries))
+        scored: list[ScoredItem] = []
+        for idx, (question, predicted) in enumerate(chunk, start):
+            verdict = next(verdicts) if question.answerable else None
+            level = next(levels) if question.answerable else ""
+            answered = predicted.strip().lower() != official.ABSTAINED
+            scores: Mapping[str, float | None] = dict.fromkeys(names)
+            if verdict is not None and not verdict.broken:
+                scores = verdict.scores
+            scored.append(
+                ScoredItem(
+                    idx, question.db_id, level, question.difficulty, scores, _error_of(verdict), verdict, answered
+                )
+            )
         yield scored
+
+
+def _error_of(verdict: Verdict | None) -> str | None:
+    """The error class of a verdict, which says whether the gold query failed."""
+    if verdict is None:
+        return None
+    if verdict.gold in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
+        return verdict.error_class
+    return f"gold_{verdict.error_class}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreSummary:
     """The figures of a score."""
 
-    figures: Mapping[str, Mapping[str, float]]  # percent by equality and level ("all" first); R-VES in its own unit.
-    counts: Mapping[str, int]  # scored items by level.
-    # (equality that accepts, one that rejects) -> item numbers.
-    disagreements: Mapping[tuple[str, str], Sequence[int]]
-    # gold_errors, unavailable: (item number, class) of items that were left out.
-    gold_errors: Sequence[tuple[int, str]]
-    unavailable: Sequence[tuple[int, str]]
-    errors: Mapping[str, int]  # classes of predictions that did not run, and how many, the most frequent first.
-    # the figures of all items when those of `unavailable` count as wrong; {} if there are none.
-    with_unavailable: Mapping[str, float]
-    # by equality, EHRSQL's six figures over all questions; {} if each has an answer.
-    reliability: Mapping[str, Mapping[str, float]]
+    figures: Mapping[str, Mapping[str, float]]  # Percent by equality and level ("all" first); R-VES in its own unit.
+    counts: Mapping[str, int]  # Scored items by level.
+    disagreements: Mapping[tuple[str, str], Sequence[int]]  # Item numbers by (equality that accepts, one that rejects).
+    gold_errors: Sequence[tuple[int, str]]  # (item number, class) of items whose gold query failed; left out.
+    unavailable: Sequence[tuple[int, str]]  # (item number, class) of items whose boundary broke; left out.
+    errors: Mapping[str, int]  # Count of each class of predictions that did not run, the most frequent first.
+    with_unavailable: Mapping[str, float]  # Figures if those of `unavailable` count as wrong; {} if there are none.
+    reliability: Mapping[
+        str, Mapping[str, float]
+    ]  # EHRSQL's six figures by equality; {} if each question has an answer.
 
     @property
     def unavailable_share(self) -> float:
@@ -332,37 +371,73 @@ class ScoreSummary:
 def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary:
     """The figures by level: BIRD's difficulty if every item has one, else Spider's hardness."""
     scored = [item for item in items if item.counted]
-    by_difficulty = bool(items) and all(item.difficulty is not None for item in items)
-    levels: dict[str, list[ScoredItem]] = {"all": scored}
-    for level in DIFFICULTIES if by_difficulty else HARDNESS_LEVELS:
-        levels[level] = [item for item in scored if (item.difficulty if by_difficulty else item.hardness) == level]
-    uncounted = [item for item in items if item.verdict is not None and not item.counted]
-    gold_errors = [(item.idx, item.error or "") for item in uncounted if (item.error or "").startswith("gold_")]
-    broken = [item for item in uncounted if not (item.error or "").startswith("gold_")]
-    wrong = [dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)) for item in broken]
-    disagreements: dict[tuple[str, str], list[int]] = {}
-    for yes, no in itertools.permutations([name for name in names if not EQUALITIES[name].graded], 2):
-        numbers = [item.idx for item in scored if item.scores[yes] and not item.scores[no]]
-        if numbers:
-            disagreements[yes, no] = numbers
-    # EHRSQL's figures are of the questions that count, and of those without an answer.
-    whole = [item for item in items if item.counted or item.verdict is None]
-    reliability = {
-        name: official.reliability(
-            [(item.counted, item.answered, item.answered and item.scores[name] == 1.0) for item in whole]
-        )
-        for name in (names if any(item.verdict is None for item in items) else ())
-    }
+    by_level = _by_level(items, scored)
+    gold_errors: list[tuple[int, str]] = []
+    unavailable: list[tuple[int, str]] = []
+    as_wrong: list[ScoredItem] = []
+    for item in items:
+        if item.verdict is None or item.counted:
+            continue
+        error = item.error or ""
+        if error.startswith("gold_"):
+            gold_errors.append((item.idx, error))
+        else:
+            unavailable.append((item.idx, error))
+            as_wrong.append(dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)))
+    figures: dict[str, dict[str, float]] = {}
+    for name in names:
+        figures[name] = {level: _figure(name, group) for level, group in by_level.items() if group}
+    with_unavailable: dict[str, float] = {}
+    if unavailable:
+        with_unavailable = {name: _figure(name, [*scored, *as_wrong]) for name in names}
     return ScoreSummary(
-        {name: {level: _figure(name, of) for level, of in levels.items() if of} for name in names},
-        {level: len(of) for level, of in levels.items()},
-        disagreements,
-        gold_errors,
-        [(item.idx, item.error or "") for item in broken],
-        dict(Counter(item.error for item in scored if item.error is not None).most_common()),
-        {name: _figure(name, [*scored, *wrong]) for name in names} if broken else {},
-        reliability,
+        figures=figures,
+        counts={level: len(group) for level, group in by_level.items()},
+        disagreements=_disagreements(scored, names),
+        gold_errors=gold_errors,
+        unavailable=unavailable,
+        errors=dict(Counter(item.error for item in scored if item.error is not None).most_common()),
+        with_unavailable=with_unavailable,
+        reliability=_reliability(items, names),
     )
+
+
+def _by_level(items: Sequence[ScoredItem], scored: Sequence[ScoredItem]) -> dict[str, Sequence[ScoredItem]]:
+    """The scored items by level: all of them first, then BIRD's difficulties or Spider's levels."""
+    groups: dict[str, Sequence[ScoredItem]] = {"all": scored}
+    if items and all(item.difficulty is not None for item in items):
+        for difficulty in DIFFICULTIES:
+            groups[difficulty] = [item for item in scored if item.difficulty == difficulty]
+    else:
+        for hardness in HARDNESS_LEVELS:
+            groups[hardness] = [item for item in scored if item.hardness == hardness]
+    return groups
+
+
+def _disagreements(scored: Sequence[ScoredItem], names: Sequence[str]) -> dict[tuple[str, str], Sequence[int]]:
+    """The numbers of items that one equality accepts and another rejects, by these two."""
+    disagreements: dict[tuple[str, str], Sequence[int]] = {}
+    plain = [name for name in names if not EQUALITIES[name].graded]
+    for accepts, rejects in itertools.permutations(plain, 2):
+        numbers = [item.idx for item in scored if item.scores[accepts] and not item.scores[rejects]]
+        if numbers:
+            disagreements[accepts, rejects] = numbers
+    return disagreements
+
+
+def _reliability(items: Sequence[ScoredItem], names: Sequence[str]) -> dict[str, Mapping[str, float]]:
+    """EHRSQL's figures of the questions that count and of those without an answer; {} if each question has one."""
+    if all(item.verdict is not None for item in items):
+        return {}
+    reliability: dict[str, Mapping[str, float]] = {}
+    for name in names:
+        facts = []
+        for item in items:
+            if item.counted or item.verdict is None:
+                is_right = item.answered and item.scores[name] == 1.0
+                facts.append((item.counted, item.answered, is_right))
+        reliability[name] = official.reliability(facts)
+    return reliability
 
 
 def _figure(name: str, items: Sequence[ScoredItem]) -> float:

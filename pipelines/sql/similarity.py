@@ -3,15 +3,16 @@
 import functools
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from pipelines.core.types import Example, Trajectory, is_abstention
 from pipelines.sql.dialects.base import fold
-from pipelines.sql.lexical import KEYWORDS, without_comments
+from pipelines.sql.lexical import KEYWORDS, blank_comments
 
 _WORD = re.compile(r"\w+")
-_FILLING = "a an the of to in is are was were do does please what which who show list give find tell me all"
-_FILLERS = frozenset(_FILLING.split())
+_FILLER_WORDS = "a an the of to in is are was were do does please what which who show list give find tell me all"
+_FILLERS = frozenset(_FILLER_WORDS.split())
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|\[[^\]]*\]?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\w+|<>|[<>!=]=|\|\||\S"""
 )
@@ -25,31 +26,46 @@ def sql_shape(sql: str, names: bool = False) -> str:
 
     It reads tokens and no tree: thousands of queries a second, in any dialect.
     """
-    tokens = _TOKEN.findall(without_comments(sql))
+    tokens = _TOKEN.findall(blank_comments(sql))
     shape: list[str] = []
     for index, token in enumerate(tokens):
-        follows = tokens[index + 1] if index + 1 < len(tokens) else ""
+        before = tokens[index - 1] if index else ""
+        behind = tokens[index + 1] if index + 1 < len(tokens) else ""
         word = token.lower()
-        if word == "." or follows == "." or word == ";":
+        is_qualifier = word == "." or behind == "."
+        is_alias = bool(shape) and before.lower() == "as" and behind != "("
+        if is_qualifier or is_alias or word in ("as", "inner", ";"):
             continue
-        if word in ("as", "inner") or (shape and tokens[index - 1].lower() == "as" and follows != "("):
-            continue
-        is_name = (word[0].isalpha() or word[0] == "_") and word not in KEYWORDS and follows != "("
+        first = word[0]
         # A text in double quotes is a value if something is compared with it, else a name: engines differ.
-        is_value = word == '"' or (tokens[index - 1] != "." and _COMPARED.search(" ".join(shape[-3:])))
-        if word[0] == "'" or word[0].isdigit() or (word[0] == '"' and is_value):
-            word = "?"
-        elif word[0] in '`["':
-            word = word[1:-1] if names else "x"
-        elif is_name and not names:
-            word = "x"
-        shape.append(word)
+        if first == "'" or first.isdigit() or (first == '"' and _is_compared(word, before, shape)):
+            shape.append("?")
+        elif first in '`["':
+            shape.append(word[1:-1] if names else "x")
+        elif not names and _is_bare_name(word, behind):
+            shape.append("x")
+        else:
+            shape.append(word)
     return " ".join(shape)
+
+
+def _is_compared(word: str, before: str, shape: list[str]) -> bool:
+    """Whether a text in double quotes stands where a value is compared; a lone quote passes for a value."""
+    if word == '"':
+        return True
+    return before != "." and _COMPARED.search(" ".join(shape[-3:])) is not None
+
+
+def _is_bare_name(word: str, behind: str) -> bool:
+    """Whether an unquoted word is a name: no keyword, and no function."""
+    return (word[0].isalpha() or word[0] == "_") and word not in KEYWORDS and behind != "("
 
 
 def example_shape(example: Example) -> str:
     """The shape of a question's gold SQL, with names; the words of one without an answer, whose gold SQL many share."""
-    return example.in_context() if is_abstention(example.gold_sql) else sql_shape(example.gold_sql, names=True)
+    if is_abstention(example.gold_sql):
+        return example.in_context()
+    return sql_shape(example.gold_sql, names=True)
 
 
 def normalised(question: str) -> tuple[str, ...]:
@@ -62,6 +78,9 @@ def distinct_2(trajectories: Iterable[Trajectory]) -> float:
 
     It falls with the amount of text, so compare it between as many trajectories.
     """
-    texts = [turn.action.reasoning.lower() for trajectory in trajectories for turn in trajectory.turns]
-    pairs = [pair for text in texts for pair in itertools.pairwise(_WORD.findall(text))]
-    return len(set(pairs)) / len(pairs) if pairs else 0.0
+    pairs: Counter[tuple[str, str]] = Counter()
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            words = _WORD.findall(turn.action.reasoning.lower())
+            pairs.update(itertools.pairwise(words))
+    return len(pairs) / pairs.total() if pairs else 0.0

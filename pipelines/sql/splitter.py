@@ -5,11 +5,11 @@ import sqlite3
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipelines.sql.lexical import without_comments
+from pipelines.sql.lexical import blank_comments
 
-MOST_STATEMENTS = 1000  # of one turn
+MAX_STATEMENTS = 1000  # in one turn
 
-# Signs of a dialect, each to its own close; a quote that is never closed holds all the rest.
+# Signs of a dialect. A quote that is never closed holds all the rest.
 _TEXT = r"'(?:[^']|'')*+'"
 _NAME = r'"(?:[^"]|"")*+"'
 _STANDARD_COMMENT = r"--[^\n]*"
@@ -25,15 +25,14 @@ _POSTGRES = (
     rf"|(?P<comment>{_STANDARD_COMMENT})|(?P<open>['\"]|\$(?:[^\W\d]\w*)?\$)"
 )
 _REST = r"|(?P<block>/\*)|(?P<end>;)|\s+|\w[\w$]*|."
+_SQLITE_SIGNS = re.compile(_SQLITE + _REST, re.DOTALL)
+_POSTGRES_SIGNS = re.compile(_POSTGRES + _REST, re.DOTALL)
 _SIGNS = {
-    engine: re.compile(signs + _REST, re.DOTALL)
-    for engine, signs in {
-        "sqlite": _SQLITE,
-        "sqlite_stateful": _SQLITE,
-        "mysql": _MYSQL,
-        "postgres": _POSTGRES,
-        "duckdb": _POSTGRES,
-    }.items()
+    "sqlite": _SQLITE_SIGNS,
+    "sqlite_stateful": _SQLITE_SIGNS,
+    "mysql": re.compile(_MYSQL + _REST, re.DOTALL),
+    "postgres": _POSTGRES_SIGNS,
+    "duckdb": _POSTGRES_SIGNS,
 }
 _NESTING = frozenset(("postgres", "duckdb"))  # dialects in which a block comment may hold another
 _BLOCK_SIGN = re.compile(r"/\*|\*/")
@@ -44,28 +43,28 @@ _CREATE = re.compile(r"\s*create\b", re.IGNORECASE)
 class Statement(NamedTuple):
     """A statement of a script."""
 
-    text: str  # without its comments and the semicolon at its end.
-    begin: int  # the place of its first sign that is no comment; of an open comment alone, that of the comment.
-    end: int  # the place behind its last sign that is no comment; the end of the script if it is not closed.
-    after: int  # the place behind its semicolon.
+    text: str  # Text without its comments and the semicolon at its end.
+    begin: int  # Place of its first sign that is no comment, or of a comment that is never closed.
+    end: int  # Place behind its last sign that is no comment; the end of the script if it is not closed.
+    after: int  # Place behind its semicolon.
     is_closed: bool  # False if a quote or a comment of it is never closed.
-    # the place of the first semicolon at the end of a line that a quoted text or a block comment of it holds: where it
-    # would end if a quote was meant otherwise; None if there is none.
+    # Place of the first semicolon at the end of a line that a quoted text or a block comment of it holds: it would end
+    # there if a quote was meant otherwise. None if there is no such semicolon.
     inner_end: int | None
 
 
-def split(script: str, engine: str = "sqlite", at: int = 0) -> Iterator[Statement]:
+def split_script(script: str, engine: str = "sqlite", at: int = 0) -> Iterator[Statement]:
     """The statements of a script from a place on."""
     while at < len(script):
-        statement = _next(script, engine, at)
+        statement = _next_statement(script, engine, at)
         at = statement.after
         if statement.text or not statement.is_closed:
             yield statement
 
 
-def _next(script: str, engine: str, at: int) -> Statement:
+def _next_statement(script: str, engine: str, at: int) -> Statement:
     """The statement from a place on, without text if there is only a comment or nothing."""
-    signs = _SIGNS.get(engine, _SIGNS["postgres"])
+    signs = _SIGNS.get(engine, _POSTGRES_SIGNS)
     has_triggers = engine.startswith("sqlite")
     text = ""
     begin = end = at
@@ -75,14 +74,16 @@ def _next(script: str, engine: str, at: int) -> Statement:
     while at < len(script):
         match = signs.match(script, at)
         kind = match.lastgroup if match else None
-        start, at = at, match.end() if match else at + 1
+        start = at
+        at = match.end() if match else at + 1
         if kind == "end":
             if not (has_triggers and _CREATE.match(text) and not sqlite3.complete_statement(text + ";")):
                 break
             text += ";"  # inside the body of a trigger
             continue
         if kind == "open":
-            at, is_closed = len(script), False
+            at = len(script)
+            is_closed = False
         elif kind == "block":
             at, is_closed = _block_end(script, start, engine in _NESTING)
         is_comment = kind in ("comment", "block")
@@ -100,32 +101,31 @@ def _next(script: str, engine: str, at: int) -> Statement:
 
 def _block_end(script: str, start: int, nests: bool) -> tuple[int, bool]:
     """The place behind a block comment, and whether it is closed."""
-    depth, at = 1, start + 2
-    while match := _BLOCK_SIGN.search(script, at):
-        at = match.end()
+    depth = 1
+    for match in _BLOCK_SIGN.finditer(script, start + 2):
         if match[0] == "*/":
             depth -= 1
         elif nests:
             depth += 1
         if depth == 0:
-            return at, True
+            return match.end(), True
     return len(script), False
 
 
-def statements(script: str, engine: str = "sqlite") -> list[str]:
-    """The statements of a script, without comments and semicolons; ValueError for more than `MOST_STATEMENTS`."""
-    parts = [statement.text for statement in split(script, engine) if statement.text]
-    if len(parts) > MOST_STATEMENTS:
-        raise ValueError(f"there are more than {MOST_STATEMENTS} statements")
-    return parts
+def statement_texts(script: str, engine: str = "sqlite") -> list[str]:
+    """The statements of a script, without comments and semicolons; ValueError for more than `MAX_STATEMENTS`."""
+    texts = [statement.text for statement in split_script(script, engine) if statement.text]
+    if len(texts) > MAX_STATEMENTS:
+        raise ValueError(f"there are more than {MAX_STATEMENTS} statements")
+    return texts
 
 
 def has_more_behind(sql: str) -> bool:
     """Whether anything but blanks and comments stands behind the first statement, be it a semicolon alone. Python's
     sqlite3 takes no such text.
     """
-    first = next(split(sql), None)
-    return first is not None and bool(without_comments(sql[first.after :]).strip(" \t\n\f\r"))
+    first = next(split_script(sql), None)
+    return first is not None and bool(blank_comments(sql[first.after :]).strip(" \t\n\f\r"))
 
 
 def line_of(script: str, place: int) -> int:

@@ -19,7 +19,7 @@ from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import Schema, written
 from pipelines.sql.similarity import sql_shape
-from pipelines.sql.splitter import line_of, split
+from pipelines.sql.splitter import line_of, split_script
 from pipelines.teachers import experts
 
 STYLES = {
@@ -230,7 +230,7 @@ def read_log(text: str, engine: EngineName) -> QueryLog:
     queries: dict[str, LoggedQuery] = {}
     unreadable: list[LoggedQuery] = []
     at = count = 0
-    while (statement := next(split(text, engine, at), None)) is not None:
+    while (statement := next(split_script(text, engine, at), None)) is not None:
         end, at = statement.end, statement.after
         is_right = statement.is_closed
         if is_right and statement.inner_end is not None:

@@ -8,7 +8,7 @@ from pipelines.sql import analyst
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.diagnoses import Failure
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.health import examine
+from pipelines.sql.health import examine_gold
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import introspect
 from pipelines.sql.similarity import sql_shape
@@ -43,7 +43,9 @@ def test_a_worker_reads_gold_of_a_benchmark_and_an_answer_of_many_joins(shop, en
     (ordered,) = analyst.tie_probes([("SELECT name FROM customer ORDER BY credit LIMIT 1", "sqlite")])
     assert [kept for _, kept, _ in ordered] == [1]
     assert analyst.tie_probes([("SELECT 1 FROM customer ORDER BY 1.5 LIMIT 1", "sqlite")]) == [()]
-    assert examine([Example("e1", "?", shop, "SELECT name FROM customer ORDER BY 1.5 LIMIT 1")], engine) is not None
+    assert (
+        examine_gold([Example("e1", "?", shop, "SELECT name FROM customer ORDER BY 1.5 LIMIT 1")], engine) is not None
+    )
     # The sandbox refuses them, so nothing may be paid for what the first of them reads
     assert parse("SELECT name FROM customer; DROP TABLE customer") is None
     assert parse("SELECT name FROM customer;") is not None

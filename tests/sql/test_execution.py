@@ -16,7 +16,7 @@ from shops import build_shop
 
 from pipelines.core.errors import DatabaseError, ResourceError
 from pipelines.core.types import ExecutionStatus
-from pipelines.sql.audit import KEPT_FILES, AuditEntry, AuditLog
+from pipelines.sql.audit import MAX_OLD_FILES, AuditEntry, AuditLog
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from tests.fakes import build_database
 from tests.services.conftest import wait_for
@@ -327,7 +327,7 @@ def test_a_full_file_is_put_aside(tmp_path):
     for number in range(40):
         log.write([AuditEntry("shop", "sqlite", "query", f"SELECT {number}\n", 0.1, 1, "ok", None)])
     files = sorted(file.name for file in tmp_path.iterdir())
-    assert files == ["audit.jsonl", *(f"audit.jsonl.{n}" for n in range(1, KEPT_FILES + 1))]
+    assert files == ["audit.jsonl", *(f"audit.jsonl.{n}" for n in range(1, MAX_OLD_FILES + 1))]
     newest = [read(path)[-1], read(tmp_path / "audit.jsonl.1")[-1], read(tmp_path / "audit.jsonl.5")[-1]]
     numbers = [int(line["sql"].split()[1]) for line in newest]
     assert numbers[0] == 39

@@ -36,7 +36,7 @@ FLAWS = {
 
 @pytest.fixture(scope="module")
 def findings(engine, shop):
-    return health.examine([Example(sql, sql, shop, sql) for sql in FLAWS], engine)
+    return health.examine_gold([Example(sql, sql, shop, sql) for sql in FLAWS], engine)
 
 
 @pytest.mark.parametrize("sql", FLAWS)
@@ -57,7 +57,7 @@ def test_a_result_that_no_verdict_may_read_is_told(shop):
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT i FROM n"
     asked = [Example(str(count), f"{count}?", shop, numbers.format(count)) for count in (5, 50)]
     with SqlEngine(Limits(timeout_s=5, max_rows=10)) as engine:
-        found = health.examine(asked, engine)
+        found = health.examine_gold(asked, engine)
     assert [(finding.example_id, finding.reason) for finding in found] == [("50", "too_large")]
 
 
@@ -69,7 +69,7 @@ def test_two_gold_queries_of_one_question_that_differ_are_told(engine, shop):
         Example("d", "Which items?", shop, "SELECT item FROM purchase"),
         Example("e", "Which items?", shop, "SELECT item FROM purchase WHERE 1"),
     ]
-    found = [(one.example_id, one.reason, one.detail) for one in health.examine(asked, engine)]
+    found = [(one.example_id, one.reason, one.detail) for one in health.examine_gold(asked, engine)]
     assert found == [
         ("b", "contradictory", "another result than a has, under strict"),
         ("c", "contradictory", "another result than a has, under strict, bird, test_suite"),
@@ -80,4 +80,4 @@ def test_a_slow_query_is_told(engine, shop, monkeypatch):
     asked = [Example("a", "?", shop, "SELECT name FROM customer")]
     for limit, reasons in ((0.0, ["slow"]), (1e9, [])):
         monkeypatch.setattr(health, "SLOW_MS", limit)
-        assert [finding.reason for finding in health.examine(asked, engine)] == reasons
+        assert [finding.reason for finding in health.examine_gold(asked, engine)] == reasons

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.sql.splitter import split, statements
+from pipelines.sql.splitter import split_script, statement_texts
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from pipelines.sql.splitter import split, statements
     ],
 )  # fmt: skip
 def test_a_statement_ends_where_its_dialect_says(engine, script, parts):
-    assert statements(script, engine) == parts
+    assert statement_texts(script, engine) == parts
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_statement_ends_where_its_dialect_says(engine, script, parts):
 )
 def test_an_open_quote_is_told_with_the_end_that_it_may_hide(engine, open_text):
     script = f"SELECT 1;\nSELECT {open_text};\nSELECT 2;\n"
-    first, last = split(script, engine)
+    first, last = split_script(script, engine)
     assert (first.text, first.is_closed, first.inner_end) == ("SELECT 1", True, None)
     assert (last.is_closed, last.begin, last.end) == (False, 10, len(script))
     assert script[: last.inner_end] == f"SELECT 1;\nSELECT {open_text}"

@@ -19,7 +19,7 @@ from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities.official import IN_ORDER, cleaned_query
 from pipelines.sql.lexical import writes
 from pipelines.sql.schema import introspect
-from pipelines.sql.splitter import statements
+from pipelines.sql.splitter import statement_texts
 from tests.fakes import build_database
 
 COUNT = "SELECT count(*) FROM customer"
@@ -211,7 +211,7 @@ def test_an_outcome_needs_an_engine_that_has_one(engine, shop):
     ],
 )
 def test_a_script_is_cut_where_its_statements_end(script, parts):
-    assert statements(script) == parts
+    assert statement_texts(script) == parts
 
 
 def test_writes_are_words_outside_quotes_and_a_query_is_cleaned_as_officially():

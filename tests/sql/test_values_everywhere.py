@@ -31,9 +31,9 @@ def use(value, folder):
     result = ExecutionResult(
         ExecutionStatus.OK, ("a", types.escape_surrogates(types.text_of(value))[:50]), ((value, 1), (value, 2))
     )
-    shown = observations.table(result, 10, 200, 8000)
-    brief = observations.table(result, 10, 24, 400, brief=True)
-    told = observations.json_text(observations.records(result, 10, 200, 8000))
+    shown = observations.text_table(result, 10, 200, 8000)
+    brief = observations.text_table(result, 10, 24, 400, brief=True)
+    told = observations.json_text(observations.json_records(result, 10, 200, 8000))
     json.loads(told)
     (folder / "page.json").write_text(json.dumps([evaluate._cell(value), literal(value)]), encoding="utf-8")
     turn = Turn("t", Action(ActionKind.SQL, "SELECT 1"), shown, ExecutionStatus.OK, n_rows=2)

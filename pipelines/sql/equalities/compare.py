@@ -24,7 +24,7 @@ MAX_STEPS = 2_000  # partial choices of columns in the search of `suite`
 RELATIVE = 1e-12  # sums of a million floats in two orders differ by some 1e-13
 ABSOLUTE = 1e-15  # 0.1 + 0.2 - 0.3 is 5.6e-17 and not 0
 WHOLE = 2**53  # below it a float tells every whole number from the next
-MATCHED = 100  # rows of one group whose pairing is searched for
+MAX_MATCHED = 100  # rows of one group whose pairing is searched for
 
 
 def close(left: Any, right: Any) -> bool:
@@ -58,83 +58,106 @@ def close_rows(left: Row, right: Row) -> bool:
 def same_bag(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
     """Whether two bags of equally many rows can be paired: same rows with same rows, the rest with close ones.
 
-    A pairing is searched for in groups of rows that are near one another; a group of more than `MATCHED` rows, which
-    takes as many floats within 1e-12 of their neighbours, is paired in sorted order.
+    A pairing is searched for in groups of rows that are near one another; a group of more than `MAX_MATCHED` rows,
+    which takes as many floats within 1e-12 of their neighbours, is paired in sorted order.
     """
     if Counter(gold) == Counter(predicted):
         return True
     if float not in set(map(type, chain.from_iterable(chain(gold, predicted)))):
         return False
-    # Beside each row its floats from 2^53 on: an equal integer there is close to fewer numbers than the float.
-    left, right = (
-        Counter(
-            (row, tuple(at for at, cell in enumerate(row) if isinstance(cell, float) and abs(cell) >= WHOLE))
-            for row in rows
-        )
-        for rows in (gold, predicted)
-    )
-    # A total order over rows of mixed types: exact cells first, for numbers are what may differ by a last bit.
-    missing, surplus = (
-        sorted(
-            (row for row, _ in rows.elements()),
-            key=lambda row: (
-                [(at, _rank(cell), 0 if cell is None else cell) for at, cell in enumerate(row) if _rank(cell) != 1],
-                [cell for cell in row if _rank(cell) == 1],
-            ),
-        )
-        for rows in (left - right, right - left)
-    )
+    gold_rows = Counter((row, _large_floats(row)) for row in gold)
+    predicted_rows = Counter((row, _large_floats(row)) for row in predicted)
+    missing = sorted((row for row, _ in (gold_rows - predicted_rows).elements()), key=_row_order)
+    surplus = sorted((row for row, _ in (predicted_rows - gold_rows).elements()), key=_row_order)
     if all(map(close_rows, missing, surplus)):
         return True
-    # Two rows that are close are in one group, whatever else is in it: a number of a column is grouped by its
-    # neighbourhood. The next one begins at a gap, which is wider than the bound of `close` and parts no close numbers.
-    columns: list[dict[Any, int]] = []
-    for column in zip(*missing, *surplus, strict=True):
-        numbers = sorted({cell for cell in column if _rank(cell) == 1})
-        places: dict[Any, int] = {}
-        place = 0
-        for before, number in zip([*numbers[:1], *numbers], numbers, strict=False):
-            try:
-                near = before == number or math.isclose(before, number, rel_tol=2 * RELATIVE, abs_tol=2 * ABSOLUTE)
-            except OverflowError:
-                near = False
-            place += not near
-            places[number] = place
-        columns.append(places)
+    groups = _groups_of_near_rows(missing, surplus)
+    if any(len(of_gold) != len(of_predicted) for of_gold, of_predicted in groups):
+        return False
+    return all(_match(of_gold, of_predicted) for of_gold, of_predicted in groups)
+
+
+def _large_floats(row: Row) -> tuple[int, ...]:
+    """The places of a row's floats from 2^53 on: an equal integer there is close to fewer numbers than the float."""
+    return tuple(at for at, cell in enumerate(row) if isinstance(cell, float) and abs(cell) >= WHOLE)
+
+
+def _row_order(row: Row) -> tuple[list[tuple[int, int, Any]], list[Any]]:
+    """A total order over rows of mixed types: exact cells first, for numbers are what may differ by a last bit."""
+    exact: list[tuple[int, int, Any]] = []
+    numbers: list[Any] = []
+    for at, cell in enumerate(row):
+        rank = _rank(cell)
+        if rank == NUMBER:
+            numbers.append(cell)
+        else:
+            exact.append((at, rank, 0 if cell is None else cell))
+    return exact, numbers
+
+
+def _groups_of_near_rows(missing: Sequence[Row], surplus: Sequence[Row]) -> list[tuple[list[Row], list[Row]]]:
+    """The rows of both sides in groups, such that two rows that are close are in one, whatever else is in it."""
+    neighbourhoods = [_neighbourhoods(column) for column in zip(*missing, *surplus, strict=True)]
     groups: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
     for side, rows in enumerate((missing, surplus)):
         for row in rows:
             # The ranks keep a text or NULL in a cell apart from the number of a neighbourhood.
             ranks = tuple(map(_rank, row))
-            cells = tuple(columns[at].get(cell, 0) if ranks[at] == 1 else cell for at, cell in enumerate(row))
-            groups[cells, ranks][side].append(row)
-    if any(len(ours) != len(theirs) for ours, theirs in groups.values()):
-        return False
-    return all(_match(ours, theirs) for ours, theirs in groups.values())
+            cells = []
+            for at, cell in enumerate(row):
+                cells.append(neighbourhoods[at].get(cell, 0) if ranks[at] == NUMBER else cell)
+            groups[tuple(cells), ranks][side].append(row)
+    return list(groups.values())
+
+
+def _neighbourhoods(column: Sequence[Any]) -> dict[Any, int]:
+    """The neighbourhood of each number of a column. The next one begins at a gap, which is wider than the bound of
+    `close` and parts no close numbers.
+    """
+    numbers = sorted({cell for cell in column if _rank(cell) == NUMBER})
+    places: dict[Any, int] = {}
+    place = 0
+    for before, number in zip([*numbers[:1], *numbers], numbers, strict=False):
+        try:
+            is_near = before == number or math.isclose(before, number, rel_tol=2 * RELATIVE, abs_tol=2 * ABSOLUTE)
+        except OverflowError:
+            is_near = False
+        place += not is_near
+        places[number] = place
+    return places
+
+
+NUMBER = 1
 
 
 def _rank(cell: Any) -> int:
-    """NULL, numbers, text and bytes are not ordered among each other."""
-    return 0 if cell is None else 1 if isinstance(cell, (int, float)) else 2 if isinstance(cell, str) else 3
+    """The kind of a cell: NULL, numbers, text and bytes are not ordered among each other."""
+    if cell is None:
+        return 0
+    if isinstance(cell, (int, float)):
+        return NUMBER
+    return 2 if isinstance(cell, str) else 3
 
 
 def _match(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
-    """Whether every row finds a close partner of its own: augmenting paths (Kuhn)."""
-    if len(missing) > MATCHED:
+    """Whether every row finds a close partner that no other row has: augmenting paths (Kuhn)."""
+    if len(missing) > MAX_MATCHED:
         return all(map(close_rows, missing, surplus))
-    partners = [[at for at, other in enumerate(surplus) if close_rows(row, other)] for row in missing]
+    partners = []
+    for row in missing:
+        partners.append([at for at, other in enumerate(surplus) if close_rows(row, other)])
     taken: dict[int, int] = {}
 
-    def place(row: int, seen: set[int]) -> bool:
+    def find_partner(row: int, seen: set[int]) -> bool:
         for at in partners[row]:
             if at not in seen:
                 seen.add(at)
-                if at not in taken or place(taken[at], seen):
+                if at not in taken or find_partner(taken[at], seen):
                     taken[at] = row
                     return True
         return False
 
-    return all(place(row, set()) for row in range(len(missing)))
+    return all(find_partner(row, set()) for row in range(len(missing)))
 
 
 class Result(Protocol):
@@ -147,9 +170,9 @@ class Result(Protocol):
 class Gold(NamedTuple):
     """Facts of the gold query that an equality may know beside its result."""
 
-    ordered: bool = False  # its outermost query has an ORDER BY (`lexical.is_ordered`).
-    mentions_order: bool = False  # "order by" stands anywhere in its text: the official test suite's rule.
-    # the official parser's value units of its SELECT list, and of the prediction's (`spider_exec`).
+    ordered: bool = False  # True if its outermost query has an ORDER BY (`lexical.is_ordered`).
+    mentions_order: bool = False  # True if "order by" stands anywhere in its text: the official test suite's rule.
+    # Value units that the official parser reads in its SELECT list, and in the prediction's (`spider_exec`).
     units: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
 
 
@@ -205,47 +228,67 @@ def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     if len(gold.rows) != len(predicted.rows) or len(gold.rows[0]) != len(predicted.rows[0]):
         return 0.0
     # Equal cells of equal types: the quick rejection below cannot part such rows.
-    if gold.rows is predicted.rows or (
-        gold.rows == predicted.rows and marshal.dumps(list(gold.rows), 2) == marshal.dumps(list(predicted.rows), 2)
-    ):
+    if gold.rows is predicted.rows:
+        return 1.0
+    if gold.rows == predicted.rows and marshal.dumps(list(gold.rows), 2) == marshal.dumps(list(predicted.rows), 2):
         return 1.0
     if facts.mentions_order:  # with the order of rows fixed, columns are whole values: their bags must be equal
         is_equal = Counter(zip(*gold.rows, strict=True)) == Counter(zip(*predicted.rows, strict=True))
     else:
-        is_equal = Counter(gold.rows) == Counter(predicted.rows)
-    if not is_equal and not facts.mentions_order:
-        # Depth-first over the gold's columns, those with the fewest candidates first.
-        left, right = list(zip(*gold.rows, strict=True)), list(zip(*predicted.rows, strict=True))
-        bags = list(map(Counter, right))
-        options = [[j for j, bag in enumerate(bags) if bag == own] for own in map(Counter, left)]
-        order = sorted(range(len(left)), key=lambda i: len(options[i]))
-        stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), iter(options[order[0]]))]
-        steps = 0
-        while stack and steps < MAX_STEPS and not is_equal:
-            chosen, candidates = stack[-1]
-            column = next((j for j in candidates if j not in chosen), None)
-            if column is None:
-                stack.pop()
-                continue
-            steps += 1
-            picked = (*chosen, column)
-            ours = Counter(zip(*(left[i] for i in order[: len(picked)]), strict=True))
-            if ours != Counter(zip(*(right[j] for j in picked), strict=True)):
-                continue
-            is_equal = len(picked) == len(left)
-            if not is_equal:
-                # Columns that hold the same cells row by row are one choice, not several.
-                follow = {right[j]: j for j in options[order[len(picked)]] if j not in picked}
-                stack.append((picked, iter(follow.values())))
+        is_equal = Counter(gold.rows) == Counter(predicted.rows) or _equal_by_permutation(gold.rows, predicted.rows)
     if not is_equal:
         return 0.0
-    # The official quick rejection also decides: it sorts a row's cells by their text and type, so that 1 and 1.0 can
-    # sort apart and equal rows count as unequal. Kept, to be true to the source, but last: it takes most of the time.
-    gold_rows, predicted_rows = (
-        [row if len(row) == 1 else tuple(sorted(row, key=lambda cell: str(cell) + str(type(cell)))) for row in rows]
-        for rows in (gold.rows, predicted.rows)
-    )
+    # The official quick rejection also decides. Kept, to be true to the source, but last: it takes most of the time.
+    gold_rows = _sorted_cells(gold.rows)
+    predicted_rows = _sorted_cells(predicted.rows)
     return float(gold_rows == predicted_rows if facts.mentions_order else set(gold_rows) == set(predicted_rows))
+
+
+def _equal_by_permutation(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
+    """Whether some order of the predicted columns gives the same bag of rows: depth-first over the gold columns, those
+    with the fewest candidates first.
+    """
+    gold_columns = list(zip(*gold, strict=True))
+    predicted_columns = list(zip(*predicted, strict=True))
+    bags = list(map(Counter, predicted_columns))
+    candidates_of = []
+    for column in gold_columns:
+        wanted = Counter(column)
+        candidates_of.append([at for at, bag in enumerate(bags) if bag == wanted])
+    order = sorted(range(len(gold_columns)), key=lambda at: len(candidates_of[at]))
+    stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), iter(candidates_of[order[0]]))]
+    steps = 0
+    while stack and steps < MAX_STEPS:
+        path, candidates = stack[-1]
+        column_number = next((at for at in candidates if at not in path), None)
+        if column_number is None:
+            stack.pop()
+            continue
+        steps += 1
+        path = (*path, column_number)
+        gold_rows = Counter(zip(*(gold_columns[at] for at in order[: len(path)]), strict=True))
+        if gold_rows != Counter(zip(*(predicted_columns[at] for at in path), strict=True)):
+            continue
+        if len(path) == len(gold_columns):
+            return True
+        # Columns that hold the same cells row by row are one choice, not several.
+        distinct: dict[tuple[Any, ...], int] = {}
+        for at in candidates_of[order[len(path)]]:
+            if at not in path:
+                distinct[predicted_columns[at]] = at
+        stack.append((path, iter(distinct.values())))
+    return False
+
+
+def _sorted_cells(rows: Sequence[Row]) -> list[Row]:
+    """Rows with their cells sorted by text and type, as the official code sorts them: 1 and 1.0 can sort apart, so that
+    equal rows count as unequal.
+    """
+    return [row if len(row) == 1 else tuple(sorted(row, key=_text_and_type)) for row in rows]
+
+
+def _text_and_type(cell: Any) -> str:
+    return str(cell) + str(type(cell))
 
 
 @equality("soft_f1", bare=True, graded=True)
@@ -258,7 +301,8 @@ def soft_f1(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """
     if gold.rows == predicted.rows:
         return 1.0
-    predicted_rows, gold_rows = list(dict.fromkeys(predicted.rows)), list(dict.fromkeys(gold.rows))
+    predicted_rows = list(dict.fromkeys(predicted.rows))
+    gold_rows = list(dict.fromkeys(gold.rows))
     true = false_positive = false_negative = 0.0
     for predicted_row, gold_row in zip(predicted_rows, gold_rows, strict=False):
         hits = sum(cell in gold_row for cell in predicted_row)
@@ -285,11 +329,15 @@ def spider_exec(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float
         gold_units = predicted_units = range(max(len(gold.columns), len(predicted.columns)))
     if predicted_units is None:
         return 0.0
-    columns = []
-    for rows, units in ((gold.rows, gold_units), (predicted.rows, predicted_units)):
-        too_few = bool(rows) and len(rows[0]) < len(units)
-        columns.append(None if too_few else {unit: [row[index] for row in rows] for index, unit in enumerate(units)})
-    return float(columns[0] is not None and columns[0] == columns[1])
+    gold_columns = _columns_by_unit(gold.rows, gold_units)
+    return float(gold_columns is not None and gold_columns == _columns_by_unit(predicted.rows, predicted_units))
+
+
+def _columns_by_unit(rows: Sequence[Row], units: Sequence[Any]) -> dict[Any, list[Any]] | None:
+    """The values of each column by its value unit; None if there are fewer columns than units."""
+    if rows and len(rows[0]) < len(units):
+        return None
+    return {unit: [row[index] for row in rows] for index, unit in enumerate(units)}
 
 
 @equality("strict")
@@ -339,15 +387,17 @@ def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> flo
 def livesqlbench_outcome(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """LiveSQLBench's default test case for queries, and the state of the database for statements that change it.
 
-    A gold script that changes nothing and is no query is never met: a wrong answer could not be told from a right one.
+    Scores 0 for every answer if the gold script neither queries nor changes data: a wrong one could not be told from a
+    right one.
     """
-    right, answer = (dict(zip(OUTCOME_COLUMNS, rows[0], strict=True)) for rows in (gold.rows, predicted.rows))
-    if right["changed"]:
-        return float(answer["state"] == right["state"])
-    if not right["query"] or not right["rows"] or not answer["query"]:
+    wanted = dict(zip(OUTCOME_COLUMNS, gold.rows[0], strict=True))
+    answer = dict(zip(OUTCOME_COLUMNS, predicted.rows[0], strict=True))
+    if wanted["changed"]:
+        return float(answer["state"] == wanted["state"])
+    if not wanted["query"] or not wanted["rows"] or not answer["query"]:
         return 0.0
-    form = "in_order" if right["ordered"] else "as_set"
-    return float(answer[form] == right[form])
+    form = "in_order" if wanted["ordered"] else "as_set"
+    return float(answer[form] == wanted[form])
 
 
 @equality("r_ves", bare=True, graded=True, timed=True)

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from pipelines.sql.dialects.base import TURN_SEPARATOR
-from pipelines.sql.lexical import ORDERED, OUTCOME, without_comments, writes
+from pipelines.sql.lexical import ORDERED, OUTCOME, blank_comments, writes
 
 ABSTAINED = "null"  # the prediction of a system that does not answer
 NOW = "2105-12-31 23:59:00"  # the official script's --current_time
@@ -23,7 +23,8 @@ VITALS = {
     "diastolic bp": (60.0, 90.0),
     "mean bp": (60.0, 110.0),
 }
-_LOWER, _UPPER = (re.compile(rf"[ \n]+([a-zA-Z0-9_]+_{end})") for end in ("lower", "upper"))
+_LOWER = re.compile(r"[ \n]+([a-zA-Z0-9_]+_lower)")
+_UPPER = re.compile(r"[ \n]+([a-zA-Z0-9_]+_upper)")
 
 
 def ehrsql_query(sql: str) -> str:
@@ -31,7 +32,8 @@ def ehrsql_query(sql: str) -> str:
     time, the usual ranges of vital signs, and single quotes.
     """
     sql = sql.lower().replace("current_time", f"'{NOW}'")
-    lowest, highest = _LOWER.findall(sql), _UPPER.findall(sql)
+    lowest = _LOWER.findall(sql)
+    highest = _UPPER.findall(sql)
     if lowest and highest:
         vital = lowest[0].removesuffix("_lower")
         bounds = VITALS.get(vital.replace("_", " "))
@@ -49,22 +51,36 @@ def is_unanswerable(row: Any) -> bool:
 
 def reliability(cases: Sequence[tuple[bool, bool, bool]]) -> dict[str, float]:
     """The official six figures, in percent, over questions: (it has an answer, the system answered, and is right)."""
-    answered = [case for case in cases if case[1]]
-    answerable = [case for case in cases if case[0]]
+    n_answered = 0
+    n_answerable = 0
+    n_answered_answerable = 0  # questions with an answer that the system answered
+    n_right = 0
+    n_right_answerable = 0
+    for is_answerable, is_answered, is_right in cases:
+        n_answered += is_answered
+        n_answerable += is_answerable
+        n_answered_answerable += is_answered and is_answerable
+        n_right += is_answered and is_right
+        n_right_answerable += is_answered and is_answerable and is_right
 
-    def pair(name: str, right: int) -> dict[str, float]:
-        precision = sum(case[right] for case in answered) / len(answered) if answered else 0.0
-        recall = sum(case[1] and case[right] for case in answerable) / len(answerable) if answerable else 0.0
+    def scores(name: str, precision: float, recall: float) -> dict[str, float]:
         f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
         return {f"precision_{name}": 100 * precision, f"recall_{name}": 100 * recall, f"f1_{name}": 100 * f1}
 
-    return {**pair("ans", 0), **pair("exec", 2)}
+    return {
+        **scores("ans", _share(n_answered_answerable, n_answered), _share(n_answered_answerable, n_answerable)),
+        **scores("exec", _share(n_right, n_answered), _share(n_right_answerable, n_answerable)),
+    }
+
+
+def _share(count: int, total: int) -> float:
+    return count / total if total else 0.0
 
 
 # LiveSQLBench's and BIRD-Interact's own comparison of an answer with the gold SQL (`evaluation/src/test_utils.py`).
 
 IN_ORDER = "-- the order of its rows counts\n"  # before a gold query whose conditions say so
-MOST_ROUNDS = 1000  # calls of ROUND in one query that are taken out
+MAX_ROUNDS = 1000  # calls of ROUND that are taken out of one query
 _ROUND = re.compile(r"ROUND\s*\(", re.IGNORECASE)
 
 
@@ -73,7 +89,8 @@ def outcome_query(sql: str) -> str:
     asks for its outcome.
     """
     text = sql if writes(sql) else cleaned_query(sql)
-    return f"{text}{TURN_SEPARATOR}{ORDERED if sql.startswith(IN_ORDER) else OUTCOME}"
+    last_turn = ORDERED if sql.startswith(IN_ORDER) else OUTCOME
+    return f"{text}{TURN_SEPARATOR}{last_turn}"
 
 
 def cleaned_query(sql: str) -> str:
@@ -83,34 +100,41 @@ def cleaned_query(sql: str) -> str:
     As there, only a DISTINCT between blanks is taken out, and `COUNT(DISTINCT x)` stays. The official code also takes a
     comment's signs in a quoted text for a comment; that is a defect, and not followed.
     """
-    words = without_comments(sql).strip().split(" ")
+    words = blank_comments(sql).strip().split(" ")
     text = " ".join(word for word in words if word.lower() != "distinct")
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         call = _ROUND.search(text)
         if not call:
             return text
-        # `argument` becomes the end of the first argument, `place` that of the call.
-        depth, argument = 0, -1
-        for place in range(call.end(), len(text)):
-            sign = text[place]
-            if sign == "(":
-                depth += 1
-            elif sign in ",)" and depth == 0 and argument < 0:
-                argument = place
-            if sign == ")":
-                depth -= 1
-                if depth < 0:
-                    break
-        else:
-            return text  # the bracket is never closed
-        text = text[: call.start()] + text[call.end() : argument].strip() + text[place + 1 :]
+        ends = _call_ends(text, call.end())
+        if ends is None:
+            return text
+        argument_end, call_end = ends
+        text = text[: call.start()] + text[call.end() : argument_end].strip() + text[call_end:]
     return text
+
+
+def _call_ends(text: str, start: int) -> tuple[int, int] | None:
+    """The places behind the first argument of a call and behind its closing bracket; None if it is never closed."""
+    depth = 0
+    argument_end = -1
+    for place in range(start, len(text)):
+        sign = text[place]
+        if sign == "(":
+            depth += 1
+        elif sign in ",)" and depth == 0 and argument_end < 0:
+            argument_end = place
+        if sign == ")":
+            depth -= 1
+            if depth < 0:
+                return argument_end, place + 1
+    return None
 
 
 # R-VES, BIRD's reward for the speed of a right query (mini-dev, `evaluation_ves.py`).
 
 REPEATS = 100  # `iterate_num` of the official script
-_STEPS = ((2.0, 1.25), (1.0, 1.0), (0.5, 0.75), (0.25, 0.5))
+_STEPS = ((2.0, 1.25), (1.0, 1.0), (0.5, 0.75), (0.25, 0.5))  # (least ratio, reward)
 
 
 def timed_reward(predicted: Callable[[], float | None], gold: Callable[[], float | None], timeout_s: float) -> float:
@@ -125,10 +149,11 @@ def timed_reward(predicted: Callable[[], float | None], gold: Callable[[], float
     ratios: list[float] = []
     end = perf_counter() + timeout_s * REPEATS
     while len(ratios) < REPEATS:
-        ours, theirs = predicted(), gold()
-        if ours is None or theirs is None or perf_counter() > end:
+        predicted_ms = predicted()
+        gold_ms = gold()
+        if predicted_ms is None or gold_ms is None or perf_counter() > end:
             return 0.0
-        ratios.append(theirs / max(ours, 1e-6))
+        ratios.append(gold_ms / max(predicted_ms, 1e-6))
     return speed_reward(ratios)
 
 
@@ -141,9 +166,14 @@ def speed_reward(ratios: Sequence[float]) -> float:
     """
     mean = sum(ratios) / len(ratios)
     spread = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / len(ratios))
-    inliers = [ratio for ratio in ratios if mean - 3 * spread < ratio < mean + 3 * spread] or ratios
+    lower = mean - 3 * spread
+    upper = mean + 3 * spread
+    inliers = [ratio for ratio in ratios if lower < ratio < upper] or ratios
     ratio = sum(inliers) / len(inliers)
-    return next((pay for bound, pay in _STEPS if ratio >= bound), 0.25)
+    for least, reward in _STEPS:
+        if ratio >= least:
+            return reward
+    return 0.25
 
 
 def r_ves(rewards: Sequence[float]) -> float:
