@@ -123,8 +123,8 @@ def value_findings(rng: random.Random) -> Iterator[str]:
     """What is wrong with the texts of one value."""
     value = rng.choice((rng.choice(CELLS), rng.randint(-(10**40), 10**40), 10 ** rng.randint(0, 6000), _text(rng)))
     result = ExecutionResult(ExecutionStatus.OK, ("c",), ((value,),))
-    shown = observations.table(result, 5, 40, 400)
-    told = observations.json_text(observations.records(result, 5, 40, 400))
+    shown = observations.text_table(result, 5, 40, 400)
+    told = observations.json_text(observations.json_records(result, 5, 40, 400))
     json.loads(told)
     signature(result)
     if any(mark in shown + told for mark in ("<|", "</", "[INST]", "\u202e", "\x1b")):

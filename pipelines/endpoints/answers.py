@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pipelines.endpoints.errors import ErrorInAnswer, Malformed, UnreadableAnswer, shortened
-from pipelines.protocols.blocks import close_tag, cut
+from pipelines.protocols.blocks import close_tag, truncate_at_stop
 
 Kind = Literal["ok", "truncated", "refused", "empty", "malformed"]
 # Words for the end of an answer, as servers have them in `finish_reason`.
@@ -187,7 +187,7 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
 
 def _ended(text: str, answer: Answer, stops: Sequence[str]) -> str:
     """The text up to its first stop string, with the one that the server swallowed."""
-    text = cut(text, stops)
+    text = truncate_at_stop(text, stops)
     if answer.kind == "truncated":
         return text
     return close_tag(text, tuple(stops), answer.stopped)

@@ -42,7 +42,7 @@ from pipelines.core.types import (
 from pipelines.databases.of_recipe import Link, schemas, sql_engine, with_prompt_facts
 from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
-from pipelines.protocols.blocks import cut
+from pipelines.protocols.blocks import truncate_at_stop
 from pipelines.recipe import recipes
 from pipelines.recipe.config import ProtocolSection, Recipe, Sampling
 from pipelines.rewards.outcome import Schemas, make_outcomes
@@ -140,9 +140,9 @@ class Session:
         if self.done:
             raise ValueError("the episode is over; begin another one with reset")
         # As a server would stop it: at the first stop string outside a thinking block.
-        said = cut(text, self.stop)
+        said = truncate_at_stop(text, self.stop)
         while len(said) < len(text) and self._environment.protocol.is_thinking(said):
-            said += cut(text[len(said) :], self.stop)
+            said += truncate_at_stop(text[len(said) :], self.stop)
         return self._advance(Completion(said))
 
     def _advance(self, answer: Completion | ExecutionResult | str) -> DriverRequest | EpisodeEvent:

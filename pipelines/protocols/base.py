@@ -17,7 +17,7 @@ from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.blocks import THINK
 from pipelines.recipe import config
 from pipelines.recipe.recipes import CONF
-from pipelines.sql.schema import Schema, render
+from pipelines.sql.schema import Schema, Style, render
 
 PROMPTS = CONF / "protocols" / "prompts"
 ROLES = ("system", "user")
@@ -36,30 +36,28 @@ class Protocol(abc.ABC):
     """One way to speak with a database.
 
     Args:
-        actions: the tags of the agent's blocks beside the reasoning.
-        ends: those of them whose closing tag ends a turn.
+        actions: the tags of the agent's blocks without the one of the reasoning.
+        ends: the tags of these blocks whose closing tag ends a turn.
     """
 
-    name: ClassVar[str]  # as recipes call it.
-    prompts: ClassVar[Path] = PROMPTS  # the folder of its prompt files, `NAME_PROMPT.txt` each.
-    # its prompts for an agent that has one turn and no look at the database, by `reasoning`; if it has none for a
-    # value, any of its prompts is one. None if it has no such prompt at all.
+    name: ClassVar[str]  # Name in recipes.
+    prompts: ClassVar[Path] = PROMPTS  # Folder of its prompt files, `NAME_PROMPT.txt` each.
+    # Prompts for an agent that has one turn and no look at the database, by `reasoning`; if there is none for a value,
+    # any of its prompts is one. None if it has no such prompt at all.
     single_turn_prompts: ClassVar[Mapping[bool, str] | None] = None
-    # whether `schema_view: prefill` has a meaning: a first turn that is given and shows the schema.
-    can_prefill: ClassVar[bool] = False
-    can_strip: ClassVar[bool] = False  # whether it has an option `fence` (`pipelines/protocols/wrapping.py`).
-    thought: str = THINK  # the tag of the reasoning block.
-    environment: tuple[str, ...] = ("tool_response",)  # names of the tags that only the environment writes.
-    kinds: Mapping[str, ActionKind]  # of the actions, by the names that the agent writes.
-    # the tag that the environment writes for the agent if it forces the final answer, so that the turn can be nothing
-    # else (SQL-Trail, algorithm 1, line 29); "" if `demand` asks in words alone.
+    can_prefill: ClassVar[bool] = False  # True if `schema_view: prefill` gives a first turn that shows the schema.
+    can_strip: ClassVar[bool] = False  # True if it has an option `fence` (`pipelines/protocols/wrapping.py`).
+    thought: str = THINK  # Tag of the reasoning block.
+    environment: tuple[str, ...] = ("tool_response",)  # Names of the tags that only the environment writes.
+    kinds: Mapping[str, ActionKind]  # Kinds of actions, by the names that the agent writes.
+    # Tag that the environment writes for the agent if it forces the final answer, so that the turn can be nothing else
+    # (SQL-Trail, algorithm 1, line 29); "" if `demand` asks in words alone.
     opening: str = ""
-    demand: str = ""  # appended to the last observation if the turn cap forces the final answer.
-    as_json: ClassVar[bool] = True  # whether a result is shown as JSON records, or as a table.
-    # the answers to an action without SQL: to a proposal, to a malformed turn, and to one by its format error.
-    noted: ClassVar[str] = ""
-    invalid: ClassVar[str] = ""
-    faults: ClassVar[Mapping[str | None, str]] = {}
+    demand: str = ""  # Text behind the last observation if the turn cap forces the final answer.
+    as_json: ClassVar[bool] = True  # True if a result is shown as JSON records, False for a table.
+    noted: ClassVar[str] = ""  # Answer to a proposal.
+    invalid: ClassVar[str] = ""  # Answer to a malformed turn.
+    faults: ClassVar[Mapping[str | None, str]] = {}  # Answers to malformed turns by format error, before `invalid`.
 
     def __init__(self, config: config.ProtocolSection, actions: Sequence[str], ends: Sequence[str]) -> None:
         if config.schema_view == "prefill" and not self.can_prefill:
@@ -74,8 +72,10 @@ class Protocol(abc.ABC):
         self.strict = config.format == "strict"  # whether more than the tags counts
         self.prompt_file = self.prompts / f"{self.name}_{config.prompt}.txt"
         self.agent = (self.thought, *actions)  # names of the tags that the agent may write.
-        # Literal tags that the two sides write; the tiny tokenizer makes each a single token.
-        self.tags = tuple(tag for name in (*self.agent, *self.environment) for tag in (f"<{name}>", f"</{name}>"))
+        tags = []
+        for name in (*self.agent, *self.environment):
+            tags += [f"<{name}>", f"</{name}>"]
+        self.tags = tuple(tags)  # that the two sides write; the tiny tokenizer makes each a single token
         self.stop = tuple(f"</{tag}>" for tag in ends)  # closing tags that end an agent's turn; they stay in its text.
         if self.brief:
             self.demand = " answer"
@@ -89,29 +89,21 @@ class Protocol(abc.ABC):
 
         They are the protocol's prompt file with the question's values and `extra`; texts from outside are defused.
         """
-        # The schema as far as the view shows it: nothing of one that is hidden, or shown by a synthetic turn.
+        question = example.in_context((" ; ", " ; ")) if self.brief else example.in_context()
+        no_evidence = "" if self.brief else "None"
         view = self.config.schema_view
-        context = example.prompt_context
-        shown = ""
-        if view == "names":
-            shown = render(schema, "names")
-        elif view not in ("hidden", "prefill"):
-            keep = context.linked_schema if view == "filtered" else context.fitted_schema
-            if view == "filtered" and keep is None:
-                hint = "Run the schema linker first, or set protocol.schema_view=full"
-                raise DataError(f"example {example.id!r} has no linked schema", hint)
-            shown = render(prompt_schema.show(example, schema), "compact" if self.brief else "ddl", keep)
+        note = "filtered" if example.prompt_context.fitted_schema is not None else view
         values = {
             "engine": DIALECTS[example.database.engine].title,
             "database": observations.defuse(example.database.id),
-            "schema": observations.defuse(shown),
-            "schema_note": SCHEMA_NOTES.get("filtered" if context.fitted_schema is not None else view, ""),
+            "schema": observations.defuse(self._schema_text(example, schema)),
+            "schema_note": SCHEMA_NOTES.get(note, ""),
             "thought": self.thought,
-            "evidence": observations.defuse(example.evidence) or ("" if self.brief else "None"),
-            "question": observations.defuse(example.in_context((" ; ", " ; ")) if self.brief else example.in_context()),
+            "evidence": observations.defuse(example.evidence) or no_evidence,
+            "question": observations.defuse(question),
             "max_turns": str(max_turns),
             "rows": str(self.config.observation_rows),
-            "tool": tools.signature(self.config.observation_rows),
+            "tool": tools.tool_signature(self.config.observation_rows),
             **extra,
         }
         sections = read_prompt(self.prompt_file)
@@ -120,6 +112,21 @@ class Protocol(abc.ABC):
             role, text = messages[0]
             messages[0] = role, f"{text}\n{ABSTAINS}"
         return tuple(messages)
+
+    def _schema_text(self, example: Example, schema: Schema) -> str:
+        """The schema as far as the view shows it: nothing if it is hidden, or shown by a synthetic turn."""
+        view = self.config.schema_view
+        if view in ("hidden", "prefill"):
+            return ""
+        if view == "names":
+            return render(schema, "names")
+        context = example.prompt_context
+        keep = context.linked_schema if view == "filtered" else context.fitted_schema
+        if view == "filtered" and keep is None:
+            hint = "Run the schema linker first, or set protocol.schema_view=full"
+            raise DataError(f"example {example.id!r} has no linked schema", hint)
+        style: Style = "compact" if self.brief else "ddl"
+        return render(prompt_schema.show(example, schema), style, keep)
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:
@@ -163,11 +170,11 @@ class Protocol(abc.ABC):
             return " invalid" if self.brief else self.faults.get(action.format_error, self.invalid)
         limits = (self.config.observation_rows, self.cell_chars, self.observation_chars)
         if self.as_json and not self.brief:
-            return observations.json_text(observations.records(result, *limits))
+            return observations.json_text(observations.json_records(result, *limits))
         if not result.ok:
-            word = " error " if self.brief else "Error executing SQL: "
-            return word + observations.failure(result, self.cell_chars)
-        return observations.table(result, *limits, brief=self.brief)
+            start = " error " if self.brief else "Error executing SQL: "
+            return start + observations.error_text(result, self.cell_chars)
+        return observations.text_table(result, *limits, brief=self.brief)
 
     def _respond(self, body: str) -> str:
         """An observation's text between the environment's tags."""
@@ -182,9 +189,13 @@ class Protocol(abc.ABC):
         Raises:
             ValueError: no text says it: the action is not well-formed, or its SQL holds one of the protocol's tags.
         """
-        parts = [(self.thought, action.reasoning)] if action.reasoning else []
-        space, between = (" ", "") if self.brief else ("", "\n")
-        turn = between.join(f"<{tag}>{space}{text}</{tag}>" for tag, text in (*parts, *self.blocks(action)))
+        blocks = list(self.blocks(action))
+        if action.reasoning:
+            blocks.insert(0, (self.thought, action.reasoning))
+        if self.brief:
+            turn = "".join(f"<{tag}> {text}</{tag}>" for tag, text in blocks)
+        else:
+            turn = "\n".join(f"<{tag}>{text}</{tag}>" for tag, text in blocks)
         parsed = self.parse(turn)
         if parsed != action:
             raise ValueError(f"{self.name} has no words for this action; it reads back as {parsed.format_error}")
@@ -197,8 +208,10 @@ def read_prompt(path: Path) -> Mapping[str, string.Template]:
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.txt")))
         raise RecipeError(f"no prompt {path.stem!r} in {path.parent.name}/", f"There are: {known}")
-    parts = re.split(r"^\[([a-z]+)\]\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {name: string.Template(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+    _, *names_and_texts = re.split(r"^\[([a-z]+)\]\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    names = names_and_texts[::2]
+    texts = names_and_texts[1::2]
+    return {name: string.Template(text) for name, text in zip(names, texts, strict=True)}
 
 
 def build(config: config.ProtocolSection) -> Protocol:

@@ -30,9 +30,9 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scan:
-    blocks: tuple[Block, ...]  # closed blocks in order, up to the first error.
-    stray: bool = False  # whether anything but white space stands outside the blocks.
-    error: str | None = None  # the first structural error; None when there is none.
+    blocks: tuple[Block, ...]  # Closed blocks in order, up to the first error.
+    stray: bool = False  # True if anything but white space stands outside the blocks.
+    error: str | None = None  # Name of the first structural error; None if there is none.
 
     def bodies(self, tag: str) -> list[str]:
         return [block.body for block in self.blocks if block.tag == tag]
@@ -46,7 +46,8 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
     marker), `unopened_tag`, `nested_tag` (a tag inside a block), `unclosed_tag`.
 
     Args:
-        agent: names of the tags that the agent may write; `environment`: of those that only the environment writes.
+        agent: names of the tags that the agent may write.
+        environment: names of the tags that only the environment writes.
         thought: the tag of the reasoning block; in `THINK`, other tags are text.
     """
     # The one end-of-turn marker that a policy may leave at the end is no part of the turn.
@@ -59,10 +60,14 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
     if not is_valid_unicode(text):
         return Scan((), error="invalid_unicode")
     blocks: list[Block] = []
-    stray, end, opened, start = False, 0, "", 0
+    stray = False
+    opened = ""  # the tag of the open block
+    start = 0  # where its text begins
+    end = 0  # where the last block ends
     names = "|".join(map(re.escape, (*agent, *environment)))
     for match in re.finditer(rf"<(?P<close>/?)(?P<name>{names})>|{CHAT_MARKER}", text):
-        name, closing = match["name"], match["close"] == "/"
+        name = match["name"]
+        closing = match["close"] == "/"
         if name is not None and opened == thought == THINK and not (closing and name == THINK):
             continue
         error = None
@@ -78,10 +83,12 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
             return Scan(tuple(blocks), stray, error)
         if closing:
             blocks.append(Block(name, text[start : match.start()].strip()))
-            opened, end = "", match.end()
+            opened = ""
+            end = match.end()
         else:
             stray = stray or bool(text[end : match.start()].strip())
-            opened, start = name, match.end()
+            opened = name
+            start = match.end()
     if opened:
         return Scan(tuple(blocks), stray, "unclosed_tag")
     return Scan(tuple(blocks), stray or bool(text[end:].strip()))
@@ -102,7 +109,9 @@ def reasoning_error(scan: Scan, tag: str, demanded: bool, strict: bool) -> str |
         return "two_reasonings"
     if strict and thoughts and scan.blocks[0].tag != tag:
         return "wrong_order"
-    return "text_outside_tags" if strict and scan.stray else None
+    if strict and scan.stray:
+        return "text_outside_tags"
+    return None
 
 
 # Finding the string that ends a turn: by text, so that it is found however the model splits it into tokens.
@@ -118,12 +127,13 @@ class StopStrings:
         self._stops = tuple(stops)
         self._decode = decode
         self._tail = max((len(stop.encode()) for stop in stops), default=0)  # each token spells at least one byte
-        last = {stop[-1] for stop in stops}
-        pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-        all_ascii = all(character.isascii() for character in last)  # others may be spelt over several tokens
-        self._may_end = frozenset(
-            index for index, piece in enumerate(pieces) if not all_ascii or piece is None or last & set(piece)
-        )
+        last_signs = {stop[-1] for stop in stops}
+        is_ascii = all(sign.isascii() for sign in last_signs)  # other signs may be spelt over several tokens
+        may_end: set[int] = set()
+        for index, piece in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))):
+            if not is_ascii or piece is None or not last_signs.isdisjoint(piece):
+                may_end.add(index)
+        self._may_end = frozenset(may_end)
 
     def ended(self, turn: Sequence[int]) -> bool:
         """Whether the turn's last id completes a stop string."""
@@ -133,9 +143,9 @@ class StopStrings:
         return any(stop in tail for stop in self._stops)
 
 
-def cut(text: str, stops: Sequence[str]) -> str:
+def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
     """The text up to the end of its first stop string: a last token, or a server, may say more than that."""
-    ends = [start + len(stop) for stop in stops if (start := text.find(stop)) >= 0]
+    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
     return text[: min(ends)] if ends else text
 
 
@@ -150,6 +160,9 @@ def close_tag(text: str, stops: tuple[str, ...], matched: object) -> str:
         return text
     if isinstance(matched, str) and matched in stops:
         return text + matched
-    opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop.startswith("</")}
-    last = max(opened, default=-1)
-    return text + opened[last] if last >= 0 else text
+    stop_of: dict[int, str] = {}  # key: the place of the tag that it closes; -1 for a tag that is not there
+    for stop in stops:
+        if stop.startswith("</"):
+            stop_of[text.rfind(stop.replace("</", "<", 1))] = stop
+    last = max(stop_of, default=-1)
+    return text + stop_of[last] if last >= 0 else text

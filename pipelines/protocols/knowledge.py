@@ -14,7 +14,7 @@ about a table that gave rows. In the prefilled variant the synthetic first turn'
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from pipelines.core.types import ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_valid_unicode
@@ -35,10 +35,11 @@ _LOOK = re.compile(
     r"|(?:describe|desc|show|summarize)\b(?!.*(?:\(|\b(?:select|values|with)\b)))",  # such a query names its columns
     re.IGNORECASE | re.DOTALL,
 )
-_OF_TABLES = frozenset(  # pragmas whose argument is a table, and that give no row where it is not there
+# Pragmas whose argument is a table; they give no row if it is not there.
+_TABLE_PRAGMAS = frozenset(
     {"table_info", "table_xinfo", "table_list", "foreign_key_list", "foreign_key_check", "index_list"}
 )
-# Of looks by command, in SQLite, DuckDB and MySQL.
+# Headers of looks by command, in SQLite, DuckDB and MySQL.
 _HEADER_WORDS = """
     cid name type notnull dflt_value pk hidden schema ncol wr strict id seq table from to on_update on_delete match
     rowid parent fkid unique origin partial seqno desc coll key builtin enc narg flags file
@@ -53,8 +54,11 @@ _AFTER_ROWS = re.compile(r"\s*(?:\(.*\brows?\b.*\)|you have \d+ turns? left to c
 
 def proposed_turn(trajectory: Trajectory) -> int | None:
     """Index of the turn that proposed last: the schema that the agent is committed to at the end; None without one."""
-    kinds = [turn.action.kind for turn in trajectory.turns]
-    return len(kinds) - 1 - kinds[::-1].index(ActionKind.PROPOSE) if ActionKind.PROPOSE in kinds else None
+    last = None
+    for index, turn in enumerate(trajectory.turns):
+        if turn.action.kind is ActionKind.PROPOSE:
+            last = index
+    return last
 
 
 def proposed(trajectory: Trajectory) -> SchemaItems | None:
@@ -63,15 +67,21 @@ def proposed(trajectory: Trajectory) -> SchemaItems | None:
     if last is None:
         return None
     value = json.loads(trajectory.turns[last].action.content)  # JSON, as the protocol has checked
-    columns = {(table.lower(), column.lower()) for table, names in value["columns"].items() for column in names}
+    columns: set[tuple[str, str]] = set()
+    for table, names in value["columns"].items():
+        columns |= {(table.lower(), name.lower()) for name in names}
     return SchemaItems(frozenset(name.lower() for name in value["tables"]), frozenset(columns))
 
 
 def proposal(tables: Sequence[str], columns: Mapping[str, Sequence[str]], joins: Sequence[Any] = ()) -> str:
     """A proposed schema as an action's content, one canonical JSON text; its tables are those of both arguments."""
-    by_table = {table: list(names) for table, names in columns.items()}
-    value = {"tables": list(dict.fromkeys((*tables, *columns))), "columns": by_table}
-    return json.dumps(value | ({"joins": list(joins)} if joins else {}), ensure_ascii=False)
+    value: dict[str, Any] = {
+        "tables": list(dict.fromkeys((*tables, *columns))),
+        "columns": {table: list(names) for table, names in columns.items()},
+    }
+    if joins:
+        value["joins"] = list(joins)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
@@ -80,28 +90,41 @@ def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
     It is JSON, `{"tables": [...], "columns": {table: [...]}, "joins": [...]}`, where the joins may be left out; in
     brief, `singer : name , age ; concert`.
     """
-    value: Any = None
     if brief:
-        listed: dict[str, list[str]] = {}
-        for part in text.split(";"):
-            table, colon, names = (piece.strip() for piece in part.partition(":"))
-            of_table = [name.strip() for name in names.split(",")] if colon else []
-            if not table or table in listed or not all(of_table):  # a name is empty, or a table comes twice
-                return "", "bad_schema"
-            listed[table] = of_table
-        value = {"tables": [*listed], "columns": {table: names for table, names in listed.items() if names}}
-    elif (value := tools.read_json(text)) is None:
-        return "", "bad_json"
+        value = _read_brief(text)
+        if value is None:
+            return "", "bad_schema"
+    else:
+        value = tools.json_value(text)
+        if value is None:
+            return "", "bad_json"
     if not isinstance(value, Mapping) or not {"tables", "columns"} <= set(value) <= {"tables", "columns", "joins"}:
         return "", "bad_schema"
-    columns, joins = value["columns"], value.get("joins", [])
-    if not isinstance(columns, Mapping) or not isinstance(joins, list) or not (value["tables"] or columns):
+    tables = value["tables"]
+    columns = value["columns"]
+    joins = value.get("joins", [])
+    if not isinstance(columns, Mapping) or not isinstance(joins, list) or not (tables or columns):
         return "", "bad_schema"
-    for texts in (value["tables"], *columns.values()):
-        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+    for names in (tables, *columns.values()):
+        if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
             return "", "bad_schema"
-    content = proposal(value["tables"], columns, joins)
-    return (content, None) if is_valid_unicode(content) else ("", "invalid_unicode")
+    content = proposal(tables, columns, joins)
+    if not is_valid_unicode(content):
+        return "", "invalid_unicode"
+    return content, None
+
+
+def _read_brief(text: str) -> Any:
+    """The value of a brief proposal; None if a name is empty, or a table comes twice."""
+    columns: dict[str, list[str]] = {}
+    for clause in text.split(";"):
+        head, colon, tail = clause.partition(":")
+        table = head.strip()
+        names = [name.strip() for name in tail.split(",")] if colon else []
+        if not table or table in columns or not all(names):
+            return None
+        columns[table] = names
+    return {"tables": [*columns], "columns": {table: names for table, names in columns.items() if names}}
 
 
 def write_schema(content: str, brief: bool) -> str:
@@ -111,44 +134,67 @@ def write_schema(content: str, brief: bool) -> str:
     value = json.loads(content)
     if not brief:
         return json_text(value)
-    parts = (f"{table} : {' , '.join(value['columns'].get(table, []))}".rstrip(" :") for table in value["tables"])
-    return " ; ".join(parts)
+    clauses = []
+    for table in value["tables"]:
+        names = value["columns"].get(table, [])
+        clauses.append(f"{table} : {' , '.join(names)}".rstrip(" :"))
+    return " ; ".join(clauses)
 
 
 def unverified(trajectory: Trajectory) -> frozenset[str]:
     """Names in the last proposal that no earlier turn had verified: hallucinated, or guessed."""
-    last, items = proposed_turn(trajectory), proposed(trajectory)
+    last = proposed_turn(trajectory)
+    items = proposed(trajectory)
     if last is None or items is None:
         return frozenset()
     # Lower-cased texts that verify: the prefilled schema, then names that queries read, and what they showed.
-    is_prefilled = any(role == "assistant" for role, _ in trajectory.prompt)
-    seen = [trajectory.prompt[-1][1].lower()] if is_prefilled else []
+    texts: list[str] = []
+    if any(role == "assistant" for role, _ in trajectory.prompt):  # it is prefilled
+        texts.append(trajectory.prompt[-1][1].lower())
     turns = [turn for turn in trajectory.turns[:last] if turn.status is ExecutionStatus.OK]
-    for turn, naming in zip(turns, analyst.naming([turn.action.content for turn in turns]), strict=True):
-        shown, look = (turn.observation or "").lower(), _LOOK.match(turn.action.content)
+    namings = analyst.naming([turn.action.content for turn in turns])
+    for turn, naming in zip(turns, namings, strict=True):
+        observation = (turn.observation or "").lower()
+        look = _LOOK.match(turn.action.content)
         if naming is not None:
-            seen.append("\n".join(naming.names))
-            if not naming.is_made_up:
-                seen.append("".join(part for part in re.split(r"(\W+)", shown) if part not in naming.own))
+            texts += _verifying_texts(naming, observation)
         elif look is not None and turn.n_rows:  # a pragma for a table that is not there gives no row, and no error
-            is_of_table = (look["pragma"] or "").lower() in _OF_TABLES
-            # The cells of the rows that it shows: JSON records, or a table with or without header.
-            body = _TAG.sub("", shown)
-            value = tools.read_json(body)
-            if isinstance(value, Mapping):
-                cells = "\n".join(str(cell) for row in value.get("data", []) for cell in row)
-            else:
-                first, *lines = body.strip().split("\n")
-                if not all(cell.strip() in _HEADERS for cell in first.split("|")):
-                    lines = [first, *lines]
-                cells = "\n".join(line for line in lines if not _AFTER_ROWS.fullmatch(line))
-            seen.append(f"{cells}\n{(look['table'] or '').lower() if is_of_table else ''}")
-    # A name stands as a whole word; one with other characters ("Charter School (Y/N)") anywhere in a text.
-    words = {word for text in seen for word in _WORD.findall(text)}
+            texts.append(_shown_cells(observation))
+            if (look["pragma"] or "").lower() in _TABLE_PRAGMAS:
+                texts.append((look["table"] or "").lower())
+    words: set[str] = set()
+    for text in texts:
+        words.update(_WORD.findall(text))
     names = items.tables | {column for _, column in items.columns}
-    return frozenset(
-        name for name in names if not (name in words if _WORD.fullmatch(name) else any(name in text for text in seen))
-    )
+    return frozenset(name for name in names if not _is_verified(name, words, texts))
+
+
+def _is_verified(name: str, words: Set[str], texts: Sequence[str]) -> bool:
+    """Whether a name stands as a whole word, or one with other signs ("Charter School (Y/N)") anywhere in a text."""
+    if _WORD.fullmatch(name):
+        return name in words
+    return any(name in text for text in texts)
+
+
+def _verifying_texts(naming: analyst.Naming, observation: str) -> Iterator[str]:
+    """The names that a query reads and, if its result holds no text of the query, what it showed."""
+    yield "\n".join(naming.names)
+    if not naming.is_made_up:
+        pieces = re.split(r"(\W+)", observation)
+        yield "".join(piece for piece in pieces if piece not in naming.own)
+
+
+def _shown_cells(observation: str) -> str:
+    """The cells of an observation's rows, which are JSON records, or a table with or without its header."""
+    body = _TAG.sub("", observation)
+    value = tools.json_value(body)
+    if isinstance(value, Mapping):
+        rows = value.get("data", [])
+        return "\n".join(str(cell) for row in rows for cell in row)
+    lines = body.strip().split("\n")
+    if all(cell.strip() in _HEADERS for cell in lines[0].split("|")):
+        del lines[0]
+    return "\n".join(line for line in lines if not _AFTER_ROWS.fullmatch(line))
 
 
 # What counts as a probe: a rule for TRUST-SQL's explore action, and the mark of an agent that lists everything.
@@ -185,9 +231,10 @@ def _reads_catalogue(tokens: list[str]) -> bool:
     """Whether a query reads the engine's catalogue and nothing else."""
     if tokens and tokens[0] in _COMMANDS:
         return True
-    # The token after each FROM and JOIN; an opening bracket leads to a FROM of its own.
-    after = [second for first, second in itertools.pairwise(tokens) if first in ("FROM", "JOIN")]
-    sources = [token for token in after if token != "("]
+    sources = []
+    for token, behind in itertools.pairwise(tokens):
+        if token in ("FROM", "JOIN") and behind != "(":  # a bracket leads to a FROM of its own
+            sources.append(behind)
     return bool(sources) and all(map(_CATALOGUE.fullmatch, sources))
 
 
@@ -199,7 +246,7 @@ def is_probe(sql: str) -> bool:
     # A look at the values of one table.
     if tokens.count("SELECT") != 1 or tokens.count("FROM") != 1 or not _NOT_IN_A_LOOK.isdisjoint(tokens):
         return False
-    if any(token in _ANSWERING and after == "(" for token, after in itertools.pairwise(tokens)):
+    if any(token in _ANSWERING and behind == "(" for token, behind in itertools.pairwise(tokens)):
         return False
     for token in tokens[tokens.index("FROM") + 1 :]:
         if token in _CLAUSE_ENDS:
@@ -219,8 +266,9 @@ def lists_everything(sql: str) -> bool:
     if not _reads_catalogue(tokens):
         return False
     pairs = list(itertools.pairwise(tokens))
-    is_listing = len(list(filter(_CATALOGUE.fullmatch, tokens))) > 1 and any("_INFO" in token for token in tokens)
+    n_catalogue = sum(_CATALOGUE.fullmatch(token) is not None for token in tokens)
+    is_info_of_all = n_catalogue > 1 and any("_INFO" in token for token in tokens)
     has_details = not {"SQL", "COLUMNS", "DUCKDB_COLUMNS"}.isdisjoint(tokens)
-    details = is_listing or has_details or ("SELECT", "*") in pairs
-    names_table = any(token in _TABLE_NAMES and after in ("=", "IN", "LIKE") for token, after in pairs)
-    return details and not names_table and tokens[0] not in _COMMANDS
+    lists_columns = is_info_of_all or has_details or ("SELECT", "*") in pairs
+    names_table = any(token in _TABLE_NAMES and behind in ("=", "IN", "LIKE") for token, behind in pairs)
+    return lists_columns and not names_table and tokens[0] not in _COMMANDS

@@ -28,22 +28,31 @@ def defuse(text: str) -> str:
     """The text with every sign that could begin a tag or a marker escaped, and all that cannot be seen; lines stay."""
     text = text.replace("\r\n", "\n")
     if not text.isprintable():
-        text = "".join(c if c in _KEPT or unicodedata.category(c) not in _UNSEEN else _escape(c) for c in text)
+        text = "".join(sign if _is_seen(sign) else _escape(sign) for sign in text)
     return _OPENING.sub(lambda match: _escape(match[0]), text)
 
 
-def under_headings(parts: Iterable[tuple[str, str]]) -> str:
+def _is_seen(sign: str) -> bool:
+    return sign in _KEPT or unicodedata.category(sign) not in _UNSEEN
+
+
+def under_headings(sections: Iterable[tuple[str, str]]) -> str:
     """Defused texts under their headings; every line of one, whatever ends it, stands behind four spaces, so that none
     can be taken for a heading.
     """
-    texts = [(heading, "\n".join(f"    {line}" for line in defuse(text).splitlines())) for heading, text in parts]
-    return "\n\n".join(f"{heading}:\n{text}" for heading, text in texts)
+    paragraphs = []
+    for heading, text in sections:
+        indented = "\n".join(f"    {line}" for line in defuse(text).splitlines())
+        paragraphs.append(f"{heading}:\n{indented}")
+    return "\n\n".join(paragraphs)
 
 
 def _escape(text: str) -> str:
     r"""`\x3c` for `<`: what `unicode_escape` gives characters that it does not take for plain ones."""
     code = ord(text)
-    return f"\\x{code:02x}" if 32 <= code < 127 else text.encode("unicode_escape").decode("ascii")
+    if 32 <= code < 127:
+        return f"\\x{code:02x}"
+    return text.encode("unicode_escape").decode("ascii")
 
 
 def cell(value: Scalar, limit: int) -> str:
@@ -54,22 +63,24 @@ def cell(value: Scalar, limit: int) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
-        return f"x'{value[: limit // 2].hex()}{CUT if len(value) > limit // 2 else ''}'"
+        cut_mark = CUT if len(value) > limit // 2 else ""
+        return f"x'{value[: limit // 2].hex()}{cut_mark}'"
     text = text_of(value)
     if text == "":
         return "''"
     shown = text if len(text) <= limit else text[:limit] + CUT
     if not shown.isprintable():
-        shown = "".join(c if c.isprintable() else _escape(c) for c in shown)
+        shown = "".join(sign if sign.isprintable() else _escape(sign) for sign in shown)
     return defuse(shown).replace("|", "\\|")
 
 
-def table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int, brief: bool = False) -> str:
+def text_table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int, brief: bool = False) -> str:
     """Header and rows, one a line, ` | ` between cells; then how many rows there are.
 
     Args:
-        rows: at most so many are shown.
-        total_chars: at most so many characters of rows are shown, so that a wide table stays short.
+        rows: most rows that are shown.
+        cell_chars: most characters of a cell that are shown.
+        total_chars: most characters of all rows that are shown, so that a wide table stays short.
         brief: for a tiny model: each line begins with a space, so that a word is one token wherever it stands, and
             nothing is said about the count but "no rows".
     """
@@ -77,24 +88,29 @@ def table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int,
     spent = -1  # the header has no line break before it
     for values in (result.columns, *result.rows[:rows]):
         line = " | ".join(cell(value, cell_chars) for value in values)
-        line = line if len(line) <= total_chars else line[:total_chars] + CUT
+        if len(line) > total_chars:
+            line = line[:total_chars] + CUT
         spent += len(line) + 1
         if lines and spent > total_chars:
             break
         lines.append(line)
     shown = len(lines) - 1
     if brief:
-        return "\n".join(f" {line}" for line in (lines if result.rows else [*lines, "no rows"]))
+        if not result.rows:
+            lines.append("no rows")
+        return "\n".join(f" {line}" for line in lines)
     if result.truncated:
         count = f"(first {shown} rows; there are more)"
     elif shown < len(result.rows):
         count = f"(first {shown} of {len(result.rows)} rows)"
+    elif shown == 1:
+        count = "(1 row)"
     else:
-        count = "(1 row)" if shown == 1 else f"({shown} rows)"
+        count = f"({shown} rows)"
     return "\n".join([*lines, count])
 
 
-def failure(result: ExecutionResult, limit: int) -> str:
+def error_text(result: ExecutionResult, limit: int) -> str:
     """The engine's message about a query that did not run, on one line, cut and escaped."""
     return cell(result.error or result.error_class or result.status.value, limit)
 
@@ -103,11 +119,11 @@ def json_text(value: Any) -> str:
     r"""JSON in which no text can begin a tag: `<` is `\u003c` where `defuse` would escape it; nothing unprintable."""
     dumped = json.dumps(value, ensure_ascii=False)
     if not dumped.isprintable():
-        dumped = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in dumped)
+        dumped = "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in dumped)
     return _OPENING.sub(lambda match: f"\\u{ord(match[0]):04x}", dumped)
 
 
-def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int) -> dict[str, Any]:
+def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int) -> dict[str, Any]:
     """Columns and rows as JSON values, cut like a table; `more` says that rows were left out.
 
     Rows are lists, so that two columns of one name both show. Bytes become hexadecimal text, NaN and infinities text.
@@ -131,7 +147,9 @@ def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: in
             break
         data.append(values)
     shown: dict[str, Any] = {"columns": columns, "data": data}
-    return shown | {"more": True} if result.truncated or len(data) < len(result.rows) else shown
+    if result.truncated or len(data) < len(result.rows):
+        shown["more"] = True
+    return shown
 
 
 def _json_cell(value: Scalar, limit: int) -> Any:

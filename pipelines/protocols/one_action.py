@@ -12,10 +12,12 @@ from pipelines.protocols.blocks import reasoning_error, scan
 from pipelines.recipe import config
 from pipelines.recipe.config import Count, Section
 
-# How a block holds its SQL: (read, write). Reading gives the SQL and a fault; a fault without SQL leaves nothing to do.
+# The two functions (read, write) of how a block holds its SQL. Reading gives the SQL and a fault; a fault without SQL
+# leaves nothing to do.
 BlockForm = tuple[Callable[[str], tuple[str, str | None]], Callable[[str], str]]
 FENCE: BlockForm = (tools.read_fence, tools.write_fence)
 CALL: BlockForm = (tools.read_call, tools.write_call)
+PLAIN: BlockForm = (lambda text: (text, None), str)
 
 
 class OneAction(Protocol):
@@ -24,7 +26,7 @@ class OneAction(Protocol):
     With `reasoning: false` the reasoning block is optional (models that think by themselves).
     """
 
-    # by tag, of prompts that are not brief; the text of any other block is the SQL.
+    # Forms of SQL by tag, in prompts that are not brief; the text of any other block is the SQL.
     forms: Mapping[str, BlockForm] = {}
 
     def __init__(self, config: config.ProtocolSection) -> None:
@@ -42,21 +44,26 @@ class OneAction(Protocol):
         found = scan(text, self.agent, self.environment, self.thought)
         actions = [block for block in found.blocks if block.tag in self.kinds]
         reasoning = "".join(found.bodies(self.thought)[:1])
-        sql, fault = "", found.error
         if found.error or len(actions) != 1:
-            fault = fault or ("two_actions" if actions else "no_action")
-        else:
-            tag, body = actions[0].tag, actions[0].body
-            sql, fault = self.forms[tag][0](body) if tag in self.forms else (body, None)
+            error = found.error or ("two_actions" if actions else "no_action")
+            return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
+        (block,) = actions
+        read_content, _ = self.forms.get(block.tag, PLAIN)
+        sql, content_fault = read_content(block.body)
         if not sql:
-            return Action(ActionKind.INVALID, reasoning=reasoning, format_error=fault or "empty_action")
-        error = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
-        error = error or (fault if self.strict else None)
-        return Action(self.kinds[tag], sql, reasoning, error)
+            return Action(ActionKind.INVALID, reasoning=reasoning, format_error=content_fault or "empty_action")
+        fault = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
+        if fault is None and self.strict:
+            fault = content_fault
+        return Action(self.kinds[block.tag], sql, reasoning, fault)
 
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
-        tags = [tag for tag, kind in self.kinds.items() if kind is action.kind]
-        return [(tag, self.forms[tag][1](action.content) if tag in self.forms else action.content) for tag in tags]
+        blocks = []
+        for tag, kind in self.kinds.items():
+            if kind is action.kind:
+                _, write_content = self.forms.get(tag, PLAIN)
+                blocks.append((tag, write_content(action.content)))
+        return blocks
 
 
 # ReAct tags over many turns: SQL-Trail (3.1, A.3, algorithm 1) and SkyRL-SQL (4, appendix A and D).
@@ -85,10 +92,10 @@ class React(OneAction):
     as_json = False
     noted = "The schema is noted."
     invalid = "Your last action was not valid. Think again and try another one."
-    # a model that thinks by itself is not asked to.
+    # A model that thinks by itself is not asked to reason.
     single_turn_prompts: ClassVar[Mapping[bool, str] | None] = {True: "single", False: "single_bare"}
-    settings: ClassVar[type[ReactOptions]] = ReactOptions  # the model of its options.
-    others: ClassVar[Mapping[str, ActionKind]] = {}  # tags of further actions, by what they ask for.
+    settings: ClassVar[type[ReactOptions]] = ReactOptions  # Model of its options.
+    others: ClassVar[Mapping[str, ActionKind]] = {}  # Kinds of further actions, by tag.
 
     def __init__(self, config: config.ProtocolSection) -> None:
         self.options = self.settings.model_validate(config.options)
@@ -101,8 +108,9 @@ class React(OneAction):
             read_plain = functools.partial(wrapping.read_plain, rule=self.options.fence)
             self.forms = dict.fromkeys(("sql", "solution"), (read_plain, str))
         if self.options.scout:
-            read = functools.partial(knowledge.read_schema, brief=self.brief)
-            self.forms = {**self.forms, "schema": (read, functools.partial(knowledge.write_schema, brief=self.brief))}
+            read_schema = functools.partial(knowledge.read_schema, brief=self.brief)
+            write_schema = functools.partial(knowledge.write_schema, brief=self.brief)
+            self.forms = {**self.forms, "schema": (read_schema, write_schema)}
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""
@@ -137,7 +145,7 @@ class Ask(React):
     others: ClassVar[Mapping[str, ActionKind]] = {"ask": ActionKind.ASK}
 
 
-# One turn, no database to look at: Reasoning-SQL (3.1, appendix A.3).
+# A single turn, without a database to look at: Reasoning-SQL (3.1, appendix A.3).
 
 
 @protocol("single_turn", options=Section)
@@ -145,7 +153,8 @@ class SingleTurn(OneAction):
     """Reason, answer."""
 
     name = "single_turn"
-    thought, environment = "reasoning", ("observation",)
+    thought = "reasoning"
+    environment = ("observation",)
     kinds: Mapping[str, ActionKind] = {"answer": ActionKind.SOLUTION}
     forms: Mapping[str, BlockForm] = {"answer": FENCE}
     single_turn_prompts: ClassVar[Mapping[bool, str]] = {}

@@ -18,7 +18,7 @@ from pipelines.core.registry import protocol
 from pipelines.core.types import Action, ActionKind, Example
 from pipelines.protocols import knowledge, observations, tools, wrapping
 from pipelines.protocols.base import Messages, Protocol, read_prompt
-from pipelines.protocols.blocks import reasoning_error, scan
+from pipelines.protocols.blocks import Scan, reasoning_error, scan
 from pipelines.protocols.knowledge import Phase, is_probe
 from pipelines.recipe import config
 from pipelines.sql.schema import Schema, render
@@ -90,16 +90,15 @@ class Phases(Protocol):
     def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
         """The first messages; prefilled, a synthetic exploring turn and the whole schema follow (section 4.3)."""
         sections = {} if self.brief else read_prompt(self.prompt_file)
-        phases = [phase for phase in self.options.phases if phase in sections]
-        actions = "\n".join(sections[phase].template.strip() + "\n" for phase in phases).rstrip()
+        instructions = [sections[phase].template.strip() for phase in self.options.phases if phase in sections]
+        actions = "\n\n".join(instructions)
         messages = super().prompt(example, schema, max_turns, actions=actions, names=", ".join(self.kinds))
         if self.config.schema_view != "prefill":
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
-        whole = (" " if self.brief else "") + observations.defuse(
-            render(prompt_schema.show(example, schema), "compact" if self.brief else "ddl")
-        )
-        return (*messages, ("assistant", self.write(look)), ("user", self._respond(whole)))
+        text = observations.defuse(render(prompt_schema.show(example, schema), "compact" if self.brief else "ddl"))
+        observation = self._respond(f" {text}" if self.brief else text)
+        return (*messages, ("assistant", self.write(look)), ("user", observation))
 
     def parse(self, text: str) -> Action:
         """Read one turn (format check of appendix C.2).
@@ -110,36 +109,51 @@ class Phases(Protocol):
         format is strict, text outside the tags or a wrong order leave the action usable.
         """
         found = scan(text, self.agent, self.environment, self.thought)
-        tags = [block.tag for block in found.blocks]
-        names, contents = found.bodies("action"), [tag for tag in tags if tag in TAGS]
         reasoning = "".join(found.bodies(self.thought)[:1])
-        # The action that the turn names, with exactly one content block and the right one.
-        kind = self.kinds.get(names[0]) if len(names) == 1 else None
-        error = found.error
-        if error is None and kind is None:
-            error = "unknown_action" if len(names) == 1 else "two_actions" if names else "no_action"
-        if error is None and len(contents) != 1:
-            error = "two_contents" if contents else "missing_content"
-        if error is None and kind is not None and contents[0] != CONTENT[kind]:
-            error = "wrong_content"
-        if kind is not None and not error:
-            content = found.bodies(CONTENT[kind])[0]
-            if not content:
-                error = "empty_action"
-            elif kind is ActionKind.PROPOSE:
-                content, error = knowledge.read_schema(content, self.brief)
-            elif kind is ActionKind.SOLUTION:
-                content, error = wrapping.read_plain(content, self.options.fence)
-            elif not self.brief:
-                content, error = tools.read_call(content)
-            if not error and self.options.probes_only and kind is ActionKind.EXPLORE and not is_probe(content):
-                error = "not_a_probe"
-        if error or kind is None:
+        kind, error = self._named_kind(found)
+        content = ""
+        if kind is not None:
+            content, error = self._read_content(kind, found.bodies(CONTENT[kind])[0])
+        if kind is None or error:
             return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
         fault = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
+        tags = [block.tag for block in found.blocks]
         if self.strict and not fault and tags.index("action") > tags.index(CONTENT[kind]):
             fault = "wrong_order"
         return Action(kind, content, reasoning, fault)
+
+    def _named_kind(self, found: Scan) -> tuple[ActionKind | None, str | None]:
+        """The action that a turn names with its one content block, and None; or None and the turn's error."""
+        if found.error is not None:
+            return None, found.error
+        names = found.bodies("action")
+        if len(names) != 1:
+            return None, "two_actions" if names else "no_action"
+        kind = self.kinds.get(names[0])
+        if kind is None:
+            return None, "unknown_action"
+        contents = [block.tag for block in found.blocks if block.tag in TAGS]
+        if len(contents) != 1:
+            return None, "two_contents" if contents else "missing_content"
+        if contents[0] != CONTENT[kind]:
+            return None, "wrong_content"
+        return kind, None
+
+    def _read_content(self, kind: ActionKind, body: str) -> tuple[str, str | None]:
+        """The content of an action, and None; or its error."""
+        if not body:
+            return "", "empty_action"
+        content = body
+        error = None
+        if kind is ActionKind.PROPOSE:
+            content, error = knowledge.read_schema(body, self.brief)
+        elif kind is ActionKind.SOLUTION:
+            content, error = wrapping.read_plain(body, self.options.fence)
+        elif not self.brief:
+            content, error = tools.read_call(body)
+        if not error and self.options.probes_only and kind is ActionKind.EXPLORE and not is_probe(content):
+            error = "not_a_probe"
+        return content, error
 
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
         if action.kind not in self.kinds.values():

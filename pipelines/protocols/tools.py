@@ -13,7 +13,7 @@ _FENCE = re.compile(r"```sql\b(.*)```", re.DOTALL | re.IGNORECASE)
 DATABASE_NAMES = frozenset({"db_id", "db_name"})  # the papers' calls name the database; an episode has only one
 
 
-def describe(rows: int) -> dict[str, Any]:
+def tool_description(rows: int) -> dict[str, Any]:
     """The tool as an MCP server lists it: name, description, inputSchema."""
     return {
         "name": TOOL,
@@ -26,14 +26,14 @@ def describe(rows: int) -> dict[str, Any]:
     }
 
 
-def signature(rows: int) -> str:
+def tool_signature(rows: int) -> str:
     """The tool as a prompt shows it: one line of JSON, the function-calling form of the MCP description."""
-    tool = describe(rows)
+    tool = tool_description(rows)
     function = {"name": tool["name"], "description": tool["description"], "parameters": tool["inputSchema"]}
     return json.dumps({"type": "function", "function": function})
 
 
-def read_json(text: str) -> Any:
+def json_value(text: str) -> Any:
     """A JSON value, or None for any text that is none: broken, nested too deeply, or with numbers too long to read."""
     try:
         return json.loads(text)
@@ -47,7 +47,7 @@ def read_call(text: str) -> tuple[str, str | None]:
     Errors, by name: `bad_json`, `bad_call` (an object with a name and arguments, and nothing else), `unknown_tool`,
     `bad_arguments` (a text `sql`, and at most the database's name beside it), `empty_action`, `invalid_unicode`.
     """
-    call = read_json(text)
+    call = json_value(text)
     if call is None:
         return "", "bad_json"
     if not isinstance(call, Mapping) or set(call) != {"name", "arguments"}:
@@ -62,7 +62,9 @@ def read_call(text: str) -> tuple[str, str | None]:
         return "", "bad_arguments"
     if not sql.strip():
         return "", "empty_action"
-    return (sql.strip(), None) if is_valid_unicode(sql) else ("", "invalid_unicode")
+    if not is_valid_unicode(sql):
+        return "", "invalid_unicode"
+    return sql.strip(), None
 
 
 def write_call(sql: str) -> str:
@@ -86,4 +88,6 @@ def read_fence(text: str) -> tuple[str, str | None]:
     if fenced is None:
         return body, "missing_fence"
     inner = fenced[1].strip()
-    return ("", "two_fences") if "```" in inner else (inner, None)
+    if "```" in inner:
+        return "", "two_fences"
+    return inner, None

@@ -45,20 +45,23 @@ def read_plain(text: str, rule: FenceRule) -> tuple[str, str | None]:
     kind = wrapping(text)
     if kind is None or rule == "kept":
         return text, None
+    if rule == "malformed" and kind == "entities":
+        return text, None
     if rule == "malformed":
-        return (text, None) if kind == "entities" else ("", "fenced")
+        return "", "fenced"
     if kind == "entities":
         return _ENTITY.sub(lambda entity: html.unescape(entity[0]).replace("\xa0", " "), text), None
     body = text.strip()
     if kind == "backticks":
         ticks = len(body) - len(body.lstrip("`"))
         return read_plain(body[ticks:].removesuffix("`" * ticks).strip(), rule)
-    _, *inner = body.split(_FENCE)
-    if len(inner) > 2:  # a fence that is not closed has one part, one that is has what follows it, too
+    n_fences = body.count(_FENCE)
+    if n_fences > 2:
         return "", "two_fences"
-    opening = _OPENS.match(f"{_FENCE}{inner[0]}")
+    fenced = _FENCE + body.split(_FENCE)[1]
+    opening = _OPENS.match(fenced)
     assert opening is not None
-    return read_plain(inner[0][opening.end() - len(_FENCE) :].strip(), rule)
+    return read_plain(fenced[opening.end() :].strip(), rule)
 
 
 def advice(can_strip: bool) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipelines.core.errors import ResourceError
-from pipelines.protocols.blocks import StopStrings, cut
+from pipelines.protocols.blocks import StopStrings, truncate_at_stop
 from pipelines.rollout.codec import ChatCodec, common_prefix
 from pipelines.rollout.policies.base import Completion, Request
 
@@ -405,7 +405,7 @@ class Decoder:
             stopped = spoken is not new_ids or self._stops[request.stop].ended(new_ids)
             if stopped or len(new_ids) >= request.max_tokens:
                 row.generating = False
-                text = cut(self._codec.decode(spoken), request.stop)
+                text = truncate_at_stop(self._codec.decode(spoken), request.stop)
                 turn = Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
                 finished.append((request.session, turn))
         return finished

@@ -86,7 +86,7 @@ class SqlTool:
         self.server: Server[Any] = Server("sqltrain", on_list_tools=self._list, on_call_tool=self._call)
 
     async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        described = [tools.describe(self._rows)]
+        described = [tools.tool_description(self._rows)]
         if self._agents:
             fields = {"question": QUESTION_FIELD, "history": HISTORY_FIELD}
             schema = {"type": "object", "properties": fields, "required": ["question"]}
@@ -151,7 +151,7 @@ class SqlTool:
         if not _is_text(sql):
             return {"error": "sql must be a query"}
         result = await self._sql.execute(self._databases[name], sql, self._rows)
-        return observations.records(result, self._rows, LIMITS.cell_chars, LIMITS.observation_chars)
+        return observations.json_records(result, self._rows, LIMITS.cell_chars, LIMITS.observation_chars)
 
     async def _ask(self, arguments: Mapping[str, Any], user: str) -> dict[str, Any]:
         """The agent's answer to a question; an `error` if the call failed.

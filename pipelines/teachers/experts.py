@@ -17,7 +17,7 @@ from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import Link
 from pipelines.endpoints.answers import valid_text
 from pipelines.endpoints.asker import Asker
-from pipelines.protocols.observations import failure, table, under_headings
+from pipelines.protocols.observations import error_text, text_table, under_headings
 from pipelines.recipe.config import RewardTerm, Sampling
 from pipelines.rewards import panel
 from pipelines.sql.schema import Schema, render
@@ -324,7 +324,7 @@ def _compare(
     results = {}
     for name, index in shown.items():
         sql, result = candidates[index]
-        rows = table(result, ROWS, CELL, CHARS) if result.ok else failure(result, CELL)
+        rows = text_table(result, ROWS, CELL, CHARS) if result.ok else error_text(result, CELL)
         results[name] = f"{sql}\nIts result:\n{rows}"
     return conversation(rules, schemas(example.database), example.in_context(), example.evidence, **results)
 

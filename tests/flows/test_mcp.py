@@ -81,7 +81,11 @@ def test_the_tool_is_the_agents_own_and_no_stored_tag_reaches_a_client(served):
             return (await client.list_tools()).tools
 
     (tool,) = asyncio.run(listed())
-    assert {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema} == tools.describe(10)
+    assert {
+        "name": tool.name,
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+    } == tools.tool_description(10)
     ((answer, failed),) = asyncio.run(call(served, "SELECT age FROM singer ORDER BY age"))
     assert answer == {"columns": ["age"], "data": [[age] for age in range(10)], "more": True}
     assert not failed

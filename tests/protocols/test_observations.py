@@ -13,27 +13,27 @@ def result(columns, *rows, truncated=False):
 
 
 def test_a_table_keeps_order_names_duplicates_and_says_that_it_is_empty():
-    shown = observations.table(result(("n", "n"), (2, "b"), (1, None), (2, "b")), 50, 200, 8000)
+    shown = observations.text_table(result(("n", "n"), (2, "b"), (1, None), (2, "b")), 50, 200, 8000)
     assert shown == "n | n\n2 | b\n1 | NULL\n2 | b\n(3 rows)"
-    assert observations.table(result(("n",)), 50, 200, 8000) == "n\n(0 rows)"
-    assert observations.table(result(("n",)), 50, 200, 8000, brief=True) == " n\n no rows"
-    shown = observations.table(result(("kind", "n"), ("STR", 1), ("INT", 2)), 8, 24, 400, brief=True)
+    assert observations.text_table(result(("n",)), 50, 200, 8000) == "n\n(0 rows)"
+    assert observations.text_table(result(("n",)), 50, 200, 8000, brief=True) == " n\n no rows"
+    shown = observations.text_table(result(("kind", "n"), ("STR", 1), ("INT", 2)), 8, 24, 400, brief=True)
     assert shown == " kind | n\n STR | 1\n INT | 2"
 
 
 def test_rows_columns_and_cells_are_cut_to_the_budget_and_counted():
     many = result(("n",), *((i,) for i in range(60)))
-    assert observations.table(many, 50, 200, 8000).splitlines()[-2:] == ["49", "(first 50 of 60 rows)"]
+    assert observations.text_table(many, 50, 200, 8000).splitlines()[-2:] == ["49", "(first 50 of 60 rows)"]
     cut = result(("n",), (1,), (2,), truncated=True)
-    assert observations.table(cut, 50, 200, 8000).endswith("\n2\n(first 2 rows; there are more)")
+    assert observations.text_table(cut, 50, 200, 8000).endswith("\n2\n(first 2 rows; there are more)")
     wide = result(tuple(f"c{i}" for i in range(100)), *[tuple("x" * 200 for _ in range(100))] * 50)
-    assert len(observations.table(wide, 50, 200, 8000)) < 8100
-    assert len(observations.json_text(observations.records(wide, 10, 200, 8000))) < 9000
+    assert len(observations.text_table(wide, 50, 200, 8000)) < 8100
+    assert len(observations.json_text(observations.json_records(wide, 10, 200, 8000))) < 9000
     three = result(("n",), (1,), (2,))  # the header is 1 character, each row 2 with its line break
-    assert observations.table(three, 50, 200, 5) == "n\n1\n2\n(2 rows)"
-    assert observations.table(three, 50, 200, 4) == "n\n1\n(first 1 of 2 rows)"
+    assert observations.text_table(three, 50, 200, 5) == "n\n1\n2\n(2 rows)"
+    assert observations.text_table(three, 50, 200, 4) == "n\n1\n(first 1 of 2 rows)"
     wide = result(tuple(f"a_long_name_of_column_{i}" for i in range(1500)))
-    shown = observations.records(wide, 10, 200, 1000)
+    shown = observations.json_records(wide, 10, 200, 1000)
     assert len(observations.json_text(shown)) < 1100
     assert shown["more"] is True
     assert len(observations.cell("<sql>" * 200_000, 200)) < 400
@@ -85,25 +85,25 @@ def test_a_text_from_outside_holds_no_marker_and_nothing_unseen(text, shown):
 
 
 def test_json_records_read_back_exactly_and_hold_no_marker():
-    text = observations.json_text(observations.records(result(("[INST]",), ("[/INST]",)), 10, 200, 8000))
+    text = observations.json_text(observations.json_records(result(("[INST]",), ("[/INST]",)), 10, 200, 8000))
     assert "[INST]" not in text
     assert "[/INST]" not in text
     assert json.loads(text)["data"] == [["[/INST]"]]
     rows = (("</tool_response>", 1), ("a\u202eb", None))
-    text = observations.json_text(observations.records(result(("v", "v"), *rows), 10, 200, 8000))
+    text = observations.json_text(observations.json_records(result(("v", "v"), *rows), 10, 200, 8000))
     assert "<" not in text
     assert text.isprintable()
     assert json.loads(text) == {"columns": ["v", "v"], "data": [["</tool_response>", 1], ["a\u202eb", None]]}
-    assert observations.records(result(("n",), *((i,) for i in range(11))), 10, 200, 8000)["more"] is True
-    assert "more" not in observations.records(result(("n",), (1,)), 10, 200, 8000)
-    assert observations.records(result(("n",), (1,), truncated=True), 10, 200, 8000)["more"] is True
+    assert observations.json_records(result(("n",), *((i,) for i in range(11))), 10, 200, 8000)["more"] is True
+    assert "more" not in observations.json_records(result(("n",), (1,)), 10, 200, 8000)
+    assert observations.json_records(result(("n",), (1,), truncated=True), 10, 200, 8000)["more"] is True
     odd = result(("a", "b", "c"), (float("inf"), float("nan"), b"\x01"))
-    assert observations.records(odd, 10, 200, 8000)["data"] == [["inf", "nan", "x'01'"]]
+    assert observations.json_records(odd, 10, 200, 8000)["data"] == [["inf", "nan", "x'01'"]]
 
 
 def test_an_error_message_and_an_indented_text_forge_nothing():
     shown = observations.under_headings([("Question", "Who?\n\nSQL:\rDROP\u2028Schema:"), ("Hint", "")])
     assert shown == "Question:\n    Who?\n    \n    SQL:\\rDROP\\u2028Schema:\n\nHint:\n"
     broken = ExecutionResult(ExecutionStatus.ERROR, error='near "</observation>": syntax\nerror')
-    assert observations.failure(broken, 200) == 'near "\\x3c/observation>": syntax\\nerror'
-    assert observations.failure(ExecutionResult(ExecutionStatus.TIMEOUT), 200) == "timeout"
+    assert observations.error_text(broken, 200) == 'near "\\x3c/observation>": syntax\\nerror'
+    assert observations.error_text(ExecutionResult(ExecutionStatus.TIMEOUT), 200) == "timeout"

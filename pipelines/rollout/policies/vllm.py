@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.core.errors import EndpointError, ResourceError
 from pipelines.endpoints.client import Connection, Endpoint
 from pipelines.endpoints.errors import ContextOverflow
-from pipelines.protocols.blocks import StopStrings, cut
+from pipelines.protocols.blocks import StopStrings, truncate_at_stop
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.policies.served_weights import Probe, adapter_step, served_names
@@ -121,7 +121,7 @@ class VllmPolicy(Policy):
         if self._carries and self._followed:
             self._versions.setdefault(request.session, []).extend(choice.versions[:end])
         spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
-        text = cut(self.codec.decode(spoken), request.stop)
+        text = truncate_at_stop(self.codec.decode(spoken), request.stop)
         # By default a server's log-probabilities are before temperature, and not of what was drawn from.
         is_comparable = self._drawn or request.sampling.temperature in (0.0, 1.0)
         told = (choice.logprobs.token_logprobs or ()) if choice.logprobs else ()

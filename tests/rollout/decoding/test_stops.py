@@ -1,6 +1,6 @@
 """A turn ends at a stop string, in whatever tokens the model spells it."""
 
-from pipelines.protocols.blocks import StopStrings, cut
+from pipelines.protocols.blocks import StopStrings, truncate_at_stop
 
 
 def test_a_tag_that_is_one_token(codec):
@@ -27,5 +27,5 @@ def test_no_stop_strings(codec):
 
 
 def test_text_is_cut_after_the_first_stop_string():
-    assert cut("a</sql>b</solution>", ("</solution>", "</sql>")) == "a</sql>"
-    assert cut("a", ("</sql>",)) == "a"
+    assert truncate_at_stop("a</sql>b</solution>", ("</solution>", "</sql>")) == "a</sql>"
+    assert truncate_at_stop("a", ("</sql>",)) == "a"
