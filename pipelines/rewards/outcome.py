@@ -11,10 +11,11 @@ from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Schema
 
 Schemas = Callable[[Database], Schema]
-# What gold queries come to, for the life of the process; an answer that may be a failure of the worker is not kept.
+# Caches of what gold queries come to, for the life of the process. An answer that may be a failure of the worker is not
+# kept.
 _GOLD_ITEMS: dict[tuple[Database, str], tuple[Schema, SchemaItems]] = {}
 _GOLD_LEVELS: dict[tuple[str, EngineName], Hardness] = {}
-GOLD_KEPT = 50_000  # gold queries; beyond them all are forgotten
+MAX_CACHED_GOLD = 50_000  # gold queries in a cache; beyond them it is emptied
 
 
 def make_outcomes(
@@ -39,82 +40,107 @@ def make_outcomes(
             mapping, the gold SQL's own tables and columns are taken.
         reads: the analyses (`core.registry.ANALYSES`) that the outcomes hold. They cost more than the execution.
     """
-    of = [examples[trajectory.example_id] for trajectory in trajectories]
-    both = zip(of, trajectories, strict=True)
-    pairs = [Pair.of(example, trajectory.final_sql) for example, trajectory in both]
+    asked = [examples[trajectory.example_id] for trajectory in trajectories]
+    pairs = []
+    for example, trajectory in zip(asked, trajectories, strict=True):
+        pairs.append(Pair.of(example, trajectory.final_sql))
     verdicts = sql.verdicts(pairs, [equality])
-    broke = [
-        verdict.broken or trajectory.stop is StopReason.BROKEN
-        for verdict, trajectory in zip(verdicts, trajectories, strict=True)
-    ]
+    broken = []
+    for verdict, trajectory in zip(verdicts, trajectories, strict=True):
+        broken.append(verdict.broken or trajectory.stop is StopReason.BROKEN)
+
     analysis = Analysis(schemas, gold_schemas)
-    if "schema" in reads or ("gold_schema" in reads and gold_schemas is None):
-        whole = [pair for pair, is_broken in zip(pairs, broke, strict=True) if not is_broken]
-        analysis.parse_queries(whole, predicted="schema" in reads)
-    level = levels(of) if "level" in reads else {}
+    reads_gold_items = "gold_schema" in reads and gold_schemas is None
+    if "schema" in reads or reads_gold_items:
+        unbroken = [pair for pair, is_broken in zip(pairs, broken, strict=True) if not is_broken]
+        analysis.parse_queries(unbroken, predicted="schema" in reads)
+    level_of = levels(asked) if "level" in reads else {}
     outcomes = []
-    for trajectory, example, verdict, is_broken in zip(trajectories, of, verdicts, broke, strict=True):
-        final, database = trajectory.final_sql, example.database
-        taken = () if is_broken else reads  # its database may be gone, and the rest of it is not looked at
-        outcomes.append(
-            Outcome(
-                example_id=trajectory.example_id,
-                trajectory=trajectory,
-                equality=equality,
-                correct=verdict.scores.get(equality, 0.0) == 1.0,
-                status=verdict.predicted,
-                n_rows=verdict.n_rows,
-                broken=is_broken,
-                hardness=example.hardness or level.get(example.id),
-                max_turns=max_turns,
-                predicted_schema=analysis.items(final, database) if "schema" in taken else None,
-                gold_items=analysis.items(example.gold_sql, database) if "schema" in taken else None,
-                gold_schema=analysis.gold(example) if "gold_schema" in taken else None,
-                predicted_bigrams=bigrams(final or "") if "bigrams" in taken else frozenset(),
-                gold_bigrams=bigrams(example.gold_sql) if "bigrams" in taken else frozenset(),
-            )
+    for trajectory, example, verdict, is_broken in zip(trajectories, asked, verdicts, broken, strict=True):
+        database = example.database
+        final_sql = trajectory.final_sql
+        readable = () if is_broken else reads  # The database of a broken one may be gone.
+        outcome = Outcome(
+            example_id=trajectory.example_id,
+            trajectory=trajectory,
+            equality=equality,
+            correct=verdict.scores.get(equality, 0.0) == 1.0,
+            status=verdict.predicted,
+            n_rows=verdict.n_rows,
+            broken=is_broken,
+            hardness=example.hardness or level_of.get(example.id),
+            max_turns=max_turns,
+            predicted_schema=analysis.items(final_sql, database) if "schema" in readable else None,
+            gold_items=analysis.items(example.gold_sql, database) if "schema" in readable else None,
+            gold_schema=analysis.gold(example) if "gold_schema" in readable else None,
+            predicted_bigrams=bigrams(final_sql or "") if "bigrams" in readable else frozenset(),
+            gold_bigrams=bigrams(example.gold_sql) if "bigrams" in readable else frozenset(),
         )
+        outcomes.append(outcome)
     return outcomes
 
 
 def levels(examples: Iterable[Example]) -> dict[str, Hardness]:
     """Each example's level, by its id; if it has none, its gold SQL's."""
     by_id = {example.id: example for example in examples}
-    unrated = {(one.gold_sql, analyst.reading(one.database)) for one in by_id.values() if one.hardness is None}
-    measured = {query: level for query in unrated if (level := _GOLD_LEVELS.get(query))}
-    if new := sorted(unrated - measured.keys()):
-        if len(_GOLD_LEVELS) > GOLD_KEPT:
+    query_of: dict[str, tuple[str, EngineName]] = {}  # the gold SQL to measure, by example id
+    for id, example in by_id.items():
+        if example.hardness is None:
+            query_of[id] = example.gold_sql, analyst.reading(example.database)
+    measured: dict[tuple[str, EngineName], Hardness] = {}
+    new: set[tuple[str, EngineName]] = set()
+    for query in query_of.values():
+        cached = _GOLD_LEVELS.get(query)  # Another thread may empty the cache at any moment.
+        if cached is None:
+            new.add(query)
+        else:
+            measured[query] = cached
+    if new:
+        if len(_GOLD_LEVELS) > MAX_CACHED_GOLD:
             _GOLD_LEVELS.clear()
-        measured |= zip(new, analyst.hardness(new), strict=True)
-        _GOLD_LEVELS.update({query: level for query, level in measured.items() if level != "extra"})
-    return {id: one.hardness or measured[one.gold_sql, analyst.reading(one.database)] for id, one in by_id.items()}
+        in_order = sorted(new)
+        for query, level in zip(in_order, analyst.hardness(in_order), strict=True):
+            measured[query] = level
+            if level != "extra":  # which a worker that failed gives, too
+                _GOLD_LEVELS[query] = level
+    return {id: example.hardness or measured[query_of[id]] for id, example in by_id.items()}
 
 
 @dataclass
 class Analysis:
     """The static side of a verdict, for rewards and for evaluation; each query is taken apart once."""
 
-    schemas: Schemas | None  # gives a database's schema
-    gold_schemas: Mapping[str, SchemaItems] | None  # by example id; None takes the gold SQL's own items
+    schemas: Schemas | None  # Function that gives a database's schema.
+    gold_schemas: Mapping[str, SchemaItems] | None  # Gold schema by example id; None takes the gold SQL's own items.
     _items: dict[tuple[Database, str], SchemaItems | None] = field(default_factory=dict)
 
     def parse_queries(self, pairs: Iterable[Pair], predicted: bool = True) -> None:
         """Read tables and columns off the queries of these pairs, or off their gold queries alone, together."""
         assert self.schemas is not None, "tables and columns are resolved by the schema"
-        pairs = list(pairs)
-        gold = dict.fromkeys((pair.database, pair.gold_sql) for pair in pairs if pair.gold_sql)
-        others = [(pair.database, pair.predicted_sql) for pair in pairs if predicted and pair.predicted_sql]
-        of = {database: self.schemas(database) for database, _ in (*gold, *others)}
-        kept = {query: pair for query in gold if (pair := _GOLD_ITEMS.get(query))}
-        self._items |= {query: items for query, (schema, items) in kept.items() if schema == of[query[0]]}
-        new = [query for query in dict.fromkeys((*gold, *others)) if query not in self._items]
-        answers = analyst.schema_items([(sql, of[database], analyst.reading(database)) for database, sql in new])
-        self._items |= zip(new, answers, strict=True)
-        if len(_GOLD_ITEMS) > GOLD_KEPT:
+        gold: dict[tuple[Database, str], None] = {}
+        answers: dict[tuple[Database, str], None] = {}
+        for pair in pairs:
+            if pair.gold_sql:
+                gold[pair.database, pair.gold_sql] = None
+            if predicted and pair.predicted_sql:
+                answers[pair.database, pair.predicted_sql] = None
+        schema_of: dict[Database, Schema] = {}
+        for database, _ in (*gold, *answers):
+            if database not in schema_of:
+                schema_of[database] = self.schemas(database)
+        for query in gold:
+            cached = _GOLD_ITEMS.get(query)
+            if cached is not None and cached[0] == schema_of[query[0]]:
+                self._items[query] = cached[1]
+
+        new = [query for query in dict.fromkeys((*gold, *answers)) if query not in self._items]
+        requests = [(sql, schema_of[database], analyst.reading(database)) for database, sql in new]
+        if len(_GOLD_ITEMS) > MAX_CACHED_GOLD:
             _GOLD_ITEMS.clear()
-        for query, items in zip(new, answers, strict=True):
+        for query, items in zip(new, analyst.schema_items(requests), strict=True):
+            self._items[query] = items
             if query in gold and items is not None:
-                _GOLD_ITEMS[query] = of[query[0]], items
+                _GOLD_ITEMS[query] = schema_of[query[0]], items
 
     def items(self, sql: str | None, database: Database) -> SchemaItems | None:
         """Tables and columns of a query that was parsed; None without a query, or if it does not parse."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipelines.core.registry import reward
-from pipelines.core.types import ExecutionStatus, Outcome, SchemaItems
+from pipelines.core.types import ExecutionStatus, Outcome, SchemaItems, Turn
 from pipelines.protocols.knowledge import PHASES, Phase, proposed, unverified
 
 # --- SQL-Trail, appendix A.4, equations 6 to 11; Reasoning-SQL, section 3.2 and appendix A.7 -------------------------
@@ -33,8 +33,10 @@ def turns(outcome: Outcome, easy: int = 2, medium: int = 3, unanswered: bool = F
     finished = len(outcome.trajectory.turns)  # t
     if outcome.trajectory.final_sql is None and not unanswered:
         return 0.0
-    if outcome.hardness in ("easy", "medium"):
-        return float(finished <= (easy if outcome.hardness == "easy" else medium))
+    if outcome.hardness == "easy":
+        return float(finished <= easy)
+    if outcome.hardness == "medium":
+        return float(finished <= medium)
     return float(outcome.correct and finished < outcome.max_turns)
 
 
@@ -55,7 +57,7 @@ def schema(outcome: Outcome) -> float:
     """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 if one does not parse."""
     if outcome.predicted_schema is None or outcome.gold_items is None:
         return 0.0
-    return jaccard(items(outcome.predicted_schema), items(outcome.gold_items))
+    return jaccard(table_and_column_set(outcome.predicted_schema), table_and_column_set(outcome.gold_items))
 
 
 @reward("format", wrong=(0.0, 1.0), right=(0.0, 1.0), reads=())
@@ -95,13 +97,17 @@ def static_grade(outcome: Outcome) -> float:
 @reward("turn_faults", by_turn=True, reads=())
 def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
     """-0.1 for each turn that is malformed or whose SQL fails, the answer's included, paid for that turn (no paper)."""
-    faulty = [
-        turn.action.format_error is not None or turn.status not in (None, ExecutionStatus.OK)
-        for turn in outcome.trajectory.turns
-    ]
-    if faulty and outcome.trajectory.final_sql is not None and not outcome.executable:
+    if not outcome.trajectory.turns:
+        return [0.0]
+    faulty = [turn.action.format_error is not None or not _ran_well(turn) for turn in outcome.trajectory.turns]
+    if outcome.trajectory.final_sql is not None and not outcome.executable:
         faulty[-1] = True  # no turn has run it: else an answer would cost less than a query that tries it
-    return [-cost if is_faulty else 0.0 for is_faulty in faulty or [False]]
+    return [-cost if is_faulty else 0.0 for is_faulty in faulty]
+
+
+def _ran_well(turn: Turn) -> bool:
+    """Whether the SQL of a turn ran, if it has any."""
+    return turn.status in (None, ExecutionStatus.OK)
 
 
 # --- SkyRL-SQL, section 4.1 ------------------------------------------------------------------------------------------
@@ -135,14 +141,18 @@ def trust_format(
     Full adherence: every turn passes the format check, every phase is seen, no observation shows an error.
 
     Args:
-        phases: those that must be seen; the pilot's variants (EC, EGC) and the prefilled one demand fewer.
+        phases: the phases that must be seen; the pilot's variants (EC, EGC) and the prefilled one demand fewer.
         verified: whether the proposal may also hold nothing but verified schema knowledge (not in the paper's check).
     """
     trajectory = outcome.trajectory
     seen = {turn.action.kind for turn in trajectory.turns}
-    complete = trajectory.well_formed and all(PHASES[phase] in seen for phase in phases)
-    clean = all(turn.status in (None, ExecutionStatus.OK) for turn in trajectory.turns)
-    return value if complete and clean and not (verified and unverified(trajectory)) else 0.0
+    is_complete = trajectory.well_formed and all(PHASES[phase] in seen for phase in phases)
+    is_clean = all(_ran_well(turn) for turn in trajectory.turns)
+    if not is_complete or not is_clean:
+        return 0.0
+    if verified and unverified(trajectory):
+        return 0.0
+    return value
 
 
 @reward("trust_schema", reads={"gold_schema"})
@@ -155,15 +165,20 @@ def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = 
     Args:
         coupled: given only if the answer is right (R_exec = 1.0).
     """
-    schema = proposed(outcome.trajectory)
-    if schema is None or outcome.gold_schema is None or (coupled and not outcome.correct):
+    proposal = proposed(outcome.trajectory)
+    if proposal is None or outcome.gold_schema is None:
         return 0.0
-    ours, gold = items(schema), items(outcome.gold_schema)
+    if coupled and not outcome.correct:
+        return 0.0
+    items = table_and_column_set(proposal)
+    gold = table_and_column_set(outcome.gold_schema)
     if match == "exact":
-        return float(ours == gold)
-    if not gold <= ours:
+        return float(items == gold)
+    if not gold <= items:
         return 0.0
-    return 1.0 if match == "recall" or not ours else len(gold) / len(ours)
+    if match == "recall" or not items:
+        return 1.0
+    return len(gold) / len(items)
 
 
 # --- MTIR-SQL, section 3.3 -------------------------------------------------------------------------------------------
@@ -196,11 +211,11 @@ def mtir_result(outcome: Outcome, value: float = 1.0, unread: float = 0.0) -> fl
     return value if outcome.correct else -value
 
 
-def jaccard(ours: Set[Any], other: Set[Any]) -> float:
+def jaccard(left: Set[Any], right: Set[Any]) -> float:
     """|A and B| / |A or B|; 0 for two empty sets, which say nothing."""
-    union = len(ours | other)
-    return len(ours & other) / union if union else 0.0
+    union = len(left | right)
+    return len(left & right) / union if union else 0.0
 
 
-def items(schema: SchemaItems) -> frozenset[str | tuple[str, str]]:
+def table_and_column_set(schema: SchemaItems) -> frozenset[str | tuple[str, str]]:
     return frozenset(schema.tables) | frozenset(schema.columns)
