@@ -221,6 +221,18 @@ def test_rows_come_in_an_order_of_their_own_and_not_of_hidden_keys(sqlite_people
     assert found == [[(1,), (2,), (3,), (4,)], by_kind, [(4,), (3,), (2,), (1,)]]
 
 
+def test_the_word_order_in_a_comment_asks_for_no_order(sqlite_people, duckdb_people):
+    scripts = ("CREATE TABLE pay (pin TEXT, id INTEGER)", "INSERT INTO pay VALUES ('c', 2), ('b', 3), ('a', 1)")
+    tries = [
+        "SELECT id FROM pay -- in any order",
+        "SELECT id FROM pay /* order */",
+        "SELECT id FROM pay/**/ORDER BY pin",
+    ]
+    for people in (sqlite_people(*scripts), duckdb_people(*scripts)):
+        assert answers(people, *tries[:2], hidden=((), {"pay": ("pin",)})) == [[(1,), (2,), (3,)]] * 2
+        assert answers(people, tries[2], hidden=(("wage",), {})) == [[(1,), (3,), (2,)]]
+
+
 def test_sqlite_judges_names_by_what_they_mean(sqlite_people):
     # Here all common table expressions of a WITH see each other.
     check_resolved(

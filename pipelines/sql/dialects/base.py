@@ -1,6 +1,6 @@
 """The base of all dialects in a worker: a session that runs one statement at a time and never raises for a bad one.
 
-Only the standard library is imported here: a worker must start in some 30 ms.
+Only the standard library and what needs no more are imported here: a worker must start in some 30 ms.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from pipelines.sql.splitter import split_script
+
 OK = "ok"
 ERROR = "error"
 REFUSED = "refused"
@@ -32,6 +34,7 @@ UNAVAILABLE = "unavailable"
 EXTERNAL_FAULTS = frozenset(("database_locked", "database_recovering", "database_missing"))
 FIRST_FETCH = 64  # rows of the first chunk of a result
 MAX_MESSAGE_CHARS = 500
+_ORDER = re.compile(r"\border\b", re.IGNORECASE)
 # The sign between the turns of an episode's script (`Dialect.keeps_state`); no statement may hold it.
 TURN_SEPARATOR = "\0"
 # Factors of the limit: the dialect's clock has its chance before the hard timer.
@@ -102,6 +105,7 @@ class DatabaseSession(abc.ABC):
     to the last row, anew after a new connection, and nothing that a driver raises gets past `run`.
     """
 
+    engine = ""  # Name of the engine, whose comments its statements have.
     counts_work = False  # True if its results carry their cost (see `RawResult.work`).
     takes_bare_text = False  # True if official scripts hand its statements to a driver that takes nothing behind them.
     has_plain_values = False  # True if its driver gives no values but those that all dialects give (see `plain_value`).
@@ -155,7 +159,7 @@ class DatabaseSession(abc.ABC):
         raw = RawResult(raw.status, raw.columns, raw.rows, raw.truncated, raw.error, raw.error_class, ms, self.work)
         if self.hidden is None:
             return raw
-        return self.hidden.without_names(in_shown_order(sql, raw))
+        return self.hidden.without_names(in_shown_order(sql, raw, self.engine))
 
     def _explained(self, error: Exception) -> RawResult:
         """The failure of a statement that an exception of the driver stands for."""
@@ -450,13 +454,20 @@ def identity(location: str) -> str:
     return f"//{host}:{port}/{name}"
 
 
-def in_shown_order(sql: str, raw: RawResult) -> RawResult:
+def in_shown_order(sql: str, raw: RawResult, engine: str) -> RawResult:
     """The same result with its rows in an order of their own values, if the statement asks for none: the engine's tells
     of hidden keys and indices.
     """
-    if not raw.rows or re.search(r"\border\b", sql, re.IGNORECASE):
+    if not raw.rows or _asks_for_order(sql, engine):
         return raw
     return raw._replace(rows=sorted(raw.rows, key=lambda row: [_sort_key(value) for value in row]))
+
+
+def _asks_for_order(sql: str, engine: str) -> bool:
+    """Whether a statement has the word ORDER outside its comments."""
+    if not _ORDER.search(sql):
+        return False
+    return any(_ORDER.search(statement.text) for statement in split_script(sql, engine))
 
 
 def _sort_key(value: Any) -> tuple[str, Any]:

@@ -174,6 +174,7 @@ UNION ALL SELECT {_SHOWN.format("table_name")}, column_name, comment FROM duckdb
 class DuckdbSession(base.DatabaseSession):
     """One open DuckDB file."""
 
+    engine = "duckdb"
     _connection: duckdb.DuckDBPyConnection | None
     _views: frozenset[str] = frozenset()  # where something is hidden: the folded names of the database's views
 

@@ -576,6 +576,7 @@ class MysqlSession(base.DatabaseSession):
     Its user must be a plain reader, that holds SELECT and nothing else: another is turned away.
     """
 
+    engine = "mysql"
     renewed_s = base.CATALOGUE_S
     _server_mode: frozenset[str] | None = None  # the SQL modes in which statements are meant
 

@@ -362,6 +362,7 @@ class PostgresSession(base.DatabaseSession):
     Its role must be a plain reader (`infra/postgres/reader.sql` makes one): a superuser is turned away.
     """
 
+    engine = "postgres"
     renewed_s = base.CATALOGUE_S
     _connection: psycopg.Connection[Any]
     _visible: Mapping[str, str] = {}  # Qualified names of relations by bare ones, if something is hidden.

@@ -295,6 +295,7 @@ class SqliteSession(base.DatabaseSession):
     function never comes back to the virtual machine.
     """
 
+    engine = "sqlite"
     takes_bare_text = True
     counts_work = True
     has_plain_values = True
