@@ -93,6 +93,23 @@ def test_sqlite_hides_computed_columns_whatever_letters_their_table_has(sqlite_p
     assert answers(people, "SELECT copy FROM größe", hidden=((), {"Größe": ("ssn",)})) == ["hidden"]
 
 
+def test_sqlite_shows_columns_that_are_generated_from_shown_ones_alone(sqlite_people):
+    people = sqlite_people(
+        """CREATE TABLE pay (id INTEGER, pin TEXT /* , a AS (pin) */, [odd, name] TEXT AS (id || ', pin)'),
+        twice INTEGER AS (id * 2), copy TEXT AS ("pin" || ''), far TEXT AS (upper(copy)),
+        `in, ticks` TEXT GENERATED ALWAYS AS (lower([pin])) STORED, CHECK (id > 0), PRIMARY KEY (id))""",
+        "ALTER TABLE pay ADD COLUMN later TEXT AS (twice + 1) VIRTUAL",
+        "ALTER TABLE pay ADD COLUMN last TEXT AS (far) VIRTUAL",
+        "INSERT INTO pay (id, pin) VALUES (1, 'SECRET')",
+    )
+    shown = ["SELECT twice, later FROM pay"]
+    hidden = ["copy", "far", '"in, ticks"', "last", "pin"]
+    found = answers(people, *shown, *(f"SELECT {column} FROM pay" for column in hidden), hidden=((), {"pay": ("pin",)}))
+    # A text in a definition may say the name of a hidden column: such a column is hidden, to be sure.
+    assert found == [[(2, "3")]] + ["hidden"] * 5
+    assert answers(people, "SELECT [odd, name] FROM pay", hidden=((), {"pay": ("pin",)})) == ["hidden"]
+
+
 def test_sqlite_answers_beside_a_broken_view(sqlite_people):
     people = sqlite_people("CREATE VIEW broken AS SELECT missing FROM person")
     tries = ["SELECT name FROM staff WHERE id = 2", "SELECT count(*) FROM broken"]

@@ -17,7 +17,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,7 +27,7 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, OK, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
-from pipelines.sql.lexical import ORDERED, OUTCOME
+from pipelines.sql.lexical import ORDERED, OUTCOME, blank_comments
 from pipelines.sql.splitter import MAX_STATEMENTS, statement_texts
 
 # The actions that SQLite's authorizer allows, and the meaning of SQLite's errors.
@@ -178,6 +178,11 @@ _UNASKED = re.compile(
 )
 # The columns of a USING, within quotes or without; a comment among them is not understood.
 _USING = re.compile(r"""\s*\(((?:[^()'"`\[/-]|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\])*)\)""")
+# The signs that part the definitions of a CREATE TABLE, and quoted texts, which may hold them.
+_TABLE_SIGN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|[(),]""")
+_FIRST_NAME = re.compile(
+    r"""\s*(?:(?P<quoted>'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`)|\[(?P<bracketed>[^\]]*)\]|(?P<word>[\w$]+))"""
+)
 # The columns of EXPLAIN, whose rows name indices and what these hold.
 _PLANS = (
     ("addr", "opcode", "p1", "p2", "p3", "p4", "p5", "comment"),
@@ -238,6 +243,59 @@ def reads_unasked(sql: str, hidden: base.Hidden) -> bool:
         if using is None or mentions(using[1], columns):
             return True
     return False
+
+
+def computed_from(table_sql: str, generated: Iterable[str], hidden: Set[str]) -> list[str]:
+    """The generated columns of a table that are computed from hidden ones, also through one another: those whose
+    definition mentions one, and those whose definition is not found.
+
+    Args:
+        table_sql: the CREATE TABLE statement, as SQLite keeps it.
+        generated: names of generated columns.
+        hidden: folded names of the table's hidden columns.
+    """
+    definition_of = _column_definitions(table_sql)
+    reached = set(hidden)
+    computed: list[str] = []
+    waiting = list(generated)
+    while True:
+        found = []
+        for column in waiting:
+            definition = definition_of.get(base.fold(column))
+            if definition is None or mentions(definition, reached):
+                found.append(column)
+        if not found:
+            return computed
+        computed += found
+        reached.update(map(base.fold, found))
+        waiting = [column for column in waiting if column not in found]
+
+
+def _column_definitions(table_sql: str) -> dict[str, str]:
+    """The definitions of a CREATE TABLE by their first words, folded: these are the names of columns."""
+    sql = blank_comments(table_sql)
+    definitions: dict[str, str] = {}
+    depth = 0
+    start = 0
+    for match in _TABLE_SIGN.finditer(sql):
+        sign = match[0]
+        if sign in (",", ")") and depth == 1:
+            definition = sql[start : match.start()]
+            name = _FIRST_NAME.match(definition)
+            if name is not None:
+                bare = (name["quoted"] or "")[1:-1] or name["bracketed"] or name["word"] or ""
+                key = base.fold(bare.replace('""', '"').replace("''", "'").replace("``", "`"))
+                definitions[key] = f"{definitions.get(key, '')} {definition}"
+            start = match.end()
+        if sign == "(":
+            depth += 1
+            if depth == 1:
+                start = match.end()
+        elif sign == ")":
+            depth -= 1
+            if depth == 0:
+                break
+    return definitions
 
 
 @dialect("sqlite")
@@ -342,9 +400,9 @@ class SqliteSession(base.DatabaseSession):
 
     def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names; views that read them, or whose query is not understood; a virtual table with its shadow
-        tables, also one that is made over a hidden table, view or column (a text index holds their words); generated
-        columns beside a hidden one, which SQLite computes without asking the authorizer. From here on the authorizer
-        denies what is hidden, also through views.
+        tables, also one that is made over a hidden table, view or column (a text index holds their words); columns
+        that are generated from a hidden one, for SQLite computes them without asking the authorizer. From here on the
+        authorizer denies what is hidden, also through views.
         """
         connection = self._connection
         connection.set_authorizer(None)
@@ -353,10 +411,14 @@ class SqliteSession(base.DatabaseSession):
         for schema, name, kind, *_ in connection.execute("PRAGMA table_list").fetchall():
             if schema == "main":
                 names[kind].append(name)
-        generated = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
+        query = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
         computed: list[tuple[str, str]] = []
         for table in names["table"]:
-            computed += [(table, row[0]) for row in connection.execute(generated, (table,))]
+            hidden_columns = hidden.columns.get(base.fold(table))
+            generated = [row[0] for row in connection.execute(query, (table,))] if hidden_columns else []
+            if hidden_columns and generated:
+                found = computed_from(definitions[table], generated, hidden_columns)
+                computed += [(table, column) for column in found]
         closure = hidden.extended(computed=computed)
         view_names = frozenset(map(base.fold, names["view"]))
         while True:
