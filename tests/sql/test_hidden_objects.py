@@ -261,6 +261,34 @@ def test_duckdb_judges_names_by_what_they_mean(duckdb_people):
     check_resolved(duckdb_people())
 
 
+COMMON = {  # statements that read a common table expression of a hidden view's name, with their rows
+    "WITH papers AS (SELECT 1 AS a) SELECT count(*) FROM papers": [(1,)],
+    "WITH papers AS (SELECT 2 AS a) SELECT a FROM papers": [(2,)],
+    "WITH RECURSIVE papers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM papers WHERE n < 3) SELECT n FROM papers": [
+        (1,),
+        (2,),
+        (3,),
+    ],
+}
+VIEWS = [  # statements that read the hidden view, though they have such an expression, too
+    "WITH papers AS (SELECT count(*) AS n FROM main.papers) SELECT n FROM papers",
+    "WITH papers AS (SELECT 1 AS a) SELECT count(*) FROM main.papers, papers",
+    "SELECT (WITH papers AS (SELECT 1 AS a) SELECT count(*) FROM papers), count(*) FROM papers",
+    "WITH t AS (SELECT count(*) AS n FROM papers) SELECT n FROM t",
+]
+
+
+def test_a_common_table_expression_may_have_the_name_of_a_hidden_view(sqlite_people, duckdb_people):
+    view = "CREATE VIEW papers AS SELECT ssn FROM person"
+    of_sqlite = sqlite_people(view)
+    for people in (of_sqlite, duckdb_people(view)):
+        assert answers(people, *COMMON) == list(COMMON.values())
+        assert answers(people, *VIEWS) == ["hidden"] * len(VIEWS)
+    # SQLite reads a text as the name of a table.
+    odd = "WITH papers AS (SELECT 1 AS a) SELECT count(*) FROM main.'papers', papers"
+    assert answers(of_sqlite, odd) == ["hidden"]
+
+
 @contextmanager
 def postgres_people(server, *scripts):
     with postgres_schema(server, "people", TABLES + ";".join(scripts)) as (_, people):

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, RawResult, failure
+from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, RawResult, failure, fold
 
 MAX_SQL = 100_000  # characters; their tokens are looked at in a quarter of a second
 MAX_DEPTH = 200  # brackets in brackets: the parsers of these engines take time and memory that grow fast with it
@@ -306,6 +306,26 @@ def common_tables(sql: str) -> dict[str, tuple[int, int]]:
         if depth == 0 and words[at] == "select":
             break
     return found
+
+
+def shadowed_names(sql: str) -> frozenset[str]:
+    """The folded names that a statement has for its common table expressions and for nothing else, so that a table or a
+    view of such a name is not meant anywhere; none if a sign is not ASCII, for engines compare others in their own way.
+    """
+    common = {fold(name): places for name, places in common_tables(sql).items()}
+    if not common or not sql.isascii():
+        return frozenset()
+    tokens, _ = lexed(sql)
+    others: set[str] = set()
+    for at, (kind, word) in enumerate(tokens):
+        if kind == "text":  # SQLite also takes a text for a name
+            others.add(fold(word[1:-1].replace("''", "'")))
+        elif kind in ("word", "name") and fold(word) in common:
+            definition, scope_start = common[fold(word)]
+            is_qualified = at > 0 and tokens[at - 1][1] == "."
+            if is_qualified or not (at == definition or at > scope_start):
+                others.add(fold(word))
+    return frozenset(common.keys() - others)
 
 
 def with_pivot_values(sql: str) -> str:

@@ -125,8 +125,30 @@ def duckdb_names(tree: Any, plan: str, views: Container[str]) -> StatementNames:
     if reads is None or _is_type_of_query(tree):
         return named
     types = named.types | {",".join(labels) for labels in _duckdb_enums(parsed["plans"])}
-    relations = frozenset(name for name in named.relations if fold(name) in views)
+    relations = frozenset(name for name in _duckdb_tables(tree) if fold(name) in views)
     return named._replace(relations=relations, types=types, reads=reads)
+
+
+def _duckdb_tables(tree: Any) -> Iterator[str]:
+    """The names of tables and views in a tree, without those that are of common table expressions where they stand."""
+    waiting: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
+    while waiting:
+        item, common = waiting.pop()
+        if isinstance(item, list):
+            waiting += [(value, common) for value in item]
+        if not isinstance(item, dict):
+            continue
+        if item.get("type") == "BASE_TABLE":
+            path = item["qualified_name"]["path"]
+            if len(path) > 1 or path[0] not in common:
+                yield str(path[-1])
+        for entry in item.get("cte_map", {}).get("map", ()):
+            name = str(entry["key"])
+            query = entry["value"]
+            is_recursive = query.get("query_node", {}).get("type") == "RECURSIVE_CTE_NODE"
+            waiting.append((query, common | {name} if is_recursive else common))
+            common |= {name}
+        waiting += [(value, common) for key, value in item.items() if key != "cte_map"]
 
 
 def duckdb_reads(plans: Any) -> frozenset[tuple[str, str]] | None:

@@ -361,6 +361,7 @@ class SqliteSession(base.DatabaseSession):
     _guard: Callable[..., int] = staticmethod(guard)
     _sql = ""  # Running statement.
     _common_tables: frozenset[str] = frozenset()  # Common table expressions of the statement, if something is hidden.
+    _shadowed: frozenset[str] = frozenset()  # Names that stand for one of these wherever the statement has them.
     _holder: sqlite3.Cursor | None = None  # Cursor that keeps the read lock.
 
     def _connect(self) -> sqlite3.Connection:
@@ -452,9 +453,11 @@ class SqliteSession(base.DatabaseSession):
             schema, within = place
             if action == PRAGMA and first != "data_version":  # a text index asks for it by itself
                 return DENY
-            # A view whose columns are not read, as in count(*), is named here alone.
-            if action == SELECT and within is not None and base.fold(within) in hidden_views:
-                return DENY
+            # A view whose columns are not read, as in count(*), is named here alone; so is a common table expression.
+            if action == SELECT and within is not None:
+                name = base.fold(within)
+                if name in hidden_views and name not in self._shadowed:
+                    return DENY
             if action == READ and first is not None:  # the engine's own tables name and sample what is hidden
                 is_catalogue = first.lower().startswith(("sqlite_", "pragma_"))
                 if is_catalogue or closure.hides(first, second or ""):
@@ -475,9 +478,10 @@ class SqliteSession(base.DatabaseSession):
             if reads_unasked(sql, self.hidden):
                 reason = "join with ON here, without USING and NATURAL, and without INDEXED BY"
                 return base.failure(REFUSED, "hidden", reason)
-            from pipelines.sql.dialects.guard import common_tables  # only here: other workers start without it
+            from pipelines.sql.dialects import guard as tokens  # only here: other workers start without it
 
-            self._common_tables = frozenset(map(base.fold, common_tables(sql)))
+            self._common_tables = frozenset(map(base.fold, tokens.common_tables(sql)))
+            self._shadowed = tokens.shadowed_names(sql)
         is_decoded = False
         is_in_memory = False
         try:
