@@ -9,6 +9,7 @@ the engine's settings.
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, RawResult, failure, fold
 
@@ -223,35 +224,63 @@ def token_refusal(sql: str, engine: str) -> RawResult | None:
 
 def _width(tokens: Sequence[tuple[str, str]], engine: str) -> float:
     """Characters that the calls of `_WIDTHS` make of one, all together; infinite if a width is no number."""
-    repeated = padded = 1.0
-    calls: list[tuple[str, list[list[str]]]] = [("", [[]])]  # open brackets: what is called, with which arguments
+    repeated = 1.0
+    padded = 1.0
+    calls = [_Call("", [[]])]  # one for each open bracket
     for kind, word in tokens:
-        arguments = calls[-1][1]
+        call = calls[-1]
         if kind != "sign" or word not in "(,)" or (word == ")" and len(calls) == 1):
-            arguments[-1].append(f'"{word}' if kind == "name" else word)
+            call.arguments[-1].append(f'"{word}' if kind == "name" else word)
         elif word == "(":
-            calls.append((arguments[-1].pop().lstrip('"') if arguments[-1] else "", [[]]))
+            name = call.arguments[-1].pop().lstrip('"') if call.arguments[-1] else ""
+            calls.append(_Call(name, [[]]))
         elif word == ",":
-            arguments.append([])
+            call.arguments.append([])
         else:
-            name = calls.pop()[0]
-            sole = [words[0] if len(words) == 1 else "" for words in arguments]
-            numbers = [float(text) if text[:1].isdigit() and "_" not in text else math.inf for text in sole]
+            calls.pop()
+            numbers = call.numbers()
             # A bracket around it is no number; `least` is as wide as its smallest.
-            calls[-1][1][-1].append(str(min(numbers)) if name == "least" else "()")
-            if name == "format" and engine == "postgres" and (sole[0][:1] != "'" or _WIDE_FORMAT.search(sole[0])):
+            calls[-1].arguments[-1].append(str(min(numbers)) if call.name == "least" else "()")
+            if engine == "postgres" and call.name == "format" and _is_wide_format(call.arguments[0]):
                 return math.inf
-            width = numbers[_WIDTHS[name]] if name in _WIDTHS and len(numbers) > _WIDTHS[name] else 1.0
-            if name == "repeat":
+            width = 1.0
+            if call.name in _WIDTHS and len(numbers) > _WIDTHS[call.name]:
+                width = numbers[_WIDTHS[call.name]]
+            if call.name == "repeat":
                 repeated *= max(width, 1.0)
             else:
                 padded = max(padded, width)
     return repeated * padded
 
 
+class _Call(NamedTuple):
+    """A call, or a bracket of another kind, as far as it is read."""
+
+    name: str  # Function that is called; "" for a bracket of another kind.
+    arguments: list[list[str]]  # Words of each argument.
+
+    def numbers(self) -> list[float]:
+        """The arguments that are numbers; infinite for others."""
+        numbers = []
+        for words in self.arguments:
+            is_number = len(words) == 1 and words[0][:1].isdigit() and "_" not in words[0]
+            numbers.append(float(words[0]) if is_number else math.inf)
+        return numbers
+
+
+def _is_wide_format(words: Sequence[str]) -> bool:
+    """Whether a format may ask for a wide text: it is no constant, or it has a width."""
+    if len(words) != 1 or words[0][:1] != "'":
+        return True
+    return _WIDE_FORMAT.search(words[0]) is not None
+
+
 def body(sql: str, token: re.Pattern[str] = TOKEN) -> str:
     """A statement that passed `token_refusal`, without the semicolon at its end and what follows that."""
-    return sql[: len(sql) - len(lexed(sql, token)[1])] if ";" in sql else sql
+    if ";" not in sql:
+        return sql
+    _, rest = lexed(sql, token)
+    return sql.removesuffix(rest)
 
 
 def lexed(sql: str, token: re.Pattern[str] = TOKEN) -> tuple[list[tuple[str, str]], str]:
@@ -260,10 +289,13 @@ def lexed(sql: str, token: re.Pattern[str] = TOKEN) -> tuple[list[tuple[str, str
     at = 0
     while at < len(sql):
         match = token.match(sql, at)
-        # An open comment may be nested, a carriage return ends one, and a text right after E or U& has escapes.
-        if match is None or sql.startswith("/*", at) > (match.lastgroup == "comment") or "\r" in match[0].strip():
+        if match is None:
             return tokens, sql[at:]
         kind = str(match.lastgroup)
+        # An open comment may be nested, a carriage return ends one, and a text right after E or U& has escapes.
+        is_open_comment = kind != "comment" and sql.startswith("/*", at)
+        if is_open_comment or "\r" in match[0].strip():
+            return tokens, sql[at:]
         if kind in ("text", "name") and tokens and not sql[at - 1].isspace() and tokens[-1][1] in ("e", "&"):
             return tokens, sql[at - 1 :]
         if kind not in ("space", "comment"):
@@ -284,28 +316,33 @@ def body_behind_as(sql: str) -> str:
 
 
 def common_tables(sql: str) -> dict[str, tuple[int, int]]:
-    """The common table expressions that a statement begins with, each with the places of two tokens: its name, and what
-    its name stands for it behind. None if a part of the statement is not understood.
+    """The common table expressions that a statement begins with, each with the places of two tokens: its name, and the
+    one behind which its name stands for it. {} if a part of the statement is not understood.
     """
     tokens, rest = lexed(sql)
     words = [word for _, word in tokens]
     if words[:1] != ["with"] or rest.strip("; \n") or "[" in words:  # SQLite's [name] may have brackets in it
         return {}
-    found: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int]] = {}
     is_recursive = words[1:2] == ["recursive"]
-    name, depth = "", 0
+    name = ""
+    depth = 0
     for at in range(2 if is_recursive else 1, len(words)):
+        word = words[at]
         if not name:
-            name = words[at]
-            found[name] = at, at
-        depth += (words[at] == "(") - (words[at] == ")")
-        if depth == 0 and words[at] == ")" and not is_recursive:
-            found[name] = found[name][0], at
-        if depth == 0 and words[at] == ",":
+            name = word
+            places[name] = at, at
+        depth += (word == "(") - (word == ")")
+        if depth != 0:
+            continue
+        if word == ")" and not is_recursive:
+            definition, _ = places[name]
+            places[name] = definition, at
+        elif word == ",":
             name = ""
-        if depth == 0 and words[at] == "select":
+        elif word == "select":
             break
-    return found
+    return places
 
 
 def shadowed_names(sql: str) -> frozenset[str]:
@@ -332,12 +369,17 @@ def with_pivot_values(sql: str) -> str:
     """DuckDB's statement with a value for each column that a PIVOT spreads over values which it finds by itself. It
     names what the statement names, and is a single query, where DuckDB makes several of the statement.
     """
-    matches = [match for match in DUCKDB_TOKEN.finditer(sql) if match.lastgroup not in ("space", "comment")]
+    words: list[tuple[str, int]] = []  # each with its end
+    for match in DUCKDB_TOKEN.finditer(sql):
+        if match.lastgroup not in ("space", "comment"):
+            words.append((match[0].lower(), match.end()))
+    words.append((";", len(sql)))
     pieces: list[str] = []
-    written = end = 0
+    written = 0
+    end = 0
     # For each open bracket: "pivot" behind that word, then "column" in a column without values, "valued" behind its IN.
     states = [""]
-    for word, next_end in [*((match[0].lower(), match.end()) for match in matches), (";", len(sql))]:
+    for word, next_end in words:
         state = states[-1]
         is_column_over = word == "," or word in _AFTER_PIVOT
         if state == "column" and is_column_over:
@@ -361,22 +403,29 @@ def with_pivot_values(sql: str) -> str:
 
 def word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:
     """The reason to refuse a word where it stands; "" if there is none."""
+    is_word = tokens[index][0] == "word"
     before = tokens[index - 1][1] if index else ""
-    called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")
-    is_allowed = called and word in FUNCTIONS[engine]  # such as pg_typeof
+    is_called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")
+    is_allowed = is_called and word in FUNCTIONS[engine]  # such as pg_typeof
     in_catalogue = engine in _CATALOGUED and HIDDEN.match(word) is not None and not is_allowed
-    is_hidden = in_catalogue or (word in _CONNECTED[engine] and tokens[index][0] == "word")
-    if is_hidden and before != "." and (before != "as" or called):
+    is_hidden = in_catalogue or (is_word and word in _CONNECTED[engine])
+    if is_hidden and before != "." and (before != "as" or is_called):
         return f"not authorized to use {word}"
-    if not called or (tokens[index][0] == "word" and word in KEYWORDS | FORMS.get(engine, frozenset())):
+    if not is_called or word in FUNCTIONS[engine] or before in ("as", ")", "with", "recursive"):
         return ""
-    if word in FUNCTIONS[engine] or before in ("as", ")", "with", "recursive"):
+    if is_word and (word in KEYWORDS or word in FORMS.get(engine, ())):
         return ""
-    # "name(a, b) AS (SELECT": the columns of a common table expression, not a call.
-    at = index + 2
+    if _opens_common_table(tokens, index + 2):
+        return ""
+    return f"not authorized to use function: {word}"
+
+
+def _opens_common_table(tokens: Sequence[tuple[str, str]], at: int) -> bool:
+    """Whether the columns of a common table expression stand from a place on, as in "name(a, b) AS (SELECT"."""
     while at < len(tokens) and (tokens[at][0] in ("word", "name") or tokens[at][1] == ","):
         at += 1
     ahead = [word for _, word in tokens[at : at + 6]]
+    if ahead[:2] != [")", "as"]:
+        return False
     opening = [word for word in ahead[2:] if word not in ("not", "materialized")]
-    is_query = opening[:1] == ["("] and opening[1:2] in (["select"], ["with"], ["values"], ["("], ["from"])
-    return "" if ahead[:2] == [")", "as"] and is_query else f"not authorized to use function: {word}"
+    return opening[:1] == ["("] and opening[1:2] in (["select"], ["with"], ["values"], ["("], ["from"])
