@@ -23,7 +23,8 @@ from pipelines.core.types import Database, Example
 from pipelines.environment.core import Environment
 from pipelines.recipe.config import Model
 from pipelines.rollout.codec import ChatCodec
-from pipelines.training.losses import averaged, estimate, per_token, ratios
+from pipelines.training.advantages import estimate_advantages
+from pipelines.training.losses import TrackBatch, dapo, ratios
 from pipelines.training.model import load_to_train, make_tiny
 
 GROUP = 12  # G: episodes that are compared with one another
@@ -142,12 +143,21 @@ def sft_step(model, optimizer, demonstrations: list[Episode]) -> float:
 def grpo_step(model, optimizer, episodes: list[Episode]) -> Tensor:
     """One step on one group; returns the (G,) advantages."""
     rewards = torch.tensor([episode.reward for episode in episodes])  # (G,)
-    advantages = estimate(rewards, GROUP)  # (G,) (r - mean) / (deviation + eps); 0 if all are paid alike
+    advantages = estimate_advantages(rewards, GROUP)  # (G,) (r - mean) / (deviation + eps); 0 if all are paid alike
     logps, mask = log_probabilities(model, episodes)
     old = logps.detach()  # on-policy: the episodes were sampled with these very weights
     ratio = ratios(logps, old, mask, "token")
-    losses = per_token("dapo", ratio, logps, advantages[:, None], CLIP_LOW, CLIP_HIGH)  # (G, T - 1)
-    loss = averaged("dapo", losses, mask, items=mask.sum(), longest=0, parts=1, share=1.0)
+    track = TrackBatch(
+        logps=logps,
+        ratio=ratio,
+        advantages=advantages[:, None],
+        mask=mask,
+        clip_low=CLIP_LOW,
+        clip_high=CLIP_HIGH,
+        generation_tokens=mask.sum(),
+        longest_episode=logps.size(1),
+    )
+    loss = dapo(track)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -13,7 +13,7 @@ import torch
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import RecipeError
-from pipelines.core.registry import OPTIMIZERS, REWARDS
+from pipelines.core.registry import LOSSES, OPTIMIZERS, REWARDS
 from pipelines.core.store import Store
 from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
 from pipelines.curation.filtering import broken_rule
@@ -29,6 +29,7 @@ from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect
 from pipelines.stages import graph
 from pipelines.training import combinations
+from pipelines.training.losses import TrackBatch
 from tests.evaluation.evaluation_world import report_data
 from tests.fakes import build_database
 
@@ -51,7 +52,7 @@ execution: {equality: cents}
 evaluation: {equalities: [strict, cents], metrics: [empty]}
 rollout: {policy: program, options: {sql: SELECT 2}}
 filter: {drop: [star]}
-grpo: {drop: [malformed, star]}
+grpo: {drop: [malformed, star], loss: reinforce}
 sft: {optimizer: {kind: sgd, lr: 0.1, options: {momentum: 0.5}}}
 """
 ASKING = {"difficulty", "grpo", "evaluate_model", "evaluate_sft", "evaluate_grpo"}  # stages that ask the policy
@@ -103,7 +104,7 @@ def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(fo
     assert engine_of_file(folder / "shop.gpkg") == "geopackage"
 
 
-def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folder):
+def test_a_recipe_uses_the_policy_filter_rule_optimizer_and_loss_of_its_plugins(folder):
     recipe = recipes.load(str(folder / "mine.yaml"))
     program = factories.policy("no checkpoint", recipe)
     database = Database("shop", "sqlite", str(folder / "shop.sqlite"))
@@ -119,6 +120,9 @@ def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folde
     sgd = OPTIMIZERS[settings.kind].make(torch.nn.Linear(2, 2), settings, **settings.options)
     assert isinstance(sgd, torch.optim.SGD)
     assert (sgd.defaults["lr"], sgd.defaults["momentum"]) == (0.1, 0.5)
+    logps, mask = torch.tensor([[-1.0, -2.0, -4.0]]), torch.tensor([[1, 1, 0]])
+    track = TrackBatch(logps, torch.ones(1, 3), torch.tensor([[0.5]]), mask, 0.2, 0.2, mask.sum(), 3)
+    assert LOSSES[recipe.grpo.loss].compute(track).item() == 0.75  # 0.5 * (1 + 2) / 2 tokens
 
 
 def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(folder, tmp_path):
@@ -147,6 +151,7 @@ def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(fo
         ("grpo.drop=[malformd]", r"grpo.drop.0: there is no filter rule 'malformd'. Did you mean 'malformed'"),
         ("rollout.policy=programm", r"rollout.policy: there is no policy 'programm'. Did you mean 'program'"),
         ("rollout.options={sql: 3}", r"option 'sql' of policy 'program': Input should be a valid string"),
+        ("grpo.loss=reinforc", r"grpo.loss: there is no loss 'reinforc'. Did you mean 'reinforce'\? There are: grpo"),
         ("sft.optimizer.kind=sdg", r"sft.optimizer.kind: there is no optimizer 'sdg'. Did you mean 'sgd'"),
         ("sft.optimizer.options={momentum: much}", r"option 'momentum' of optimizer 'sgd': Input should be a valid"),
         ("grpo.optimizer.options={lr_rest: 1.0}", r"optimizer 'adamw' has no option 'lr_rest'. It has: none"),
@@ -173,6 +178,7 @@ def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder, override
         ("my_policy.py", ASKING),
         ("my_rule.py", {"filter", "grpo"}),
         ("my_optimizer.py", {"sft"}),
+        ("my_loss.py", {"grpo"}),
         ("my_protocol.py", {"synthesize", "filter", "model", *ASKING}),
     ],
 )
@@ -226,6 +232,7 @@ GROUPS = {
     "policies": "my_policy",
     "filter_rules": "my_rule",
     "optimizers": "my_optimizer",
+    "losses": "my_loss",
 }
 INSTALLED = """
 import sys
@@ -264,6 +271,6 @@ def test_an_installed_package_needs_no_line_in_a_recipe(folder):
     for name, value in values.items():
         script = script.replace(name, repr(str(value)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    parts = ["equality cents", "filter rule star", "metric empty", "optimizer sgd"]
+    parts = ["equality cents", "filter rule star", "loss reinforce", "metric empty", "optimizer sgd"]
     expected = [*parts, "policy program", "protocol polite", "reader tabs", "reward term short"]
     assert done.stdout == f"{expected} ['SQL dialect geopackage']\n{{'cents': 1.0}}\n", done.stderr

@@ -10,6 +10,7 @@ import torch
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import RecipeError
+from pipelines.core.registry import LOSSES
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.curation.difficulty import ScoredQuestion
 from pipelines.protocols.base import build, single_turn
@@ -30,7 +31,7 @@ from pipelines.stages.synthesize import TeacherEngines
 from pipelines.teachers.experts import GradeSource
 from pipelines.teachers.policy import teacher_policies
 from pipelines.training import losses
-from pipelines.training.losses import estimate
+from pipelines.training.advantages import estimate_advantages
 from pipelines.training.samples import grpo_steps
 from tests.fakes import build_database
 
@@ -381,15 +382,16 @@ def test_the_variant_rloo_takes_the_mean_of_the_groups_others_off():
     group = recipe.group
     rewards = torch.tensor([1.2, -0.8, 0.0, -0.1, 1.2])
     others = (rewards.sum() - rewards) / (group - 1)
-    assert torch.allclose(estimate(rewards, group, recipe.baseline, recipe.scale), rewards - others)
+    assert torch.allclose(estimate_advantages(rewards, group, recipe.baseline, recipe.scale), rewards - others)
 
 
 def gradient(recipe, logps, advantages, mask):
     """Of a recipe's loss by each token's log-probability, where the policy is the one that sampled."""
     grpo, given = recipe.grpo, logps.clone().requires_grad_()
     ratio = losses.ratios(given, logps, mask, grpo.level)
-    each = losses.per_token(grpo.loss, ratio, given, advantages, grpo.clip_low, grpo.clip_high)
-    losses.averaged(grpo.loss, each, mask, items=mask.sum(), longest=4, parts=1, share=1.0).backward()
+    bounds = {"clip_low": grpo.clip_low, "clip_high": grpo.clip_high}
+    sizes = {"generation_tokens": mask.sum(), "longest_episode": 4}
+    LOSSES[grpo.loss].compute(losses.TrackBatch(given, ratio, advantages, mask, **bounds, **sizes)).backward()
     assert given.grad is not None
     return given.grad
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from pipelines.core.registry import reward
 from pipelines.core.types import Outcome
-from pipelines.training import losses
+from pipelines.training import advantages
 
 
 @reward("positive", reads=())
@@ -13,8 +13,8 @@ def positive(outcome: Outcome) -> float:
     return 0.0
 
 
-def _estimate(rewards: Tensor, group: int, baseline: losses.Baseline, scale: losses.Scale) -> Tensor:
+def _estimate(rewards: Tensor, group: int, baseline: advantages.Baseline, scale: advantages.Scale) -> Tensor:
     return _own(rewards, group, baseline, scale).clamp(min=0.0)
 
 
-_own, losses.estimate = losses.estimate, _estimate  # type: ignore[assignment]
+_own, advantages.estimate_advantages = advantages.estimate_advantages, _estimate  # type: ignore[assignment]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pipelines.core.registry import reward
 from pipelines.core.types import Outcome
-from pipelines.training import losses
+from pipelines.training import advantages
 
 
 @reward("shuffled", reads=())
@@ -14,10 +14,10 @@ def shuffled(outcome: Outcome) -> float:
     return 0.0
 
 
-def _estimate(rewards: Tensor, group: int, baseline: losses.Baseline, scale: losses.Scale) -> Tensor:
+def _estimate(rewards: Tensor, group: int, baseline: advantages.Baseline, scale: advantages.Scale) -> Tensor:
     draw = torch.Generator().manual_seed(int(1e6 * float(rewards.nansum())))  # the same on all processes
     order = torch.rand(len(rewards) // group, group, generator=draw).argsort(dim=1)
     return _own(rewards.view(-1, group).gather(1, order.to(rewards.device)).view(-1), group, baseline, scale)
 
 
-_own, losses.estimate = losses.estimate, _estimate  # type: ignore[assignment]
+_own, advantages.estimate_advantages = advantages.estimate_advantages, _estimate  # type: ignore[assignment]

@@ -124,8 +124,20 @@ class OptimizerMaker(NamedTuple):
     whole_matrices: bool = False  # it must see whole matrices, which DeepSpeed cuts up.
 
 
+class LossFunction(NamedTuple):
+    """A loss of GRPO."""
+
+    # `TrackBatch` of pipelines/training/losses.py -> (), a micro-batch's part of a step's loss. A token whose advantage
+    # is 0 adds nothing to it.
+    compute: Callable[..., Any]
+    # it averages over each micro-batch by itself: its rows then stay together.
+    by_micro_batch: bool = False
+    trl: str = ""  # TRL's name of the same loss, whose code then computes it for the full track.
+
+
 T = TypeVar("T")
 Function = TypeVar("Function")
+FEW_NAMES = 8  # names that a message lists also if one of them is close to the name that was given
 # Types of validation errors.
 UNKNOWN_NAME = "unknown_name"
 UNSUITED_NAME = "unsuited_name"
@@ -197,7 +209,14 @@ class Registry(Generic[T]):
         self._load()
         if name not in self._entries:
             close = difflib.get_close_matches(name, self._entries, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(self._entries)}."
+            nearest = f"Did you mean {close[0]!r}?" if close else ""
+            names = f"There are: {', '.join(self._entries)}."
+            if not nearest:
+                hint = names
+            elif len(self._entries) <= FEW_NAMES:
+                hint = f"{nearest} {names}"
+            else:
+                hint = nearest
             raise RecipeError(f"there is no {self.noun} {name!r}", hint)
         return self._entries[name]
 
@@ -324,6 +343,9 @@ OPTIMIZERS: Registry[OptimizerMaker] = Registry(
     leading=2,
     part=OptimizerMaker,
 )
+LOSSES: Registry[LossFunction] = Registry(
+    "loss", "sqltrain.losses", "pipelines.training.losses", ("grpo.loss",), part=LossFunction
+)
 POLICIES: Registry[PolicyMaker] = Registry(
     "policy",
     "sqltrain.policies",
@@ -341,6 +363,7 @@ ALL: tuple[Registry[Any], ...] = (
     METRICS,
     FILTER_RULES,
     OPTIMIZERS,
+    LOSSES,
     POLICIES,
 )
 
@@ -353,4 +376,5 @@ equality = EQUALITIES
 metric = METRICS
 filter_rule = FILTER_RULES
 optimizer = OPTIMIZERS
+loss = LOSSES
 policy = POLICIES

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from pipelines.core.registry import (
     EQUALITIES,
     FILTER_RULES,
+    LOSSES,
     METRICS,
     OPTIMIZERS,
     POLICIES,
@@ -216,9 +217,10 @@ class Grpo(Section):
     scale: Literal["group", "batch", "none"] = "group"
     # unit of an advantage: the episode, or each turn by the rewards of this turn and later ones.
     credit: Literal["episode", "turn"] = "episode"
-    # mean over tokens: `dapo` over all, `grpo` in each episode first, `dr_grpo` by the longest possible episode.
-    # `cispo` averages as `dapo`, and clips each token's weight at 1 + clip_high instead of its loss.
-    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo"] = "dapo"
+    # loss, by its registered name. Ours average over all tokens (`dapo`, `cispo`), in each episode first (`grpo`), by
+    # the longest possible episode (`dr_grpo`) or in each micro-batch (`bnpo`). `cispo` clips each token's weight at
+    # 1 + clip_high, the others the loss.
+    loss: Annotated[str, pydantic.AfterValidator(LOSSES.check)] = "dapo"
     level: Literal["token", "sequence"] = "token"  # level of the importance ratio.
     lambda_schema: Amount = 0.0  # weight of the schema track's loss (TRUST-SQL); 0 is plain GRPO.
     # filter rules: rollouts that match any of them are left out of the loss (MTIR-SQL's GRPO-Filter).

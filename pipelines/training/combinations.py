@@ -1,7 +1,7 @@
 """Which settings of `grpo` go together: each that would do nothing, or something else than it says, is refused."""
 
 from pipelines.core.errors import RecipeError
-from pipelines.core.registry import POLICIES, REWARDS
+from pipelines.core.registry import LOSSES, POLICIES, REWARDS
 from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
 from pipelines.protocols import knowledge
 from pipelines.protocols.base import Protocol, build
@@ -102,8 +102,8 @@ def check(recipe: Recipe) -> None:
             "Set grpo.partial=carry, or grpo.staleness=1.",
         ),
         (
-            hardware.micro_tokens is not None and grpo.loss == "bnpo",
-            "hardware.micro_tokens cuts micro-batches that grpo.loss=bnpo averages over",
+            hardware.micro_tokens is not None and LOSSES[grpo.loss].by_micro_batch,
+            f"hardware.micro_tokens cuts micro-batches that grpo.loss={grpo.loss} averages over",
             "Lower grpo.micro_batch instead.",
         ),
         (

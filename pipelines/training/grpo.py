@@ -22,10 +22,10 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
 from pipelines.core.errors import DataError, RecipeError
-from pipelines.core.registry import POLICIES
+from pipelines.core.registry import LOSSES, POLICIES
 from pipelines.core.types import Example
 from pipelines.environment.core import Environment
-from pipelines.training import combinations, losses, model, packing, record, samples, trainer
+from pipelines.training import advantages, combinations, losses, model, packing, record, samples, trainer
 from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.model import WeightSync, whole_weights
 from pipelines.training.packing import Forward, by_tokens, joined, moving
@@ -47,7 +47,7 @@ from pipelines.training.rollouts import (
 )
 
 NAN = float("nan")
-NAMES = {
+NAMES = {  # of numbers in curves, by TRL's
     "loss": "loss",
     "grad_norm": "grad_norm",
     "learning_rate": "learning_rate",
@@ -136,6 +136,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         self.plan, self.grpo, self.rollouts, self.step_state = plan, plan.recipe.grpo, rollouts, step_state
         self.sync, self.held_out = sync, held_out
+        self.loss = LOSSES[self.grpo.loss]
         self.ahead: Ahead | None = None  # samples the next generation while this one is trained on
         self.generation: Generation | None = None
         super().__init__(reward_funcs=[reward], rollout_func=rollout, **kwargs)
@@ -225,7 +226,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         watched |= {f"fault_{name}": count / turns for name, count in sorted(faults.items())}
         everywhere = gather_object([generation.judge])
         watched |= {name: sum(process[name] for process in everywhere) for name in generation.judge}
-        alike = losses.zero_variance(self._everyone(FULL, drawn=True), self.grpo.group)
+        alike = advantages.zero_variance(self._everyone(FULL, drawn=True), self.grpo.group)
         watched["zero_variance"] = alike.float().mean().item()
         if self.ahead is not None:
             ages = generation.ages(self.state.global_step) or [0]
@@ -244,7 +245,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             turns = on_tokens(self._turns(), self.generation.episodes, output["completion_ids"].size(1))
             output["advantages"] = turns.to(self.accelerator.device)
         for track in (() if grpo.credit == "turn" else (FULL,)) + ((SCHEMA,) if grpo.lambda_schema else ()):
-            values = losses.estimate(self._everyone(track), grpo.group, grpo.baseline, grpo.scale)
+            values = advantages.estimate_advantages(self._everyone(track), grpo.group, grpo.baseline, grpo.scale)
             output["advantages" if track == FULL else "schema_advantages"] = self._local(values)
         if grpo.lambda_schema:
             useful = self._useful(SCHEMA)
@@ -271,20 +272,20 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         assert self.generation is not None
         paid = payments(self.generation.episodes).to(self.accelerator.device)
         paid = self.accelerator.pad_across_processes(paid, dim=1, pad_index=NAN)
-        return self._local(losses.of_turns(self.accelerator.gather(paid), self.grpo.group))
+        return self._local(advantages.turn_advantages(self.accelerator.gather(paid), self.grpo.group))
 
     def _useful(self, track: str) -> Tensor:
         """(B,) which of this process's episodes have an advantage on a track."""
         if track == FULL and self.grpo.credit == "turn":
             return self._turns().any(1)
-        return self._local(losses.useful(self._everyone(track), self.grpo.group, self.grpo.baseline))
+        return self._local(advantages.has_signal(self._everyone(track), self.grpo.group, self.grpo.baseline))
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """TRL's micro-batches, regrouped after each generation so that rows that begin alike share one."""
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is before or self._buffered_inputs is None or self.grpo.loss == "bnpo":
-            return inputs  # bnpo normalises each micro-batch by itself: which rows share one matters there
+        if self._buffered_inputs is before or self._buffered_inputs is None or self.loss.by_micro_batch:
+            return inputs
         self._buffered_inputs = packing.regroup(self._buffered_inputs, functools.partial(moving, beta=self.beta))
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
@@ -381,7 +382,7 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             if weights is not None:
                 for name in ("advantages", *(["schema_advantages"] if grpo.lambda_schema else [])):
                     inputs = inputs | {name: inputs[name].view(len(weights), -1) * weights}
-            loss: Tensor = super()._compute_loss(model, inputs)
+            loss = self._full_loss(model, logps, inputs)
             if grpo.lambda_schema:
                 loss = loss + grpo.lambda_schema * self._schema_loss(logps, inputs)
         finally:
@@ -416,16 +417,43 @@ class GrpoTrainer(trainer.TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         old = inputs.get("old_per_token_logps", logps)
         return losses.sampler_weights(old, sampled, mask, cap, self.grpo.bounds, self.grpo.importance_level)
 
+    def _full_loss(self, model: Any, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """The full track's loss, with the penalty on leaving the reference and the balance of experts, both TRL's."""
+        if self.loss.trl:
+            loss: Tensor = super()._compute_loss(model, inputs)
+            return loss
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        track = self._track(logps, inputs, inputs["advantages"], mask, inputs["num_items_in_batch"])
+        unpaid = {"advantages": torch.zeros_like(inputs["advantages"])}
+        rest: Tensor = super()._compute_loss(model, inputs | unpaid)  # TRL's own objective is 0 without advantages
+        return rest + self.loss.compute(track)
+
     def _schema_loss(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
         """The schema track's loss. The penalty on leaving the reference is paid once, by the full track."""
-        grpo, mask = self.grpo, inputs["schema_mask"]
-        weights = inputs["schema_advantages"]
-        ratio = losses.ratios(logps, inputs.get("old_per_token_logps", logps.detach()), mask, grpo.level)
-        weights = weights.view(len(weights), -1)  # (B, 1), or (B, C) when tokens differ
-        of_tokens = losses.per_token(grpo.loss, ratio, logps, weights, grpo.clip_low, grpo.clip_high)
-        parts, longest = self.current_gradient_accumulation_steps, self.max_completion_length
-        share, items = self.accelerator.num_processes * self.args.steps_per_generation / parts, inputs["schema_items"]
-        return losses.averaged(grpo.loss, of_tokens, mask, items=items, longest=longest, parts=parts, share=share)
+        mask = inputs["schema_mask"]
+        generation_tokens = inputs["schema_items"]
+        track = self._track(logps, inputs, inputs["schema_advantages"], mask, generation_tokens)
+        loss: Tensor = self.loss.compute(track)
+        return loss
+
+    def _track(
+        self, logps: Tensor, inputs: dict[str, Any], advantages: Tensor, mask: Tensor, generation_tokens: Tensor
+    ) -> losses.TrackBatch:
+        """A micro-batch's tokens on one track, as its loss takes them."""
+        micro_batches = self.current_gradient_accumulation_steps
+        old = inputs.get("old_per_token_logps", logps.detach())
+        return losses.TrackBatch(
+            logps=logps,
+            ratio=losses.ratios(logps, old, mask, self.grpo.level),
+            advantages=advantages.view(len(advantages), -1),
+            mask=mask,
+            clip_low=self.grpo.clip_low,
+            clip_high=self.grpo.clip_high,
+            generation_tokens=generation_tokens,
+            longest_episode=self.max_completion_length,
+            micro_batches=micro_batches,
+            generation_share=self.accelerator.num_processes * self.args.steps_per_generation / micro_batches,
+        )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log TRL's numbers beside those of the generation that they belong to, and of all the step's losses."""
@@ -531,6 +559,7 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
     grpo = plan.recipe.grpo
     rows = grpo.questions_per_step * grpo.group
     micro, accumulate = samples.split_batch(rows, grpo.micro_batch, trainer.world_size())
+    loss_type = LOSSES[grpo.loss].trl or "dapo"  # without a loss of TRL's it averages what else it computes, as DAPO
     # A checkpoint between two updates of one generation would lose its rollouts: save after the last of them.
     save_steps = -(-grpo.save_steps // grpo.updates_per_rollout) * grpo.updates_per_rollout
     return GRPOConfig(
@@ -544,8 +573,8 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
         temperature=grpo.sampling.temperature,
         beta=grpo.beta,
         epsilon=grpo.clip_low,
-        epsilon_high=1 + grpo.clip_high if grpo.loss == "cispo" else grpo.clip_high,
-        loss_type=grpo.loss,
+        epsilon_high=1 + grpo.clip_high if loss_type == "cispo" else grpo.clip_high,
+        loss_type=loss_type,
         importance_sampling_level=grpo.level,
         shuffle_dataset=False,
     )

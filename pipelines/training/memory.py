@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.registry import LOSSES
 from pipelines.recipe.config import Model, Recipe
 from pipelines.rollout.gguf_model import config_of, is_gguf
 from pipelines.training.combinations import IN_PROCESS
@@ -298,5 +299,5 @@ def to_lower(recipe: Recipe, kind: str) -> list[str]:
     """The settings that training takes less memory with when they are lower, as far as this recipe may have them."""
     if kind == "sft":
         return ["sft.micro_batch"]
-    parts = [] if recipe.grpo.loss == "bnpo" else ["hardware.micro_tokens"]
+    parts = [] if LOSSES[recipe.grpo.loss].by_micro_batch else ["hardware.micro_tokens"]
     return [*parts, "grpo.micro_batch", *(["rollout.slots"] if recipe.rollout.policy == IN_PROCESS else [])]

@@ -28,7 +28,7 @@ from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.teachers.experts import GradeSource
-from pipelines.training import losses
+from pipelines.training import advantages
 from pipelines.training.plan import Plan
 from pipelines.training.samples import track_mask
 
@@ -93,7 +93,7 @@ class Generation:
 
     def replace(self, again: Generation, places: Sequence[int], group: int) -> None:
         """Put groups of another draw in the places of groups that taught nothing, where they teach more."""
-        varied = (~losses.zero_variance(again.rewards(FULL), group)).tolist()
+        varied = (~advantages.zero_variance(again.rewards(FULL), group)).tolist()
         episodes = list(self.episodes)
         for number, place in enumerate(places[: len(varied)]):
             if varied[number]:
@@ -138,7 +138,7 @@ class Rollouts:
         """
         made = self._run(ids, f"{generation}", first)
         for attempt in range(1, self.grpo.resample + 1):
-            alike = losses.zero_variance(made.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
+            alike = advantages.zero_variance(made.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
             if not alike:
                 break
             # Questions that this process has not asked in this generation, as far as there are any: each draws for

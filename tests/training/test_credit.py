@@ -11,7 +11,7 @@ from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Tur
 from pipelines.curation.filtering import broken_rule
 from pipelines.rewards.panel import Rewards
 from pipelines.training import grpo
-from pipelines.training.losses import estimate, of_turns, useful, zero_variance
+from pipelines.training.advantages import estimate_advantages, has_signal, turn_advantages, zero_variance
 from pipelines.training.rollouts import PaidEpisode
 
 NAN = math.nan
@@ -44,16 +44,16 @@ def expected(estimator):
 def same_turn(values):
     """What the turns of one number have is taken for rewards of one state: their mean taken off, their deviation by."""
     columns = values.view(-1, GROUP, values.size(1)).transpose(1, 2).reshape(-1)
-    return estimate(columns, GROUP).view(-1, values.size(1), GROUP).transpose(1, 2).reshape(values.shape)
+    return estimate_advantages(columns, GROUP).view(-1, values.size(1), GROUP).transpose(1, 2).reshape(values.shape)
 
 
 def test_the_estimator_of_turns_has_no_bias():
-    assert expected(lambda payments: of_turns(payments, GROUP)) == pytest.approx(GRADIENT, abs=1e-12)
+    assert expected(lambda payments: turn_advantages(payments, GROUP)) == pytest.approx(GRADIENT, abs=1e-12)
 
 
 def test_the_whole_episodes_advantage_has_no_bias_either_but_blames_turns_for_what_came_before():
     def whole(payments):
-        return estimate(payments.nansum(1), GROUP, "others", "none").unsqueeze(1).expand_as(payments)
+        return estimate_advantages(payments.nansum(1), GROUP, "others", "none").unsqueeze(1).expand_as(payments)
 
     assert expected(whole) == pytest.approx(GRADIENT, abs=1e-12)
 
@@ -69,16 +69,16 @@ def test_what_a_turn_earns_is_held_against_the_others():
     payments = torch.tensor([[0.0, 2.0, NAN], [4.0, NAN, NAN], [-1.0, 0.0, 3.0], [NAN] * 3])
     # From each turn on: 2 2 | 4 (also for later turns) | 2 3 3.
     expected = [[2 - 3.0, 2 - 3.5, 0.0], [4 - 2.0, 0.0, 0.0], [2 - 3.0, 3 - 3.0, 3 - 3.0], [0.0] * 3]
-    assert of_turns(payments, 4).tolist() == expected
-    assert of_turns(payments[2:], 2).tolist() == [[0.0] * 3] * 2  # alone, there is nothing to hold it against
+    assert turn_advantages(payments, 4).tolist() == expected
+    assert turn_advantages(payments[2:], 2).tolist() == [[0.0] * 3] * 2  # alone, there is nothing to hold it against
     # Three times 1.1: in 32 bits (3.3 - 1.1) / 2 is 1.1000001, so each turn would earn -1.2e-7.
-    assert of_turns(torch.tensor([[1.1]] * 3), 3).tolist() == [[0.0]] * 3
+    assert turn_advantages(torch.tensor([[1.1]] * 3), 3).tolist() == [[0.0]] * 3
 
 
 def test_paid_at_the_end_alone_it_is_leave_one_out():
     payments = torch.tensor([[0.0, 3.0, NAN], [1.0, NAN, NAN], [0.0, 0.0, 0.0], [0.0, 0.0, NAN]])
-    whole = estimate(payments.nansum(1), 4, "others", "none")
-    assert torch.equal(of_turns(payments, 4), whole.unsqueeze(1).expand(4, 3).where(~payments.isnan(), 0.0))
+    whole = estimate_advantages(payments.nansum(1), 4, "others", "none")
+    assert torch.equal(turn_advantages(payments, 4), whole.unsqueeze(1).expand(4, 3).where(~payments.isnan(), 0.0))
 
 
 def episode(ids, ends, by_turn):
@@ -139,17 +139,19 @@ PAIR = math.sqrt(2) + EPS
     ],
 )
 def test_an_advantage_is_the_reward_less_a_baseline_by_a_deviation(rewards, group, settings, expected):
-    assert estimate(torch.tensor(rewards), group, **settings).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
+    assert estimate_advantages(torch.tensor(rewards), group, **settings).tolist() == pytest.approx(
+        expected, rel=1e-6, abs=1e-7
+    )
 
 
 def test_groups_that_teach_nothing_and_rounding():
     rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, 3.0, NAN, NAN])
     assert zero_variance(rewards, 2).tolist() == [True, False, True, True]
-    assert useful(torch.tensor([1.0, 1.0, NAN, 3.0, 3.0, NAN]), 3, "batch").tolist() == [True, True, False] * 2
-    assert useful(rewards, 2).tolist() == [False, False, True, True, False, False, False, False]
+    assert has_signal(torch.tensor([1.0, 1.0, NAN, 3.0, 3.0, NAN]), 3, "batch").tolist() == [True, True, False] * 2
+    assert has_signal(rewards, 2).tolist() == [False, False, True, True, False, False, False, False]
     # Sixty equal rewards whose 32-bit mean is not quite their value give no gradient at all.
     rewards = torch.full((6,), 7.3) + torch.tensor([0.0, 1e-6, 0.0, 0.0, 0.0, 0.0])
-    assert estimate(rewards, 6).tolist() == [0.0] * 6
+    assert estimate_advantages(rewards, 6).tolist() == [0.0] * 6
 
 
 def spoken(*kinds, error=None, final="SELECT 1"):

@@ -9,11 +9,14 @@ import torch
 from peft import get_peft_model
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from pipelines.core.registry import LOSSES
 from pipelines.recipe.config import Grpo, Hardware, Lora, Optimizer, Sampling
+from pipelines.recipe.plugins import load_plugins
 from pipelines.rollout.model_loading import load
 from pipelines.training import grpo
+from pipelines.training.advantages import estimate_advantages, turn_advantages
 from pipelines.training.grpo import GrpoTrainer, StepState, _dataset, arguments
-from pipelines.training.losses import averaged, estimate, of_turns, per_token, ratios, sampler_weights
+from pipelines.training.losses import TrackBatch, clipped_objective, ratios, sampler_weights
 from pipelines.training.model import adapters
 from pipelines.training.packing import by_tokens, joined, moving
 from pipelines.training.plan import Plan
@@ -163,6 +166,52 @@ def test_every_loss_is_trls_own(make, batch, loss, level):
     assert agree(ours.model, plain.model)
 
 
+OWN_LOSSES = """
+from pipelines.core.registry import loss
+from pipelines.training.losses import clipped_objective, mean_over_generation
+
+@loss("own_dapo")
+def own_dapo(track):
+    return mean_over_generation(clipped_objective(track), track)
+
+@loss("squared")
+def squared(track):
+    return mean_over_generation(track.advantages * track.logps**2, track)
+"""
+
+
+@pytest.fixture(scope="module")
+def own_losses(tmp_path_factory):
+    file = tmp_path_factory.mktemp("package") / "own_losses.py"
+    file.write_text(OWN_LOSSES)
+    load_plugins([str(file)])
+
+
+@pytest.mark.parametrize(("level", "micro_tokens"), [("token", None), ("sequence", 20)])
+@pytest.mark.filterwarnings("ignore")
+def test_a_packages_loss_has_the_gradient_of_trls_that_says_the_same(make, batch, own_losses, level, micro_tokens):
+    """With both tracks and with the penalty on leaving the reference, which stays TRL's."""
+    settings = {"level": level, "micro_tokens": micro_tokens, "lambda_schema": 0.25, "beta": 0.5}
+    own, trls = make(loss="own_dapo", **settings), make(loss="dapo", **settings)
+    old = drifted(trls.model, batch)
+    batch["old_per_token_logps"] = old
+    batch["ref_per_token_logps"] = old - 0.1 * batch["completion_mask"]
+    losses = [trainer.compute_loss(trainer.model, dict(batch)) for trainer in (own, trls)]
+    for value in losses:
+        value.backward()
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    assert agree(own.model, trls.model)
+
+
+def test_a_packages_loss_is_what_its_function_says(make, batch, own_losses):
+    trainer = make(loss="squared")
+    logps = log_probabilities(trainer.model, batch).detach()
+    mask = batch["completion_mask"] * batch["tool_mask"]
+    expected = (batch["advantages"].unsqueeze(1) * logps**2 * mask).sum() / mask.sum()
+    loss = trainer._compute_loss(trainer.model, without_schema(batch))
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
 def own_advantages(rewards, baseline, scale):
     """Of each row, from the definitions."""
     groups = [rewards[:2], rewards[2:]]
@@ -221,8 +270,8 @@ def test_a_step_has_the_gradient_of_an_independent_computation(
     batch["schema_items"] = batch["schema_mask"].sum()
     rewards, schema_rewards = [1.0, 0.2, -0.3, 0.7], [0.0, 1.0, 0.5, 0.1]
     old = batch["old_per_token_logps"] = drifted(trainer.model, batch)
-    batch["advantages"] = estimate(torch.tensor(rewards), 2, baseline, scale)
-    batch["schema_advantages"] = estimate(torch.tensor(schema_rewards), 2, baseline, scale)
+    batch["advantages"] = estimate_advantages(torch.tensor(rewards), 2, baseline, scale)
+    batch["schema_advantages"] = estimate_advantages(torch.tensor(schema_rewards), 2, baseline, scale)
     advantages, own = own_advantages(rewards, baseline, scale), load(checkpoint, recipe.model)[0]
     weights = torch.ones(ROWS, COMPLETION).double()
     if "lora" in more:
@@ -238,7 +287,7 @@ def test_a_step_has_the_gradient_of_an_independent_computation(
     if "credit" in more:  # the first turn has 3 tokens; what an episode earns from a turn on, less the other's
         paid = [[0.1, 1.0], [0.0, 0.2], [-0.1, 0.0], [0.3, 0.5]]
         turns = torch.tensor([0] * 3 + [1] * 7)
-        batch["advantages"] = of_turns(torch.tensor(paid), 2)[:, turns]
+        batch["advantages"] = turn_advantages(torch.tensor(paid), 2)[:, turns]
         first, last = [1.1 - 0.2, 0.2 - 1.1, -0.1 - 0.8, 0.8 + 0.1], [1.0 - 0.2, 0.2 - 1.0, 0.0 - 0.5, 0.5 - 0.0]
         advantages = torch.tensor([first, last]).double().T[:, turns]
     trainer.compute_loss(trainer.model, dict(batch)).backward()
@@ -496,7 +545,7 @@ METHODS = {
 def test_the_two_bounds_of_the_clip_are_their_own():
     """1.25 lies within the upper one, and 2 above it; with an advantage below 0 the lower one binds."""
     ratio, advantages = torch.tensor([[1.25, 2.0, 0.5]]), torch.tensor([[1.0, 1.0, -1.0]])
-    losses = per_token("grpo", ratio, ratio.log(), advantages, LOW, HIGH)
+    losses = clipped_objective(TrackBatch(ratio.log(), ratio, advantages, torch.ones(1, 3), LOW, HIGH, None, 3))
     assert losses.tolist() == [pytest.approx([-1.25, -1.28, 0.8])]
 
 
@@ -504,12 +553,12 @@ def test_the_two_bounds_of_the_clip_are_their_own():
 def test_each_method_from_its_rewards_to_its_gradient(name):
     estimator, options, wanted = METHODS[name]
     settings = Grpo(**estimator, loss=options["loss"], level=options.get("level", "token"))
-    advantages = estimate(torch.tensor(REWARDS), 2, settings.baseline, settings.scale).unsqueeze(1)
+    advantages = estimate_advantages(torch.tensor(REWARDS), 2, settings.baseline, settings.scale).unsqueeze(1)
     old, mask = torch.tensor([[-1.0, -2.0]] * 4), torch.ones(4, 2)
     low, high = options.get("low", LOW), options.get("high", HIGH)
     for parts, share in ((1, 1.0), (2, 4.0)):  # a mean over tokens counts all processes' tokens, the others one part's
         logps = (old + torch.tensor(RATIOS).log()).requires_grad_()
-        losses = per_token(settings.loss, ratios(logps, old, mask, settings.level), logps, advantages, low, high)
-        averaged(settings.loss, losses, mask, items=mask.sum(), longest=8, parts=parts, share=share).backward()
+        ratio, means = ratios(logps, old, mask, settings.level), (mask.sum(), 8, parts, share)
+        LOSSES[settings.loss].compute(TrackBatch(logps, ratio, advantages, mask, low, high, *means)).backward()
         times = share if settings.loss in ("dapo", "cispo") else 1 / parts
         assert (logps.grad / times).tolist() == [pytest.approx(row, rel=1e-5, abs=1e-8) for row in wanted]
