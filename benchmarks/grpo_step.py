@@ -50,7 +50,7 @@ from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.training import grpo, packing, sft, trainer
-from pipelines.training.grpo import GrpoTrainer
+from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
 
@@ -169,13 +169,13 @@ def watch(trainer: Any, clock: Clock) -> None:
 @contextlib.contextmanager
 def each_row_by_itself() -> Iterator[None]:
     """Inside, the training pass is padded, and its head is TRL's."""
-    before = packing.suits, trainer.lean_head, utils._ChunkedLogProbFunction
-    packing.suits, trainer.lean_head = (lambda network: False), (lambda: None)
+    before = packing.supports_packing, trainer.patch_trl_lm_head, utils._ChunkedLogProbFunction
+    packing.supports_packing, trainer.patch_trl_lm_head = (lambda network: False), (lambda: None)
     utils._ChunkedLogProbFunction = ChunkedLogProbFunction
     try:
         yield
     finally:
-        packing.suits, trainer.lean_head, utils._ChunkedLogProbFunction = before
+        packing.supports_packing, trainer.patch_trl_lm_head, utils._ChunkedLogProbFunction = before
 
 
 def ours(world: World, name: str) -> dict[str, float]:

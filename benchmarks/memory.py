@@ -26,8 +26,8 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils
 from trl.trainer.utils import add_fused_lm_head
 
-from pipelines.training import packing, trainer
-from pipelines.training.packing import Head
+from pipelines.training import packing
+from pipelines.training.fused_head import FusedHead, patch_trl_lm_head
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "gpu.md"
 BEGIN, END = "<!-- loss step: begin -->", "<!-- loss step: end -->"
@@ -55,7 +55,7 @@ def fused(model: Any, ids: Tensor) -> Tensor:
     """What the trainer does with a row."""
     mask = torch.ones_like(ids)
     packed = packing.pack(ids, mask, ids.size(1) - PROMPT)
-    log_probs, _, _ = packing.forward(model, packed, mask[:, PROMPT:])
+    log_probs, _, _ = packing.packed_scores(model, packed, mask[:, PROMPT:])
     return log_probs.sum()
 
 
@@ -77,11 +77,11 @@ def measure(tokens: int, vocabulary: int) -> dict[str, int]:
     ids = torch.arange(tokens)[None] % vocabulary
     model = network(vocabulary)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    packing.prepare(model)
-    trainer.lean_head()
+    packing.use_packed_attention(model)
+    patch_trl_lm_head()
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
-    ways = {"ours": (Head, fused)}
+    ways = {"ours": (FusedHead, fused)}
     if tokens <= TRL_TILE:
         ways["trl"] = (ChunkedLogProbFunction, fused)
     if 4 * tokens * vocabulary * 4 < MOST:

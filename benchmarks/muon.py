@@ -3,7 +3,7 @@
     python benchmarks/muon.py
 
 PyTorch multiplies bfloat16 matrices number by number where the processor has no instructions for them. The training
-then takes products in float32 and rounds them (`pipelines.training.trainer.orthogonal`). One thread, the matrices of
+then takes products in float32 and rounds them (`pipelines.training.muon.orthogonal`). One thread, the matrices of
 the miniature's blocks; processor seconds of their products in a step, the least of several.
 """
 
@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from pipelines.training.trainer import orthogonal, slow_bfloat16
+from pipelines.training.muon import orthogonal, slow_bfloat16
 
 LAYERS = 4
 SHAPES = ((128, 128), (128, 128), (128, 128), (128, 128), (384, 128), (384, 128), (128, 384))  # of each block

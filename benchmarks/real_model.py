@@ -75,9 +75,9 @@ def sft_arm(recipe: Recipe, folders: dict[str, Path], arm: str, out: Path) -> di
     from pipelines.core import frames
     from pipelines.core.types import Trajectory
     from pipelines.training import sft
+    from pipelines.training.fused_head import patch_trl_lm_head
     from pipelines.training.plan import Plan
     from pipelines.training.record import CurveRecorder
-    from pipelines.training.trainer import lean_head
 
     torch.set_num_threads(recipe.hardware.threads)
     batch = recipe.sft.batch
@@ -98,7 +98,7 @@ def sft_arm(recipe: Recipe, folders: dict[str, Path], arm: str, out: Path) -> di
     if arm == "trl":
         trainer = trl_trainer(trainer, plan, count)
     else:
-        lean_head()
+        patch_trl_lm_head()
     trainer.add_callback(Clock())
     trainer.train()
     (start, cpu_start), (end, cpu_end) = moments[WARM_UP - 1], moments[-1]

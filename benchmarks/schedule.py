@@ -122,7 +122,7 @@ def generation(episodes: Sequence[Episode], devices: int, slots: int, profile: P
 def overlapped(
     sampling: Sequence[float], training: Sequence[float], sync_s: float, staleness: int, save: int | None = None
 ) -> Schedule:
-    """A run in time, as `GrpoTrainer.sample` orders it: take a generation, send weights, begin those ahead, train.
+    """A run in time, as `GrpoTrainer` orders it: take a generation, send weights, begin those ahead, train.
 
     Args:
         sampling, training: seconds of each generation.

@@ -31,7 +31,7 @@ from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
 
-FIRST_EPISODES = 32  # episodes that may break before a first one does not
+MAX_LEADING_FAILURES = 32  # abort if so many first episodes all break
 
 log = logging.getLogger(__name__)
 
@@ -135,9 +135,9 @@ class RolloutEngine:
                 habits.note(event.trajectory)
                 queue.over(index, sum(event.trajectory.agent_mask))
                 # A run in which nothing works stops, instead of working through all its episodes.
-                if len(done) == FIRST_EPISODES and all(one.stop is StopReason.BROKEN for one in done.values()):
+                if len(done) == MAX_LEADING_FAILURES and all(one.stop is StopReason.BROKEN for one in done.values()):
                     classes = ", ".join(sorted({str(one.failure) for one in done.values()}))
-                    problem = f"the first {FIRST_EPISODES} episodes all broke: {classes}"
+                    problem = f"the first {MAX_LEADING_FAILURES} episodes all broke: {classes}"
                     raise BoundaryError(problem, "The log says more.")
                 if on_done is not None:
                     on_done(event.trajectory)

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         emit({"event": "start"})
         # Records are read first: a missing file should not wait for torch and TRL to be imported.
         kind: type[Any] = Trajectory if plan.kind == "sft" else Example
-        data = samples.records(plan.data, kind)
+        data = samples.read_records(plan.data, kind)
         if plan.recipe.model.lora is None or plan.recipe.model.lora.bits is None:
             sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # PEFT would import it for seconds
         _prepare(plan, emit)

@@ -19,9 +19,9 @@ def muon(network: Any, settings: Optimizer, lr_rest: float | None = None) -> Any
     Args:
         lr_rest: the rate of what Muon leaves to AdamW; None takes the settings' one rate.
     """
-    from pipelines.training.trainer import MuonAdamW, split
+    from pipelines.training.muon import MuonAdamW, matrices_and_rest
 
-    matrices, rest = split(network)
+    matrices, rest = matrices_and_rest(network)
     if not matrices or not rest:
         missing = "matrices in blocks named .layers." if not matrices else "weights to train outside those matrices"
         raise RecipeError(f"muon finds no {missing}", "Set optimizer.kind=adamw.")

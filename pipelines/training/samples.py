@@ -5,7 +5,7 @@ Importing it costs no torch: records are read before torch and TRL are imported.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -33,33 +33,45 @@ class Sample:
     turn_ends: tuple[int, ...]  # for each turn, the index just past its last agent token.
 
 
-def sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
+def make_sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
     """A sample whose tokens are the trajectory's own; a trajectory of text only is encoded turn by turn."""
-    ids, mask, ends = list(trajectory.token_ids), list(trajectory.agent_mask), list(trajectory.turn_ends)
+    ids = list(trajectory.token_ids)
+    mask = list(trajectory.agent_mask)
+    ends = list(trajectory.turn_ends)
     if not ids:
-        ids = list(codec.prompt(trajectory.prompt))
-        mask = [0] * len(ids)
-        ends = []
-        for number, turn in enumerate(trajectory.turns):
-            if number:  # the environment's answer before this turn; after the last turn it would teach nothing
-                ids += codec.observation(trajectory.turns[number - 1].observation or "")
-                mask += [0] * (len(ids) - len(mask))
-            ids += codec.agent(turn.text)
-            mask += [1] * (len(ids) - len(mask))
-            ends.append(len(ids))
-    labels = tuple(token if spoken else IGNORED for token, spoken in zip(ids, mask, strict=True))
-    return Sample(tuple(ids), labels, tuple(mask), tuple(ends))
+        ids, mask, ends = _encode(trajectory, codec)
+    labels = [token if is_agents else IGNORED for token, is_agents in zip(ids, mask, strict=True)]
+    return Sample(tuple(ids), tuple(labels), tuple(mask), tuple(ends))
+
+
+def _encode(trajectory: Trajectory, codec: ChatCodec) -> tuple[list[int], list[int], list[int]]:
+    """The token ids of a trajectory's texts, the agent's mask, and the end of each turn."""
+    ids = list(codec.prompt(trajectory.prompt))
+    mask = [0] * len(ids)
+    ends = []
+    for number, turn in enumerate(trajectory.turns):
+        if number:  # the environment's answer before this turn; after the last turn it would teach nothing
+            ids += codec.observation(trajectory.turns[number - 1].observation or "")
+            mask += [0] * (len(ids) - len(mask))
+        ids += codec.agent(turn.text)
+        mask += [1] * (len(ids) - len(mask))
+        ends.append(len(ids))
+    return ids, mask, ends
 
 
 def track_mask(agent_mask: Sequence[int], turn_ends: Sequence[int], turns: int) -> list[int]:
     """(T,) the agent's tokens of the first `turns` turns (TRUST-SQL, 3.4: a track ends at its turn T_k)."""
-    end = turn_ends[min(turns, len(turn_ends)) - 1] if turns and turn_ends else 0
+    end = 0
+    if turns and turn_ends:
+        end = turn_ends[min(turns, len(turn_ends)) - 1]
     return [mask if index < end else 0 for index, mask in enumerate(agent_mask)]
 
 
-def records(path: Path, kind: type[Record]) -> list[Record]:
+def read_records(path: Path, kind: type[Record]) -> list[Record]:
     """The trajectories or examples that a plan names, from Parquet or JSONL."""
-    return frames.from_frame(frames.read(path), kind) if path.suffix == ".parquet" else list(read_jsonl(path, kind))
+    if path.suffix == ".parquet":
+        return frames.from_frame(frames.read(path), kind)
+    return list(read_jsonl(path, kind))
 
 
 # Which samples train together: batches of like length, in an order that a seed fixes for the whole run.
@@ -91,24 +103,73 @@ def grpo_steps(grpo: Grpo, questions: int) -> int:
     return math.ceil(Fraction(str(grpo.epochs)) * questions / grpo.questions_per_step) * grpo.updates_per_rollout
 
 
-def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:
+Runs = tuple[list[list[int]], list[int]]  # full runs of samples, and the samples left over
+
+
+def order_by_length(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:
     """Indices of `total` samples, so that each run of `micro_batch` holds samples of like length.
 
     Every sample is used once before any is used again.
     """
-    chosen: list[int] = []
+
+    def runs_of_like_length(indices: list[int]) -> Runs:
+        end = len(indices) - len(indices) % micro_batch
+        runs = []
+        for start in range(0, end, micro_batch * WINDOW):
+            window = indices[start : min(end, start + micro_batch * WINDOW)]
+            window.sort(key=lengths.__getitem__)
+            runs += _full_runs(window, micro_batch)[0]
+        return runs, indices[end:]
+
+    return _shuffled_runs(len(lengths), total, seed, runs_of_like_length)
+
+
+def order_by_group(groups: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:
+    """Indices of `total` samples, so that each run of `micro_batch` holds samples of one group.
+
+    Left-over samples of several groups fill runs together, neighbours again being of one group. Runs are shuffled: an
+    optimiser step mixes groups. Every sample is used once before any is used again.
+
+    Args:
+        groups: the group of each sample (see `prefix_groups`).
+    """
+
+    def runs_of_one_group(indices: list[int]) -> Runs:
+        by_group: dict[int, list[int]] = {}
+        for index in indices:
+            by_group.setdefault(groups[index], []).append(index)
+        runs = []
+        rest = []
+        for members in by_group.values():
+            group_runs, group_rest = _full_runs(members, micro_batch)
+            runs += group_runs
+            rest += group_rest
+        mixed_runs, waiting = _full_runs(rest, micro_batch)
+        return runs + mixed_runs, waiting
+
+    return _shuffled_runs(len(groups), total, seed, runs_of_one_group)
+
+
+def _full_runs(indices: list[int], size: int) -> Runs:
+    """Runs of `size` samples each, and the samples left over."""
+    end = len(indices) - len(indices) % size
+    return [indices[start : start + size] for start in range(0, end, size)], indices[end:]
+
+
+def _shuffled_runs(count: int, total: int, seed: int, cut_runs: Callable[[list[int]], Runs]) -> list[int]:
+    """Indices of `total` samples, pass after pass over `count` samples, in shuffled runs.
+
+    Args:
+        cut_runs: cuts shuffled samples into runs; those left over come first in the next pass.
+    """
+    indices: list[int] = []
     waiting: list[int] = []
-    for epoch in range(math.ceil(total / max(1, len(lengths))) + 1):
+    for epoch in range(math.ceil(total / max(1, count)) + 1):
         rng = np.random.default_rng((seed, epoch))
-        indices = waiting + rng.permutation(len(lengths)).tolist()
-        whole = len(indices) - len(indices) % micro_batch
-        waiting = indices[whole:]
-        batches: list[list[int]] = []
-        for at in range(0, whole, micro_batch * WINDOW):
-            near = sorted(indices[at : min(whole, at + micro_batch * WINDOW)], key=lambda index: lengths[index])
-            batches += [near[start : start + micro_batch] for start in range(0, len(near), micro_batch)]
-        chosen += [index for place in rng.permutation(len(batches)) for index in batches[place]]
-    return chosen[:total]
+        runs, waiting = cut_runs(waiting + rng.permutation(count).tolist())
+        for number in rng.permutation(len(runs)):
+            indices += runs[number]
+    return indices[:total]
 
 
 def prefix_groups(samples: Sequence[Sample]) -> list[int]:
@@ -123,40 +184,12 @@ def prefix_groups(samples: Sequence[Sample]) -> list[int]:
     instructions = min(shared[1:], default=0)
     groups = [0] * len(samples)
     group = 0
-    for place, index in enumerate(by_tokens):
-        prompt = samples[index].agent_mask.index(1)
-        own = prompt - instructions
-        if place and 2 * (shared[place] - instructions) < own:
+    for number, index in enumerate(by_tokens):
+        prompt = samples[index].agent_mask.index(1) - instructions
+        if number and 2 * (shared[number] - instructions) < prompt:
             group += 1
         groups[index] = group
     return groups
-
-
-def grouped_order(groups: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:
-    """Indices of `total` samples, so that each run of `micro_batch` holds samples of one group.
-
-    What a group has over fills runs together with the rest of others, neighbours again being of one group. Runs are
-    shuffled: an optimiser step mixes groups. Every sample is used once before any is used again.
-    """
-    chosen: list[int] = []
-    waiting: list[int] = []
-    for epoch in range(math.ceil(total / max(1, len(groups))) + 1):
-        rng = np.random.default_rng((seed, epoch))
-        by_group: dict[int, list[int]] = {}
-        for index in waiting + rng.permutation(len(groups)).tolist():
-            by_group.setdefault(groups[index], []).append(index)
-        runs: list[list[int]] = []
-        rest: list[int] = []
-        for indices in by_group.values():
-            whole = len(indices) - len(indices) % micro_batch
-            runs += [indices[start : start + micro_batch] for start in range(0, whole, micro_batch)]
-            rest += indices[whole:]
-        whole = len(rest) - len(rest) % micro_batch
-        runs += [rest[start : start + micro_batch] for start in range(0, whole, micro_batch)]
-        waiting = rest[whole:]
-        for place in rng.permutation(len(runs)):
-            chosen += runs[place]
-    return chosen[:total]
 
 
 def schedule(pool: int, questions: int, generations: int, seed: int, order: str = "shuffled") -> list[int]:
@@ -165,23 +198,28 @@ def schedule(pool: int, questions: int, generations: int, seed: int, order: str 
     A question comes again only when all have come; none comes twice in one generation unless the pool is too small.
     By any `order` but "shuffled" the pool comes in it already.
     """
+    total = generations * questions
     if order != "shuffled":
-        return [place % pool for place in range(generations * questions)]
-    chosen: list[int] = []
+        return [number % pool for number in range(total)]
+    indices: list[int] = []
     waiting: list[int] = []
     epoch = 0
-    while len(chosen) < generations * questions:
+    while len(indices) < total:
         while len(waiting) < questions:
             fresh = np.random.default_rng((seed, epoch)).permutation(pool).tolist()
-            waiting += sorted(fresh, key=set(waiting).__contains__)  # those that still wait come last
+            waiting += sorted(fresh, key=set(waiting).__contains__)  # questions that still wait come last
             epoch += 1
-        chosen += waiting[:questions]
+        indices += waiting[:questions]
         waiting = waiting[questions:]
-    return chosen
+    return indices
 
 
 def padding_share(lengths: Sequence[int], indices: Sequence[int], micro_batch: int) -> float:
     """The share of tokens that are padding when each run of `micro_batch` is padded to its longest."""
-    runs = [[lengths[index] for index in indices[at : at + micro_batch]] for at in range(0, len(indices), micro_batch)]
-    padded = sum(max(run) * len(run) for run in runs)
-    return 1.0 - sum(map(sum, runs)) / padded if padded else 0.0
+    tokens = 0
+    padded = 0
+    for start in range(0, len(indices), micro_batch):
+        run = [lengths[index] for index in indices[start : start + micro_batch]]
+        tokens += sum(run)
+        padded += max(run) * len(run)
+    return 1.0 - tokens / padded if padded else 0.0

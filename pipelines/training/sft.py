@@ -15,20 +15,21 @@ from pipelines.core.errors import DataError
 from pipelines.core.types import Trajectory
 from pipelines.rollout.codec import ChatCodec
 from pipelines.training import model, packing, record, trainer
+from pipelines.training.micro_batches import split_by_tokens
 from pipelines.training.plan import Plan
 from pipelines.training.record import CurveRecorder, Emit
 from pipelines.training.samples import (
     Sample,
-    grouped_order,
-    order,
+    make_sample,
+    order_by_group,
+    order_by_length,
     padding_share,
     prefix_groups,
-    sample,
     split_batch,
     step_count,
 )
 
-NAMES = {
+CURVES = {  # the curve of each of TRL's numbers that is kept
     "loss": "loss",
     "mean_token_accuracy": "accuracy",
     "entropy": "entropy",
@@ -46,12 +47,12 @@ class SftTrainer(trainer.TrainerMixin, SFTTrainer):  # type: ignore[misc]
         self.computed = 0  # tokens that went through the network in this step
         super().__init__(**kwargs)
         network = self.accelerator.unwrap_model(self.model)
-        self.packs = plan.recipe.sft.group_by == "prefix" and packing.suits(network)
+        self.packs = plan.recipe.sft.group_by == "prefix" and packing.supports_packing(network)
         if self.packs:
-            packing.prepare(network)
+            packing.use_packed_attention(network)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sequence[int]:
-        return self.indices  # of the whole run: resuming needs only the number of steps done
+        return self.indices  # the whole run's: resuming needs only the number of steps done
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """TRL's loss; where samples are grouped by prefix, each prefix is computed once."""
@@ -59,38 +60,44 @@ class SftTrainer(trainer.TrainerMixin, SFTTrainer):  # type: ignore[misc]
         if not self.packs:
             loss: Tensor = compute(model, inputs, *args, **kwargs)
             return loss
-        rows = packing.RowsModel(model)
-        loss = self.in_parts(model, self._parts(inputs), lambda part: compute(rows, part, *args, **kwargs))
+        rows = packing.PackedRowsModel(model)
+        parts = self._split_micro_batch(inputs)
+        loss = self.in_parts(model, parts, lambda part: compute(rows, part, *args, **kwargs))
         self.computed += rows.computed
         return loss
 
-    def _parts(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    def _split_micro_batch(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """A micro-batch in parts of at most `hardware.micro_tokens`, as many on every process."""
-        most = self.plan.recipe.hardware.micro_tokens
-        if most is None:
+        max_tokens = self.plan.recipe.hardware.micro_tokens
+        if max_tokens is None:
             return [inputs]
-        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        ids = inputs["input_ids"]
+        mask = inputs["attention_mask"]
         every_row = torch.arange(len(ids), device=ids.device)
         parts = []
-        for rows in packing.by_tokens(ids, mask, every_row, most, shares=True):
+        for rows in split_by_tokens(ids, mask, every_row, max_tokens, shares_prefixes=True):
             parts.append({name: values[rows] for name, values in inputs.items()})
-        for _ in range(self.most(len(parts)) - len(parts)):  # a process with fewer parts computes a row without labels
+        missing = self.max_over_ranks(len(parts)) - len(parts)
+        for _ in range(missing):  # a process with fewer parts computes a row without labels
             row = {name: values[:1] for name, values in parts[0].items()}
-            parts.append(row | {"labels": torch.full_like(row["labels"], packing.UNSCORED)})
+            row["labels"] = torch.full_like(row["labels"], packing.UNSCORED)
+            parts.append(row)
         return parts
 
     def take_spent(self) -> dict[str, float]:
         """The tokens that this step computed, where fewer than its samples have."""
-        computed = self.computed
+        if not self.computed:
+            return {}
+        computed = float(self.computed)
         self.computed = 0
-        return {record.COMPUTED: float(computed)} if computed else {}
+        return {record.COMPUTED: computed}
 
 
 def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:
     """Fine-tune on trajectories, from the last checkpoint if there is one."""
-    made = prepare(plan, trajectories, emit)
-    trainer.run(made, plan)
-    return made
+    sft_trainer = prepare(plan, trajectories, emit)
+    trainer.run(sft_trainer, plan)
+    return sft_trainer
 
 
 def prepare(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:
@@ -100,28 +107,19 @@ def prepare(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTr
     samples = encode(plan, trajectories, tokenizer, emit)
     micro, accumulate = split_batch(recipe.sft.batch, recipe.sft.micro_batch, trainer.world_size())
     steps = step_count(len(samples), recipe.sft.epochs, recipe.sft.batch)
-    lengths = [len(item.input_ids) for item in samples]
-    alike, _ = split_batch(recipe.sft.batch, recipe.sft.micro_batch, 1)  # the same for any number of processes
-    total = steps * recipe.sft.batch
-    if recipe.sft.group_by == "prefix":
-        groups = prefix_groups(samples)
-        indices = grouped_order(groups, alike, total, recipe.seed)
-        emit(
-            {"event": "note", "text": f"{len(samples)} samples in {len(set(groups))} groups whose prompts begin alike"}
-        )
-    else:
-        indices = order(lengths, alike, total, recipe.seed)
-        padding = padding_share(lengths, indices, micro)
-        emit({"event": "note", "text": f"{padding:.1%} of the tokens of its batches are padding"})
-    columns = {name: [list(getattr(item, name)) for item in samples] for name in ("input_ids", "labels")}
-    recorder = CurveRecorder(plan.out, plan.kind, emit, NAMES)
-    made = SftTrainer(
+    indices = _sample_order(plan, samples, steps * recipe.sft.batch, micro, emit)
+    recorder = CurveRecorder(plan.out, plan.kind, emit, CURVES)
+    dataset: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    for item in samples:
+        dataset["input_ids"].append(list(item.input_ids))
+        dataset["labels"].append(list(item.labels))
+    sft_trainer = SftTrainer(
         plan=plan,
         indices=indices,
         model=network,
         processing_class=tokenizer,
         peft_config=model.adapters(recipe.model.lora),
-        train_dataset=datasets.Dataset.from_dict(columns),
+        train_dataset=datasets.Dataset.from_dict(dataset),
         callbacks=[recorder],
         args=SFTConfig(
             **trainer.common(plan, steps, recipe.sft.save_steps),
@@ -131,20 +129,46 @@ def prepare(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTr
             dataset_kwargs={"skip_prepare_dataset": True},
         ),
     )
-    recorder.take_spent = made.take_spent
-    return made
+    recorder.take_spent = sft_trainer.take_spent
+    return sft_trainer
+
+
+def _sample_order(plan: Plan, samples: Sequence[Sample], total: int, micro_batch: int, emit: Emit) -> list[int]:
+    """Indices of the samples of the whole run; a note says what they have in common.
+
+    Args:
+        total: samples of the run, each counted as often as it is used.
+        micro_batch: samples of one forward of this process.
+    """
+    recipe = plan.recipe
+    run_length, _ = split_batch(recipe.sft.batch, recipe.sft.micro_batch, 1)  # the same for any number of processes
+    if recipe.sft.group_by == "prefix":
+        groups = prefix_groups(samples)
+        note = f"{len(samples)} samples in {len(set(groups))} groups whose prompts begin alike"
+        indices = order_by_group(groups, run_length, total, recipe.seed)
+    else:
+        lengths = [len(item.input_ids) for item in samples]
+        indices = order_by_length(lengths, run_length, total, recipe.seed)
+        padding = padding_share(lengths, indices, micro_batch)
+        note = f"{padding:.1%} of the tokens of its batches are padding"
+    emit({"event": "note", "text": note})
+    return indices
 
 
 def encode(plan: Plan, trajectories: Sequence[Trajectory], tokenizer: Any, emit: Emit) -> list[Sample]:
-    """Samples in the trajectories' order; those longer than `sft.max_tokens` are left out, and a note counts them."""
+    """Samples in the trajectories' order; longer ones than `sft.max_tokens` are left out, and a note counts them."""
     codec = ChatCodec(tokenizer)
-    with PartialState().split_between_processes(list(trajectories)) as mine:  # the others encode the rest
-        whole: list[Sample] = gather_object([sample(trajectory, codec) for trajectory in mine])
-    limit = min(plan.recipe.sft.max_tokens, getattr(tokenizer, "model_max_length", None) or plan.recipe.sft.max_tokens)
-    fitting = [item for item in whole if len(item.input_ids) <= limit]
-    if left_out := len(whole) - len(fitting):
+    with PartialState().split_between_processes(list(trajectories)) as own_trajectories:
+        samples: list[Sample] = gather_object([make_sample(trajectory, codec) for trajectory in own_trajectories])
+    limit = plan.recipe.sft.max_tokens
+    context = getattr(tokenizer, "model_max_length", None)
+    if context:
+        limit = min(limit, context)
+    fitting = [item for item in samples if len(item.input_ids) <= limit]
+    left_out = len(samples) - len(fitting)
+    if left_out:
         emit({"event": "note", "text": f"{left_out} trajectories are longer than {limit} tokens: left out"})
     if not fitting:
         hint = "Raise sft.max_tokens, or loosen the filter."
-        raise DataError(f"none of {len(whole)} trajectories can be trained on", hint)
+        raise DataError(f"none of {len(samples)} trajectories can be trained on", hint)
     return fitting

@@ -173,7 +173,7 @@ def train():
 
         torch.set_num_threads(1)
         module, of = (sft, Trajectory) if plan.kind == "sft" else (grpo, Example)
-        return module.train(plan, samples.records(plan.data, of), told)
+        return module.train(plan, samples.read_records(plan.data, of), told)
 
     return run
 

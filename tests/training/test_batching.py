@@ -20,9 +20,9 @@ from pipelines.stages.context import Context, Silent
 from pipelines.training.samples import (
     IGNORED,
     grpo_steps,
-    order,
+    make_sample,
+    order_by_length,
     padding_share,
-    sample,
     schedule,
     split_batch,
     step_count,
@@ -33,7 +33,7 @@ LENGTHS = random.Random(0).choices(range(40, 200), k=500)
 
 
 def test_every_sample_is_used_once_before_any_is_used_again():
-    indices = order(LENGTHS, 7, 1000, seed=0)
+    indices = order_by_length(LENGTHS, 7, 1000, seed=0)
     assert len(indices) == 1000
     counts = [indices.count(index) for index in range(500)]
     assert set(counts) <= {1, 2, 3}
@@ -41,7 +41,7 @@ def test_every_sample_is_used_once_before_any_is_used_again():
 
 
 def test_batches_of_like_length_need_little_padding():
-    indices = order(LENGTHS, 8, 496, seed=0)
+    indices = order_by_length(LENGTHS, 8, 496, seed=0)
     shuffled = random.Random(1).sample(range(500), 496)
     assert padding_share(LENGTHS, indices, 8) < 0.08
     assert padding_share(LENGTHS, shuffled, 8) > 0.25
@@ -52,8 +52,8 @@ def test_batches_of_like_length_need_little_padding():
 
 
 def test_the_seed_decides_the_order():
-    assert order(LENGTHS, 8, 496, seed=0) == order(LENGTHS, 8, 496, seed=0)
-    assert order(LENGTHS, 8, 496, seed=0) != order(LENGTHS, 8, 496, seed=1)
+    assert order_by_length(LENGTHS, 8, 496, seed=0) == order_by_length(LENGTHS, 8, 496, seed=0)
+    assert order_by_length(LENGTHS, 8, 496, seed=0) != order_by_length(LENGTHS, 8, 496, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def codec(checkpoint, recipe):
 
 def test_labels_are_the_agents_words_and_nothing_else(trajectories, codec):
     trajectory = trajectories[0]
-    made = sample(trajectory, codec)
+    made = make_sample(trajectory, codec)
     spoken = [label for label in made.labels if label != IGNORED]
     assert codec.decode(spoken) == "".join(turn.text for turn in trajectory.turns)
     heard = [token for token, label in zip(made.input_ids, made.labels, strict=True) if label == IGNORED]
@@ -122,7 +122,7 @@ def test_labels_are_the_agents_words_and_nothing_else(trajectories, codec):
     # A tokenizer's round trip may differ: ids that were sampled are never encoded again.
     ids = (5, 6, 7, 8, 9)
     trajectory = dataclasses.replace(trajectories[0], token_ids=ids, agent_mask=(0, 0, 1, 0, 1), turn_ends=(3, 5))
-    made = sample(trajectory, codec)
+    made = make_sample(trajectory, codec)
     assert made.input_ids == ids
     assert made.labels == (IGNORED, IGNORED, 7, IGNORED, 9)
 

@@ -10,9 +10,8 @@ import torch
 from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
 from pipelines.curation.filtering import broken_rule
 from pipelines.rewards.panel import Rewards
-from pipelines.training import grpo
 from pipelines.training.advantages import estimate_advantages, has_signal, turn_advantages, zero_variance
-from pipelines.training.rollouts import PaidEpisode
+from pipelines.training.rollouts import PaidEpisode, token_advantages, turn_payments
 
 NAN = math.nan
 # One question. Turn 1 answers at once, and is paid 0.2, or probes, and is paid -0.1. A probe shows x (one time in four)
@@ -96,13 +95,17 @@ def test_each_token_has_the_advantage_of_its_turn():
         episode(3, (3,), (2.0,)),
         PaidEpisode(episode(3, (3,), ()).trajectory, None, None),
     ]
-    assert grpo.payments(episodes).nan_to_num(9.0).tolist() == [[0.5, 1.0], [2.0, 9.0], [9.0, 9.0]]
+    assert turn_payments(episodes).nan_to_num(9.0).tolist() == [[0.5, 1.0], [2.0, 9.0], [9.0, 9.0]]
     values = torch.tensor([[1.0, -1.0], [0.25, 0.0], [0.0, 0.0]])
-    assert grpo.on_tokens(values, episodes, 5).tolist() == [[1.0, 1.0, -1.0, -1.0, -1.0], [0.25, 0, 0, 0, 0], [0.0] * 5]
+    assert token_advantages(values, episodes, 5).tolist() == [
+        [1.0, 1.0, -1.0, -1.0, -1.0],
+        [0.25, 0, 0, 0, 0],
+        [0.0] * 5,
+    ]
     episodes = [episode(3, (3,), (2.0,)), PaidEpisode(episode(7, (4, 7), ()).trajectory, None, None)]
-    assert grpo.payments(episodes).nan_to_num(9.0).tolist() == [[2.0], [9.0]]
+    assert turn_payments(episodes).nan_to_num(9.0).tolist() == [[2.0], [9.0]]
     values = torch.tensor([[0.5], [0.0]])
-    assert grpo.on_tokens(values, episodes, 5).tolist() == [[0.5, 0, 0, 0, 0], [0.0] * 5]
+    assert token_advantages(values, episodes, 5).tolist() == [[0.5, 0, 0, 0, 0], [0.0] * 5]
 
 
 EPS = 1e-4  # TRL's

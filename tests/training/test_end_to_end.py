@@ -30,7 +30,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
 from pipelines.training import grpo, launch, model
 from pipelines.training.plan import Plan
-from pipelines.training.rollouts import served_policy
+from pipelines.training.rollouts import server_policy
 
 # DeepSpeed is a GPU worker's, and need not be where the tests are.
 HERE = sys.executable if importlib.util.find_spec("deepspeed") else ""
@@ -181,8 +181,8 @@ def test_a_server_that_does_not_tell_what_it_draws_is_refused(monkeypatch, tmp_p
         return Plan(kind="grpo", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
 
     with pytest.raises(RecipeError, match="processed_logprobs"):
-        served_policy(plan())
-    assert served_policy(plan(importance_cap=None)) is server
+        server_policy(plan())
+    assert server_policy(plan(importance_cap=None)) is server
 
 
 def test_plain_transformers_gets_the_same_greedy_turns(tmp_path, taught, recipe, examples):

@@ -13,14 +13,15 @@ from pipelines.core.registry import LOSSES
 from pipelines.recipe.config import Grpo, Hardware, Lora, Optimizer, Sampling
 from pipelines.recipe.plugins import load_plugins
 from pipelines.rollout.model_loading import load
-from pipelines.training import grpo
 from pipelines.training.advantages import estimate_advantages, turn_advantages
-from pipelines.training.grpo import GrpoTrainer, StepState, _dataset, arguments
+from pipelines.training.generation_log import StepLog
+from pipelines.training.grpo import arguments, questions_in_order
+from pipelines.training.grpo_trainer import GrpoTrainer, reward
 from pipelines.training.losses import TrackBatch, clipped_objective, ratios, sampler_weights
+from pipelines.training.micro_batches import prompt_and_completion, rows_with_gradient, split_by_tokens
 from pipelines.training.model import adapters
-from pipelines.training.packing import by_tokens, joined, moving
+from pipelines.training.muon import MuonAdamW
 from pipelines.training.plan import Plan
-from pipelines.training.trainer import MuonAdamW
 
 ROWS, PROMPT, COMPLETION = 4, 6, 10
 LOW, HIGH = 0.2, 0.28
@@ -53,13 +54,13 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
         common = {
             "model": copy.deepcopy(network),
             "processing_class": tokenizer,
-            "train_dataset": _dataset(plan, examples),
+            "train_dataset": questions_in_order(plan, examples),
             "args": arguments(plan, 6),
         }
         if plain:
-            made = GRPOTrainer(reward_funcs=[grpo.reward], **common)
+            made = GRPOTrainer(reward_funcs=[reward], **common)
         else:
-            made = GrpoTrainer(plan=plan, rollouts=None, step_state=StepState(), peft_config=adapters(lora), **common)
+            made = GrpoTrainer(plan=plan, rollouts=None, step_log=StepLog(), peft_config=adapters(lora), **common)
         made.current_gradient_accumulation_steps = 1
         made.model.train()
         return made
@@ -348,9 +349,9 @@ def test_parts_of_a_micro_batch_add_up_to_it(make, batch, loss):
 def test_a_process_with_fewer_parts_computes_empty_ones_beside_the_others(make, batch, monkeypatch):
     """Each backward waits for all processes; an empty part moves nothing."""
     trainer = make(micro_tokens=1000)
-    monkeypatch.setattr(trainer, "most", lambda count: 3)
-    parts = trainer._parts(trainer.model, batch)
-    assert [moving(part).tolist() for part in parts] == [[True] * ROWS, [False] * ROWS, [False] * ROWS]
+    monkeypatch.setattr(trainer, "max_over_ranks", lambda count: 3)
+    parts = trainer._split_micro_batch(trainer.model, batch)
+    assert [rows_with_gradient(part).tolist() for part in parts] == [[True] * ROWS, [False] * ROWS, [False] * ROWS]
 
 
 def test_experts_balance_is_computed_by_trls_own_forward(make, batch, monkeypatch):
@@ -364,7 +365,7 @@ def test_experts_balance_is_computed_by_trls_own_forward(make, batch, monkeypatc
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", forward)
     trainer = make()
-    ids, mask = joined(batch)
+    ids, mask = prompt_and_completion(batch)
     *_, balance = trainer._get_per_token_logps_and_entropies(
         trainer.model, ids, mask, COMPLETION, compute_aux_loss=True
     )
@@ -378,7 +379,10 @@ def test_rows_are_cut_into_parts_by_the_tokens_that_are_computed(batch):
     most = 12 + 4  # row 2 without its last token, and of row 1, which is 11 tokens, what follows the 7 that they share
 
     def parts(*args):
-        return [sorted(part.tolist()) for part in by_tokens(*joined(batch), moves.nonzero().flatten(), *args)]
+        return [
+            sorted(part.tolist())
+            for part in split_by_tokens(*prompt_and_completion(batch), moves.nonzero().flatten(), *args)
+        ]
 
     assert parts(most, True) == [[1, 2], [0]]
     assert parts(most - 1, True) == [[2], [1], [0]]
@@ -393,8 +397,8 @@ def test_rows_that_cannot_move_the_policy_get_no_forward(make, batch):
     batch["advantages"][0] = 0.0
     del batch["schema_mask"]
     batch["tool_mask"][1] = 0
-    assert moving(batch).tolist() == [False, False, True, True]
-    assert moving(batch, beta=0.1).tolist() == [True, False, True, True]
+    assert rows_with_gradient(batch).tolist() == [False, False, True, True]
+    assert rows_with_gradient(batch, beta=0.1).tolist() == [True, False, True, True]
     trainer, seen = make(), []
     forward = trainer.model.model.forward
     trainer.model.model.forward = lambda *args, **kwargs: (
@@ -407,14 +411,14 @@ def test_rows_that_cannot_move_the_policy_get_no_forward(make, batch):
 def test_rows_that_only_the_schema_track_moves_get_a_forward(make, batch):
     batch["advantages"] = torch.tensor([0.0, 0.0, 0.4, 0.0])
     batch["schema_advantages"] = torch.tensor([-0.9, 0.0, 0.0, 0.0])
-    assert moving(batch).tolist() == [True, False, True, False]
+    assert rows_with_gradient(batch).tolist() == [True, False, True, False]
     weighed = batch | {
         "advantages": batch["advantages"].unsqueeze(1) * torch.ones(ROWS, COMPLETION),
         "schema_advantages": batch["schema_advantages"].unsqueeze(1) * torch.ones(ROWS, COMPLETION),
     }
-    assert moving(weighed).tolist() == [True, False, True, False]
+    assert rows_with_gradient(weighed).tolist() == [True, False, True, False]
     batch["schema_mask"][0] = 0
-    assert moving(batch).tolist() == [False, False, True, False]
+    assert rows_with_gradient(batch).tolist() == [False, False, True, False]
 
 
 def test_a_row_that_gets_no_forward_cannot_overflow_against_its_old_log_probabilities(make, batch):
@@ -435,7 +439,7 @@ def test_a_row_that_teaches_the_schema_track_alone_is_corrected_for_its_sampler_
     logps = log_probabilities(trainer.model, batch).detach()
     batch["tool_mask"][0] = 0
     batch["sampling_per_token_logps"] = logps - 3.0
-    weights = trainer._weights(logps, batch)
+    weights = trainer._sampler_weights(logps, batch)
     trained = torch.maximum(batch["completion_mask"] * batch["tool_mask"], batch["schema_mask"]).bool()
     assert trained[0].any()
     assert weights[trained].tolist() == pytest.approx([2.0] * int(trained.sum()))

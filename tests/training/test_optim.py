@@ -10,9 +10,9 @@ from torch import nn
 from pipelines.core.errors import RecipeError
 from pipelines.recipe.config import Optimizer
 from pipelines.rollout.model_loading import load
-from pipelines.training import trainer
+from pipelines.training import muon as muon_step
+from pipelines.training.muon import MuonAdamW, assign_to_ranks, matrices_and_rest
 from pipelines.training.optimizers import muon
-from pipelines.training.trainer import MuonAdamW, shares, split
 
 SETTINGS = Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}, betas=(0.9, 0.95), weight_decay=0.01)
 
@@ -85,18 +85,18 @@ def three_steps(rank, ranks, folder):
     matrices = blocks()
     rest = nn.Parameter(torch.ones(5))
     optimizer, multiplied = MuonAdamW(matrices, [rest], SETTINGS, 3e-3), []
-    once = trainer.orthogonal
+    once = muon_step.orthogonal
 
     def counted(updates, *settings):
         multiplied[-1] += len(updates)
         return once(updates, *settings)
 
-    trainer.orthogonal = counted
+    muon_step.orthogonal = counted
     for seed in range(3):
         fill(*matrices[: 4 if seed else 3], rest, seed=seed)
         multiplied.append(0)
         optimizer.step()
-    trainer.orthogonal = once
+    muon_step.orthogonal = once
     optimizer.gather()
     torch.save([[*matrices, rest], optimizer.state_dict()["state"], multiplied], f"{folder}/{rank}of{ranks}.pt")
 
@@ -125,15 +125,15 @@ def test_each_process_steps_its_share_of_the_matrices_and_all_end_alike(tmp_path
 def test_the_shares_of_processes_cost_alike():
     """Products with themselves cost 4*4*6 = 96, 64, 3*3*9 = 81 and 2*2*5 = 20: 96 + 20 and 81 + 64."""
     matrices = blocks()
-    first, second = shares(matrices, 2)
+    first, second = assign_to_ranks(matrices, 2)
     assert [id(one) for one in first] == [id(matrices[0]), id(matrices[3])]
     assert [id(one) for one in second] == [id(matrices[2]), id(matrices[1])]
-    assert [len(share) for share in shares(matrices, 6)] == [1, 1, 1, 1, 0, 0]
+    assert [len(share) for share in assign_to_ranks(matrices, 6)] == [1, 1, 1, 1, 0, 0]
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else(checkpoint, recipe):
     network, _ = load(checkpoint, recipe.model)
-    matrices, rest = split(network)
+    matrices, rest = matrices_and_rest(network)
     assert len(matrices) == 2 * 7  # q, k, v, o, gate, up, down of two layers
     names = {id(value): name for name, value in network.named_parameters()}
     assert {names[id(value)] for value in rest if value.ndim == 2} == {"model.embed_tokens.weight"}
@@ -165,7 +165,7 @@ def test_a_cpu_without_bfloat16_multiplies_as_exactly_as_one_that_has_it():
         settings = ((3.4445, -4.775, 2.0315), 5, 1e-7)
         exact = orthogonal(gradient)
         plain, ours = (
-            ((trainer.orthogonal(gradient[None], *settings, rounds)[0].double() - exact).norm() / exact.norm()).item()
+            ((muon_step.orthogonal(gradient[None], *settings, rounds)[0].double() - exact).norm() / exact.norm()).item()
             for rounds in (False, True)
         )
         assert 0.005 < plain < 0.02  # bfloat16 has eight bits

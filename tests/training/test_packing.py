@@ -14,8 +14,13 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
 
 from pipelines.recipe.config import Model
-from pipelines.training import memory, packing
-from pipelines.training.packing import moving, regroup
+from pipelines.training import fused_head, memory, packing
+from pipelines.training.micro_batches import (
+    regroup,
+    rows_with_gradient,
+    shared_prefix_lengths,
+    without_padding,
+)
 
 SIZES = {
     "vocab_size": 60,
@@ -85,8 +90,8 @@ def agrees(network, rows):
     wanted = by_hand(network, rows, width)
     add_fused_lm_head(network, outputs=("log_probs", "entropy"))
     before = network.config._attn_implementation
-    packing.prepare(network)
-    got = packing.forward(network, packing.pack(ids, mask, width), mask[:, -width:])
+    packing.use_packed_attention(network)
+    got = packing.packed_scores(network, packing.pack(ids, mask, width), mask[:, -width:])
     assert torch.allclose(got[0], wanted[0], atol=1e-5)
     assert torch.allclose(got[1], wanted[1], atol=1e-5)
     expected = gradient(network, wanted[0], weights)
@@ -137,10 +142,10 @@ def test_a_gpu_computes_what_a_cpu_does(network, rows, dtype, most):
     expected = gradient(network, wanted[0], weights)
     on_gpu = copy.deepcopy(network).cuda()
     add_fused_lm_head(on_gpu, outputs=("log_probs", "entropy"))
-    packing.prepare(on_gpu)
+    packing.use_packed_attention(on_gpu)
     ids, mask = ids.cuda(), mask.cuda()
     with profile(acc_events=True) as profiled, torch.autocast("cuda", dtype, enabled=dtype is not None):
-        got = packing.forward(on_gpu, packing.pack(ids, mask, width), mask[:, -width:])
+        got = packing.packed_scores(on_gpu, packing.pack(ids, mask, width), mask[:, -width:])
         found = gradient(on_gpu, got[0], weights.cuda()).cpu()
     for values, plain in zip(got, wanted, strict=False):
         assert (values.cpu() - plain).abs().max() < most * 10
@@ -168,7 +173,7 @@ def test_what_rows_begin_with_is_computed_once():
     after = [*unscored, 10, 11, 20, 21, 22, 23, 25, 24, *unscored, 40, 41, 42, 43, 44, 45, 46, 51, 52]
     assert packed.labels.tolist() == [after]  # 10 and 11 are scored for the one row whose completion they are in
     # The second row's last token is the number that pads the first.
-    assert packing.in_common(torch.tensor([[5, 0], [5, 0]]), torch.tensor([1, 2])).tolist() == [0, 1]
+    assert shared_prefix_lengths(torch.tensor([[5, 0], [5, 0]]), torch.tensor([1, 2])).tolist() == [0, 1]
 
 
 def test_micro_batches_hold_what_begins_alike():
@@ -184,7 +189,7 @@ def test_micro_batches_hold_what_begins_alike():
         "num_items_in_batch": torch.tensor(8),
     }
     batches = [{name: value[at : at + 2] if value.ndim else value for name, value in whole.items()} for at in (0, 2, 4)]
-    regrouped = regroup(batches, moving)
+    regrouped = regroup(batches, rows_with_gradient)
     found = [batch["completion_ids"].tolist() for batch in regrouped]
     assert found == [[[20, 0], [21, 22]], [[40, 0], [41, 0]], [[23, 0], [42, 43]]]
     assert [batch["advantages"].tolist() for batch in regrouped] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
@@ -205,13 +210,13 @@ def test_micro_batches_hold_what_begins_alike():
 def test_only_attention_over_all_that_came_before_can_be_flat(config, suits, tmp_path):
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
-    assert packing.suits(network) == suits
+    assert packing.supports_packing(network) == suits
     config.save_pretrained(tmp_path)
     assert memory.shape_of(Model(source=str(tmp_path))).window != suits
     if suits:
         agrees(network, ROWS)
     else:
-        packing.prepare(network)
+        packing.use_packed_attention(network)
         assert network.config._attn_implementation == "sdpa"
 
 
@@ -232,13 +237,13 @@ def gradients(log_probs, *leaves):
 
 
 def apply(hidden, weight, labels, temperature=1.0, bias=None, outputs=OUTPUTS):
-    return packing.Head.apply(hidden, weight, bias, labels, temperature, 32768, None, 1.0, outputs)
+    return fused_head.FusedHead.apply(hidden, weight, bias, labels, temperature, 32768, None, 1.0, outputs)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_tiles_give_what_whole_logits_give(inputs, temperature, monkeypatch):
     """150 tokens in tiles of 64: two whole ones and a rest."""
-    monkeypatch.setattr(packing, "TILE", 1)
+    monkeypatch.setattr(fused_head, "TILE_LOGITS", 1)
     hidden, weight, labels = inputs
     log_probs, entropy, *_ = apply(*inputs, temperature)
     whole = (hidden @ weight.T / temperature).log_softmax(1)
@@ -264,7 +269,7 @@ def test_what_is_not_plain_is_trls_own(inputs, change):
 
 
 def test_hits_are_labels_that_are_the_likeliest_token(inputs, monkeypatch):
-    monkeypatch.setattr(packing, "SMALL_VOCABULARY", 1)
+    monkeypatch.setattr(fused_head, "SMALL_VOCABULARY", 1)
     hidden, weight, labels = inputs
     log_probs, entropy, _, _, hits = apply(*inputs, outputs=(*OUTPUTS, "is_top1"))
     logits = hidden @ weight.T
@@ -320,4 +325,4 @@ def test_rows_without_padding_get_their_own_values_back():
     def compute(input_ids, attention_mask, logits_to_keep):  # a token's value is the token
         return input_ids[:, -logits_to_keep:].float(), None, None
 
-    assert packing.dense(compute, ids, mask, 2)[0].tolist() == [[7, 8], [4, 0]]
+    assert without_padding(compute, ids, mask, 2)[0].tolist() == [[7, 8], [4, 0]]

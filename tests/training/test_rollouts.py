@@ -19,8 +19,9 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.schema import introspect
 from pipelines.stages import graph
 from pipelines.stages.synthesize import TeacherEngines as Teachers
+from pipelines.training.generation_log import episode_metrics, format_errors
 from pipelines.training.plan import Plan
-from pipelines.training.rollouts import FULL, Generation, PaidEpisode, Rollouts, cut, facts, format_errors
+from pipelines.training.rollouts import FULL, Generation, PaidEpisode, Rollouts, split_prompt
 
 RIGHT, WRONG = "<solution> SELECT count(*) FROM singer</solution>", "<solution> SELECT 0</solution>"
 
@@ -55,7 +56,7 @@ def test_a_group_is_paid_by_the_rubric(make):
     made = make(say).generate(["q0"] * 4, generation=0)
     assert made.rewards(FULL).tolist() == [2.0, 1.0, 0.0, 2.0]  # exec 1 + format 1; q0 asks how many singers there are
     assert [paid.trajectory.sample for paid in made.episodes] == [0, 1, 2, 3]
-    watched = facts(made, ["exec", "format"])
+    watched = episode_metrics(made, ["exec", "format"])
     assert watched["ex"] == [1.0, 0.0, 0.0, 1.0]
     assert watched["term_format"] == [1.0, 1.0, 0.0, 1.0]
     assert watched["format_errors"] == [0.0, 0.0, 1.0, 0.0]
@@ -73,7 +74,7 @@ def test_training_stops_where_nothing_works_however_few_episodes_a_process_draws
 
     rollouts = make(down)
     for number in range(2):
-        assert facts(rollouts.generate(["q0"] * 6 + ["q1"] * 6, number), [])["broken"] == [1.0] * 12
+        assert episode_metrics(rollouts.generate(["q0"] * 6 + ["q1"] * 6, number), [])["broken"] == [1.0] * 12
     with pytest.raises(BoundaryError, match="the last 36 episodes all broke: EndpointError"):
         rollouts.generate(["q0"] * 6 + ["q1"] * 6, 2)
 
@@ -86,7 +87,9 @@ def test_a_few_episodes_that_work_are_enough_for_training_to_go_on(make):
 
     rollouts = make(say)
     for number in range(4):
-        assert facts(rollouts.generate(["q0"] * 12, number), [])["broken"] == [0.0, 1.0, 1.0, 1.0] * 3  # of groups of 4
+        assert (
+            episode_metrics(rollouts.generate(["q0"] * 12, number), [])["broken"] == [0.0, 1.0, 1.0, 1.0] * 3
+        )  # of groups of 4
 
 
 def test_grpo_filter_takes_malformed_episodes_out_of_their_group(make):
@@ -138,8 +141,8 @@ def test_groups_that_teach_nothing_are_replaced_by_other_questions(make):
     made = resampled.generate(ids, generation=0)
     assert len(set(made.rewards(FULL)[:4].tolist())) == 2
     assert "q0" not in {paid.trajectory.example_id for paid in made.episodes}
-    assert made.rewards(FULL, drawn=True)[:4].tolist() == [2.0] * 4  # what one watches stays as it was drawn
-    assert facts(made, [])["replaced"][:4] == [1.0] * 4
+    assert made.rewards(FULL, as_drawn=True)[:4].tolist() == [2.0] * 4  # what one watches stays as it was drawn
+    assert episode_metrics(made, [])["replaced"][:4] == [1.0] * 4
     assert [paid.trajectory.sample for paid in made.episodes] == [0, 1, 2, 3] * 2
 
 
@@ -158,7 +161,7 @@ def trajectory(ids, mask, ends, **changes):
     ],
 )
 def test_an_episode_is_cut_before_the_agents_first_word(ids, mask, expected):
-    assert cut(trajectory(ids, mask, ()), pad_id=9) == expected
+    assert split_prompt(trajectory(ids, mask, ()), pad_id=9) == expected
 
 
 def test_a_broken_episode_has_no_reward_and_no_weight(make):
@@ -167,8 +170,8 @@ def test_a_broken_episode_has_no_reward_and_no_weight(make):
     made = Generation([broken], [broken], {}, {})
     assert made.rewards(FULL).isnan().all()
     assert rollouts.masks(made, FULL, torch.tensor([True])) == [[0, 0]]
-    assert facts(made, ["exec"])["broken"] == [1.0]
-    assert math.isnan(facts(made, ["exec"])["term_exec"][0])
+    assert episode_metrics(made, ["exec"])["broken"] == [1.0]
+    assert math.isnan(episode_metrics(made, ["exec"])["term_exec"][0])
 
 
 DRAW = Sampling(temperature=1.0, turn_tokens=24, episode_tokens=200)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from pipelines.training import packing
-from pipelines.training.samples import IGNORED, Sample, grouped_order, prefix_groups
+from pipelines.training.samples import IGNORED, Sample, order_by_group, prefix_groups
 
 INSTRUCTIONS = [3, 4, 5, 6]
 SHOP = [*INSTRUCTIONS, 10, 11, 12, 13, 14, 15]
@@ -79,8 +79,8 @@ def test_loss_and_gradients_are_those_of_separate_rows(network):
     expected.backward()
 
     add_fused_lm_head(network, outputs=("log_probs", "entropy", "is_top1"))
-    packing.prepare(network)
-    rows = packing.RowsModel(network)
+    packing.use_packed_attention(network)
+    rows = packing.PackedRowsModel(network)
     output = rows(**batch(SAMPLES))
     loss = -output.log_probs.sum()
     loss.backward()
@@ -104,13 +104,13 @@ def test_prompts_of_one_schema_are_one_group():
 def test_runs_hold_samples_of_one_group_and_every_sample_once():
     """Seven and five samples in runs of three: two and one whole runs, and the rest of both, 1 + 2, together."""
     groups = [0] * 7 + [1] * 5
-    order = grouped_order(groups, 3, 12, seed=0)
+    order = order_by_group(groups, 3, 12, seed=0)
     assert sorted(order) == list(range(12))
     kinds = [{groups[index] for index in order[start : start + 3]} for start in range(0, 12, 3)]
     assert sorted(map(len, kinds)) == [1, 1, 1, 2]
-    assert order == grouped_order(groups, 3, 12, seed=0)
-    assert order != grouped_order(groups, 3, 12, seed=1)
-    twice = grouped_order(groups, 3, 24, seed=0)
+    assert order == order_by_group(groups, 3, 12, seed=0)
+    assert order != order_by_group(groups, 3, 12, seed=1)
+    twice = order_by_group(groups, 3, 24, seed=0)
     assert {twice.count(index) for index in range(12)} == {2}
 
 

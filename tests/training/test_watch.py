@@ -15,7 +15,7 @@ from pipelines.stages import train
 from pipelines.training import trainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import WHOLE, CurveRecorder, Meter, last_whole_checkpoint, state_bytes
-from pipelines.training.samples import sample
+from pipelines.training.samples import make_sample
 from pipelines.training.trainer import resume_point
 from pipelines.training.watch import ALARMS, WINDOW, Curves, Watch, nothing_learned, read, spark, view
 
@@ -266,7 +266,7 @@ def test_a_device_is_known_by_its_whole_name(device, peak):
 
 def test_each_step_of_sft_counts_the_tokens_of_its_batch(taught, trajectories, recipe):
     codec = ChatCodec(load(taught, recipe.model)[1])
-    tokens = sum(len(sample(trajectory, codec).input_ids) for trajectory in trajectories)
+    tokens = sum(len(make_sample(trajectory, codec).input_ids) for trajectory in trajectories)
     timing = [json.loads(line) for line in (taught.parent / "timing.jsonl").read_text().splitlines()]
     assert {line["trained_tokens"] for line in timing} == {tokens}
 

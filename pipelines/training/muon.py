@@ -1,0 +1,164 @@
+"""Muon for the matrices of a model's blocks and AdamW for the rest, as one optimiser that processes share."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import distributed, nn
+
+from pipelines.recipe.config import Optimizer
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """`torch.optim.Muon` (Jordan et al., 2024) for hidden matrices, `torch.optim.AdamW` for embeddings and norms.
+
+    Parameter groups and state belong to this optimiser, so that schedulers, `state_dict` and `load_state_dict` see one.
+    Processes that train together have the same gradients, and Muon's products take long: each steps its own share of
+    the matrices, those of one shape together, and sends the others the result, bit for bit. The others have the
+    momentum of its share after `gather` only.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        rest: Iterable[nn.Parameter],
+        optimizer: Optimizer,
+        lr_rest: float | None = None,
+    ) -> None:
+        muon = torch.optim.Muon(list(matrices), lr=optimizer.lr, weight_decay=optimizer.weight_decay)
+        self._adamw = torch.optim.AdamW(
+            list(rest),
+            lr=optimizer.lr if lr_rest is None else lr_rest,
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
+        )
+        super().__init__([*muon.param_groups, *self._adamw.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of both."""
+        loss = None if closure is None else closure()
+        muon, *rest = self.param_groups
+        self._adamw.param_groups = rest
+        self._adamw.state = self.state
+        self._adamw.step()
+        rank = 0
+        ranks = 1
+        if distributed.is_available() and distributed.is_initialized():
+            rank = distributed.get_rank()
+            ranks = distributed.get_world_size()
+        self._of_ranks = assign_to_ranks(muon["params"], ranks)
+        by_shape = defaultdict(list)
+        for parameter in self._of_ranks[rank]:
+            if parameter.grad is not None:
+                by_shape[parameter.shape, parameter.dtype].append(parameter)
+        for parameters in by_shape.values():
+            self._step_alike(parameters)
+        if ranks > 1:
+            for owner, parameters in enumerate(self._of_ranks):
+                broadcast_from(owner, [parameter.data for parameter in parameters])
+        return loss
+
+    def _step_alike(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Muon's step of matrices of one shape."""
+        muon = self.param_groups[0]
+        updates = []
+        for parameter in parameters:
+            assert parameter.grad is not None
+            buffer = self._momentum(parameter).lerp_(parameter.grad, 1 - muon["momentum"])
+            updates.append(parameter.grad.lerp(buffer, muon["momentum"]))
+        rounds = slow_bfloat16(updates[0].device)
+        products = orthogonal(torch.stack(updates), muon["ns_coefficients"], muon["ns_steps"], muon["eps"], rounds)
+        rows, columns = parameters[0].shape
+        for parameter, product in zip(parameters, products, strict=True):
+            parameter.mul_(1 - muon["lr"] * muon["weight_decay"])
+            parameter.add_(product, alpha=-muon["lr"] * max(1.0, rows / columns) ** 0.5)
+
+    def gather(self) -> None:
+        """Give every process the momentum of all matrices, as a checkpoint has it."""
+        if len(self._of_ranks) == 1:
+            return
+        for owner, parameters in enumerate(self._of_ranks):
+            broadcast_from(owner, [self._momentum(parameter) for parameter in parameters])
+
+    def _momentum(self, parameter: nn.Parameter) -> torch.Tensor:
+        state: dict[str, torch.Tensor] = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter.data)
+        return state["momentum_buffer"]
+
+
+def broadcast_from(owner: int, tensors: Sequence[torch.Tensor]) -> None:
+    """Give every process the tensors as their owner has them."""
+    if not tensors:
+        return
+    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    distributed.broadcast(flat, owner)
+    if owner == distributed.get_rank():
+        return
+    pieces = torch.split(flat, [tensor.nbytes for tensor in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        tensor.copy_(piece.clone().view(tensor.dtype).reshape(tensor.shape))  # a copy is aligned
+
+
+def slow_bfloat16(device: torch.device) -> bool:
+    """Whether this is a CPU without instructions for bfloat16: PyTorch 2.13 then multiplies number by number."""
+    if device.type != "cpu":
+        return False
+    has_mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return not (has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def orthogonal(
+    updates: torch.Tensor, coefficients: Sequence[float], steps: int, eps: float, rounds: bool
+) -> torch.Tensor:
+    """Newton-Schulz iterations of `torch.optim.Muon` on matrices (M, R, C) at once: the same bits in less time.
+
+    With `rounds`, products are taken in float32 and rounded to bfloat16, as a CPU with instructions for it does.
+    """
+
+    def to_bfloat16(product: torch.Tensor) -> torch.Tensor:
+        rounded = product.bfloat16()
+        return rounded.float() if rounds else rounded
+
+    a, b, c = coefficients
+    is_tall = updates.size(1) > updates.size(2)
+    x = updates.bfloat16()
+    norms = torch.stack([matrix.norm().clamp(min=eps) for matrix in x])
+    x = to_bfloat16(x / norms[:, None, None])
+    if is_tall:
+        x = x.mT
+    for _ in range(steps):
+        gram = to_bfloat16(x @ x.mT)
+        polynomial = to_bfloat16(torch.baddbmm(gram, gram, gram, beta=b, alpha=c))
+        x = to_bfloat16(torch.baddbmm(x, polynomial, x, beta=a))
+    return x.mT if is_tall else x
+
+
+def assign_to_ranks(matrices: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
+    """The matrices of each process: the most costly first, each to the process that has the least to multiply so far.
+
+    The cost of a matrix is that of its product with itself, (shorter side)^2 x longer side.
+    """
+    costs = [min(matrix.shape) ** 2 * max(matrix.shape) for matrix in matrices]
+    loads = [0] * ranks
+    of_ranks: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    for number in sorted(range(len(matrices)), key=lambda number: -costs[number]):
+        rank = loads.index(min(loads))
+        loads[rank] += costs[number]
+        of_ranks[rank].append(matrices[number])
+    return of_ranks
+
+
+def matrices_and_rest(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Trainable parameters as (matrices of the blocks, embeddings, heads, norms and biases)."""
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim == 2 and ".layers." in name:
+            matrices.append(parameter)
+        else:
+            rest.append(parameter)
+    return matrices, rest
