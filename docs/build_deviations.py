@@ -14,14 +14,14 @@ PAPERS = {
     "skyrl_sql": "SkyRL-SQL",
     "mtir_sql": "MTIR-SQL",
 }
-INTRO = """# Where the recipes deviate from their papers
+INTRO = """# Where recipes deviate from their papers
 
 This page is written by `python docs/build_deviations.py` from `conf/deviations/`; a test compares the two, resolves
-each setting and looks for each test. `sqltrain show RECIPE --deviations` prints those that act in a run, and the run's
-report lists them.
+each setting, and looks for the test that each point names there. `sqltrain show RECIPE --deviations` prints the
+points that act in a run, and the run's report lists them.
 
-A setting does it the paper's way, or by the other reading; where the paper is silent, it is the one to change, with
-some other value. Words in capitals are yours to fill in. Where no setting stands, none does it. The kinds:
+A setting restores the paper's way, takes the other reading, or, if the paper is silent, another value. Fill in
+words in capitals. The kinds:
 """
 
 
@@ -35,11 +35,11 @@ def page() -> str:
 
 
 def _table(rows: Sequence[Deviation], shared: bool) -> Iterator[str]:
-    yield "| where | the paper | here | kind | setting | test |" + (" papers |" if shared else "")
-    yield "|---|---|---|---|---|---|" + ("---|" if shared else "")
+    yield "| where | the paper | here | kind | setting |" + (" papers |" if shared else "")
+    yield "|---|---|---|---|---|" + ("---|" if shared else "")
     for each in rows:
         settings = "<br>".join(f"`{setting}`" for setting in each.setting) or "–"
-        cells = [*map(_prose, (each.where, each.paper, each.ours)), each.kind, settings, f"`{each.test}`"]
+        cells = [*map(_prose, (each.where, each.paper, each.ours)), each.kind, settings]
         if shared:
             cells.append(", ".join(PAPERS[name] for name in each.papers) or "all")
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
