@@ -368,8 +368,8 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
             "row in records.before]\n    after = [row for row in records.after]",
         ),
         ("if min(len(learned), len(fresh)) < ENOUGH:", "if max(len(learned), len(fresh)) < ENOUGH:"),
-        ("for value in before | after) / 2", "for value in before | after)"),
-        ("for value in before | after) / 2", "for value in before) / 2"),
+        ("return sum(differences) / 2", "return sum(differences)"),
+        ("for value in before | after]", "for value in before]"),
         ("_data_keys(store, checkpoint) - _data_keys(store, other)", "_data_keys(store, checkpoint)"),
         ("for leak in repeated if leak.same_database)", "for leak in repeated)"),
         (
@@ -397,7 +397,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
     ],
     "nightly/inbox": [
         ("if mark not in taken:", "if True:"),
-        ('path in batches.glob("[0-9]*")), default=0) + 1', 'path in batches.glob("[0-9]*")), default=0)'),
+        ("number = max(numbers, default=0) + 1", "number = max(numbers, default=0)"),
     ],
     "recipes": [
         ("laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value", "value"),

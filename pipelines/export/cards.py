@@ -142,10 +142,10 @@ def base_name(lineage: Lineage) -> str | None:
     """The hub name of the model that training began with; None for a path of one machine or one made from scratch."""
     source = str((lineage.setting("model") or {}).get("source"))
     was_local = lineage.manifests.get("model", {}).get("weights") is not None  # its files were read to make the key
-    is_name = source.count("/") == 1 and source[0].isalnum() and not Path(source).expanduser().exists()
-    if is_name and not was_local:
-        return source
-    return None
+    looks_like_name = source.count("/") == 1 and source[0].isalnum()
+    if not looks_like_name or was_local or Path(source).expanduser().exists():
+        return None
+    return source
 
 
 def model_card(lineage: Lineage, name: str, kind: str) -> str:
@@ -247,7 +247,9 @@ def _figures(lineage: Lineage) -> Iterator[str]:
     for evaluation in lineage.evaluations:
         summary = evaluation.summary
         rows = [(f"all, equality `{equality}`", _accuracy_in_words(ex)) for equality, ex in summary.ex.items()]
-        rows += [(level.name, _accuracy_in_words(level.ex)) for level in summary.by_hardness if level.ex is not None]
+        for level in summary.by_hardness:
+            if level.ex is not None:
+                rows.append((level.name, _accuracy_in_words(level.ex)))
         rows.append(("questions that could not be asked", str(sum(summary.left_out.values()))))
         yield _markdown_table((evaluation.benchmark, "EX"), rows)
 
@@ -278,8 +280,10 @@ def _terms(lineage: Lineage) -> list[str]:
 def _makers(lineage: Lineage) -> list[str]:
     """The programs and the machine that made it."""
     lines = [f"- sqltrain {importlib.metadata.version('sqltrain')}"]
-    for manifest in list(lineage.manifests.values())[:1]:  # its own stage's
-        lines += [f"- {name}: {text}" for name, text in provenance.as_tags(manifest.get("made_by", {})).items()]
+    if lineage.manifests:
+        own_manifest = next(iter(lineage.manifests.values()))
+        tags = provenance.as_tags(own_manifest.get("made_by", {}))
+        lines += [f"- {name}: {text}" for name, text in tags.items()]
     return lines
 
 

@@ -193,7 +193,9 @@ def _quantize(path: Path) -> None:
     unquantized = path.rename(path.with_suffix(".bf16"))
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
-    if llama_cpp.llama_model_quantize(str(unquantized).encode(), str(path).encode(), ctypes.byref(settings)):
+    source = str(unquantized).encode()
+    target = str(path).encode()
+    if llama_cpp.llama_model_quantize(source, target, ctypes.byref(settings)):
         raise DataError(f"llama.cpp cannot quantize {unquantized.name}", "Take q8_0 or q4_0.")
     unquantized.unlink()
 
@@ -202,7 +204,9 @@ def _require_tensors(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     """Read a file again: each tensor of the checkpoint must be there, and no other."""
     import gguf
 
-    found = {tensor.name: list(map(int, tensor.shape))[::-1] for tensor in gguf.GGUFReader(path).tensors}
+    found = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        found[tensor.name] = list(map(int, tensor.shape))[::-1]
     for name in sorted(found.keys() | shapes.keys()):
         if found.get(name) != shapes.get(name):
             raise DataError(f"{path.name} does not hold what the checkpoint has: {name}", FOLDER)
@@ -220,7 +224,8 @@ def _split_of(steps: Sequence[Mapping[str, Any]]) -> str:
     # llama.cpp has no name for `PIECES`. "bloom" splits at fewer places, each one of `PIECES` too; a merge that was
     # learned within pieces joins no two, so the tokens are equal.
     names = {PRETOKENIZE_REGEX: "qwen2", PIECES: "bloom", BLOOM_PIECES: "bloom"}
-    pattern = "".join(step["pattern"].get("Regex", "") for step in steps if step["type"] == "Split")
+    splits = [step for step in steps if step["type"] == "Split"]
+    pattern = "".join(step["pattern"].get("Regex", "") for step in splits)
     if pattern not in names:
         raise DataError("no GGUF file is written: its tokenizer splits a text in a way that llama.cpp lacks", FOLDER)
     return names[pattern]

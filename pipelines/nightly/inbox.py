@@ -53,7 +53,8 @@ def delivery_days(settings: Nightly, since: date) -> list[date]:
     inbox = inbox_path(settings)
     if inbox.is_file():
         raise DataError(f"{inbox} is a file: the rows of a table have no day", "Without --since one night takes all.")
-    days = sorted({delivery_day(file) for file in inbox.glob("[!.]*") if file.suffix.lower() in READ})
+    files = [file for file in inbox.glob("[!.]*") if file.suffix.lower() in READ]
+    days = sorted({delivery_day(file) for file in files})
     days_since = [day for day in days if day >= since]
     if not days_since:
         newest = f"its newest is of {days[-1]}" if days else "it has no file of questions"
@@ -67,7 +68,8 @@ def freeze_batch(settings: Nightly, batches: Path, day: date | None = None) -> P
     fresh = _fresh_rows(inbox, settings.table, batches, day)
     if not fresh:
         return None
-    number = max((int(path.name[:4]) for path in batches.glob("[0-9]*")), default=0) + 1
+    numbers = [int(path.name[:4]) for path in batches.glob("[0-9]*")]
+    number = max(numbers, default=0) + 1
     folder = batches / f"{number:04d}-{digest(sorted(fresh))[:8]}"
     work = batches / f".{folder.name}"
     work.mkdir(parents=True, exist_ok=True)

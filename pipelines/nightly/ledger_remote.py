@@ -64,7 +64,10 @@ def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Mapping[str,
     for batch in ledger.batch_folders():
         if batch.name not in decided:
             continue
-        links = {str(path.relative_to(batch)): os.readlink(path) for path in batch.rglob("*") if path.is_symlink()}
+        links = {}
+        for path in batch.rglob("*"):
+            if path.is_symlink():
+                links[str(path.relative_to(batch))] = os.readlink(path)
         write_json(batch / LINKS, links)
         for file in BATCH_FILES:
             path = batch / file

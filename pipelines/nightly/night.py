@@ -123,7 +123,9 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
         if not fresh and ledger.incumbent(recipe.nightly.tier) is not None:
             return ledger.add("night", **nothing)
         base = _curate(context, recipe, "base")
-        batches = {path.name: _admit(context, ledger, path, base, path in fresh) for path in ledger.usable()}
+        batches = {}
+        for path in ledger.usable():
+            batches[path.name] = _admit(context, ledger, path, base, is_fresh=path in fresh)
         challenger = _train_challenger(context, ledger, base, batches)
         return conclude(context, ledger, challenger, (base, *batches.values()), fresh)
 
@@ -172,7 +174,8 @@ def _training_recipe(context: NightContext, start: Champion | None, data_key: st
     n_sources = int(read_json(context.store.folder("data", data_key) / "metrics.json")["rl_sources"])
     # The union's rows are made already; only the number of their sources is read.
     rl = (Source(kind="jsonl"),) * n_sources
-    changes: dict[str, Any] = {"stages": stages, "data": recipe.data.model_copy(update={"rl": rl})}
+    data = recipe.data.model_copy(update={"rl": rl})
+    changes: dict[str, Any] = {"stages": stages, "data": data}
     if start is not None:
         weights = context.store.folder(start.stage, start.key) / "model"
         changes["model"] = recipe.model.model_copy(update={"source": str(weights)})
@@ -233,7 +236,8 @@ def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
     """The keys of a recipe's curated stages, each checked against its contract; finished ones are not walked again."""
     steps = graph.plan(recipe, context.store, among=CURATION)
     if not all(step.cached for step in steps):
-        return {name: stage.key for name, stage in context.make(recipe, steps, role).items()}
+        made = context.make(recipe, steps, role)
+        return {name: stage.key for name, stage in made.items()}
     for step in steps:
         context.check(_finished(step), recipe)
     return {step.name: step.key for step in steps}
@@ -297,7 +301,8 @@ def _refuse_batches(
     """Take batches back and note it in the ledger; the error names the file of the bad rows."""
     n_rows = _n_rows(batches)
     folders = [ledger.take_back(path, bad_rows) for path in batches]
-    ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=n_rows)
+    names = [path.name for path in batches]
+    ledger.add("night", decision="refused", reason=str(error), new=names, rows=n_rows)
     hints = [error.hint]
     if bad_rows is not None and folders:
         hints.append(f"The bad rows, with their reasons, are in {folders[0] / QUARANTINE}.")
@@ -351,7 +356,8 @@ def _held_out_records(
     if champion is not None:
         test_key = context.store.manifest(after.name, after.key)["inputs"]["test"]
         test = context.store.folder("test", test_key)
-        seen = trained_on(context.store, (champion.stage, champion.key), (challenger.stage, challenger.key), test)
+        standing = (champion.stage, champion.key)
+        seen = trained_on(context.store, standing, (challenger.stage, challenger.key), test)
     old = [row for row in records(before.folder, "greedy") if row.example_id not in seen]
     new = [row for row in records(after.folder, "greedy") if row.example_id not in seen]
     return HeldOutRecords(old, new, recipe.headline), len(seen)

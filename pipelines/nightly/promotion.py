@@ -136,7 +136,8 @@ def distance(old: Sequence[Hashable], new: Sequence[Hashable]) -> float:
     """Half the sum of the differences of two distributions' shares: 0 alike, 1 apart."""
     before = Counter(old)
     after = Counter(new)
-    return sum(abs(before[value] / len(old) - after[value] / len(new)) for value in before | after) / 2
+    differences = [abs(before[value] / len(old) - after[value] / len(new)) for value in before | after]
+    return sum(differences) / 2
 
 
 # Held-out questions that a checkpoint was trained on: the held-out questions may have changed since.

@@ -46,9 +46,10 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
         require_room(folder, MIN_FREE_MB)
     except OSError as error:
         raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass --store DIR.") from None
-    path = folder / f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}.json"
-    claim = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
-    with locked_file(path, claim):
+    host = platform.node()
+    pid = os.getpid()
+    claim = {**about, "host": host, "pid": pid, "since": time.time(), "stages": list(names)}
+    with locked_file(folder / f"{host}-{pid}-{time.monotonic_ns()}.json", claim):
         yield
 
 
@@ -85,7 +86,10 @@ def _live_claim(path: Path) -> dict[str, Any] | None:
 
 
 def _claimed_names(store: Store) -> set[Name]:
-    return {(stage, key) for run in live_runs(store) for stage, key in run["stages"]}
+    names: set[Name] = set()
+    for run in live_runs(store):
+        names.update((stage, key) for stage, key in run["stages"])
+    return names
 
 
 def pins(store: Store) -> list[Name]:
@@ -102,7 +106,10 @@ def pin(store: Store, name: str, keep: bool) -> Name:
     with files.lock(store.root / f".{PINS}"):
         pinned = pins(store)
         candidates = list(store.made()) if keep else pinned
-        matches = [pair for pair in candidates if pair[0] == stage and start and pair[1].startswith(start)]
+        matches = []
+        for pair in candidates:
+            if pair[0] == stage and start and pair[1].startswith(start):
+                matches.append(pair)
         if len(matches) != 1:
             number = "more than one" if matches else "no"
             noun = "stage" if keep else "pin"
@@ -204,7 +211,7 @@ def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damag
         seen.add(name)
         yield name
         manifest = _manifest(store, name, damaged)
-        waiting += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
+        waiting += manifest.get("inputs", {}).items()
         waiting += [(stage, key) for stage, key in manifest.get("parts", [])]
         for stage in ("test", "test_schema"):  # an evaluation by `sqltrain evaluate` names them outside its inputs
             if isinstance(manifest.get(stage), str):  # null if there are no links to databases
@@ -223,8 +230,9 @@ def _manifest(store: Store, name: Name, damaged: set[Name]) -> dict[str, Any]:
     """A stage's manifest; {} if that is damaged, which is noted."""
     with contextlib.suppress(DataError, KeyError):
         manifest = store.manifest(*name)
-        tables = [manifest.get(field, {}) for field in ("inputs", "recipe")]
-        if (manifest["stage"], manifest["key"]) == name and all(isinstance(table, dict) for table in tables):
+        is_its_own = (manifest["stage"], manifest["key"]) == name
+        has_tables = isinstance(manifest.get("inputs", {}), dict) and isinstance(manifest.get("recipe", {}), dict)
+        if is_its_own and has_tables:
             return manifest
     damaged.add(name)
     return {}

@@ -91,7 +91,8 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
         frame = frame.with_columns(database.struct.with_fields(location=location_in_union))
         offset = pl.when(pl.col("pool") == "rl").then(n_sources).otherwise(0)
         frames_of_parts.append(frame.with_columns(part=pl.col("part") + offset))
-        last_source = frame.filter(pl.col("pool") == "rl").select(pl.col("part").max()).collect().item()
+        rl_rows = frame.filter(pl.col("pool") == "rl")
+        last_source = rl_rows.select(pl.col("part").max()).collect().item()
         if last_source is not None:
             n_sources += int(last_source) + 1
     pl.concat(frames_of_parts, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
@@ -119,7 +120,8 @@ def _join_demonstrations(
         frame = pl.scan_parquet(source / DATA, glob=False)
         if not part.fresh:
             rows = [row for row in range(height) if n_before + row in replayed]
-            frame = frame.filter(pl.int_range(pl.len()).is_in(pl.Series(rows, dtype=pl.Int64)))
+            row_numbers = pl.Series(rows, dtype=pl.Int64)
+            frame = frame.filter(pl.int_range(pl.len()).is_in(row_numbers))
             n_before += height
         selected.append(frame)
     pl.concat(selected, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
@@ -134,7 +136,8 @@ def _join_gold_schemas(folder: Path, folders: Sequence[Path]) -> None:
     frame = frame.unique("example_id", keep="first", maintain_order=True)
     frames.write(folder / DATA, frame)
     n_accepted = sum(json.loads(value) for value in frame["accepted"])
-    write_json(folder / "metrics.json", {"examples": frame.height, "agreement": n_accepted / max(1, frame.height)})
+    agreement = n_accepted / max(1, frame.height)
+    write_json(folder / "metrics.json", {"examples": frame.height, "agreement": agreement})
 
 
 def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:

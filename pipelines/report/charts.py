@@ -84,6 +84,9 @@ STYLES = 6  # s0 to s5: each a colour and a marker shape, so that colour alone c
 HOLLOW = (4, 5)  # styles that repeat the shapes of s0 and s1
 
 
+Position = tuple[float, float]  # x and y of a point, in pixels
+
+
 class Scale(NamedTuple):
     """Maps values onto pixels; `log2` for sample counts."""
 
@@ -162,12 +165,17 @@ def text(x: float, y: float, words: str, class_: str = "", anchor: str = "start"
     return tag("text", words, x=x, y=y, class_=class_ or None, text_anchor=anchor)
 
 
+def segment(start: Position, end: Position, class_: str) -> Html:
+    """A straight line between two points."""
+    return tag("line", x1=start[0], x2=end[0], y1=start[1], y2=end[1], class_=class_)
+
+
 def grid_y(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str]) -> Html:
     """Horizontal grid lines with their values at the left."""
     lines = []
     for mark in marks:
         y = scale(mark)
-        lines.append(tag("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_="grid"))
+        lines.append(segment((frame.left, y), (frame.right, y), "grid"))
         lines.append(text(frame.left - 6, y + 3.5, show(mark), "tick", "end"))
     return tag("g", lines)
 
@@ -177,18 +185,18 @@ def grid_x(scale: Scale, frame: Frame, marks: Iterable[float]) -> list[Html]:
     lines = []
     for mark in marks:
         x = scale(mark)
-        lines.append(tag("line", x1=x, x2=x, y1=frame.top, y2=frame.bottom, class_="grid"))
+        lines.append(segment((x, frame.top), (x, frame.bottom), "grid"))
     return lines
 
 
 def axis_x(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str], label: str) -> Html:
     """Values under the plot, and their label."""
-    return tag(
-        "g",
-        tag("line", x1=frame.left, x2=frame.right, y1=frame.bottom, y2=frame.bottom, class_="axis"),
-        [text(scale(mark), frame.bottom + 15, show(mark), "tick", "middle") for mark in marks],
-        text(frame.right, frame.bottom + 30, label, "axis-label", "end") if label else None,
-    )
+    axis = [segment((frame.left, frame.bottom), (frame.right, frame.bottom), "axis")]
+    for mark in marks:
+        axis.append(text(scale(mark), frame.bottom + 15, show(mark), "tick", "middle"))
+    if label:
+        axis.append(text(frame.right, frame.bottom + 30, label, "axis-label", "end"))
+    return tag("g", axis)
 
 
 def marker(x: float, y: float, style: int, tip: str = "", size: float = 4.5) -> Html:
@@ -212,17 +220,17 @@ def marker(x: float, y: float, style: int, tip: str = "", size: float = 4.5) -> 
     return tag("path", d=outline, class_=class_, data_tip=data_tip)
 
 
-def polyline(points: Sequence[tuple[float, float]], class_: str) -> Html:
+def polyline(points: Sequence[Position], class_: str) -> Html:
     """A line through points."""
     return tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=class_)
 
 
-def band(upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]], class_: str) -> Html:
+def band(upper: Sequence[Position], lower: Sequence[Position], class_: str) -> Html:
     """The area between two lines."""
     return tag("path", d=_closed_path([*upper, *reversed(lower)]), class_=class_)
 
 
-def _closed_path(corners: Sequence[tuple[float, float]]) -> str:
+def _closed_path(corners: Sequence[Position]) -> str:
     return "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in corners) + " Z"
 
 
@@ -306,7 +314,7 @@ def _forest_row(row: ChartRow, y: float, scale: Scale) -> Html:
     whisker = _styled("whisker", row.style)
     return tag(
         "g",
-        tag("line", x1=scale(estimate.low), x2=scale(estimate.high), y1=y, y2=y, class_=whisker),
+        segment((scale(estimate.low), y), (scale(estimate.high), y), whisker),
         marker(scale(estimate.value), y, row.style, tip),
         text(FIGURE_END, y + 4, percent, "value", "end"),
         text(WIDE, y + 4, interval, "bounds", "end"),
@@ -395,7 +403,7 @@ def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
     height = sum(len(members) * BAR_HEIGHT + GROUP_GAP for _, _, members in groups) + 6
     highest = max((bar.number for _, _, members in groups for bar in members), default=0)
     scale = Scale(0, highest or 1, left, WIDE - 120)
-    drawing = [tag("line", x1=left, x2=left, y1=2, y2=height - 4, class_="axis")]
+    drawing = [segment((left, 2), (left, height - 4), "axis")]
     y = 8.0
     for name, note, members in groups:
         middle = y + len(members) * BAR_HEIGHT / 2
@@ -437,8 +445,7 @@ def turns(groups: Sequence[tuple[str, Sequence[tuple[int, str, float, float]]]],
         for style, system, mean, p95 in members:
             middle = y + ROW_HEIGHT / 2
             tip = f"{system}: {mean:.2f} turns on average, 95 % take at most {p95:g}"
-            tail = _styled("tail", style)
-            drawing.append(tag("line", x1=scale(mean), x2=scale(p95), y1=middle, y2=middle, class_=tail))
+            drawing.append(segment((scale(mean), middle), (scale(p95), middle), _styled("tail", style)))
             drawing.append(marker(scale(mean), middle, style, tip))
             drawing.append(text(FIGURE_END, middle + 4, f"{mean:.2f}", "value", "end"))
             drawing.append(text(WIDE, middle + 4, f"95 % ≤ {p95:g}", "bounds", "end"))
@@ -480,7 +487,7 @@ def histogram(rates: Sequence[float], label: str) -> Html:
         )
         drawing.append(text(middle, top - 5, formats.count(number), "end-value", "middle"))
         drawing.append(text(middle, frame.bottom + 15, name, "tick", "middle"))
-    drawing.append(tag("line", x1=frame.left, x2=frame.right, y1=frame.bottom, y2=frame.bottom, class_="axis"))
+    drawing.append(segment((frame.left, frame.bottom), (frame.right, frame.bottom), "axis"))
     drawing.append(text(frame.right, frame.bottom + 32, "pass rate of the policy after SFT", "axis-label", "end"))
     return canvas(width, height, label, drawing)
 

@@ -168,7 +168,8 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 def row_texts(table: ReportTable, row: Iterable[Cell]) -> list[str]:
     """The cells of a row as readers see them."""
-    return [show(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
+    pairs = zip(row, table.columns, strict=True)
+    return [show(cell, column.kind) for cell, column in pairs]
 
 
 def latex(table: ReportTable) -> str:

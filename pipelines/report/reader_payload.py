@@ -118,7 +118,8 @@ def _details(episode: _Episode, data: ReportData) -> dict[str, Any]:
     wrong = record.wrong(data.equality)
     if wrong is not None:
         evidence = _cut(wrong.evidence)
-        hints = [[hint.kind.replace("_", " "), _cut(hint.detail)] for hint in wrong.hints]
+        for hint in wrong.hints:
+            hints.append([hint.kind.replace("_", " "), _cut(hint.detail)])
     return {
         "turns": turns,
         "stop": record.stop if record.stop is not StopReason.SOLUTION else None,

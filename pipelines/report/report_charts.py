@@ -135,9 +135,18 @@ def _clouds(systems: Sequence[_System]) -> list[NamedChart]:
             for level in system.summary.by_hardness:
                 cost = getattr(level, attribute)
                 accuracy = _accuracy_of(level)
-                if cost is not None and accuracy is not None:
-                    letter = LETTERS[level.name]
-                    dots.append(charts.Dot(system.style, system.name, level.name, letter, cost.mean, accuracy.value))
+                if cost is None or accuracy is None:
+                    continue
+                dots.append(
+                    charts.Dot(
+                        style=system.style,
+                        name=system.name,
+                        label=level.name,
+                        mark=LETTERS[level.name],
+                        x=cost.mean,
+                        y=accuracy.value,
+                    )
+                )
         if any(dot.x for dot in dots):
             clouds.append((unit, charts.cloud(dots, unit)))
     return clouds

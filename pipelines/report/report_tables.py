@@ -117,7 +117,8 @@ def _table_of_systems(
     slug: str, title: str, columns: Sequence[TableColumn], rows: Sequence[tuple[Cell, ...]], note: str
 ) -> ReportTable:
     """A table with a row for each system, in their order."""
-    return ReportTable(slug, title, tuple(columns), tuple(rows), note, styles=tuple(range(len(rows))))
+    styles = tuple(range(len(rows)))
+    return ReportTable(slug, title, tuple(columns), tuple(rows), note, styles)
 
 
 def behaviour(data: ReportData) -> ReportTable:
@@ -318,7 +319,10 @@ def thresholds(data: ReportData) -> ReportTable:
             points = curve_points(curve_rows, name)
             if points:
                 steps_of_curve[f"{stage}: {title}"] = {level: steps_to(points, level, window) for level in levels}
-    reached = [level for level in levels if any(steps[level] is not None for steps in steps_of_curve.values())]
+    reached = []
+    for level in levels:
+        if any(steps[level] is not None for steps in steps_of_curve.values()):
+            reached.append(level)
     columns = [TableColumn("curve")]
     columns += [TableColumn(f"{100 * level:.0f} %", "count") for level in reached]
     rows: list[tuple[Cell, ...]] = []

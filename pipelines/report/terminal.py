@@ -58,7 +58,8 @@ class _Layout(NamedTuple):
 
     def width(self) -> int:
         """The widest cell of each column, with two blanks between columns."""
-        widths = [max(map(cell_len, column)) for column in zip(self.heads, *self.lines, strict=True)]
+        columns = zip(self.heads, *self.lines, strict=True)
+        widths = [max(map(cell_len, column)) for column in columns]
         return sum(widths) + 2 * (len(widths) - 1)
 
 
@@ -225,7 +226,8 @@ def stage_figures(stage: str, metrics: Mapping[str, float], between: str = "  ")
     A no-break space keeps a figure beside its name.
     """
     kind = stage.partition(".")[0]
-    names = STAGE_FIGURES.get(kind.partition("_")[0]) or STAGE_FIGURES.get(kind) or tuple(metrics)[:4]
+    first_word = kind.partition("_")[0]
+    names = STAGE_FIGURES.get(first_word) or STAGE_FIGURES.get(kind) or tuple(metrics)[:4]
     figures_in_words = []
     for name in names:
         if name in metrics:

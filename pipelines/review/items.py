@@ -47,7 +47,8 @@ class Item:
     @property
     def is_doubted(self) -> bool:
         """Whether it has a doubt, a vote against it, or no SQL."""
-        return bool(self.doubts) or not self.example.gold_sql or not all(vote.agrees for vote in self.votes)
+        has_dissent = not all(vote.agrees for vote in self.votes)
+        return bool(self.doubts) or not self.example.gold_sql or has_dissent
 
     @property
     def texts(self) -> dict[str, str]:
@@ -120,7 +121,8 @@ def _read_votes(value: Any) -> tuple[list[BlindAnswer], list[str]]:
         return votes, doubts
     for number, vote in enumerate(value, 1):
         if isinstance(vote, dict) and isinstance(vote.get("sql"), str):
-            votes.append(BlindAnswer(str(vote.get("by")), vote["sql"], vote.get("agrees") is True))
+            agrees = vote.get("agrees") is True
+            votes.append(BlindAnswer(str(vote.get("by")), vote["sql"], agrees))
         else:
             doubts.append(f"vote {number} of its line cannot be read: it is no object with sql")
     return votes, doubts
@@ -156,7 +158,11 @@ def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
     for finding in health.examine_gold([item.example for item in with_sql], sql):
         key = with_sql[finding.place].key
         doubts.setdefault(key, []).append(f"{finding.reason.replace('_', ' ')}: {finding.detail}")
-    return [dataclasses.replace(item, doubts=(*item.doubts, *doubts.get(item.key, ()))) for item in items]
+    items_with_doubts = []
+    for item in items:
+        all_doubts = (*item.doubts, *doubts.get(item.key, ()))
+        items_with_doubts.append(dataclasses.replace(item, doubts=all_doubts))
+    return items_with_doubts
 
 
 def corrected(items: Iterable[Item]) -> dict[str, dict[str, str]]:

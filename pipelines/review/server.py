@@ -50,7 +50,8 @@ class ReviewApp:
             Route("/v1/decide", guarded(access, self._decide), methods=["POST"]),
             Route("/v1/write", guarded(access, self._write), methods=["POST"]),
         ]
-        return Starlette(routes=[Route("/", lambda _: page(PAGE)), *routes], lifespan=self._lifespan)
+        routes.append(Route("/", lambda _: page(PAGE)))
+        return Starlette(routes=routes, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -66,11 +67,14 @@ class ReviewApp:
 
     async def _state(self, _: Request, user: str) -> Response:
         review = self.review
+        items = []
+        for key, item in review.items.items():
+            items.append([key, item.is_doubted, review.choice(key)])
         state = {
             "title": review.title,
             "corrects": review.corrects is not None,
             "files": {"out": review.files.out.name, "rejected": review.files.rejected.name},
-            "items": [[key, item.is_doubted, review.choice(key)] for key, item in review.items.items()],
+            "items": items,
         }
         return JSONResponse(state)
 
@@ -120,7 +124,8 @@ class ReviewApp:
             choice = "accepted" if _is_unchanged(item, texts) else "mended"
             if not texts["question"] or not texts["sql"]:
                 raise DataError("not kept", "A question and its SQL are both needed.")
-        if not texts["reason"] and (choice == "rejected" or (choice == "mended" and self.review.corrects is not None)):
+        needs_reason = choice == "rejected" or (choice == "mended" and self.review.corrects is not None)
+        if needs_reason and not texts["reason"]:
             raise DataError("not kept", "Say why: the reason is kept.")
         if choice in ("accepted", "mended"):
             sql = item.example.gold_sql if choice == "accepted" else texts["sql"]
@@ -129,7 +134,8 @@ class ReviewApp:
                 raise Denied(400, f"not kept: {result_event(sql, result)['message']}")
         if choice != "mended":
             texts |= dict.fromkeys(item.texts, "")
-        self.review.keep(Decision(item.key, item.example.id, choice, utc_time(), **texts))
+        decision = Decision(item.key, item.example.id, choice, utc_time(), **texts)
+        self.review.keep(decision)
         return JSONResponse({"choice": choice, "counts": self.review.counts()})
 
     async def _write(self, request: Request, user: str) -> Response:

@@ -186,8 +186,8 @@ class Feedback:
         last_lines = {}
         for (line,) in self._db.execute("SELECT line FROM lesson ORDER BY rowid"):
             row = json.loads(line)
-            question = (row["database"], row["question"], row.get("evidence", ""), str(row.get("history")))
-            last_lines[question] = line
+            context = (row.get("evidence", ""), str(row.get("history")))
+            last_lines[row["database"], row["question"], context] = line
         text = "".join(f"{line}\n" for line in last_lines.values())
         path = self.folder / INBOX
         before = path.read_text(encoding="utf-8") if path.is_file() else ""

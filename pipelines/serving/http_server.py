@@ -37,6 +37,7 @@ from pipelines.sql.audit import append
 from pipelines.sql.schema import Schema
 
 PAGE = Path(__file__).with_name("page.html")
+OK = "ok"  # status of a server whose database answers and whose audit log is written
 SHOWN_TABLES = 50  # tables whose columns the chat page names
 SYNC_S = 60.0  # seconds between two looks at old feedback and new verdicts
 log = logging.getLogger(__name__)
@@ -111,14 +112,15 @@ class Service:
         append(self.audit, [{"at": utc_time(), **line}])
 
     async def _health(self, _: Request) -> Response:
-        status = "ok"
+        status = OK
         try:
             event = await self.agent.run("SELECT 1")
             if event["type"] != "answer":
                 status = "the database is away"
         except ResourceError:
             status = "the audit log cannot be written"
-        return JSONResponse({"status": status, "model": self.agent.model().name}, 200 if status == "ok" else 503)
+        code = 200 if status == OK else 503
+        return JSONResponse({"status": status, "model": self.agent.model().name}, code)
 
     async def _metrics(self, _: Request, user: str) -> Response:
         return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -134,7 +136,9 @@ class Service:
 
     async def _models(self, _: Request, user: str) -> Response:
         schema = self.agent.schema
-        tables = [[table.name, [column.name for column in table.columns]] for table in schema.tables[:SHOWN_TABLES]]
+        tables = []
+        for table in schema.tables[:SHOWN_TABLES]:
+            tables.append([table.name, [column.name for column in table.columns]])
         for_page = {
             "database": self.agent.openable.database.id,
             "feedback": self.feedback is not None,
@@ -190,7 +194,7 @@ class Service:
         id = body.get("id")
         good = body.get("good")
         sql = body.get("sql")
-        if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
+        if not isinstance(id, str) or not isinstance(good, bool) or not isinstance(sql, str | None):
             raise Denied(400, "a verdict has an id, good (true or false), and the right sql if it is known")
         if not is_valid_unicode(id + (sql or "")):
             raise Denied(400, "id and sql must be text")
@@ -249,8 +253,9 @@ class Chat:
         service = self.service
         started = time.monotonic()
         service.metrics.running.inc()
+        answer = service.agent.answer(self.question, self.model, self.history)
         try:
-            async with contextlib.aclosing(service.agent.answer(self.question, self.model, self.history)) as events:
+            async with contextlib.aclosing(answer) as events:
                 async for event in events:
                     self.past.append(event)
                     yield event

@@ -129,7 +129,8 @@ class SqlTool:
             answer = await (work if request is None else while_connected(request, work))
         if service is not None and not is_question:
             outcome = "error" if "error" in answer else "answer"
-            service.write_audit({"user": user, "statements": [str(arguments.get("sql"))], "outcome": outcome})
+            statements = [str(arguments.get("sql"))]
+            service.write_audit({"user": user, "statements": statements, "outcome": outcome})
         return answer
 
     def _database(self, arguments: Mapping[str, Any]) -> str | None:
@@ -213,7 +214,8 @@ def serve(
             schema = openable.schema(sql, protocol.schema_values, protocol.schema_descriptions)
             if model is not None:
                 agents[name] = Agent(openable, sql, schema, model, QuestionBudget(rows=rows))
-        tool = SqlTool({name: openable.database for name, openable in databases.items()}, sql, rows, agents)
+        served = {name: openable.database for name, openable in databases.items()}
+        tool = SqlTool(served, sql, rows, agents)
         if follow is not None:
             threading.Thread(target=lambda: asyncio.run(follow()), daemon=True).start()
         if port is not None:
@@ -232,7 +234,8 @@ def serve(
 def add_mcp(service: Service) -> None:
     """Add the tools to a service at /mcp, with the keys, limits, audit log and feedback of its other routes."""
     database = service.agent.openable.database
-    tool = SqlTool({database.id: database}, service.agent.sql, SERVICE_ROWS, {database.id: service.agent}, service)
+    agents = {database.id: service.agent}
+    tool = SqlTool({database.id: database}, service.agent.sql, SERVICE_ROWS, agents, service)
     open_hosts = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # `guarded` checks the host
     sessions = StreamableHTTPSessionManager(tool.server, security_settings=open_hosts)
 

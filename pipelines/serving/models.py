@@ -41,7 +41,8 @@ def open_model(text: str, recipe: str, overrides: Sequence[str], store: Store) -
     if text.startswith(ENDPOINT):
         return _endpoint_model(text.removeprefix(ENDPOINT), recipes.load(recipe, overrides))
     if text.startswith(SCRIPT):
-        return AnsweringModel("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
+        policy = script(Path(text.removeprefix(SCRIPT)))
+        return AnsweringModel("script", policy, recipes.load(recipe, overrides))
     if text.startswith(CHAMPION):
         champion = champion_of(store, text.removeprefix(CHAMPION))
         return _checkpoint(store.folder(champion.stage, champion.key) / "model", recipe, overrides, champion.key)

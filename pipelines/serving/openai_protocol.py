@@ -144,7 +144,8 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
 def _text_of(content: Any) -> str:
     """The text of a message's content, which may be a list of its parts; "" if it is not valid Unicode."""
     if isinstance(content, list):
-        content = "\n".join(str(item.get("text") or "") for item in content if isinstance(item, Mapping))
+        texts = [str(item.get("text") or "") for item in content if isinstance(item, Mapping)]
+        content = "\n".join(texts)
     if not isinstance(content, str) or not is_valid_unicode(content):
         return ""
     return content.strip()

@@ -39,7 +39,9 @@ def page(result: Sweep) -> str:
         if measure.kind == "percent":
             charted_measure = measure
             break
-    figures = {name: (name.replace("_", " "), chart(lines, name, row_names)) for name, lines in curves.items()}
+    figures = {}
+    for name, lines in curves.items():
+        figures[name] = (name.replace("_", " "), chart(lines, name, row_names))
     return render(
         "sweep.html",
         STYLES,
@@ -87,7 +89,8 @@ def rows_chart(result: Sweep, measure: Measure) -> charts.Html:
     for row in result.rows():
         figure = sweep_table.figure(row, measure)
         estimate = figure if isinstance(figure, Estimate) else None
-        groups.append(charts.Group(row.name, "", (charts.ChartRow(1, row.name, estimate),)))
+        chart_row = charts.ChartRow(1, row.name, estimate)
+        groups.append(charts.Group(row.name, "", (chart_row,)))
     return charts.forest(groups, f"{measures.title(measure.name)} of each row")
 
 

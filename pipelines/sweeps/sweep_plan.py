@@ -76,7 +76,8 @@ def plan_cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]
     """
     axes: list[list[AxisValue]] = []
     if rows:
-        axes.append([AxisValue(ROW, row, tuple(row_words)) for row, row_words in rows.items()])
+        row_axis = [AxisValue(ROW, row, tuple(row_words)) for row, row_words in rows.items()]
+        axes.append(row_axis)
     axes += [_axis_values(word) for word in words]
     _refuse_repeated_axes(axes)
     return [_cell(name, combination, axes) for combination in itertools.product(*axes)]
@@ -106,7 +107,14 @@ def _cell(name: str, combination: Sequence[AxisValue], axes: Sequence[Sequence[A
     for value, axis_values in zip(combination, axes, strict=True):
         if len(axis_values) > 1 or value.axis == ROW:
             values[value.axis] = value.value
-    return SweepCell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked))
+    return SweepCell(
+        values=values,
+        recipe=recipe,
+        source=source,
+        overrides=tuple(overrides),
+        after=after[-1] if after else "",
+        asked=tuple(asked),
+    )
 
 
 def _values_of(axis: str, words: Sequence[str]) -> list[str]:
@@ -134,7 +142,8 @@ def _axis_values(word: str) -> list[AxisValue]:
     axis, equals, text = word.partition("=")
     span = RANGE.fullmatch(text)
     if span:
-        values = [str(number) for number in range(int(span[1]), int(span[2]) + 1)]
+        numbers = range(int(span[1]), int(span[2]) + 1)
+        values = [str(number) for number in numbers]
     else:
         values = _split_outside_brackets(text)
     if not equals or not values or len(set(values)) < len(values):
@@ -274,7 +283,8 @@ def asked_again(cell: SweepCell, store: Store) -> SweepCell:
     if in_store:
         overrides.append(f"model.source={trained.folder / 'model'}")
     overrides.append(f"stages={EVALUATION_STAGES}")
-    return SweepCell(cell.values, recipes.load(cell.source, overrides), cell.source, tuple(overrides))
+    recipe = recipes.load(cell.source, overrides)
+    return SweepCell(cell.values, recipe, cell.source, tuple(overrides))
 
 
 def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
@@ -282,8 +292,11 @@ def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
     teacher = "none"
     if "synthesize" in recipe.stages and checkpoint != "model":
         teacher = " and ".join(teacher.endpoint or teacher.kind for teacher in recipe.synthesis.teachers)
+    judges = []
+    for term in recipe.rewards:
+        if term.term == "judge" and term.weight:
+            judges.append(str(term.options.get("by", "static")))
     judge = "none"
-    judges = [str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge" and term.weight]
     if checkpoint == "grpo" and judges:
         judge = " and ".join(judges).replace("static", "program")
     schema: str = asked.protocol.schema_view

@@ -80,7 +80,8 @@ class Sweep:
         rows = []
         for values, cells in cells_by_values.items():
             name = ", ".join(values) or "the recipe"
-            rows.append(SweepRow(name, dict(zip(self.axes, values, strict=True)), tuple(cells)))
+            by_axis = dict(zip(self.axes, values, strict=True))
+            rows.append(SweepRow(name, by_axis, tuple(cells)))
         return rows
 
     def reference_of(self, row: SweepRow, rows: Sequence[SweepRow]) -> SweepRow | None:
@@ -126,12 +127,15 @@ class SweepRow:
         return runs[0].seed if runs else 0
 
 
+LinePoint = tuple[float, float, float, float]  # step, mean over seeds, lowest seed, highest seed
+
+
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One number of a row's training: (step, mean over seeds, lowest, highest) at each step."""
+    """One number of a row's training at each step."""
 
     row: str
-    points: tuple[tuple[float, float, float, float], ...]
+    points: tuple[LinePoint, ...]
 
 
 def cell_title(values: Mapping[str, str]) -> str:
@@ -267,7 +271,8 @@ def _errors(row: SweepRow) -> str | None:
 def _table_notes(sweep: Sweep) -> Iterator[str]:
     """The sentences under the table."""
     yield "Intervals are 95 %."
-    if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
+    has_baseline_row = any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells)
+    if sweep.baseline and has_baseline_row:
         baseline = sweep.baseline.get(ROW) or cell_title(sweep.baseline)
         references = [f"from {baseline}"]
         references += [f"of {name} from {other}" for name, other in sweep.against.items()]
@@ -364,7 +369,7 @@ def curves(sweep: Sweep) -> dict[str, list[Line]]:
     return charts
 
 
-def _line_points(row: SweepRow, name: str) -> tuple[tuple[float, float, float, float], ...]:
+def _line_points(row: SweepRow, name: str) -> tuple[LinePoint, ...]:
     """A number of a row's training at each step, as the points of a `Line`."""
     values_by_step: dict[float, list[float]] = {}
     n_questions: dict[float, int] = {}  # step -> held-out questions, for held-out accuracy
