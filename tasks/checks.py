@@ -87,8 +87,8 @@ def example_rows(folder: Path) -> pl.DataFrame:
         .then(pl.lit("accepted results"))
         .otherwise(pl.col("gold_sql").str.strip_chars().str.head(1)),
     )
-    leaked = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")["leaked_from"]
-    frame = frame.with_columns(leaked_from=leaked).with_columns(
+    with_leaks = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")
+    frame = frame.with_columns(leaked_from=with_leaks["leaked_from"]).with_columns(
         duplicate_of=pl.when(~pl.struct("pool", "asked").is_first_distinct()).then("pool"),
         leaked_from=pl.when(pl.col("pool").is_in(HELD_OUT)).then("leaked_from"),
     )
@@ -98,7 +98,8 @@ def example_rows(folder: Path) -> pl.DataFrame:
         if row.get("chosen", True) and is_fault(row["pool"], row["reason"]):
             rejected.append((f"{row['pool']}/{row['row']}", f"{row['reason']}: {row['detail']}", row["pool"]))
     schema = dict.fromkeys(("row", "rejected", "pool"), pl.String())
-    return pl.concat([frame.select(columns), pl.DataFrame(rejected, schema, orient="row")], how="diagonal")
+    rejected_rows = pl.DataFrame(rejected, schema, orient="row")
+    return pl.concat([frame.select(columns), rejected_rows], how="diagonal")
 
 
 def leak_rows(folder: Path) -> pl.DataFrame:
@@ -128,9 +129,10 @@ def filtered_rows(folder: Path) -> pl.DataFrame:
     kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
     aside = read_json_lines(folder / QUARANTINE)
     rows = [(f"{row['example_id']}#{row['sample']}", f"{row['reason']}: {row['detail']}") for row in aside]
-    left_out = pl.DataFrame(rows, dict.fromkeys(("row", "rejected"), pl.String()), orient="row")
-    wrong = ~pl.col("rejected").str.starts_with("over_")
-    return pl.concat([kept_rows, left_out.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")
+    schema = dict.fromkeys(("row", "rejected"), pl.String())
+    is_wrong = ~pl.col("rejected").str.starts_with("over_")
+    left_out = pl.DataFrame(rows, schema, orient="row").with_columns(rejected=pl.when(is_wrong).then("rejected"))
+    return pl.concat([kept_rows, left_out], how="diagonal")
 
 
 def scored_rows(folder: Path) -> pl.DataFrame:

@@ -38,18 +38,22 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
     if result.kind not in ROWS:
         return None
     checks = stage_checks(result.kind, recipe)
-    terms = digest(
-        [[item.says, item.expectation, item.column, dict(item.options), item.allowed, item.pools] for item in checks]
-    )
+    terms = digest([_terms(item) for item in checks])
     path = result.folder / "contract.json"
     verdict = read_verdict(path)
     if verdict.get("terms") != terms:
-        verdict = {"stage": result.name, "terms": terms, **evaluate(ROWS[result.kind](result.folder), checks)}
+        rows = ROWS[result.kind](result.folder)
+        verdict = {"stage": result.name, "terms": terms, **evaluate(rows, checks)}
         write_json(path, verdict)
         write_atomic(path.with_suffix(".html"), contract_html(verdict))
     if not verdict["passed"]:
         raise _breach(verdict, path.with_suffix(".html"))
     return verdict
+
+
+def _terms(item: Check) -> list[Any]:
+    """What decides a check's verdict."""
+    return [item.says, item.expectation, item.column, dict(item.options), item.allowed, item.pools]
 
 
 def _breach(verdict: Mapping[str, Any], page: Path) -> DataError:

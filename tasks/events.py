@@ -95,7 +95,8 @@ def publish_champion(recipe: str, store: Store, line: Mapping[str, Any]) -> None
 def emit(event: str, recipe: str, payload: Mapping[str, str]) -> None:
     """Emit an event about a recipe; a server that is away costs the event and nothing else."""
     about = {"prefect.resource.id": f"sqltrain.recipe.{recipe}", "prefect.resource.name": recipe}
-    emit_event(event, about, payload={"recipe": recipe, **{name: text[:LONGEST] for name, text in payload.items()}})
+    texts = {name: text[:LONGEST] for name, text in payload.items()}
+    emit_event(event, about, payload={"recipe": recipe, **texts})
 
 
 def emit_first_state() -> None:

@@ -60,7 +60,10 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     name = model_name(recipe.name)
     manifest = read_json(result.folder / MANIFEST)
     # The version's digest covers all files of the checkpoint, by the manifest's own digests.
-    files = {file: entry["sha256"] for file, entry in manifest["files"].items() if file.startswith("model/")}
+    files = {}
+    for file, entry in manifest["files"].items():
+        if file.startswith("model/"):
+            files[file] = entry["sha256"]
     tags = provenance.as_tags(manifest.get("made_by", {})) | {
         "stage": result.name,
         "key": result.key,
@@ -69,13 +72,13 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     }
     model = find_logged_model(client, run.experiment_id, result.key)
     if model is None:
-        settings = mlflow_client.flatten(recipe.slice("model", result.name, "seed"))
+        settings = list(mlflow_client.flatten(recipe.slice("model", result.name, "seed")).items())
         model = client.create_logged_model(
             run.experiment_id,
             name=f"{result.name}-{result.key[:8]}",
             source_run_id=run.run_id or None,
             tags=tags,
-            params={key: value[:PARAM_CHARS] for key, value in list(settings.items())[:MAX_PARAMS]},
+            params={key: value[:PARAM_CHARS] for key, value in settings[:MAX_PARAMS]},
             model_type="text-to-sql agent",
         )
         with tempfile.TemporaryDirectory() as folder:

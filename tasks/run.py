@@ -149,8 +149,14 @@ class Tracker:
                 self._joined = True
                 return
         resolved = self.recipe.model_dump(mode="json")
-        tags = {"recipe": self.recipe.name, "recipe_digest": digest(resolved), **self.tags, "group": self.group}
-        tags |= {"host": platform.node(), "process": process_mark(os.getpid())}
+        tags = {
+            "recipe": self.recipe.name,
+            "recipe_digest": digest(resolved),
+            **self.tags,
+            "group": self.group,
+            "host": platform.node(),
+            "process": process_mark(os.getpid()),
+        }
         opened = client.create_run(run.experiment_id, tags=_with_provenance(tags), run_name=self.name)
         run.run_id = opened.info.run_id
         run.log_params(resolved)
@@ -163,15 +169,21 @@ class Tracker:
         Args:
             role: the purpose of the stage, if one run makes several of a name: a night's "champion", say.
         """
-        attributes = {"run": self.name, "recipe": self.recipe.name, "stage": step.name, "key": step.key}
-        attributes["why"] = step.why
+        attributes = {
+            "run": self.name,
+            "recipe": self.recipe.name,
+            "stage": step.name,
+            "key": step.key,
+            "why": step.why,
+        }
         if role:
             attributes["role"] = role
         needs = [other for other in steps if other.name in step.needs]
         with span(f"stage {step.name}", attributes) as note:
             run = MlflowRun(self.run.uri, self.run.store)
             label = f"{step.name} ({role})" if role else step.name
-            stage_run = StageRun(self, step, needs, graph.seen_by(step.name, recipe), role, label, note, run)
+            recipe_of_stage = graph.seen_by(step.name, recipe)
+            stage_run = StageRun(self, step, needs, recipe_of_stage, role, label, note, run)
             if not step.cached:
                 self.begin()
                 stage_run.begin()
@@ -215,7 +227,8 @@ class Tracker:
     def summarise(self, role: str, result: StageResult, numbers: Mapping[str, float]) -> None:
         """A stage's summary and key in the parent run, for comparisons of runs."""
         group = f"{role}.{result.name}" if role else result.name
-        self.run.log_rows(group, [(0, {name.replace("/", "."): value for name, value in numbers.items()})])
+        row = {name.replace("/", "."): value for name, value in numbers.items()}
+        self.run.log_rows(group, [(0, row)])
         self.run.client.set_tag(self.run.run_id, f"sqltrain.key.{group}"[:MAX_KEY], result.key)
 
 

@@ -217,8 +217,8 @@ def disk_full(error: BaseException, place: Path) -> ResourceError | None:
     """
     is_full = False
     cause: BaseException | None = error
-    while cause is not None:
-        is_full = is_full or getattr(cause, "errno", None) in FULL or any(words in str(cause) for words in FULL_WORDS)
+    while cause is not None and not is_full:
+        is_full = _reports_full_disk(cause)
         cause = cause.__cause__ or cause.__context__
     if not is_full and not isinstance(error, UserError):
         with contextlib.suppress(OSError):
@@ -228,3 +228,7 @@ def disk_full(error: BaseException, place: Path) -> ResourceError | None:
     return ResourceError(
         f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."
     )
+
+
+def _reports_full_disk(error: BaseException) -> bool:
+    return getattr(error, "errno", None) in FULL or any(words in str(error) for words in FULL_WORDS)

@@ -76,13 +76,15 @@ def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
         return _collect(path, pl.scan_parquet(path, glob=False).head(0))
     first = min(rows)
     last = max(rows)
-    frame = _collect(path, pl.scan_parquet(path, glob=False).slice(first, last - first + 1))
+    span = pl.scan_parquet(path, glob=False).slice(first, last - first + 1)
+    frame = _collect(path, span)
     return frame[[row - first for row in rows]]
 
 
 def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterator[pl.DataFrame]:
     """The rows of a Parquet file, or those of rising numbers, a row group at a time and so in little memory."""
-    count = _collect(path, pl.scan_parquet(path, glob=False).select(pl.len())).item()
+    length = pl.scan_parquet(path, glob=False).select(pl.len())
+    count = _collect(path, length).item()
     wanted = np.arange(count) if rows is None else np.asarray(rows)
     bounds = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
     for start, end in itertools.pairwise(bounds):

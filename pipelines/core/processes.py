@@ -79,7 +79,9 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 if __name__ == "__main__":
-    parent, mode, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    parent = int(sys.argv[1])
+    mode = sys.argv[2]
+    command = sys.argv[3:]
     if mode == "exec":
         die_with_parent(parent)
         os.execvp(command[0], command)

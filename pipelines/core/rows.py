@@ -171,7 +171,8 @@ def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
             first = stream.readline()
             stream.seek(0)
             lines = (line.lstrip(MARK) for line in stream)  # a joined file's own mark stands before its first line
-            records = _records(csv.reader(lines, delimiter=max(DELIMITERS, key=first.count), strict=True))
+            delimiter = max(DELIMITERS, key=first.count)
+            records = _records(csv.reader(lines, delimiter=delimiter, strict=True))
             header = _header(path, next(records, (1, []))[1], needed, hint)
             if not needed and header and QUESTION not in header:
                 columns = ", ".join(header)[:MESSAGE_CHARS]
@@ -211,7 +212,10 @@ def _header(path: Path, cells: Sequence[str], needed: Needed, hint: str) -> list
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise DataError(f"{path.name}, line 1 names the column {repeated[0]!r} twice", "Give each column its own name.")
-    missing = [names[0] for names in needed if not {name.lower() for name in names} & set(header)]
+    missing = []
+    for names in needed:
+        if not any(name.lower() in header for name in names):
+            missing.append(names[0])
     if missing:
         has = ", ".join(filter(None, header)) or "none"
         raise DataError(f"{path.name} has no column {' and no column '.join(missing)}; its columns: {has}", hint)

@@ -102,7 +102,7 @@ class Remote:
             raise refused(f"{remote_folder}/{name}", "it is missing")
         content = self.read(f"{remote_folder}/{MANIFEST}", sizes[MANIFEST])
         manifest = parse_json(content, f"{remote_folder}/{MANIFEST}")
-        if not isinstance(manifest, dict) or (manifest.get("stage"), manifest.get("key")) != (stage, key):
+        if not isinstance(manifest, dict) or manifest.get("stage") != stage or manifest.get("key") != key:
             raise refused(remote_folder, "its manifest is another stage's")
         claims = manifest.get("files")
         if not isinstance(claims, dict):
@@ -124,7 +124,11 @@ class Remote:
         """The sizes in bytes of the files below a folder there, by their names in it; {} if there is no such folder."""
         folder = f"{self.root}/{place}"
         files = self._try(lambda: self.files.find(folder, detail=True))
-        return {str(path).removeprefix(folder).lstrip("/"): int(entry["size"]) for path, entry in files.items()}
+        sizes = {}
+        for path, entry in files.items():
+            name = str(path).removeprefix(folder).lstrip("/")
+            sizes[name] = int(entry["size"])
+        return sizes
 
     def put(self, source: Path | bytes, name: str) -> None:
         """Upload a file or bytes under a name there."""
@@ -192,11 +196,14 @@ def select_stages(names: Sequence[tuple[str, str]], wanted: Sequence[str], where
     stages = []
     for name in wanted or [""]:
         stage, _, start = name.partition("/")
-        mine = [(kind, key) for kind, key in names if stage in ("", kind) and key.startswith(start)]
-        if name and not mine:
+        matches = []
+        for kind, key in names:
+            if stage in ("", kind) and key.startswith(start):
+                matches.append((kind, key))
+        if name and not matches:
             kinds = ", ".join(sorted({kind for kind, _ in names}))
             raise DataError(f"{where} has no stage {name!r}", f"It has: {kinds}.")
-        stages += mine
+        stages += matches
     return sorted(set(stages))
 
 

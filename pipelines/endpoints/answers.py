@@ -115,7 +115,8 @@ def _read_calls(message: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         functions.append(message["function_call"])
     calls = []
     for function in functions:
-        calls.append((valid_text(str(function["name"])), valid_text(_as_json(function["arguments"]))))
+        name = valid_text(str(function["name"]))
+        calls.append((name, valid_text(_as_json(function["arguments"]))))
     return tuple(calls)
 
 
@@ -176,7 +177,8 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
         text = text[opening.end() :]
         thought = thought or opening["thought"]
     if answer.calls:
-        text = "\n".join(filter(None, [text.rstrip(), *_calls_in_words(answer.calls, agent)]))
+        texts = [text.rstrip(), *_calls_in_words(answer.calls, agent)]
+        text = "\n".join(filter(None, texts))
     text = _ended(text, answer, stops)
     thought = thought.strip()
     reasoning_tag = agent[0]

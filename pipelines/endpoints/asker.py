@@ -310,6 +310,7 @@ class Asker:
 
 def _with_guessed_tokens(answer: Answer, prompt_tokens: int) -> Answer:
     """The answer of a server that counts no tokens, so that caps and costs hold there too."""
-    chars = len(answer.text) + len(answer.reasoning) + sum(len(text) for _, text in answer.calls)
+    chars_of_calls = sum(len(text) for _, text in answer.calls)
+    chars = len(answer.text) + len(answer.reasoning) + chars_of_calls
     guess = math.ceil(chars / CHARS_PER_TOKEN)
     return dataclasses.replace(answer, prompt_tokens=prompt_tokens, completion_tokens=guess)
