@@ -210,9 +210,9 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
     ],
     "observations react rollout_engine": [
         ("        spent += len(line) + 1\n", "        spent += len(line)\n"),
-        ("shown = text if len(text) <= limit else text[:limit] + CUT", "shown = text[:limit] + CUT"),
-        ("if shown < len(result.rows):", "if shown <= len(result.rows):"),
-        ('defuse(shown).replace("|", "\\\\|")', "defuse(shown)"),
+        ("    if len(text) > limit:\n        text = text[:limit] + CUT\n", "    text = text[:limit] + CUT\n"),
+        ("if n_rows < len(result.rows):", "if n_rows <= len(result.rows):"),
+        ('defuse(text).replace("|", "\\\\|")', "defuse(text)"),
         ('text.rfind(f"<{THINK}>") > text', 'text.rfind(f"<{THINK}>") >= text'),
         ("if found.error or len(actions) != 1:", "if found.error or not actions:"),
         ("if fault is None and self.strict:", "if fault is None:"),
@@ -222,7 +222,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("if result.truncated or len(data) < len(result.rows):", "if len(data) < len(result.rows):"),
         ("value[: limit // 2].hex()", "value[:limit].hex()"),
         ("return value if value - value == 0.0 else str(value)", "return value"),
-        ('shown.partition("\\n")[2]', 'shown.partition("\\n")[0]'),
+        ('body.partition("\\n")[2]', 'body.partition("\\n")[0]'),
         (
             "(self.config.observation_rows, self.cell_chars, self.observation_chars)",
             "(self.config.observation_rows, self.observation_chars, self.cell_chars)",

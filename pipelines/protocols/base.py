@@ -142,8 +142,8 @@ class Protocol(abc.ABC):
 
     def observe_reply(self, answer: str, turns_left: int) -> str:
         """The text of the user message that brings the user's answer: escaped and cut, as any text from outside."""
-        shown = observations.defuse(answer[: self.observation_chars])
-        return self._respond(f"The user says: {shown}\nTurns left: {turns_left}")
+        text = observations.defuse(answer[: self.observation_chars])
+        return self._respond(f"The user says: {text}\nTurns left: {turns_left}")
 
     @abc.abstractmethod
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
@@ -179,7 +179,9 @@ class Protocol(abc.ABC):
     def _respond(self, body: str) -> str:
         """An observation's text between the environment's tags."""
         tag = self.environment[0]
-        return f"<{tag}>{body}</{tag}>" if self.brief else f"<{tag}>\n{body}\n</{tag}>"
+        if self.brief:
+            return f"<{tag}>{body}</{tag}>"
+        return f"<{tag}>\n{body}\n</{tag}>"
 
     def write(self, action: Action) -> str:
         """The agent's text for an action, such that `parse(write(action)) == action`.

@@ -68,10 +68,11 @@ def cell(value: Scalar, limit: int) -> str:
     text = text_of(value)
     if text == "":
         return "''"
-    shown = text if len(text) <= limit else text[:limit] + CUT
-    if not shown.isprintable():
-        shown = "".join(sign if sign.isprintable() else _escape(sign) for sign in shown)
-    return defuse(shown).replace("|", "\\|")
+    if len(text) > limit:
+        text = text[:limit] + CUT
+    if not text.isprintable():
+        text = "".join(sign if sign.isprintable() else _escape(sign) for sign in text)
+    return defuse(text).replace("|", "\\|")
 
 
 def text_table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int, brief: bool = False) -> str:
@@ -94,19 +95,19 @@ def text_table(result: ExecutionResult, rows: int, cell_chars: int, total_chars:
         if lines and spent > total_chars:
             break
         lines.append(line)
-    shown = len(lines) - 1
+    n_rows = len(lines) - 1
     if brief:
         if not result.rows:
             lines.append("no rows")
         return "\n".join(f" {line}" for line in lines)
     if result.truncated:
-        count = f"(first {shown} rows; there are more)"
-    elif shown < len(result.rows):
-        count = f"(first {shown} of {len(result.rows)} rows)"
-    elif shown == 1:
+        count = f"(first {n_rows} rows; there are more)"
+    elif n_rows < len(result.rows):
+        count = f"(first {n_rows} of {len(result.rows)} rows)"
+    elif n_rows == 1:
         count = "(1 row)"
     else:
-        count = f"({shown} rows)"
+        count = f"({n_rows} rows)"
     return "\n".join([*lines, count])
 
 
@@ -146,10 +147,10 @@ def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_char
         if spent > total_chars:
             break
         data.append(values)
-    shown: dict[str, Any] = {"columns": columns, "data": data}
+    records: dict[str, Any] = {"columns": columns, "data": data}
     if result.truncated or len(data) < len(result.rows):
-        shown["more"] = True
-    return shown
+        records["more"] = True
+    return records
 
 
 def _json_cell(value: Scalar, limit: int) -> Any:

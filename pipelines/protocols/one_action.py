@@ -70,12 +70,12 @@ class OneAction(Protocol):
 
 
 class ReactOptions(Section):
-    reasoning_tag: Literal["reasoning", "think"] = "reasoning"  # the tag of the reasoning block.
-    # whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
+    reasoning_tag: Literal["reasoning", "think"] = "reasoning"  # tag of the reasoning block.
+    # switch for `<schema>`: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
     scout: bool = False
-    headers: bool = True  # whether a result shows its column names (SQL-Trail, table 4).
-    # what becomes of a Markdown fence or backticks around the SQL of a block: run as it stands, taken off, or a
-    # malformed turn. Where they are taken off, HTML's entities outside of literals (&gt;) are read, too.
+    headers: bool = True  # column names above a result (SQL-Trail, table 4).
+    # treatment of a Markdown fence or backticks around the SQL of a block: run it as it stands, strip them, or count
+    # the turn as malformed. Stripping also reads HTML's entities outside of literals (&gt;).
     fence: wrapping.FenceRule = "kept"
 
 
@@ -114,13 +114,13 @@ class React(OneAction):
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""
-        shown = self._body(action, result)
+        body = self._body(action, result)
         if result is not None and result.ok and not self.options.headers:
-            shown = shown.partition("\n")[2]
+            body = body.partition("\n")[2]
         if self.brief:
-            return self._respond(f"{shown}\n {turns_left} left")
+            return self._respond(f"{body}\n {turns_left} left")
         noun = "turn" if turns_left == 1 else "turns"
-        return self._respond(f"{shown}\nYou have {turns_left} {noun} left to complete the task.")
+        return self._respond(f"{body}\nYou have {turns_left} {noun} left to complete the task.")
 
 
 # ReAct with a user who can be asked what a vague question means (BIRD-Interact, Huo et al., 2025).
@@ -129,7 +129,7 @@ SCRIPTED = "scripted"  # the user who answers from a question's own marks
 
 
 class AskOptions(ReactOptions):
-    # "scripted" answers from the question's own marks of what is vague; else the endpoint that plays the user.
+    # endpoint that plays the user; "scripted" answers from the question's own marks of vague words.
     user: str = SCRIPTED
     patience: Count = 3  # questions that are answered beyond the number of marks that matter (BIRD-Interact: 3).
 

@@ -41,13 +41,13 @@ WHOLE_CATALOGUE = "SELECT sql FROM sqlite_master"
 
 
 class PhasesOptions(config.Section):
-    # all four (EPGC), or the pilot study's EC and EGC.
+    # phases that the agent has: all four (EPGC), or the pilot study's EC and EGC.
     phases: tuple[Phase, ...] = ("explore", "propose", "generate", "confirm")
-    # whether exploring is refused to a query that is more than a look (`knowledge.is_probe`). The paper's prompt asks
-    # for metadata queries, and its tool runs any SQL.
+    # refusal to explore by a query that is more than a look (`knowledge.is_probe`). The paper's prompt asks for
+    # metadata queries, and its tool runs any SQL.
     probes_only: bool = False
-    # what becomes of a Markdown fence or backticks around the SQL of an answer: run as it stands, taken off, or a
-    # malformed turn. Where they are taken off, HTML's entities outside of literals (&gt;) are read, too.
+    # treatment of a Markdown fence or backticks around the SQL of an answer: run it as it stands, strip them, or count
+    # the turn as malformed. Stripping also reads HTML's entities outside of literals (&gt;).
     fence: wrapping.FenceRule = "kept"
 
     @pydantic.field_validator("phases")
@@ -68,7 +68,7 @@ class Phases(Protocol):
     can_prefill = True
     can_strip = True
     demand = "\nNo turns are left. Confirm your answer now."  # the paper's episodes end at the cap instead
-    # The paper does not tell the agent how many turns are left.
+    # The agent does not learn how many turns are left, as in the paper.
     invalid = "That output does not follow the action protocol. Write your reasoning, one action and its content again."
     noted = "The schema is noted. Generate the SQL from it, or explore further."
     faults: ClassVar[Mapping[str | None, str]] = {

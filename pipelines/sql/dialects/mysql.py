@@ -401,7 +401,8 @@ def _revocation(grant: re.Match[str]) -> str:
     if grant["option"]:
         rights.append("GRANT OPTION")
     statement = f"REVOKE {', '.join(rights)} ON {grant['place']} FROM PUBLIC;"
-    return re.sub(r'"((?:[^"]|"")*)"', lambda match: f"`{match[1]}`", statement)  # as any mode reads names
+    # Any SQL mode reads names in backticks.
+    return re.sub(r'"((?:[^"]|"")*)"', lambda match: f"`{match[1]}`", statement)
 
 
 def encryption_of(address: str) -> dict[str, Any]:
