@@ -214,7 +214,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("if n_rows < len(result.rows):", "if n_rows <= len(result.rows):"),
         ('defuse(text).replace("|", "\\\\|")', "defuse(text)"),
         ('text.rfind(f"<{THINK}>") > text', 'text.rfind(f"<{THINK}>") >= text'),
-        ("if found.error or len(actions) != 1:", "if found.error or not actions:"),
+        ("if scanned.error or len(actions) != 1:", "if scanned.error or not actions:"),
         ("if fault is None and self.strict:", "if fault is None:"),
         ("if kept is None or kept[:2] != (example, schema):", "if kept is None:"),
         ("if lines and spent > total_chars:", "if lines and spent >= total_chars:"),

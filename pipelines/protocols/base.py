@@ -12,7 +12,7 @@ from typing import ClassVar
 from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.registry import DIALECTS, PROTOCOLS
-from pipelines.core.types import ABSTENTION, Action, ActionKind, Example, ExecutionResult, Trajectory
+from pipelines.core.types import ABSTENTION, Action, ActionKind, Example, ExecutionResult, SchemaItems, Trajectory
 from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.blocks import THINK
 from pipelines.recipe import config
@@ -96,7 +96,7 @@ class Protocol(abc.ABC):
         values = {
             "engine": DIALECTS[example.database.engine].title,
             "database": observations.defuse(example.database.id),
-            "schema": observations.defuse(self._schema_text(example, schema)),
+            "schema": self._schema_text(example, schema),
             "schema_note": SCHEMA_NOTES.get(note, ""),
             "thought": self.thought,
             "evidence": observations.defuse(example.evidence) or no_evidence,
@@ -119,14 +119,18 @@ class Protocol(abc.ABC):
         if view in ("hidden", "prefill"):
             return ""
         if view == "names":
-            return render(schema, "names")
+            return observations.defuse(render(schema, "names"))
         context = example.prompt_context
         keep = context.linked_schema if view == "filtered" else context.fitted_schema
         if view == "filtered" and keep is None:
             hint = "Run the schema linker first, or set protocol.schema_view=full"
             raise DataError(f"example {example.id!r} has no linked schema", hint)
+        return self._rendered_schema(example, schema, keep)
+
+    def _rendered_schema(self, example: Example, schema: Schema, keep: SchemaItems | None = None) -> str:
+        """The tables and columns as the prompt writes them, or only some of them."""
         style: Style = "compact" if self.brief else "ddl"
-        return render(prompt_schema.show(example, schema), style, keep)
+        return observations.defuse(render(prompt_schema.show(example, schema), style, keep))
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:

@@ -181,7 +181,7 @@ def _verifying_texts(naming: analyst.Naming, observation: str) -> Iterator[str]:
     yield "\n".join(naming.names)
     if not naming.is_made_up:
         pieces = re.split(r"(\W+)", observation)
-        yield "".join(piece for piece in pieces if piece not in naming.own)
+        yield "".join(piece for piece in pieces if piece not in naming.written_words)
 
 
 def _shown_cells(observation: str) -> str:

@@ -41,18 +41,18 @@ class OneAction(Protocol):
         `two_actions`, `empty_action`. A turn whose only fault is its reasoning block, text outside the tags or a
         missing fence is executed, and its format error kept (the last two only if the recipe's format is strict).
         """
-        found = scan(text, self.agent, self.environment, self.thought)
-        actions = [block for block in found.blocks if block.tag in self.kinds]
-        reasoning = "".join(found.bodies(self.thought)[:1])
-        if found.error or len(actions) != 1:
-            error = found.error or ("two_actions" if actions else "no_action")
+        scanned = scan(text, self.agent, self.environment, self.thought)
+        actions = [block for block in scanned.blocks if block.tag in self.kinds]
+        reasoning = "".join(scanned.bodies(self.thought)[:1])
+        if scanned.error or len(actions) != 1:
+            error = scanned.error or ("two_actions" if actions else "no_action")
             return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
         (block,) = actions
         read_content, _ = self.forms.get(block.tag, PLAIN)
         sql, content_fault = read_content(block.body)
         if not sql:
             return Action(ActionKind.INVALID, reasoning=reasoning, format_error=content_fault or "empty_action")
-        fault = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
+        fault = reasoning_error(scanned, self.thought, self.config.reasoning, self.strict)
         if fault is None and self.strict:
             fault = content_fault
         return Action(self.kinds[block.tag], sql, reasoning, fault)

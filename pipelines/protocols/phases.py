@@ -12,16 +12,15 @@ from typing import ClassVar
 
 import pydantic
 
-from pipelines.benchmarks import prompt_schema
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import protocol
 from pipelines.core.types import Action, ActionKind, Example
-from pipelines.protocols import knowledge, observations, tools, wrapping
+from pipelines.protocols import knowledge, tools, wrapping
 from pipelines.protocols.base import Messages, Protocol, read_prompt
 from pipelines.protocols.blocks import Scan, reasoning_error, scan
 from pipelines.protocols.knowledge import Phase, is_probe
 from pipelines.recipe import config
-from pipelines.sql.schema import Schema, render
+from pipelines.sql.schema import Schema
 
 NAMES = {
     "explore_schema": ActionKind.EXPLORE,
@@ -96,7 +95,7 @@ class Phases(Protocol):
         if self.config.schema_view != "prefill":
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
-        text = observations.defuse(render(prompt_schema.show(example, schema), "compact" if self.brief else "ddl"))
+        text = self._rendered_schema(example, schema)
         observation = self._respond(f" {text}" if self.brief else text)
         return (*messages, ("assistant", self.write(look)), ("user", observation))
 
@@ -108,31 +107,31 @@ class Phases(Protocol):
         asks for), `bad_schema`, `empty_action`, `not_a_probe`. A fault of the thinking block and, where the recipe's
         format is strict, text outside the tags or a wrong order leave the action usable.
         """
-        found = scan(text, self.agent, self.environment, self.thought)
-        reasoning = "".join(found.bodies(self.thought)[:1])
-        kind, error = self._named_kind(found)
+        scanned = scan(text, self.agent, self.environment, self.thought)
+        reasoning = "".join(scanned.bodies(self.thought)[:1])
+        kind, error = self._named_kind(scanned)
         content = ""
         if kind is not None:
-            content, error = self._read_content(kind, found.bodies(CONTENT[kind])[0])
+            content, error = self._read_content(kind, scanned.bodies(CONTENT[kind])[0])
         if kind is None or error:
             return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
-        fault = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
-        tags = [block.tag for block in found.blocks]
+        fault = reasoning_error(scanned, self.thought, self.config.reasoning, self.strict)
+        tags = [block.tag for block in scanned.blocks]
         if self.strict and not fault and tags.index("action") > tags.index(CONTENT[kind]):
             fault = "wrong_order"
         return Action(kind, content, reasoning, fault)
 
-    def _named_kind(self, found: Scan) -> tuple[ActionKind | None, str | None]:
+    def _named_kind(self, scanned: Scan) -> tuple[ActionKind | None, str | None]:
         """The action that a turn names with its one content block, and None; or None and the turn's error."""
-        if found.error is not None:
-            return None, found.error
-        names = found.bodies("action")
+        if scanned.error is not None:
+            return None, scanned.error
+        names = scanned.bodies("action")
         if len(names) != 1:
             return None, "two_actions" if names else "no_action"
         kind = self.kinds.get(names[0])
         if kind is None:
             return None, "unknown_action"
-        contents = [block.tag for block in found.blocks if block.tag in TAGS]
+        contents = [block.tag for block in scanned.blocks if block.tag in TAGS]
         if len(contents) != 1:
             return None, "two_contents" if contents else "missing_content"
         if contents[0] != CONTENT[kind]:

@@ -44,7 +44,7 @@ class Naming(NamedTuple):
     """What a query names, in lower case."""
 
     names: frozenset[str]  # Tables and columns that it reads of the database.
-    own: frozenset[str]  # Words that it writes itself: aliases, and texts that it selects.
+    written_words: frozenset[str]  # Words that it brings along: aliases, and texts that it selects.
     is_made_up: bool  # True if its result may hold a text that the query writes or puts together.
 
 

@@ -52,14 +52,14 @@ def examine_gold(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFindin
     for gold, finding in _ties(unique, sql):
         findings[gold].append(finding)
     contradictions = _contradictions(examples, sql)
-    found = []
+    by_example = []
     for place, example in enumerate(examples):
         of_example = list(findings[example.database, example.gold_sql])
         if place in contradictions:
             of_example.append(contradictions[place])
         for reason, detail in of_example:
-            found.append(GoldFinding(place, example.id, reason, detail, example.gold_sql))
-    return found
+            by_example.append(GoldFinding(place, example.id, reason, detail, example.gold_sql))
+    return by_example
 
 
 GoldKey = tuple[Database, str]  # a database, and a gold query

@@ -431,12 +431,12 @@ def _reliability(items: Sequence[ScoredItem], names: Sequence[str]) -> dict[str,
         return {}
     reliability: dict[str, Mapping[str, float]] = {}
     for name in names:
-        facts = []
+        cases = []
         for item in items:
             if item.counted or item.verdict is None:
                 is_right = item.answered and item.scores[name] == 1.0
-                facts.append((item.counted, item.answered, is_right))
-        reliability[name] = official.reliability(facts)
+                cases.append((item.counted, item.answered, is_right))
+        reliability[name] = official.reliability(cases)
     return reliability
 
 

@@ -130,9 +130,9 @@ class Dialect(abc.ABC):
     @staticmethod
     def with_password(address: str, password: str) -> str:
         """The address with this password; ValueError, which does not quote it, for no address of such a server."""
-        parts = urlsplit(address)
-        user, _, host = parts.netloc.rpartition("@")
-        return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+        url = urlsplit(address)
+        user, _, host = url.netloc.rpartition("@")
+        return url._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
 
     @staticmethod  # noqa: B027
     def check_address(address: str) -> None:

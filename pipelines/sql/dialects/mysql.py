@@ -213,10 +213,10 @@ class Mysql(Dialect):
 
     @staticmethod
     def database_address(address: str, name: str) -> str:
-        parts = urlsplit(address)
-        if parts.scheme not in ("mysql", "mariadb") or not parts.hostname:
+        url = urlsplit(address)
+        if url.scheme not in ("mysql", "mariadb") or not url.hostname:
             raise ValueError("this is not the address of a MySQL server")
-        return parts._replace(path=f"/{name.lower()}").geturl()
+        return url._replace(path=f"/{name.lower()}").geturl()
 
 
 def _in_double_quotes(sql: str) -> str:

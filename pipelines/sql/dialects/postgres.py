@@ -455,8 +455,8 @@ class PostgresSession(base.DatabaseSession):
         veiled = hidden.tables | hidden.columns.keys()
         names = {str(name) for table, name in execute(_ROW_TYPES).fetchall() if base.fold(table) in veiled}
         types = execute(_TYPES).fetchall()
-        shown = {name for name, table, column in types if table and not hidden.hides(table, column)}
-        names |= {str(name) for name, _, _ in types if name not in shown}
+        visible = {name for name, table, column in types if table and not hidden.hides(table, column)}
+        names |= {str(name) for name, _, _ in types if name not in visible}
         return hidden.extended(types=names | {name.partition(".")[2] for name in names})
 
     def _with_bodies(self, hidden: base.Hidden) -> base.Hidden:

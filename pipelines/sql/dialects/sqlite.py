@@ -259,16 +259,16 @@ def computed_from(table_sql: str, generated: Iterable[str], hidden: Set[str]) ->
     computed: list[str] = []
     waiting = list(generated)
     while True:
-        found = []
+        new = []
         for column in waiting:
             definition = definition_of.get(base.fold(column))
             if definition is None or mentions(definition, reached):
-                found.append(column)
-        if not found:
+                new.append(column)
+        if not new:
             return computed
-        computed += found
-        reached.update(map(base.fold, found))
-        waiting = [column for column in waiting if column not in found]
+        computed += new
+        reached.update(map(base.fold, new))
+        waiting = [column for column in waiting if column not in new]
 
 
 def _column_definitions(table_sql: str) -> dict[str, str]:
@@ -418,8 +418,8 @@ class SqliteSession(base.DatabaseSession):
             hidden_columns = hidden.columns.get(base.fold(table))
             generated = [row[0] for row in connection.execute(query, (table,))] if hidden_columns else []
             if hidden_columns and generated:
-                found = computed_from(definitions[table], generated, hidden_columns)
-                computed += [(table, column) for column in found]
+                columns = computed_from(definitions[table], generated, hidden_columns)
+                computed += [(table, column) for column in columns]
         closure = hidden.extended(computed=computed)
         view_names = frozenset(map(base.fold, names["view"]))
         while True:
@@ -433,10 +433,10 @@ class SqliteSession(base.DatabaseSession):
             virtual = [name for name in names["virtual"] if mentions(definitions[name], hidden_names)]
             starts = tuple(f"{base.fold(name)}_" for name in virtual)
             shadows = [name for name in names["shadow"] if base.fold(name).startswith(starts)]
-            found = [*readers, *virtual, *shadows]
-            if closure.tables.issuperset(map(base.fold, found)):
+            more_hidden = [*readers, *virtual, *shadows]
+            if closure.tables.issuperset(map(base.fold, more_hidden)):
                 return closure
-            closure = closure.extended(found)
+            closure = closure.extended(more_hidden)
 
     def _may_read(self, view: str) -> bool:
         """Whether the authorizer lets a statement read a view; the view is compiled and not run."""
@@ -449,8 +449,8 @@ class SqliteSession(base.DatabaseSession):
     def _hiding_guard(self, closure: base.Hidden, hidden_views: frozenset[str]) -> Callable[..., int]:
         """The authorizer's callback for a database with hidden names."""
 
-        def hiding_guard(action: int, first: str | None, second: str | None, *place: str | None) -> int:
-            schema, within = place
+        def hiding_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+            schema, within = rest
             if action == PRAGMA and first != "data_version":  # a text index asks for it by itself
                 return DENY
             # A view whose columns are not read, as in count(*), is named here alone; so is a common table expression.
@@ -464,7 +464,7 @@ class SqliteSession(base.DatabaseSession):
                     # A common table expression without a column read is asked about as a table is.
                     is_common = schema is None and not second and base.fold(first) in self._common_tables
                     return ALLOW if is_common else DENY
-            return guard(action, first, second, *place)
+            return guard(action, first, second, *rest)
 
         return hiding_guard
 

@@ -146,14 +146,14 @@ def _match(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
     partners = []
     for row in missing:
         partners.append([at for at, other in enumerate(surplus) if close_rows(row, other)])
-    taken: dict[int, int] = {}
+    row_of: dict[int, int] = {}  # the row of each partner
 
     def find_partner(row: int, seen: set[int]) -> bool:
         for at in partners[row]:
             if at not in seen:
                 seen.add(at)
-                if at not in taken or find_partner(taken[at], seen):
-                    taken[at] = row
+                if at not in row_of or find_partner(row_of[at], seen):
+                    row_of[at] = row
                     return True
         return False
 
