@@ -44,7 +44,7 @@ from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
 from pipelines.protocols.blocks import truncate_at_stop
 from pipelines.recipe import recipes
-from pipelines.recipe.config import ProtocolSection, Recipe, Sampling
+from pipelines.recipe.config import ProtocolSection, Recipe, Sampling, Source
 from pipelines.rewards.outcome import Schemas, make_outcomes
 from pipelines.rewards.panel import Rubric, endpoint_of
 from pipelines.rollout.engine import RolloutEngine
@@ -86,7 +86,8 @@ class Session:
     """One episode. Its turns follow one another: a step must end before the next one begins."""
 
     def __init__(self, environment: Environment, example: Example, episode: Episode) -> None:
-        self._environment, self._episode = environment, episode
+        self._environment = environment
+        self._episode = episode
         self.example = example
         self._rows = environment.recipe.protocol.observation_rows  # that an observation shows
         self.stop = environment.protocol.stop  # texts after which the agent's turn ends; they belong to the turn
@@ -104,30 +105,33 @@ class Session:
 
     def step(self, text: str) -> StepResult:
         """Take the agent's turn, and block while its SQL runs. After the last turn: ValueError."""
-        environment, due = self._environment, self._accept(text)
+        sql = self._environment.sql
+        due = self._accept(text)
         while isinstance(due, SqlRequest | UserRequest):
             if isinstance(due, UserRequest):
                 asyncio.run(self._ask_user(due))
             else:
                 time.sleep(due.delay_s)
-                statement = self.example.database, due.sql
-                (result,) = environment.sql.execute_many([statement], self._rows)
+                (result,) = sql.execute_many([(self.example.database, due.sql)], self._rows)
                 self._advance(result)
             due = self._due
         return self._result()
 
     async def step_async(self, text: str) -> StepResult:
         """As `step`, inside a running event loop: the SQL of many sessions runs side by side."""
-        environment, due = self._environment, self._accept(text)
+        sql = self._environment.sql
+        due = self._accept(text)
         while isinstance(due, SqlRequest | UserRequest):
             if isinstance(due, UserRequest):
                 await self._ask_user(due)
             else:
                 if due.attempt:
                     await asyncio.sleep(due.delay_s)
-                self._advance(await environment.sql.execute(self.example.database, due.sql, self._rows))
+                self._advance(await sql.execute(self.example.database, due.sql, self._rows))
             due = self._due
-        return await asyncio.to_thread(self._result) if self.done else self._result()
+        if self.done:  # the answer is judged, which blocks
+            return await asyncio.to_thread(self._result)
+        return self._result()
 
     def give_up(self) -> StepResult:
         """End the episode of an agent that ends early: it is paid as one whose turns are empty up to the cap."""
@@ -139,11 +143,11 @@ class Session:
     def _accept(self, text: str) -> DriverRequest | EpisodeEvent:
         if self.done:
             raise ValueError("the episode is over; begin another one with reset")
-        # As a server would stop it: at the first stop string outside a thinking block.
-        said = truncate_at_stop(text, self.stop)
-        while len(said) < len(text) and self._environment.protocol.is_thinking(said):
-            said += truncate_at_stop(text[len(said) :], self.stop)
-        return self._advance(Completion(said))
+        # A server would stop the turn here too: at the first stop string outside a thinking block.
+        turn = truncate_at_stop(text, self.stop)
+        while len(turn) < len(text) and self._environment.protocol.is_thinking(turn):
+            turn += truncate_at_stop(text[len(turn) :], self.stop)
+        return self._advance(Completion(turn))
 
     def _advance(self, answer: Completion | ExecutionResult | str) -> DriverRequest | EpisodeEvent:
         self._due = self._driver.send(answer)
@@ -156,9 +160,10 @@ class Session:
         environment = self._environment
         environment.asking += 1
         try:
-            self._advance(
-                await reply(environment.user, environment.protocol, self.example, due.questions, self._episode.sample)
+            answer = await reply(
+                environment.user, environment.protocol, self.example, due.questions, self._episode.sample
             )
+            self._advance(answer)
         except EndpointError as error:
             self._due = self._driver.throw(error)
         finally:
@@ -170,10 +175,11 @@ class Session:
         """The turn's observation; after the last turn the final SQL held against gold, and paid by the panel."""
         if not isinstance(self._due, EndEvent):
             return StepResult(self._episode.turns[-1].observation, None, False)
-        environment, trajectory = self._environment, self._due.trajectory
-        (outcome,) = environment.judge(
-            [trajectory], [self.example], environment.rubric.reads, max_turns=environment.rules.max_turns
-        )
+        trajectory = self._due.trajectory
+        environment = self._environment
+        rubric = environment.rubric
+        max_turns = environment.rules.max_turns
+        (outcome,) = environment.judge([trajectory], [self.example], rubric.reads, max_turns=max_turns)
         info: dict[str, Any] = {
             "correct": outcome.correct,
             "broken": outcome.broken,
@@ -184,31 +190,33 @@ class Session:
         }
         if outcome.broken:
             return StepResult(None, None, True, info)
-        paid = environment.rubric.score(outcome)
-        return StepResult(None, paid.total, True, {**info, "by_term": paid.by_term, "by_track": paid.by_track})
+        rewards = rubric.score(outcome)
+        info["by_term"] = rewards.by_term
+        info["by_track"] = rewards.by_track
+        return StepResult(None, rewards.total, True, info)
 
 
 @dataclass(frozen=True)
 class RolloutMode:
-    """How a policy is asked."""
+    """The sampling and the turn cap of a policy's episodes."""
 
     sampling: Sampling  # how tokens are drawn, and how many at most
     max_turns: int  # the turn cap T; 0 forces an answer in the first turn
-    protocol: ProtocolSection | None = None  # None for the recipe's own
+    protocol: ProtocolSection | None = None  # the protocol; None for the recipe's own
 
     @classmethod
     def training(cls, recipe: Recipe) -> Self:
-        """As GRPO draws its episodes."""
+        """The mode of GRPO's episodes."""
         return cls(recipe.grpo.sampling, recipe.protocol.max_turns)
 
     @classmethod
     def difficulty(cls, recipe: Recipe) -> Self:
-        """As questions are scored by their pass rate."""
+        """The mode in which questions are scored by their pass rate."""
         return cls(recipe.difficulty.sampling, recipe.protocol.max_turns)
 
     @classmethod
     def served(cls, recipe: Recipe) -> Self:
-        """Greedy and with the turns of an evaluation, so that a served answer is the one that was measured."""
+        """The greedy mode with the turns of an evaluation, so that a served answer is the one that was measured."""
         return cls(recipe.evaluation.sampling, recipe.protocol.max_turns_eval).greedy()
 
     def greedy(self) -> Self:
@@ -223,7 +231,8 @@ class Environment(contextlib.ExitStack):
     (`questions`, `reset`). `close`, or the end of a `with`, ends its SQL workers.
 
     Args:
-        recipe: a recipe, or its name or path; its protocol, its rewards and its limits hold.
+        recipe: a recipe, or the name or path of one for sessions (`session_recipe`); its protocol, its rewards and its
+            limits hold.
         workers: processes that run SQL; None takes the recipe's.
         evaluates: whether the recipe's turn cap of evaluation holds for sessions, and not that of training.
         sql: a sandbox that its owner closes, in place of one of its own.
@@ -246,17 +255,18 @@ class Environment(contextlib.ExitStack):
         responses: Path | None = None,
     ) -> None:
         super().__init__()
-        self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
-        if isinstance(recipe, str):  # by its name it is opened for sessions: what they cannot do is refused at once
-            self._require_sessions()
-        self.sql = sql_engine(self.recipe, workers) if sql is None else sql
+        if isinstance(recipe, str):
+            recipe = session_recipe(recipe, overrides)
+        self.recipe = recipe
         if sql is None:
-            self.callback(self.sql.close)
-        self.schema = schemas(self.recipe) if schema is None else schema
-        self.protocol = build(self.recipe.protocol)
+            sql = sql_engine(recipe, workers)
+            self.callback(sql.close)
+        self.sql = sql
+        self.schema = schemas(recipe) if schema is None else schema
+        self.protocol = build(recipe.protocol)
         self.responses = responses
-        cap = self.recipe.protocol.max_turns_eval if evaluates else self.recipe.protocol.max_turns
-        self.rules = Rules(self.protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
+        max_turns = recipe.protocol.max_turns_eval if evaluates else recipe.protocol.max_turns
+        self.rules = Rules(self.protocol, recipe.grpo.sampling, max_turns, recipe.protocol.forced_final)
         self._indices: dict[Database, ValueIndex] = {}
         self._begun = 0  # sessions
         self.asking = 0  # questions of sessions that are on their way to the user
@@ -327,32 +337,27 @@ class Environment(contextlib.ExitStack):
 
     # Sessions of other people's trainers.
 
-    def _require_sessions(self) -> None:
-        """Refuse what a session cannot do: it asks no endpoint but the user's."""
-        if self.recipe.data.linker not in NO_ENDPOINT:
-            reason = f"the environment asks no linker ({self.recipe.data.linker})"
-            raise RecipeError(reason, "Set data.linker=local, gold or null.")
-        if (judge := endpoint_of(self.recipe.rewards)) is not None:
-            raise RecipeError(f"the environment asks no judge ({judge})", "Set rewards.judge.options.by=static.")
-
     def questions(self, pool: str) -> list[Example]:
         """The questions of a pool (`sft`, `rl`, `dev`, or a benchmark of `data.test` by its name), ready for `reset`,
         with what the recipe's prompt shows of them. They are read, and their gold SQL is not checked.
         """
-        self._require_sessions()
+        require_sessions(self.recipe)
         data = self.recipe.data
-        pools = {"sft": (data.sft,), "rl": data.rl, "dev": (data.dev,)} | {each.name: (each,) for each in data.test}
+        pools: dict[str, tuple[Source, ...]] = {"sft": (data.sft,), "rl": data.rl, "dev": (data.dev,)}
+        for benchmark in data.test:
+            pools[benchmark.name] = (benchmark,)
         if pool not in pools:
             raise DataError(f"the recipe has no pool {pool!r}", f"There are: {', '.join(pools)}.")
         folder = tempfile.TemporaryDirectory(prefix="sqltrain-environment-")  # of links to databases
         root = Path(self.enter_context(folder))
-        read = [base.read(source, self.recipe.seed, root).examples for source in pools[pool]]
-        examples = base.resolve([example for examples in read for example in examples], root)
-        return self.prepare(examples, is_served=True)
+        examples: list[Example] = []
+        for source in pools[pool]:
+            examples += base.read(source, self.recipe.seed, root).examples
+        return self.prepare(base.resolve(examples, root), is_served=True)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question: the `sample`-th of its group."""
-        self._require_sessions()
+        require_sessions(self.recipe)
         self._begun += 1
         context = example.prompt_context
         if context.values is None and context.linked_schema is None:
@@ -364,13 +369,38 @@ class Environment(contextlib.ExitStack):
 
     def equalities(self, pool: str) -> tuple[str, ...]:
         """The equalities under which answers to a pool's questions are evaluated, the headline's first."""
-        own = self.recipe.on(pool).equalities if pool in {source.name for source in self.recipe.data.test} else ()
-        return own or tuple(dict.fromkeys((self.recipe.execution.equality, *self.recipe.evaluation.equalities)))
+        recipe = self.recipe
+        if pool in {source.name for source in recipe.data.test}:
+            equalities = recipe.on(pool).equalities
+            if equalities:
+                return equalities
+        return tuple(dict.fromkeys((recipe.execution.equality, *recipe.evaluation.equalities)))
 
     def verdicts(self, example: Example, sql: str | None, equalities: Sequence[str]) -> dict[str, float] | None:
         """The score of an answer under each equality, in [0, 1]; None if the database, or the gold SQL, failed."""
         (verdict,) = result_files.verdicts([example], [Pair.of(example, sql)], equalities, self.sql)
         return None if verdict.broken else dict(verdict.scores)
+
+
+def session_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by its name or path, for sessions.
+
+    Raises:
+        RecipeError: no such recipe, or sessions cannot do what it asks for.
+    """
+    recipe = recipes.load(name, overrides)
+    require_sessions(recipe)
+    return recipe
+
+
+def require_sessions(recipe: Recipe) -> None:
+    """Refuse what a session cannot do: it asks no endpoint but the user's."""
+    if recipe.data.linker not in NO_ENDPOINT:
+        reason = f"the environment asks no linker ({recipe.data.linker})"
+        raise RecipeError(reason, "Set data.linker=local, gold or null.")
+    judge = endpoint_of(recipe.rewards)
+    if judge is not None:
+        raise RecipeError(f"the environment asks no judge ({judge})", "Set rewards.judge.options.by=static.")
 
 
 @functools.cache
@@ -390,11 +420,12 @@ def example_of(row: Mapping[str, Any]) -> Example:
     """An example from the row of a dataset: `question`, `sql`, and `database` as a file; `id`, `evidence` and `engine`
     may be left out. Or from a row of `row_of`.
     """
-    if isinstance(record := row.get("record"), str):
+    record = row.get("record")
+    if isinstance(record, str):
         try:
             return from_dict(Example, json.loads(record))
         except (ValueError, RecursionError):
-            raise DataError("the row's field 'record' is none that row_of made") from None
+            raise DataError("the row's field 'record' was not written by row_of()") from None
     texts = {name: row.get(name, "") for name in ("question", "sql", "database", "id", "evidence", "engine")}
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     missing = [name for name in ("question", "sql", "database") if not texts[name]]
@@ -432,14 +463,15 @@ def asked_question(
     if databases is None:
         hint = "Ask by pool and index, or start it with --database FOLDER."
         raise DataError("this server takes no rows of its clients", hint)
-    if not isinstance(name := asked.get("database"), str) or "record" in asked:
+    name = asked.get("database")
+    if not isinstance(name, str) or "record" in asked:
         raise DataError("the row's field 'database' is missing or is no text")
     try:
         folder = databases.resolve()
         file = (folder / name).resolve()
-        is_there = file.is_relative_to(folder) and file.is_file()
+        is_inside = file.is_relative_to(folder) and file.is_file()
     except (ValueError, OSError, RuntimeError):  # a name no file bears: NUL, 300 characters, a ring of links
-        is_there = False
-    if not is_there:
+        is_inside = False
+    if not is_inside:
         raise DataError(f"there is no database {name[:100]!r} in the server's folder")
     return example_of({**asked, "database": str(file)})
