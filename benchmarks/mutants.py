@@ -216,7 +216,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ('text.rfind(f"<{THINK}>") > text', 'text.rfind(f"<{THINK}>") >= text'),
         ("if scanned.error or len(actions) != 1:", "if scanned.error or not actions:"),
         ("if fault is None and self.strict:", "if fault is None:"),
-        ("if kept is None or kept[:2] != (example, schema):", "if kept is None:"),
+        ("if cached is not None and cached[:2] == (example, schema):", "if cached is not None:"),
         ("if lines and spent > total_chars:", "if lines and spent >= total_chars:"),
         ("spent = -1  # the header", "spent = 0  # the header"),
         ("if result.truncated or len(data) < len(result.rows):", "if len(data) < len(result.rows):"),

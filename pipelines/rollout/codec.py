@@ -17,7 +17,7 @@ from pipelines.core.messages import without_system
 _AGENT, _USER, _SYSTEM = "agentmarker", "usermarker", "systemmarker"  # plain words: no template alters them
 TEMPLATE_HINT = "Mend chat_template.jinja, or take that of the model's own folder."
 _CONTROL_SHAPE = re.compile(r"<\|.*\|>")
-PROMPTS_KEPT = 512  # prompts whose ids are kept: a group's samples share one
+MAX_PROMPTS = 512  # prompts whose ids stay in memory: a group's samples share one
 log = logging.getLogger(__name__)
 
 
@@ -84,7 +84,7 @@ class ChatCodec:
         """
         key = tuple(messages)
         if key not in self._prompts:
-            if len(self._prompts) >= PROMPTS_KEPT:
+            if len(self._prompts) >= MAX_PROMPTS:
                 self._prompts.clear()
             first = next((i for i, (role, _) in enumerate(key) if role == "assistant"), len(key))
             begun = [(role, self._defuse(text)) for role, text in key[:first]]

@@ -28,14 +28,16 @@ from pipelines.sql.dialects.base import TURN_SEPARATOR
 from pipelines.sql.lexical import writes
 from pipelines.sql.schema import Schema
 
-PROMPTS_KEPT = 256  # of questions whose episodes run side by side
-ATTEMPTS = 3  # at one turn's generation or SQL before the episode is broken
+MAX_PROMPTS = 256  # prompts in memory, of questions whose episodes run side by side
+ATTEMPTS = 3  # tries of one turn's generation or SQL before the episode is broken
 BACKOFF_S = 0.05  # before the second attempt; doubled before the third
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    example: Example
+    """An episode to run."""
+
+    example: Example  # the question.
     sample: int  # index within the question's group, 0-based.
     seed: int  # fixes all randomness of the episode.
 
@@ -108,12 +110,14 @@ class Rules:
     def prompt(self, example: Example, schema: Schema) -> tuple[Message, ...]:
         """The first messages of a question's episodes, rendered for the first of them."""
         key = (example.database.location, example.id, example.question)
-        kept = self._prompts.get(key)
-        if kept is None or kept[:2] != (example, schema):
-            if len(self._prompts) >= PROMPTS_KEPT:
-                self._prompts.clear()
-            kept = self._prompts[key] = (example, schema, self.protocol.prompt(example, schema, self.max_turns))
-        return kept[2]
+        cached = self._prompts.get(key)
+        if cached is not None and cached[:2] == (example, schema):
+            return cached[2]
+        if len(self._prompts) >= MAX_PROMPTS:
+            self._prompts.clear()
+        prompt = self.protocol.prompt(example, schema, self.max_turns)
+        self._prompts[key] = (example, schema, prompt)
+        return prompt
 
 
 class Episode:
@@ -132,15 +136,20 @@ class Episode:
         prompt: tuple[Message, ...],  # () for an episode that is broken before it begins
         codec: ChatCodec | None,  # None for policies that speak text only
     ) -> None:
-        self._request, self._rules, self._policy, self._codec = request, rules, policy, codec
-        self.session, self.example, self.sample = session, request.example, request.sample
+        self._request = request
+        self._rules = rules
+        self._policy = policy
+        self._codec = codec
+        self.session = session
+        self.example = request.example
+        self.sample = request.sample
         self.turns: list[Turn] = []
         self.stop: StopReason | None = None  # why it has ended, once it has
         self._ends: list[int] = []
         self._failure: str | None = None
         self._final_sql: str | None = None
         self._query: str | None = None
-        self._kept: list[str] = []  # statements that changed the episode's copy of the database, if it has one
+        self._writes: list[str] = []  # statements that changed the episode's copy of the database, if it has one
         self._knows_logprobs = codec is not None
         # A final answer is forced by the tag that opens the turn for the agent, or by words that ask for it.
         self._opening_tag = rules.protocol.opening if codec else ""
@@ -149,9 +158,12 @@ class Episode:
         if self._forced and prompt:
             role, text = prompt[-1]
             prompt = (*prompt[:-1], (role, text + self._demand))
-        self._prompt, self._messages = prompt, list(prompt)
+        self._prompt = prompt
+        self._messages = list(prompt)
         self._opening = self._opening_tag if self._forced else ""
-        self._ids: list[int] = codec.prompt(prompt) + codec.agent(self._opening) if codec and prompt else []
+        self._ids: list[int] = []
+        if codec is not None and prompt:
+            self._ids = codec.prompt(prompt) + codec.agent(self._opening)
         self._mask: list[int] = [0] * len(self._ids)
         self._logprobs: list[float] = [0.0] * len(self._ids)
         if self._room < 1:
@@ -167,26 +179,13 @@ class Episode:
             while self.stop is None:
                 request = self.next_request()
                 completion: Completion = yield request
-                # A stop string inside an open thinking block does not end the turn: it is generated further.
-                while (
-                    self._codec is not None
-                    and completion.finish == "stop"
-                    and 0 < len(completion.token_ids) < request.max_tokens
-                    and completion.text.endswith(request.stop)
-                    and protocol.is_thinking(completion.text)
-                ):
+                while self._stopped_while_thinking(request, completion):
                     more: Completion = yield dataclasses.replace(
                         request,
                         token_ids=request.token_ids + completion.token_ids,
                         max_tokens=request.max_tokens - len(completion.token_ids),
                     )
-                    has_logprobs = bool(completion.logprobs and more.logprobs)
-                    completion = Completion(
-                        self._codec.decode(completion.token_ids) + more.text,
-                        completion.token_ids + more.token_ids,
-                        completion.logprobs + more.logprobs if has_logprobs else (),
-                        more.finish,
-                    )
+                    completion = self._joined(completion, more)
                 query = self.accept(completion)
                 yield TurnEvent(self.turns[-1])
                 if self.stop is None and self.turns[-1].action.kind is ActionKind.ASK:
@@ -195,11 +194,8 @@ class Episode:
                     self._show(protocol.observe_reply(answer, self._rules.max_turns - len(self.turns)))
                 elif self.stop is None:
                     result: ExecutionResult | None = None
-                    for attempt in range(0 if query is None else ATTEMPTS):
-                        delay_s = BACKOFF_S * 2 ** (attempt - 1) if attempt else 0.0
-                        result = yield SqlRequest(str(query), attempt, delay_s)
-                        if result is None or result.status is not ExecutionStatus.UNAVAILABLE:
-                            break
+                    if query is not None:
+                        result = yield from _execution(query)
                     self.observe(result)
                 yield ResultEvent(self.turns[-1])
         except EpisodeBroken as broken:
@@ -208,7 +204,29 @@ class Episode:
             self.fail(type(error).__name__)
         yield EndEvent(self.trajectory())
 
+    def _stopped_while_thinking(self, request: Request, completion: Completion) -> bool:
+        """Whether a stop string inside an open thinking block ended a completion: it does not end the turn."""
+        return (
+            self._codec is not None
+            and completion.finish == "stop"
+            and 0 < len(completion.token_ids) < request.max_tokens
+            and completion.text.endswith(request.stop)
+            and self._rules.protocol.is_thinking(completion.text)
+        )
+
+    def _joined(self, completion: Completion, more: Completion) -> Completion:
+        """A completion of tokens, and what was generated after it."""
+        assert self._codec is not None
+        has_logprobs = bool(completion.logprobs and more.logprobs)
+        return Completion(
+            self._codec.decode(completion.token_ids) + more.text,
+            completion.token_ids + more.token_ids,
+            completion.logprobs + more.logprobs if has_logprobs else (),
+            more.finish,
+        )
+
     def next_request(self) -> Request:
+        """The request of the agent's next turn."""
         return Request(
             session=self.session,
             messages=tuple(self._messages),
@@ -227,14 +245,8 @@ class Episode:
 
         If the episode has a copy of its database to change, the statements that changed it so far stand before it.
         """
-        ids, logprobs = completion.token_ids, completion.logprobs
         if self._codec is not None:
-            assert ids, "a policy that speaks tokens returned none"
-            self._ids += ids
-            self._mask += [1] * len(ids)
-            self._knows_logprobs = self._knows_logprobs and len(logprobs) == len(ids)
-            self._logprobs += logprobs if logprobs else [0.0] * len(ids)
-            self._ends.append(len(self._ids))
+            self._append_turn(completion.token_ids, completion.logprobs)
         protocol = self._rules.protocol
         text = self._opening + completion.text
         action = protocol.parse(text)
@@ -248,7 +260,18 @@ class Episode:
         elif self._forced or (len(self.turns) >= self._rules.max_turns and not self._rules.forced_final):
             self.stop = StopReason.TURN_LIMIT
         self._query = None if self.stop is not None else protocol.query(action)
-        return None if self._query is None else TURN_SEPARATOR.join((*self._kept, self._query))
+        if self._query is None:
+            return None
+        return TURN_SEPARATOR.join((*self._writes, self._query))
+
+    def _append_turn(self, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
+        """Append the tokens that the agent generated."""
+        assert ids, "a policy that speaks tokens returned none"
+        self._ids += ids
+        self._mask += [1] * len(ids)
+        self._knows_logprobs = self._knows_logprobs and len(logprobs) == len(ids)
+        self._logprobs += logprobs if logprobs else [0.0] * len(ids)
+        self._ends.append(len(self._ids))
 
     def observe(self, result: ExecutionResult | None) -> None:
         """Take the result of the last turn's SQL, None if it has none, and show it to the agent."""
@@ -263,12 +286,13 @@ class Episode:
                 return
             keeps_state = DIALECTS[self.example.database.engine].keeps_state
             if result.ok and self._query is not None and keeps_state and writes(self._query):
-                self._kept.append(self._query)
+                self._writes.append(self._query)
         self._show(self._rules.protocol.observe(turn.action, result, self._rules.max_turns - len(self.turns)))
 
     def fail(self, failure: str) -> None:
         """End the episode as broken, with the class of the boundary's failure; it is never scored."""
-        self.stop, self._failure = StopReason.BROKEN, failure
+        self.stop = StopReason.BROKEN
+        self._failure = failure
 
     def trajectory(self) -> Trajectory:
         """The record of the ended episode; it ends on an agent's turn unless there was none."""
@@ -295,7 +319,9 @@ class Episode:
     def _room(self) -> int:
         """Tokens that the episode's budget leaves; the turn's budget for policies that speak text only."""
         sampling = self._rules.sampling
-        return sampling.episode_tokens - len(self._ids) if self._codec else sampling.turn_tokens
+        if self._codec is None:
+            return sampling.turn_tokens
+        return sampling.episode_tokens - len(self._ids)
 
     def _show(self, observation: str) -> None:
         """Append an observation if it leaves room for another turn: an episode ends on an agent's turn."""
@@ -303,9 +329,12 @@ class Episode:
         if self._forced:
             observation += self._demand
         opening = self._opening_tag if self._forced else ""
-        ids = self._codec.observation(observation, self._ids[-1]) + self._codec.agent(opening) if self._codec else []
+        ids: list[int] = []
+        if self._codec is not None:
+            ids = self._codec.observation(observation, self._ids[-1]) + self._codec.agent(opening)
         if self._room - len(ids) < 1:
-            self.stop, self._forced = StopReason.TOKEN_LIMIT, False
+            self.stop = StopReason.TOKEN_LIMIT
+            self._forced = False
             return
         self.turns[-1] = dataclasses.replace(self.turns[-1], observation=observation)
         self._messages.append(("user", observation))
@@ -313,3 +342,14 @@ class Episode:
         self._ids += ids
         self._mask += [0] * len(ids)
         self._logprobs += [0.0] * len(ids)
+
+
+def _execution(query: str) -> Generator[SqlRequest, Any, ExecutionResult | None]:
+    """The result of a turn's SQL; a database that is not available is tried again."""
+    result: ExecutionResult | None = None
+    for attempt in range(ATTEMPTS):
+        delay_s = BACKOFF_S * 2 ** (attempt - 1) if attempt else 0.0
+        result = yield SqlRequest(query, attempt, delay_s)
+        if result is None or result.status is not ExecutionStatus.UNAVAILABLE:
+            break
+    return result
