@@ -6,6 +6,7 @@ are counted as they are made. Nothing heavy is imported.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,20 +44,18 @@ class Shape:
     @property
     def matrices(self) -> list[tuple[int, int]]:
         """(inputs, outputs) of a block's linear layers: queries, keys, values, output, and the MLP's three."""
-        wide, narrow = self.heads * self.head, self.kv_heads * self.head
+        wide = self.heads * self.head
+        narrow = self.kv_heads * self.head
         attention = [(self.hidden, wide), (self.hidden, narrow), (self.hidden, narrow), (wide, self.hidden)]
         return [*attention, (self.hidden, self.ffn), (self.hidden, self.ffn), (self.ffn, self.hidden)]
 
     @property
     def block(self) -> int:
         """Parameters of one block."""
+        linear = sum(rows * columns for rows, columns in self.matrices)
         biases = self.bias * (self.heads + 2 * self.kv_heads) * self.head
-        return (
-            sum(rows * columns for rows, columns in self.matrices)
-            + biases
-            + 2 * self.hidden
-            + 2 * self.norms * self.head
-        )
+        norms = 2 * self.hidden + 2 * self.norms * self.head
+        return linear + biases + norms
 
     @property
     def embeddings(self) -> int:
@@ -66,7 +65,8 @@ class Shape:
     @property
     def parameters(self) -> int:
         """All parameters."""
-        return self.layers * self.block + (1 if self.tied else 2) * self.embeddings + self.hidden
+        tables = 1 if self.tied else 2
+        return self.layers * self.block + tables * self.embeddings + self.hidden
 
     def adapters(self, rank: int) -> int:
         """Parameters of low-rank adapters on every linear layer but the head."""
@@ -96,22 +96,24 @@ def shape_of(model: Model) -> Shape:
     if model.source in SHAPES:
         return SHAPES[model.source]
     if is_gguf(model.source):
-        return _read(config_of(Path(model.source).expanduser()))
+        return _shape_in_config(config_of(Path(model.source).expanduser()))
     path = Path(model.source).expanduser() / "config.json"
     try:
-        return _read(json.loads(path.read_text(encoding="utf-8")))
+        return _shape_in_config(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         hint = f"Give its folder as model.source, or one of: {', '.join(SHAPES)}."
         raise DataError(f"the shape of {model.source} is not known: {type(error).__name__} in {path}", hint) from None
 
 
-def _read(config: dict[str, Any]) -> Shape:
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    # `packing.suits` refuses a model with windows; Qwen's are off unless its configuration turns them on.
+def _shape_in_config(config: dict[str, Any]) -> Shape:
+    heads = config["num_attention_heads"]
+    hidden = config["hidden_size"]
+    # `packing.supports_packing` refuses a model with windows; Qwen's are off unless its configuration turns them on.
     is_on = config.get("use_sliding_window", config.get("model_type") not in ("qwen2", "qwen3"))
     has_window = bool(is_on) and config.get("sliding_window") is not None
-    if kinds := config.get("layer_types"):
-        has_window = set(kinds) != {"full_attention"}
+    layer_types = config.get("layer_types")
+    if layer_types:
+        has_window = set(layer_types) != {"full_attention"}
     return Shape(
         hidden=hidden,
         layers=config["num_hidden_layers"],
@@ -134,16 +136,16 @@ class Setup:
     # all weights on each GPU, shared out by DeepSpeed, or adapters alone, over a base in the compute dtype or in NF4.
     way: Way
     gpus: int  # processes that train together.
-    rows: int  # episodes of one micro-batch; what they begin with alike is not taken off.
+    rows: int  # episodes of one micro-batch; shared prefixes are counted for each.
     tokens: int  # most tokens of an episode; all are taken to have as many.
-    slots: int  # episodes that are decoded together in the training process; 0 where servers do it.
+    slots: int  # episodes that are decoded together in the training process; 0 if servers decode.
     half: bool  # whether products are in bfloat16.
     rank: int = 0  # of the adapters.
     # whether adapters are merged into a copy of the base, for servers of one's own that load no adapters.
     sent: bool = False
-    # tokens of a part of a micro-batch, or one episode (`hardware.micro_tokens`); None where it is not cut.
+    # tokens of a part of a micro-batch, or one episode (`hardware.micro_tokens`); None if it is not split.
     most: int | None = None
-    # of one forward of a model that cannot be packed; None where a forward has the whole micro-batch.
+    # rows of one forward of a model that cannot be packed; None if a forward has the whole micro-batch.
     padded_rows: int | None = None
     reference: bool = False  # whether a second network is there, which the policy is not to leave (`grpo.beta`).
     # whether a second process has the whole network on the same GPU, and decodes while a step is trained
@@ -153,16 +155,18 @@ class Setup:
     @property
     def backward(self) -> int:
         """Tokens whose layers' inputs are kept until one backward: of a micro-batch, or of a part of it."""
-        whole = self.rows * self.tokens
-        return whole if self.most is None else min(whole, max(self.most, self.tokens))
+        micro_batch = self.rows * self.tokens
+        if self.most is None:
+            return micro_batch
+        return min(micro_batch, max(self.most, self.tokens))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each GPU by what they are for; what is not needed at the same time is not added up."""
+    """Bytes on each GPU by their use; uses at different times are not added up."""
 
     weights: int
-    copies: int  # of the weights, in bfloat16 for products, or merged for servers; and the reference model's
+    copies: int  # copies of the weights, in bfloat16 for products, or merged for servers; and the reference model
     gradients: int
     optimizer: int
     activations: int
@@ -172,13 +176,13 @@ class Memory:
 
     @property
     def training(self) -> int:
-        """While a step is trained."""
+        """Bytes that are held only while a step is trained."""
         return self.gradients + self.activations
 
     @property
     def peak(self) -> int:
-        """At most: while episodes are made there are no gradients, and while a step is trained no keys and values; with
-        a second process both are there.
+        """The most bytes at any time: there are no gradients while episodes are made, and no keys and values while a
+        step is trained; a second process has both.
         """
         resident = self.weights + self.copies + self.optimizer + self.logits
         if self.twin:
@@ -188,28 +192,44 @@ class Memory:
 
 def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
     """How a recipe trains."""
-    hardware, lora = recipe.hardware, recipe.model.lora
-    way: Way = "full" if lora is None else "lora" if lora.bits is None else "qlora"
-    for name in ("zero2", "zero3"):
-        if lora is None and hardware.deepspeed is not None and name in Path(hardware.deepspeed).name:
-            way = "zero2" if name == "zero2" else "zero3"
-    half, rank = recipe.model.compute_dtype == "bfloat16", lora.rank if lora is not None else 0
+    hardware = recipe.hardware
+    lora = recipe.model.lora
+    way = _way(recipe)
+    half = recipe.model.compute_dtype == "bfloat16"
+    rank = 0 if lora is None else lora.rank
     if kind == "sft":
         rows = micro_rows(max(1, recipe.sft.batch // gpus), recipe.sft.micro_batch)
         return Setup(way, gpus, rows, recipe.sft.max_tokens, 0, half, rank)
-    grpo, served = recipe.grpo, recipe.rollout.policy != IN_PROCESS
+    grpo = recipe.grpo
+    is_served = recipe.rollout.policy != IN_PROCESS
     share = max(1, grpo.questions_per_step * grpo.group // gpus)
     return Setup(
-        *(way, gpus, micro_rows(share, grpo.micro_batch), grpo.sampling.episode_tokens),
-        slots=0 if served else min(recipe.rollout.slots, share),
+        way,
+        gpus,
+        rows=micro_rows(share, grpo.micro_batch),
+        tokens=grpo.sampling.episode_tokens,
+        slots=0 if is_served else min(recipe.rollout.slots, share),
         half=half,
         rank=rank,
-        sent=bool(recipe.rollout.servers) or (way == "qlora" and served),
+        sent=bool(recipe.rollout.servers) or (way == "qlora" and is_served),
         most=hardware.micro_tokens,
         padded_rows=LIKE_ROWS,
         reference=grpo.beta != 0,
-        twin=grpo.staleness > 0 and not served,
+        twin=grpo.staleness > 0 and not is_served,
     )
+
+
+def _way(recipe: Recipe) -> Way:
+    """The way in which a recipe keeps the weights under training."""
+    lora = recipe.model.lora
+    if lora is not None:
+        return "lora" if lora.bits is None else "qlora"
+    deepspeed = Path(recipe.hardware.deepspeed or "").name
+    if "zero3" in deepspeed:
+        return "zero3"
+    if "zero2" in deepspeed:
+        return "zero2"
+    return "full"
 
 
 def estimate(shape: Shape, how: Setup) -> Memory:
@@ -225,11 +245,16 @@ def estimate(shape: Shape, how: Setup) -> Memory:
     residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
     forward = how.backward  # tokens of one forward
     if shape.window:  # the rows of a backward have several forwards, as many for each of its parts
-        rows, forwards = -(-how.backward // how.tokens), -(-how.rows // (how.padded_rows or how.rows))
-        forward = min(how.backward, -(-rows // forwards) * how.tokens)
+        rows = math.ceil(how.backward / how.tokens)
+        forwards = math.ceil(how.rows / (how.padded_rows or how.rows))
+        forward = min(how.backward, math.ceil(rows / forwards) * how.tokens)
+    inputs = how.backward * shape.layers * shape.hidden * residual
     return Memory(
-        *(weights, copies, gradients, optimizer),
-        activations=how.backward * shape.layers * shape.hidden * residual + forward * _layer(shape, wide, residual),
+        weights,
+        copies,
+        gradients,
+        optimizer,
+        activations=inputs + forward * _layer(shape, wide, residual),
         logits=max(TILE, decoded),
         cache=keys + gathered,
         twin=how.twin * shape.parameters * (6 if how.half else 4),  # in float32, and as it is multiplied
@@ -238,7 +263,8 @@ def estimate(shape: Shape, how: Setup) -> Memory:
 
 def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
     """Bytes of weights, their copies, gradients and optimiser, AdamW's two moments of four bytes each."""
-    count, gpus = shape.parameters, how.gpus
+    count = shape.parameters
+    gpus = how.gpus
     buckets = 2 if gpus > 1 else 1  # DistributedDataParallel has a second copy of all gradients
     if how.way in ("lora", "qlora"):
         trained = shape.adapters(how.rank)
@@ -250,7 +276,8 @@ def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
             merged += wide * max(rows * columns for rows, columns in shape.matrices)  # one at a time is written in full
         return base + 4 * trained, merged, 4 * trained * buckets, 8 * trained
     if how.way == "full":
-        return 4 * count, (2 * count if how.half else 0), 4 * count * buckets, 8 * count
+        copies = 2 * count if how.half else 0
+        return 4 * count, copies, 4 * count * buckets, 8 * count
     if how.way == "zero2":  # deepspeed's estimate_zero2_model_states_mem_needs: 4 P + 16 P / N
         return 2 * count, 0, 2 * count, 16 * count // gpus
     largest = max(shape.block, shape.embeddings)  # its estimate_zero3_...: 18 P / N, and the largest layer twice
@@ -268,11 +295,14 @@ def _layer(shape: Shape, wide: int, residual: int) -> int:
 
 
 def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int, free: int) -> str | None:
-    """Whether a run fits its GPUs: None where it does; a warning where what is estimated does not.
+    """Whether a run fits its GPUs: None if it does; a warning if only the estimated part may not fit.
 
     Args:
         total: bytes of each GPU.
-        free: those that no other process has, a server of vLLM on the same GPU included.
+        free: bytes of each GPU that no other process has, a server of vLLM on the same GPU included.
+
+    Raises:
+        ResourceError: the exact part alone does not fit.
     """
     try:
         shape = shape_of(recipe.model)
@@ -289,7 +319,9 @@ def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int, f
         )
     if memory.peak <= free:
         return None
-    knobs = [*to_lower(recipe, kind), *(["grpo.sampling.episode_tokens"] if kind == "grpo" else [])]
+    knobs = to_lower(recipe, kind)
+    if kind == "grpo":
+        knobs.append("grpo.sampling.episode_tokens")
     lower = " or ".join(filter(None, [", ".join(knobs[:-1]), knobs[-1]]))
     needs = f"{kind} may take {memory.peak / 2**30:.0f} GiB of each GPU, where {free / 2**30:.0f} are free"
     return f"{needs}: lower {lower} if memory is full"
@@ -299,5 +331,9 @@ def to_lower(recipe: Recipe, kind: str) -> list[str]:
     """The settings that training takes less memory with when they are lower, as far as this recipe may have them."""
     if kind == "sft":
         return ["sft.micro_batch"]
-    parts = [] if LOSSES[recipe.grpo.loss].by_micro_batch else ["hardware.micro_tokens"]
-    return [*parts, "grpo.micro_batch", *(["rollout.slots"] if recipe.rollout.policy == IN_PROCESS else [])]
+    knobs = ["grpo.micro_batch"]
+    if not LOSSES[recipe.grpo.loss].by_micro_batch:
+        knobs.insert(0, "hardware.micro_tokens")
+    if recipe.rollout.policy == IN_PROCESS:
+        knobs.append("rollout.slots")
+    return knobs
