@@ -73,7 +73,7 @@ POLICY = "outside"  # the name of the policy in the trajectories: the environmen
 class StepResult:
     """The environment's answer to a turn, and after the last one the episode's reward."""
 
-    observation: str | None  # as the text of a user message; None if the episode is over.
+    observation: str | None  # the text of a user message; None if the episode is over.
     # the panel's sum on the full track if the episode is over; None before, and for a broken episode, which must be
     # left out of its group and never counted as 0.
     reward: float | None
@@ -348,7 +348,7 @@ class Environment(contextlib.ExitStack):
             pools[benchmark.name] = (benchmark,)
         if pool not in pools:
             raise DataError(f"the recipe has no pool {pool!r}", f"There are: {', '.join(pools)}.")
-        folder = tempfile.TemporaryDirectory(prefix="sqltrain-environment-")  # of links to databases
+        folder = tempfile.TemporaryDirectory(prefix="sqltrain-environment-")  # links to databases
         root = Path(self.enter_context(folder))
         examples: list[Example] = []
         for source in pools[pool]:

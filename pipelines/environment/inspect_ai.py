@@ -31,10 +31,10 @@ def text_to_sql(recipe: str = "sql_trail", overrides: str | list[str] = "", pool
     words = [overrides] if isinstance(overrides, str) else overrides
     environment = shared(recipe, tuple(filter(None, words)), workers, evaluates=True)
     name = pool or environment.recipe.data.test[0].name
-    samples = [
-        Sample(input=example.question, target=example.gold_sql, id=example.id, metadata={"row": row_of(example)})
-        for example in environment.questions(name)
-    ]
+    samples = []
+    for example in environment.questions(name):
+        metadata = {"row": row_of(example)}
+        samples.append(Sample(input=example.question, target=example.gold_sql, id=example.id, metadata=metadata))
     return Task(
         dataset=MemoryDataset(samples, name=name),
         solver=episode(environment),

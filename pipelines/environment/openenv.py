@@ -3,9 +3,9 @@
 uvicorn.run(app("skyrl_sql"), port=8000)
 
 async with SqlClient(base_url="http://localhost:8000") as client:
-result = await client.reset(pool="rl", index=0)
-while not result.done:
-result = await client.step(AgentTurn(text=my_model(result.observation.messages)))
+    result = await client.reset(pool="rl", index=0)
+    while not result.done:
+        result = await client.step(AgentTurn(text=my_model(result.observation.messages)))
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class SqlObservation(Observation):  # type: ignore[misc]
 
     messages: ChatMessages = Field(default_factory=list)
     stop: list[str] = Field(default_factory=list)  # texts after which the agent's turn ends.
-    info: dict[str, Any] = Field(default_factory=dict)  # of an ended episode, as in `core.StepResult`.
+    info: dict[str, Any] = Field(default_factory=dict)  # an ended episode's, see `core.StepResult`.
 
 
 class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
@@ -46,7 +46,9 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
         self, environment: Environment, questions: Callable[[str], list[Example]], databases: Path | None
     ) -> None:
         super().__init__()
-        self._environment, self._questions, self._databases = environment, questions, databases
+        self._environment = environment
+        self._questions = questions
+        self._databases = databases
         self._session: Session | None = None
         self._state = State()
 

@@ -16,7 +16,8 @@ from pipelines.environment.core import Environment, Session, StepResult, example
 
 NATIVE = ("protocol.name=tool_call", "protocol.prompt=native", "protocol.options={}")  # names these tools, and no tags
 UNSEEN = "The reasoning stays with the agent."  # a protocol may demand some
-OPENING, CLOSING = "<tool_response>\n", "\n</tool_response>"
+OPENING = "<tool_response>\n"
+CLOSING = "\n</tool_response>"
 
 
 def tools(recipe: str, overrides: Sequence[str] = (), workers: int = 1) -> Callable[[], SqlTools]:
@@ -35,7 +36,8 @@ class SqlTools:
 
     def reset(self, **row: Any) -> str:
         """Begin an episode on a row of the dataset; its prompt is appended to the last message of the row's."""
-        self._session, self._last = self._environment.reset(example_of(row)), None
+        self._session = self._environment.reset(example_of(row))
+        self._last = None
         return "\n\n".join(message["content"] for message in self._session.messages)
 
     def execute_sql_query(self, sql: str) -> str:
@@ -74,4 +76,5 @@ class SqlTools:
         except ValueError:  # the protocol cannot say it: a malformed turn
             text = sql
         self._last = self._session.step(text)
-        return (self._last.observation or "The answer was taken.").removeprefix(OPENING).removesuffix(CLOSING)
+        observation = self._last.observation or "The answer was taken."
+        return observation.removeprefix(OPENING).removesuffix(CLOSING)

@@ -45,7 +45,7 @@ class SqlTaskset(vf.Taskset[SqlTask, SqlConfig]):  # type: ignore[misc]
         for example in environment.questions(self.config.pool):
             messages = environment.reset(example).messages
             system = messages.pop(0)["content"] if messages[0]["role"] == "system" else None
-            # Of one message the text: not every harness takes a conversation, which a first turn that is given makes.
+            # A single message is given as its text: not every harness takes a conversation.
             prompt = messages if messages[1:] else messages[0]["content"]
             data = SqlData(id=example.id, row=row_of(example), prompt=prompt, system_prompt=system)
             yield SqlTask(data, self.config.task)

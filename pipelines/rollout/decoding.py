@@ -20,7 +20,7 @@ from pipelines.protocols.blocks import StopStrings, truncate_at_stop
 from pipelines.rollout.codec import ChatCodec, common_prefix
 from pipelines.rollout.policies.base import Completion, Request
 
-# Where conversations' keys and values live, and attention of a flat batch of tokens over them.
+# Conversations' keys and values, and the attention of a flat batch of tokens over them.
 
 ATTENTION = "sqltrain_slots"  # the name under which a model finds `attend`
 GROWTH = 256  # positions: the store's capacity is a multiple
@@ -72,7 +72,8 @@ class Slots:
         keys = torch.arange(self.capacity, device=self.device)
         order, self.groups, base = [0] * len(self.position), [], 0
 
-        # One new token a conversation: read in place. Slots between them that do not decode are computed, and dropped.
+        # Conversations with one new token are read in place. Slots between them that do not decode are computed too,
+        # and dropped.
         single = [span for span in spans if span.end - span.start == 1]
         if single:
             base = max(span.slot for span in single) + 1
@@ -245,8 +246,9 @@ class Recording:
     """
 
     def __init__(self, forward: Callable[[Tensor, Tensor, Tensor], Tensor], slots: Slots, n_keys: int) -> None:
-        # Of each slot: its token, where its keys and values go, and the end of its span.
-        self._idle = [(0, slots.count, 0, 1)] * slots.count  # of a slot that does not decode they go to nobody's
+        # For each slot: its token, the slot and position that its keys and values go to, and the end of its span. Keys
+        # and values of a slot that does not decode go to the last slot, which is nobody's.
+        self._idle = [(0, slots.count, 0, 1)] * slots.count
         self._inputs = torch.tensor(self._idle, device=slots.device).T.contiguous()  # (4, E)
         self._every = torch.arange(slots.count, device=slots.device)  # a graph keeps none of the tensors that it reads
 
@@ -256,7 +258,7 @@ class Recording:
             slots.groups, slots.order = [_Group(None, None, seen[:, None, None])], None
             return forward(ids, slots.position, self._every)
 
-        step()  # what is made once, such as weights in the compute dtype, is made before
+        step()  # makes first what is made once, such as weights in the compute dtype
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(slots.device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._logits = step()
@@ -279,13 +281,15 @@ SEEDS = 2**64
 
 @dataclasses.dataclass(slots=True)
 class _Conversation:
-    slot: int  # where its keys and values are.
+    slot: int  # the slot of its keys and values.
     prompt: tuple[int, ...]  # its context in its first turn; conversations that begin alike share its keys and values.
     request: Request  # the turn being generated; meaningless between turns.
     generating: bool = False  # whether a turn is being generated.
     ids: list[int] = dataclasses.field(default_factory=list)  # its whole context so far.
     cached: int = 0  # how many of them have keys and values.
-    logprobs: list[float] = dataclasses.field(default_factory=list)  # of the ids that the turn has drawn so far.
+    logprobs: list[float] = dataclasses.field(
+        default_factory=list
+    )  # log-probabilities of the ids that the turn has drawn.
 
 
 class Decoder:
@@ -294,7 +298,7 @@ class Decoder:
     def __init__(self, model: Any, codec: ChatCodec, count: int) -> None:
         self._model, self._codec, self._count = model, codec, count
         self._slots = Slots(count, model.device)
-        self.rows: dict[str, _Conversation] = {}  # by session
+        self.rows: dict[str, _Conversation] = {}  # session -> conversation
         self._leaders: dict[tuple[int, ...], _Conversation] = {}  # prompt -> the conversation that others copy it from
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         # Ids that end a turn: the chat template's, the tokenizer's and the model's own.

@@ -43,7 +43,7 @@ class EpisodeQueue:
 
     def __init__(self, questions: Sequence[str], longest_first: bool) -> None:
         self._questions = questions
-        self._waiting: dict[str, list[int]] = {}  # those of a question after its first
+        self._waiting: dict[str, list[int]] = {}  # question -> its episodes after the first
         firsts = []
         for index, question in enumerate(questions):
             if longest_first and question in self._waiting:
@@ -59,10 +59,12 @@ class EpisodeQueue:
         first = next(self._firsts, None)
         if first is not None:
             return first
-        means = {question: sum(known) / len(known) for question, known in self._lengths.items()}
         waiting = [question for question, indices in self._waiting.items() if indices]
-        question = max(waiting, key=lambda name: means.get(name, float("inf")), default=None)
-        return None if question is None else self._waiting[question].pop(0)
+        if not waiting:
+            return None
+        means = {question: sum(lengths) / len(lengths) for question, lengths in self._lengths.items()}
+        question = max(waiting, key=lambda name: means.get(name, float("inf")))
+        return self._waiting[question].pop(0)
 
     def over(self, index: int, length: int) -> None:
         """An episode has ended, with so many tokens."""
@@ -73,7 +75,7 @@ class EpisodeQueue:
 class Timing:
     """The seconds of a run by their use: never part of a dataset."""
 
-    wall_s: float = 0.0  # of the whole run.
+    wall_s: float = 0.0  # the whole run's.
     # generate_s, sql_s: summed over episodes, which overlap: latencies, not shares of the wall clock.
     generate_s: float = 0.0
     sql_s: float = 0.0
@@ -91,15 +93,17 @@ class RolloutEngine:
         sampling: Sampling,
         max_turns: int,  # the turn cap T; 0 forces an answer in the first turn
         schemas: Callable[[Database], Schema],  # cached by the caller
-        user: User | None = None,  # by default the one that the protocol names
+        user: User | None = None,  # None for the user that the protocol names
     ) -> None:
-        self._policy, self._sql, self._schemas = policy, sql, schemas
+        self._policy = policy
+        self._sql = sql
+        self._schemas = schemas
         if policy.context is not None and policy.context < sampling.episode_tokens:
             sampling = sampling.model_copy(update={"episode_tokens": policy.context})
         self._rules = Rules(protocol, sampling, max_turns, protocol.config.forced_final)
         self._rows = protocol.config.observation_rows
         self._user = user or simulated_user(protocol)
-        self.timing = Timing()  # of the last run
+        self.timing = Timing()  # the last run's
 
     def run(
         self,
@@ -116,7 +120,7 @@ class RolloutEngine:
         on_done: Callable[[Trajectory], None] | None = None,
         on_event: Callable[[EpisodeEvent], None] | None = None,
     ) -> list[Trajectory]:
-        """As `run`, inside a running event loop; the policy serves one run at a time."""
+        """Do the same inside a running event loop; the policy serves one run at a time."""
         self.timing = Timing()
         started = time.perf_counter()
         done: dict[int, Trajectory] = {}
@@ -125,7 +129,10 @@ class RolloutEngine:
         habits = AnswerHabits(self._policy, self._rules.protocol)
 
         async def work() -> None:
-            while (index := queue.next()) is not None:
+            while True:
+                index = queue.next()
+                if index is None:
+                    return
                 async with contextlib.aclosing(self.play(requests[index], f"{index}")) as events:
                     async for event in events:
                         if on_event is not None:
@@ -134,11 +141,8 @@ class RolloutEngine:
                 done[index] = event.trajectory
                 habits.note(event.trajectory)
                 queue.over(index, sum(event.trajectory.agent_mask))
-                # A run in which nothing works stops, instead of working through all its episodes.
-                if len(done) == MAX_LEADING_FAILURES and all(one.stop is StopReason.BROKEN for one in done.values()):
-                    classes = ", ".join(sorted({str(one.failure) for one in done.values()}))
-                    problem = f"the first {MAX_LEADING_FAILURES} episodes all broke: {classes}"
-                    raise BoundaryError(problem, "The log says more.")
+                if len(done) == MAX_LEADING_FAILURES:
+                    _require_one_unbroken(list(done.values()))
                 if on_done is not None:
                     on_done(event.trajectory)
 
@@ -219,6 +223,13 @@ class RolloutEngine:
                 self.timing.generate_s += time.perf_counter() - started
                 return completion
         raise AssertionError("unreachable")
+
+
+def _require_one_unbroken(trajectories: Sequence[Trajectory]) -> None:
+    """Stop a run in which nothing works, instead of working through all its episodes."""
+    if all(trajectory.stop is StopReason.BROKEN for trajectory in trajectories):
+        classes = ", ".join(sorted({str(trajectory.failure) for trajectory in trajectories}))
+        raise BoundaryError(f"the first {len(trajectories)} episodes all broke: {classes}", "The log says more.")
 
 
 def episode_seed(seed: int, example_id: str, sample: int) -> int:

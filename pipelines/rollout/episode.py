@@ -58,7 +58,7 @@ class SqlRequest:
 class UserRequest:
     """A question of the agent to the user; answered with the user's text."""
 
-    questions: tuple[str, ...]  # of the whole episode, the new one last.
+    questions: tuple[str, ...]  # all questions of the episode, the new one last.
 
 
 # Events of the driver.

@@ -14,9 +14,9 @@ from typing import Any
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import cached_digest
 
-VERSION = 1  # of the folders that `write_folder` makes
+VERSION = 1  # version of the folders that `write_folder` makes
 LINK = "model.gguf"
-LISTS = ("tokens", "token_type", "merges", "scores")  # as long as a vocabulary
+LISTS = ("tokens", "token_type", "merges", "scores")  # fields that are as long as a vocabulary
 ANOTHER = "Take another file of this model, or its folder of safetensors."
 # llama.cpp names the ways to split a text before merges. transformers knows those of Qwen, Llama 3 and others, and
 # silently takes GPT-2's for each name that it does not know. These are GPT-2's, and GPT-2's with each digit alone.
@@ -31,7 +31,7 @@ class Header:
     """The facts of a GGUF file beside its weights."""
 
     file: Path
-    fields: dict[str, Any]  # by llama.cpp's names; of `LISTS` their lengths
+    fields: dict[str, Any]  # llama.cpp's names -> values; fields of `LISTS` have their lengths
     tensors: tuple[str, ...]
     n_weights: int
     types: Counter[str]  # tensors by their type, such as Q4_1
@@ -136,7 +136,7 @@ def read_header(file: Path) -> Header:
             sum(int(tensor.n_elements) for tensor in reader.tensors),
             Counter(tensor.tensor_type.name for tensor in reader.tensors),
         )
-    except Exception as error:  # by whatever a reader of bytes at wrong places raises
+    except Exception as error:  # a reader of bytes at wrong places may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(f"{file} is no whole GGUF file: {reason}", "Fetch it again.") from None
     kind = fields.get("general.type", "model")

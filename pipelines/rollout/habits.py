@@ -9,9 +9,9 @@ from pipelines.protocols.base import Protocol
 from pipelines.protocols.wrapping import HABITS, Wrapping, advice, wrapping
 from pipelines.rollout.policies.base import Policy
 
-FIRST_ANSWERS = 40  # after which a habit is told, if the run does not end before
-FEWEST = 2  # a single question is told with its own error
-LEAST_SHARE = 0.1  # of the answers, from which on it is a habit
+FIRST_ANSWERS = 40  # a habit is logged after so many answers, or at the end of a shorter run
+FEWEST = 2  # answers; a single one has its own error
+LEAST_SHARE = 0.1  # share of the answers that makes a habit
 HAS_SQL = (ActionKind.SOLUTION, ActionKind.SQL)
 log = logging.getLogger(__name__)
 _told: weakref.WeakSet[Policy] = weakref.WeakSet()  # policies whose habit was told in this process

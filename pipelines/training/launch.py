@@ -26,7 +26,7 @@ from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP,
 CHILD = "pipelines.training.child"
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # of one machine
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # for one machine
 GRACE_S = 10.0  # between TERM and KILL
 _LAST_LINES = 200
 _EXCEPTION = re.compile(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception|Interrupt)\b")

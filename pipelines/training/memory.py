@@ -19,10 +19,10 @@ from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.samples import LIKE_ROWS, micro_rows
 
 Way = Literal["full", "zero2", "zero3", "lora", "qlora"]
-TILE = 4096 * 32768 * 4  # of TRL's fused head: tokens, words, and their bfloat16 logits beside those of the gradient
+TILE = 4096 * 32768 * 4  # TRL's fused head: tokens, words, and bfloat16 logits with their gradient
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: 4 bits, a scale of 8 bits for 64, one of 32 for 256 of these
 RESERVE = 1 << 30  # the CUDA context and its libraries
-WASTE = 1.05  # what PyTorch's allocator cannot use
+WASTE = 1.05  # factor for memory that PyTorch's allocator cannot use
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Shape:
     vocabulary: int
     tied: bool
     head: int  # size of one head
-    bias: bool = False  # of queries, keys and values (Qwen2)
-    norms: bool = False  # of queries and keys (Qwen3)
+    bias: bool = False  # whether queries, keys and values have one (Qwen2)
+    norms: bool = False  # whether queries and keys have them (Qwen3)
     window: bool = False  # whether some layer attends over the last tokens only: its rows cannot be packed
 
     @property
@@ -140,7 +140,7 @@ class Setup:
     tokens: int  # most tokens of an episode; all are taken to have as many.
     slots: int  # episodes that are decoded together in the training process; 0 if servers decode.
     half: bool  # whether products are in bfloat16.
-    rank: int = 0  # of the adapters.
+    rank: int = 0  # the adapters' rank.
     # whether adapters are merged into a copy of the base, for servers of one's own that load no adapters.
     sent: bool = False
     # tokens of a part of a micro-batch, or one episode (`hardware.micro_tokens`); None if it is not split.
@@ -273,7 +273,9 @@ def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
         if how.way == "qlora":
             linear = shape.layers * sum(rows * columns for rows, columns in shape.matrices)
             base = wide * (count - linear) + int(NF4 * linear)
-            merged += wide * max(rows * columns for rows, columns in shape.matrices)  # one at a time is written in full
+            merged += wide * max(
+                rows * columns for rows, columns in shape.matrices
+            )  # matrices are written in full one by one
         return base + 4 * trained, merged, 4 * trained * buckets, 8 * trained
     if how.way == "full":
         copies = 2 * count if how.half else 0

@@ -95,7 +95,7 @@ def split_by_tokens(
     lengths = mask.sum(1)
     shared = shared_prefix_lengths(ids, lengths) if shares_prefixes else torch.zeros_like(lengths)
     starts = [0]
-    tokens = 0  # of the current part
+    tokens = 0  # the current part's
     for number, (length, n_shared) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
         tokens += length - 1 - max(0, n_shared - 1)
         if tokens > max_tokens and number > starts[-1]:

@@ -20,7 +20,7 @@ TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# Where an answer begins and ends, for servers: by the model's type they take the chat template for Qwen's.
+# The ends of an answer, for servers: by the model's type they take the chat template for Qwen's.
 ANSWER = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|assistant|>",
@@ -119,7 +119,7 @@ def adapters(lora: Lora | None) -> Any:
     )
 
 
-BASE = "base_model.model."  # what PEFT puts before a name
+BASE = "base_model.model."  # PEFT's prefix of a name
 ADAPTER = "default"  # the name that PEFT gives to the only adapter
 
 

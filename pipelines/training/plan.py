@@ -5,12 +5,19 @@ from typing import Literal
 
 from pipelines.recipe.config import Optimizer, Recipe, Section
 
-MODEL, ADAPTER, CHECKPOINTS, SERVED = "model", "adapter", "checkpoints", "served"
+MODEL = "model"
+ADAPTER = "adapter"
+CHECKPOINTS = "checkpoints"
+SERVED = "served"
 STOP = "stop"  # an empty file that asks the run to stop at the end of its step
-CURVES, TIMING, ALARMED, LOG, PLAN = "curves.jsonl", "timing.jsonl", "alarms.jsonl", "child.log", "plan.json"
-HELD_OUT = "ex_held_out"  # the curve of execution accuracy on held-out questions, where it was measured
-HELD_OUT_TURNS = "turns_held_out"  # and of the turns that they took
-HELD_OUT_COUNT = "questions_held_out"  # and of how many of them there was a verdict
+CURVES = "curves.jsonl"
+TIMING = "timing.jsonl"
+ALARMED = "alarms.jsonl"
+LOG = "child.log"
+PLAN = "plan.json"
+HELD_OUT = "ex_held_out"  # curve of execution accuracy on held-out questions, at the steps where it was measured
+HELD_OUT_TURNS = "turns_held_out"  # curve of the turns that they took
+HELD_OUT_COUNT = "questions_held_out"  # curve of the number of them that have a verdict
 
 
 class Plan(Section):

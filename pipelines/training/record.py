@@ -20,9 +20,11 @@ from pipelines.training.watch import Watch
 
 # How fast a step was, from its seconds and its tokens: tokens a second of one device, and the share of its peak.
 
-# Tokens of this process, beside the seconds of a step; what rows begin with alike is trained on in each, computed once.
-TRAINED, COMPUTED, SAMPLED = "trained_tokens", "computed_tokens", "sampled_tokens"
-SAMPLER = "sampler_seconds"  # of another thread or machine
+# Tokens of this process in a step; a prefix that rows share is trained on in each of them, and computed once.
+TRAINED = "trained_tokens"
+COMPUTED = "computed_tokens"
+SAMPLED = "sampled_tokens"
+SAMPLER = "sampler_seconds"  # seconds of a sampler in another process or machine
 WORK = ("generate_seconds", "train_seconds")  # in which the device computes; a step without them only trains
 # Dense bfloat16 operations a second, from the vendors' data sheets; the longest name that the device's holds.
 PEAKS = {
@@ -35,24 +37,24 @@ class Meter:
     """Turns a step's seconds and tokens into rates."""
 
     def __init__(self, network: Any, device: str | None = None) -> None:
-        # Adapters alone cost 4 operations a parameter and token, all weights 6 (Kaplan et al., 2020), attention and
-        # what is computed again left out.
-        counts = list(sizes(network))
-        whole, trained = sum(count for count, _ in counts), sum(count for count, moves in counts if moves)
-        self.operations = 4 * whole + 2 * trained
-        on_gpu = torch.cuda.is_available()
-        name = device if device is not None else torch.cuda.get_device_name() if on_gpu else ""
-        longest_first = sorted(PEAKS, key=len, reverse=True)
-        known = (key for key in longest_first if re.search(rf"\b{key}(?!\d)", name))  # an L40 is no L4
-        self.peak = PEAKS.get(next(known, ""))
+        # A parameter costs 4 operations a token, and 6 if it is trained (Kaplan et al., 2020); attention and what is
+        # computed again are not counted.
+        self.operations = 0
+        for count, is_trained in sizes(network):
+            self.operations += 6 * count if is_trained else 4 * count
+        if device is None:
+            device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        self.peak = peak_of(device)
 
     def rates(self, spent: Mapping[str, float]) -> dict[str, float]:
         """`trained_per_s`, `sampled_per_s`, `mfu` (the share of the device's peak in training) and `idle` of a step,
         from its seconds by what they were spent on and its tokens.
         """
-        trained, sampled = spent.get(TRAINED, 0.0), spent.get(SAMPLED, 0.0)
-        training_s, waited_s = spent.get("train_seconds", spent["seconds"]), spent.get("generate_seconds", 0.0)
-        sampling_s = spent.get(SAMPLER, waited_s)  # of another sampler, for which this one waited
+        trained = spent.get(TRAINED, 0.0)
+        sampled = spent.get(SAMPLED, 0.0)
+        training_s = spent.get("train_seconds", spent["seconds"])
+        waited_s = spent.get("generate_seconds", 0.0)
+        sampling_s = spent.get(SAMPLER, waited_s)  # this process only waits for another sampler
         rates: dict[str, float] = {}
         if trained and training_s:
             rates["trained_per_s"] = trained / training_s
@@ -61,12 +63,21 @@ class Meter:
         if sampled and sampling_s:
             rates["sampled_per_s"] = sampled / sampling_s
         if all(name in spent for name in WORK) and spent["seconds"]:
-            rates["idle"] = max(0.0, 1.0 - (training_s + (0.0 if SAMPLER in spent else waited_s)) / spent["seconds"])
+            worked_s = training_s if SAMPLER in spent else training_s + waited_s
+            rates["idle"] = max(0.0, 1.0 - worked_s / spent["seconds"])
         return rates
 
 
+def peak_of(device: str) -> float | None:
+    """Dense bfloat16 operations a second of a device, by the longest known name in its own; None if none is known."""
+    for name in sorted(PEAKS, key=len, reverse=True):
+        if re.search(rf"\b{name}(?!\d)", device):  # an L40 is no L4
+            return PEAKS[name]
+    return None
+
+
 def sizes(network: Any) -> Iterator[tuple[int, bool]]:
-    """Of each parameter: how many numbers it has, also where 4 bits hold each, and whether it is trained."""
+    """For each parameter, how many numbers it has, also if 4 bits hold each, and whether it is trained."""
     for value in network.parameters():
         packed = getattr(value, "quant_state", None)
         yield value.numel() if packed is None else packed.shape.numel(), value.requires_grad
@@ -89,38 +100,35 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         out: Path,  # the run's folder
-        kind: str,  # of the run, "sft" or "grpo"
+        kind: str,  # "sft" or "grpo"
         emit: Emit,  # says one event to the parent
         names: Mapping[str, str],  # TRL's name of each number that is kept, and ours
         take_spent: Callable[[], dict[str, float]] = dict,  # a step's wall-clock seconds by their use, and its tokens
-        example: Callable[[], str] | None = None,  # an episode of the step for an alarm; None where nothing is watched
+        example: Callable[[], str] | None = None,  # an episode of the step for an alarm; None without alarms
     ) -> None:
-        self.out, self.kind, self.emit, self.names = out, kind, emit, names
+        self.out = out
+        self.kind = kind
+        self.emit = emit
+        self.names = names
         self.take_spent = take_spent
-        self.example, self.watch = example, Watch()
-        self.since, self.seen = _now(), 0.0  # the tokens that TRL counts from the start of a process
+        self.example = example
+        self.watch = Watch()
+        self.since = _now()
+        self.seen = 0.0  # tokens that TRL has counted since the start of the process
 
     def measure(self, network: Any) -> None:
         """Learn what a checkpoint of the network takes and what a token costs, when it is as it will be trained."""
-        self.state_bytes, self.meter = state_bytes(network), Meter(network)
+        self.state_bytes = state_bytes(network)
+        self.meter = Meter(network)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Cut the files back to where the run resumes: they are the first process's."""
         if not state.is_world_process_zero:
             return
-        for path in (self.out / name for name in (CURVES, TIMING, ALARMED)):
-            kept = []
-            for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-                try:
-                    value = json.loads(line)
-                except json.JSONDecodeError:  # a last line that a kill cut short
-                    break
-                if value["step"] <= state.global_step:
-                    kept.append(line + "\n")
-                    if path.name == CURVES:
-                        self.watch.see(value)
-            if path.exists():
-                write_atomic(path, "".join(kept))
+        for line in _cut_back(self.out / CURVES, state.global_step):
+            self.watch.see(line)
+        _cut_back(self.out / TIMING, state.global_step)
+        _cut_back(self.out / ALARMED, state.global_step)
         self.since = _now()
         self.emit({"event": "begin", "step": state.global_step, "steps": state.max_steps})
 
@@ -128,35 +136,48 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
         """One line a step in both files, and one event."""
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return  # the summary at the end of a run is all wall clock
-        now = _now()
-        own = {"seconds": now[0] - self.since[0], "cpu_seconds": now[1] - self.since[1]}
-        if torch.cuda.is_available():  # GiB of the device's memory that this step held at its most
-            own["gpu_gb"] = torch.cuda.max_memory_allocated() / 2**30
-            torch.cuda.reset_peak_memory_stats()
-        if "num_tokens" in logs:  # of SFT, which TRL adds up over steps and processes
-            before, self.seen = self.seen, float(logs["num_tokens"])
-            own[TRAINED] = (self.seen - before) / PartialState().num_processes
-        own |= self.take_spent()
-        spent = {key: round(value, 6) for key, value in (own | self.meter.rates(own)).items()}
-        self.since = now
-        values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
-        values |= {key.removeprefix(OWN): value for key, value in logs.items() if key.startswith(OWN)}
+        values = self._values(logs)
         for name, value in values.items():
             if not math.isfinite(value):
                 raise RecipeError(
                     f"{self.kind} has diverged: at step {state.global_step} {name} is {value}",
                     f"Lower {self.kind}.optimizer.lr, or raise {self.kind}.optimizer.warmup_ratio.",
                 )
+        spent = self._spent(logs)
         _append(self.out / CURVES, {"step": state.global_step, **values})
         _append(self.out / TIMING, {"step": state.global_step, **spent})
         self.emit({"event": "step", "step": state.global_step, "steps": state.max_steps, **values, **spent})
-        example = self.example
-        for name, words in () if example is None else self.watch.see(values):
-            assert example is not None
-            alarm = {"step": state.global_step, "alarm": name, "words": words, "example": example()}
+        if self.example is None:
+            return
+        for name, words in self.watch.see(values):
+            alarm = {"step": state.global_step, "alarm": name, "words": words, "example": self.example()}
             _append(self.out / ALARMED, alarm)
             text = f"step {state.global_step}: {words} (an episode of it is in {ALARMED})"
             self.emit({"event": "alarm", "text": text})
+
+    def _values(self, logs: Mapping[str, Any]) -> dict[str, float]:
+        """The step's curves: the numbers of TRL's that are kept, and our own."""
+        values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
+        for key, value in logs.items():
+            if key.startswith(OWN):
+                values[key.removeprefix(OWN)] = value
+        return values
+
+    def _spent(self, logs: Mapping[str, Any]) -> dict[str, float]:
+        """The step's seconds by their use, its tokens and its rates."""
+        wall, cpu = _now()
+        spent = {"seconds": wall - self.since[0], "cpu_seconds": cpu - self.since[1]}
+        self.since = (wall, cpu)
+        if torch.cuda.is_available():  # GiB of the device's memory that this step held at its most
+            spent["gpu_gb"] = torch.cuda.max_memory_allocated() / 2**30
+            torch.cuda.reset_peak_memory_stats()
+        if "num_tokens" in logs:  # SFT's tokens, which TRL adds up over steps and processes
+            tokens = float(logs["num_tokens"])
+            spent[TRAINED] = (tokens - self.seen) / PartialState().num_processes
+            self.seen = tokens
+        spent |= self.take_spent()
+        spent |= self.meter.rates(spent)
+        return {key: round(value, 6) for key, value in spent.items()}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Refuse to begin a checkpoint that the disk cannot hold."""
@@ -194,6 +215,24 @@ def last_whole_checkpoint(out: Path) -> str | None:
             shutil.rmtree(folder)
     whole = [folder for folder in folders if folder.exists()]
     return str(whole[-1]) if whole else None
+
+
+def _cut_back(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drop the lines of a file after a step; the lines that stay, none if there is no file."""
+    if not path.exists():
+        return []
+    lines = []
+    texts = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:  # a last line that a kill cut short
+            break
+        if line["step"] <= step:
+            lines.append(line)
+            texts.append(text + "\n")
+    write_atomic(path, "".join(texts))
+    return lines
 
 
 def _now() -> tuple[float, float]:

@@ -57,10 +57,10 @@ class PaidEpisode:
 class Generation:
     """The episodes of one generation on this process, group by group."""
 
-    episodes: list[PaidEpisode]  # what is trained on.
-    # what was drawn at first, before groups that teach nothing were replaced: what one watches.
+    episodes: list[PaidEpisode]  # the episodes that are trained on.
+    # the episodes as first drawn, before groups that teach nothing were replaced; they are the logged ones.
     drawn: list[PaidEpisode]
-    seconds: dict[str, float]  # where the time went.
+    seconds: dict[str, float]  # seconds by their use.
     judge: dict[str, float]  # answers of an endpoint that judges, and their cost; {} without one.
     # the optimiser step whose weights sampled every token of the episodes without `versions`; None for the step that
     # trains on it.
@@ -79,7 +79,7 @@ class Generation:
 
     def leave_out(self, oldest: int) -> None:
         """Have each episode with a token of weights before the step `oldest`, or of unknown ones, take no part."""
-        fresh = {}  # by the identity of an episode, which may be in both lists
+        fresh = {}  # id() of an episode, which may be in both lists -> the episode
         for paid in (*self.drawn, *self.episodes):
             is_fresh = all(version >= oldest for version in paid.versions)
             fresh[id(paid)] = paid if is_fresh else replace(paid, rewards=None)

@@ -24,7 +24,7 @@ from pipelines.training.rollouts import Generation, Rollouts, in_process_policy,
 class RolloutOrder:
     """A generation that the sampling process is to make."""
 
-    ids: list[str]  # of the question of each episode; a group's ids stand together.
+    ids: list[str]  # question ids, one an episode; a group's ids stand together.
     generation: int  # its number, 0-based.
     first: int  # the row of the first id among all processes' rows.
     places: Sequence[str] | None  # the servers that have the weights; None if weights are shared, or if it is unknown.
@@ -39,7 +39,7 @@ class RolloutsAhead:
 
     def __init__(self, plan: Plan, examples: Sequence[Example], weights: Mapping[str, Tensor] | None) -> None:
         context = torch.multiprocessing.get_context("spawn")
-        copies = 0 if weights is None else plan.recipe.grpo.staleness  # one for each generation on its way
+        copies = 0 if weights is None else plan.recipe.grpo.staleness  # a copy for each generation on its way
         self._shared = [_shared_copy(weights or {}) for _ in range(copies)]
         self._pipe, process_pipe = context.Pipe()
         arguments = (plan.model_dump_json(), list(examples), self._shared, process_pipe)
@@ -112,7 +112,7 @@ def _sample(plan_json: str, examples: list[Example], shared: list[dict[str, Tens
     plan = Plan.model_validate_json(plan_json)
     torch.set_num_threads(plan.recipe.hardware.threads)
     with Environment(plan.recipe, workers=None) as environment:
-        network: Any = None  # None if servers sample
+        network: Any = None
         if shared:
             network, policy = _network_and_policy(plan)
         else:

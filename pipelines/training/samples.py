@@ -93,7 +93,8 @@ def micro_rows(share: int, micro_batch: int) -> int:
 
 def step_count(samples: int, epochs: float, batch: int) -> int:
     """Optimiser steps of a run: at least one."""
-    return max(1, math.floor(samples * Fraction(str(epochs)) / batch))  # as it is written: the float of 1.1 is more
+    # The decimal number that was written counts: the float of 1.1 is more.
+    return max(1, math.floor(samples * Fraction(str(epochs)) / batch))
 
 
 def grpo_steps(grpo: Grpo, questions: int) -> int:

@@ -136,7 +136,7 @@ def nothing_learned(lines: Sequence[Line], grpo: Grpo) -> str | None:
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 32  # columns of a curve
 FAULT = "fault_"
-# What is looked at first; a name's own parts (`term_exec`, `fault_no_action`) follow it, anything else comes last.
+# Curves in the order in which they are shown: `term_` stands for `term_exec` and its kind; other curves come last.
 _ORDER = f"""
     loss accuracy reward term_ ex pass_at_group {HELD_OUT} entropy zero_variance replaced kl clip_low clip_high
     drift_mean drift_max turns single_statement tokens forced format_errors {FAULT} sql_errors no_answer broken dropped

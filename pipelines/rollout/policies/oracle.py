@@ -31,7 +31,7 @@ PROPOSE = ("this is enough", "these will do")
 CONFIRM = ("it runs", "the result fits")
 LINK = ("use", "take", "read")
 PLAIN = ("answer", "now answer")
-SPELLINGS: tuple[Callable[[str], str], ...] = (str.lower, str.upper, str.title)  # what a guess tries, all alike often
+SPELLINGS: tuple[Callable[[str], str], ...] = (str.lower, str.upper, str.title)  # spellings of a guess, equally likely
 MOST_PROBES = 3
 
 
@@ -67,7 +67,7 @@ class OraclePolicy(ScriptedPolicy):
         self._guesses = guesses
         self._read = schemas
         self._schemas: dict[str, Schema | None] = {}
-        self._scripts: dict[str, list[Action]] = {}  # of the episodes in flight
+        self._scripts: dict[str, list[Action]] = {}  # session -> actions, for episodes in flight
 
     def _text(self, request: Request) -> str:
         """The turn's text; "" when the protocol cannot say the gold SQL (it holds one of its tags)."""

@@ -31,7 +31,7 @@ HEALTH_S = 10.0  # between two looks at a server that runs, and for its answer
 HANG_S = 120.0  # without a good answer, after which a server is ended and started again
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 RESTARTS = 5  # in a row, of a server that does not come up
-SHARED_MEMORY = "0.4"  # of the only GPU, which training has too
+SHARED_MEMORY = "0.4"  # share of the only GPU, which training uses too
 INFRA = CONF.parent / "infra"
 
 

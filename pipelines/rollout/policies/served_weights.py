@@ -31,8 +31,8 @@ TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
 ATTEMPTS = 3
 BACKOFF_S = 2.0
 WAIT_S, WAITS = 10.0, 60  # for servers that are started again, when none is there to take weights
-ADAPTER_CONFIG = "adapter_config.json"  # of a folder that holds low-rank adapters alone
-CLOSED_STATUSES = frozenset({403, 404, 405})  # of a server that is not started to take weights
+ADAPTER_CONFIG = "adapter_config.json"  # marks a folder that holds low-rank adapters alone
+CLOSED_STATUSES = frozenset({403, 404, 405})  # answers of a server that was not started to take weights
 TOLERANCES = {"float32": 2e-3, "bfloat16": 3e-2}  # mean difference a token that rounding alone does not make
 PROBE_PROMPT = (
     (
@@ -76,7 +76,7 @@ def probe(checkpoint: str, model: Model) -> Probe:
     """A checkpoint's probe. It is computed by one process of this machine, and kept for the others."""
     folder = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    files = sorted(Path(checkpoint).glob("*.safetensors"))  # none for a hub name
+    files = sorted(Path(checkpoint).glob("*.safetensors"))  # empty for a hub name
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     file = folder / f"{digest([checkpoint, weights, model.model_dump(mode='json'), PROBE_PROMPT, PROBE_TURN])}.json"
     with lock(file.with_suffix(".lock")):

@@ -38,7 +38,7 @@ class _Session:
 
     # the step from which it may be in the batch again, or its slot be given away; later by its statement's `work`.
     due: int = 0
-    work: Callable[[], float] | None = None  # of the statement that it waits for; None when it waits for none.
+    work: Callable[[], float] | None = None  # work of the statement that it waits for; None if it waits for none.
     acting: bool = True  # it will call `generate`, `away` or `release` without waiting for anything.
     wanted: Request | None = None  # the turn that it waits to start.
     generating: bool = False  # a turn of it is in the batch.
@@ -65,7 +65,7 @@ class TransformersPolicy(Policy):
         tokenizer: Any,
         slots: int = 64,  # episodes that are decoded together
         deterministic: bool = True,  # see the module's docstring
-        compute: torch.dtype | None = None,  # of products, if weights are kept in float32 for training
+        compute: torch.dtype | None = None,  # dtype of products, if weights are kept in float32 for training
     ) -> None:
         # Layers of windows or of linear attention never reach `slot_attention`, and would mix episodes.
         others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}

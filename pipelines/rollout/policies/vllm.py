@@ -22,8 +22,8 @@ from pipelines.rollout.policies.served_weights import Probe, adapter_step, serve
 
 LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
 CONNECT_S = 10.0
-FAILOVER_S = 10.0  # of failures, after which a server is left when there are others
-RESTART_S = 600.0  # of failures of the only server, which may be started again meanwhile, after which the run ends
+FAILOVER_S = 10.0  # seconds of failures after which a server is left for another
+RESTART_S = 600.0  # seconds of failures after which the only server, which may be starting again, ends the run
 MOST_STOPS = 4  # that a server takes; at others the turn is cut here
 OWN_KEYS = {
     "return_token_ids": True,
@@ -48,7 +48,8 @@ class VllmPolicy(Policy):
         self,
         servers: Sequence[str],  # base URLs, up to and with `/v1`
         checkpoint: str | Path,  # a folder or a hub name with the servers' tokenizer
-        probe: Callable[[], Probe] | None = None,  # of the checkpoint that they must hold; None if they may hold any
+        probe: Callable[[], Probe]
+        | None = None,  # recognises the checkpoint that they must hold; None if they may hold any
         # They get new weights while they sample, and report which sampled each token (`/inference/v1/generate`).
         carries: bool = False,
         adapters: bool = False,  # they may be sent low-rank adapters alone; the newest are asked for by their name
@@ -122,7 +123,7 @@ class VllmPolicy(Policy):
             self._versions.setdefault(request.session, []).extend(choice.versions[:end])
         spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
         text = truncate_at_stop(self.codec.decode(spoken), request.stop)
-        # By default a server's log-probabilities are before temperature, and not of what was drawn from.
+        # A server's log-probabilities are before temperature by default, not those of the distribution it drew from.
         is_comparable = self._drawn or request.sampling.temperature in (0.0, 1.0)
         told = (choice.logprobs.token_logprobs or ()) if choice.logprobs else ()
         # Each log-probability is taken for the token of its place; a server that was seen to tell them must go on.
