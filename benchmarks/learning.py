@@ -235,7 +235,7 @@ def spent(name: str, folders: dict[str, Path], store: Path) -> float:
 
 def _took(folder: Path, known: dict[str, float]) -> float:
     """Processor seconds of a stage: a training wrote those of its steps, also where another run made it."""
-    steps = watch.read(folder).timing
+    steps = watch.read_curves(folder).timing
     return sum(line["cpu_seconds"] for line in steps) if steps else known.get(folder.name, math.nan)
 
 

@@ -54,7 +54,7 @@ def train(stage: str, processes: int, store: Path) -> Curves:
     command([*PARTS[stage], *with_processes(processes), "--until", stage], store)
     steps = graph.plan(recipes.load("miniature", list(PARTS[stage])), Store(store))
     folder = next(step.folder for step in steps if step.name == stage)
-    part = watch.read(folder)
+    part = watch.read_curves(folder)
     shutil.rmtree(folder)
     return part
 

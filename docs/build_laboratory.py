@@ -130,7 +130,7 @@ def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
     spent = {}
     for steps in plans:
         for step in steps:
-            if step.kind in ("sft", "grpo") and (timing := watch.read(step.folder).timing):
+            if step.kind in ("sft", "grpo") and (timing := watch.read_curves(step.folder).timing):
                 spent[step.folder] = sum(line["cpu_seconds"] for line in timing)
     return spent
 

@@ -270,7 +270,7 @@ def watch(
                 if (folder / CURVES).is_file():
                     state = "finished" if store.has(step.name, step.key) else "running, or stopped"
                     total = loaded.grpo.steps if step.name == "grpo" and loaded.grpo.epochs is None else None
-                    lines = curves.view(curves.read(folder), total)
+                    lines = curves.view(curves.read_curves(folder), total)
                     return Text("\n".join([f"{loaded.name}: {step.name} {step.key}, {state}", *lines]))
         return None
 

@@ -13,6 +13,7 @@ from pipelines.training.plan import ALARMED, CURVES, HELD_OUT, TIMING
 # Signs that GRPO goes wrong, read from its curves: a collapsed policy, longer and longer episodes, hacked rewards.
 
 WINDOW = 10  # steps that a mean is taken over: one step of a few dozen episodes says little
+WORSE = 0.1  # fall of accuracy that is taken for a sign of hacking
 Line = Mapping[str, float]
 Check = Callable[[Sequence[Line]], str | None]  # the words of an alarm, if there is cause
 
@@ -21,8 +22,11 @@ def threshold(name: str, is_alarm: Callable[[float, float], bool], words: str) -
     """A check of one curve's means over its first and its last window."""
 
     def check(lines: Sequence[Line]) -> str | None:
-        first, now = _mean(values(lines[:WINDOW], name)), _mean(values(lines[-WINDOW:], name))
-        return words.format(first=first, now=now) if is_alarm(first, now) else None
+        first = _mean(values(lines[:WINDOW], name))
+        now = _mean(values(lines[-WINDOW:], name))
+        if not is_alarm(first, now):
+            return None
+        return words.format(first=first, now=now)
 
     return check
 
@@ -30,26 +34,42 @@ def threshold(name: str, is_alarm: Callable[[float, float], bool], words: str) -
 def hacking(lines: Sequence[Line]) -> str | None:
     """Reward is held or rises while answers get worse: some term is paid for something else than being right.
 
-    Answers are those on held-out questions where they are measured, else those of the training itself.
+    Answers are those on held-out questions if they are measured, else those of the training itself.
     """
-    if at := [index for index, line in enumerate(lines) if HELD_OUT in line]:
-        # Two measurements in a row against the best two: one of a few dozen questions says little.
-        pairs = [((lines[one][HELD_OUT] + lines[two][HELD_OUT]) / 2, two) for one, two in itertools.pairwise(at)]
-        if not pairs:
-            return None
-        (was, then), (now, here) = max(pairs, key=lambda pair: pair[0]), pairs[-1]
-        before, after = (
-            _mean(values(lines[max(0, index + 1 - WINDOW) : index + 1], "reward")) for index in (then, here)
-        )
-        if now < was - 0.1 and after >= before:
-            return f"held-out execution accuracy fell from {was:.1%} to {now:.1%} while the reward did not"
-        return None
-    windows = [lines[at : at + WINDOW] for at in range(0, len(lines) - WINDOW + 1)]
+    if any(HELD_OUT in line for line in lines):
+        return _held_out_hacking(lines)
+    windows = [lines[first : first + WINDOW] for first in range(len(lines) - WINDOW + 1)]
     best = max(windows, key=lambda window: _mean(values(window, "ex")))
-    was, now = _mean(values(best, "ex")), _mean(values(windows[-1], "ex"))
-    if now < was - 0.1 and _mean(values(windows[-1], "reward")) >= _mean(values(best, "reward")):
-        return f"execution accuracy fell from {was:.1%} to {now:.1%} while the reward did not"
+    before = _mean(values(best, "ex"))
+    now = _mean(values(windows[-1], "ex"))
+    is_paid = _mean(values(windows[-1], "reward")) >= _mean(values(best, "reward"))
+    if now < before - WORSE and is_paid:
+        return f"execution accuracy fell from {before:.1%} to {now:.1%} while the reward did not"
     return None
+
+
+def _held_out_hacking(lines: Sequence[Line]) -> str | None:
+    """The same by the held-out questions: the last two measurements against the best two in a row.
+
+    One measurement of a few dozen questions says little.
+    """
+    measured = [index for index, line in enumerate(lines) if HELD_OUT in line]
+    pairs = []  # (mean of two measurements in a row, index of the second)
+    for first, second in itertools.pairwise(measured):
+        mean = (lines[first][HELD_OUT] + lines[second][HELD_OUT]) / 2
+        pairs.append((mean, second))
+    if not pairs:
+        return None
+    before, then = max(pairs, key=lambda pair: pair[0])
+    now, last = pairs[-1]
+    if now < before - WORSE and _reward_up_to(lines, last) >= _reward_up_to(lines, then):
+        return f"held-out execution accuracy fell from {before:.1%} to {now:.1%} while the reward did not"
+    return None
+
+
+def _reward_up_to(lines: Sequence[Line], index: int) -> float:
+    """The mean reward of the window that ends with a line."""
+    return _mean(values(lines[max(0, index + 1 - WINDOW) : index + 1], "reward"))
 
 
 ALARMS: dict[str, Check] = {
@@ -95,7 +115,11 @@ class Watch:
         self.lines.append(line)
         if len(self.lines) < 2 * WINDOW:
             return []
-        alarms = {name: words for name, check in ALARMS.items() if (words := check(self.lines)) is not None}
+        alarms = {}
+        for name, check in ALARMS.items():
+            words = check(self.lines)
+            if words is not None:
+                alarms[name] = words
         new = [(name, words) for name, words in alarms.items() if name not in self.ringing]
         self.ringing = set(alarms)
         return new
@@ -161,17 +185,26 @@ class Curves:
     alarms: Sequence[Mapping[str, Any]]
 
 
-def read(folder: Path) -> Curves:
-    """The whole lines of a stage's files; none of a file that is not there yet."""
-    files: list[list[dict[str, Any]]] = []
-    for path in (folder / name for name in (CURVES, TIMING, ALARMED)):
-        files.append([])
-        for line in path.read_bytes().split(b"\n") if path.exists() else ():  # not splitlines: JSON may hold U+2028
-            try:
-                files[-1].append(json.loads(line))
-            except ValueError:  # the last line is still being written: half a line, or half a character
-                break
-    return Curves(*files)
+def read_curves(folder: Path) -> Curves:
+    """The whole lines of a stage's files."""
+    return Curves(
+        _whole_lines(folder / CURVES),
+        _whole_lines(folder / TIMING),
+        _whole_lines(folder / ALARMED),
+    )
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that is still being written; none if there is no file yet."""
+    lines: list[dict[str, Any]] = []
+    if not path.exists():
+        return lines
+    for text in path.read_bytes().split(b"\n"):  # not splitlines: JSON may hold U+2028
+        try:
+            lines.append(json.loads(text))
+        except ValueError:  # the last line is half a line, or ends with half a character
+            break
+    return lines
 
 
 def view(curves: Curves, steps: int | None = None) -> list[str]:
@@ -180,36 +213,63 @@ def view(curves: Curves, steps: int | None = None) -> list[str]:
     """
     if not curves.lines:
         return ["no step is done yet"]
-    done, timing = int(curves.lines[-1]["step"]), curves.timing[-WINDOW:]
-    step_s = _mean([line["seconds"] for line in timing])
-    left = ""
-    if steps and steps > done:
-        seconds = step_s * (steps - done)
-        minutes = round(seconds / 60)
-        time = f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-        left = f", some {time} left"
-    shown = [f"step {done}{f' of {steps}' if steps else ''}, {step_s:.2f} s a step{left}", ""]
+    timing = curves.timing[-WINDOW:]
+    shown = [_progress(curves, timing, steps), ""]
     shown.append(f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps")
-    for name in sorted({name for line in curves.lines for name in line if name != "step"}, key=_place):
-        of = values(curves.lines, name)
-        curve = spark(of) if max(of) > min(of) else ""
-        shown.append(f"{name:<26}{_mean(of[:WINDOW]):>10.4g}{_mean(of[-WINDOW:]):>10.4g}  {curve}".rstrip())
+    names = {name for line in curves.lines for name in line}
+    for name in sorted(names - {"step"}, key=_place):
+        curve = values(curves.lines, name)
+        drawn = spark(curve) if max(curve) > min(curve) else ""
+        shown.append(f"{name:<26}{_mean(curve[:WINDOW]):>10.4g}{_mean(curve[-WINDOW:]):>10.4g}  {drawn}".rstrip())
     shown.append("")
+    shown += _spent(timing)
+    for alarm in curves.alarms:
+        shown.append(f"ALARM at step {alarm['step']}: {alarm['words']}")
+    if not curves.alarms:
+        shown.append("no alarm")
+    return shown
 
-    # How the time of the last steps was spent, tokens a second of one device, and its memory.
-    whole = sum(line["seconds"] for line in timing)
-    parts = {name: sum(line.get(f"{name}_seconds", 0.0) for line in timing) for name in SPENT}
-    if whole and any(parts.values()):
-        parts["other"] = max(0.0, whole - sum(parts.values()))
-        shown.append(f"time: {'  '.join(f'{name} {value / whole:.0%}' for name, value in parts.items() if value)}")
-        means = {name: _mean(values(timing, name)) for name in RATES if any(name in line for line in timing)}
-        if means:
-            shown.append(", ".join(RATES[name].format(value) for name, value in means.items()))
-        memory = [line["gpu_gb"] for line in timing if "gpu_gb" in line]
-        if memory:
-            shown.append(f"device memory: {max(memory):.1f} GiB at its most")
-    alarms = [f"ALARM at step {alarm['step']}: {alarm['words']}" for alarm in curves.alarms]
-    return [*shown, *(alarms or ["no alarm"])]
+
+def _progress(curves: Curves, timing: Sequence[Line], steps: int | None) -> str:
+    """The line on the steps that are done, and the time that is left if the number of all steps is known."""
+    done = int(curves.lines[-1]["step"])
+    step_s = _mean([line["seconds"] for line in timing])
+    of_all = f" of {steps}" if steps else ""
+    text = f"step {done}{of_all}, {step_s:.2f} s a step"
+    if steps and steps > done:
+        text += f", some {_duration(step_s * (steps - done))} left"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever is short to read."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes / 60:.1f} h"
+
+
+def _spent(timing: Sequence[Line]) -> list[str]:
+    """The lines on how the last steps spent their time, on tokens a second of one device, and on its memory."""
+    total = sum(line["seconds"] for line in timing)
+    seconds = {name: sum(line.get(f"{name}_seconds", 0.0) for line in timing) for name in SPENT}
+    if not total or not any(seconds.values()):
+        return []
+    seconds["other"] = max(0.0, total - sum(seconds.values()))
+    shares = [f"{name} {value / total:.0%}" for name, value in seconds.items() if value]
+    shown = [f"time: {'  '.join(shares)}"]
+    rates = []
+    for name, words in RATES.items():
+        if any(name in line for line in timing):
+            rates.append(words.format(_mean(values(timing, name))))
+    if rates:
+        shown.append(", ".join(rates))
+    memory = [line["gpu_gb"] for line in timing if "gpu_gb" in line]
+    if memory:
+        shown.append(f"device memory: {max(memory):.1f} GiB at its most")
+    return shown
 
 
 def values(lines: Sequence[Mapping[str, float]], name: str) -> list[float]:
@@ -224,15 +284,19 @@ def spark(values: Sequence[float], width: int = WIDTH) -> str:
     columns = min(width, len(values))
     cuts = [len(values) * column // columns for column in range(columns + 1)]
     means = [_mean(values[start:end]) for start, end in itertools.pairwise(cuts)]
-    low, high = min(means), max(means)
-    if high == low:
+    low = min(means)
+    height = max(means) - low
+    if not height:
         return BARS[0] * columns
-    return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1))] for mean in means)
+    return "".join(BARS[round((mean - low) / height * (len(BARS) - 1))] for mean in means)
 
 
 def _place(name: str) -> tuple[int, str]:
-    family = next((first for first in ORDER if first.endswith("_") and name.startswith(first)), name)
-    return (ORDER.index(family) if family in ORDER else len(ORDER), name)
+    """The place of a curve among those that are shown."""
+    for place, first in enumerate(ORDER):
+        if name == first or (first.endswith("_") and name.startswith(first)):
+            return place, name
+    return len(ORDER), name
 
 
 def _mean(values: Sequence[float]) -> float:

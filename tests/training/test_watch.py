@@ -17,7 +17,7 @@ from pipelines.training.plan import Plan
 from pipelines.training.record import WHOLE, CurveRecorder, Meter, last_whole_checkpoint, state_bytes
 from pipelines.training.samples import make_sample
 from pipelines.training.trainer import resume_point
-from pipelines.training.watch import ALARMS, WINDOW, Curves, Watch, nothing_learned, read, spark, view
+from pipelines.training.watch import ALARMS, WINDOW, Curves, Watch, nothing_learned, read_curves, spark, view
 
 
 def write(folder, steps):
@@ -32,14 +32,14 @@ def write(folder, steps):
 
 def test_it_says_how_far_the_run_is_and_where_its_time_goes(tmp_path):
     write(tmp_path, steps=30)
-    shown = view(read(tmp_path), steps=60)
+    shown = view(read_curves(tmp_path), steps=60)
     assert shown[0] == "step 30 of 60, 2.00 s a step, some 60 s left"
     assert "time: generate 50%  train 45%  other 5%" in shown
     speeds = "1,234 tokens/s trained on each device, 56 sampled, 21.7% of its peak in training"
     assert f"{speeds}, neither for 5% of the time" in shown
     assert "device memory: 3.2 GiB at its most" in shown
     assert shown[-1] == "ALARM at step 21: entropy fell from 1 to 0"
-    rows = [line.split() for line in view(read(tmp_path))]
+    rows = [line.split() for line in view(read_curves(tmp_path))]
     assert ["reward", "4.5", "24.5"] in [row[:3] for row in rows]  # means of 0..9 and of 20..29
     named = [row[0] for row in rows if row and row[0] in ("reward", "term_exec", "custom")]
     assert named == ["reward", "term_exec", "custom"]  # the best known first, a name that nobody knows last
@@ -49,14 +49,14 @@ def test_a_line_ends_where_its_record_ends(tmp_path):
     alarm = {"step": 21, "alarm": "entropy", "words": "it says \u2028 and \x85"}
     line = json.dumps(alarm, ensure_ascii=False) + "\n"
     (tmp_path / "alarms.jsonl").write_bytes(2 * line.encode() + '{"step": 99, "words": "é'.encode()[:-1])
-    assert read(tmp_path).alarms == [alarm, alarm]
+    assert read_curves(tmp_path).alarms == [alarm, alarm]
 
 
 def test_a_fault_that_a_step_does_not_name_was_not_made_in_it(tmp_path):
     lines = [{"step": 1, "fault_no_action": 0.5}, {"step": 2}]
     (row,) = [line for line in view(Curves(lines, [], [])) if line.startswith("fault")]
     assert row.split() == ["fault_no_action", "0.25", "0.25", "█▁"]
-    assert view(read(tmp_path)) == ["no step is done yet"]
+    assert view(read_curves(tmp_path)) == ["no step is done yet"]
     assert view(Curves([{"step": 1, "loss": 2.0}], [{"seconds": 1.0}], []))[-1] == "no alarm"
 
 
