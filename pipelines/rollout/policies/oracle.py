@@ -8,7 +8,7 @@ answer shows, then the answer. No text before a probe holds a stored value that 
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from pipelines.core.errors import BoundaryError, DataError
@@ -93,99 +93,60 @@ class OraclePolicy(ScriptedPolicy):
         return [dataclasses.replace(action, reasoning="") for action in actions]
 
     def _actions(self, example: Example, rng: random.Random) -> list[Action]:
-        protocol, database, view = self._protocol, example.database, self._protocol.config.schema_view
-        sql = example.gold_sql.strip().rstrip(";").strip()
-        if database.location not in self._schemas:
-            try:
-                self._schemas[database.location] = self._read(database)
-            except (BoundaryError, DataError):
-                self._schemas[database.location] = None
-        schema = self._schemas[database.location]
-        reads = example.annotations.reads
+        protocol = self._protocol
+        view = protocol.config.schema_view
         sees_schema = view not in ("hidden", "names")
         in_phases = isinstance(protocol, Phases)
         proposes = in_phases or ActionKind.PROPOSE in getattr(protocol, "kinds", {}).values()
-        items = None
+        sql = example.gold_sql.strip().rstrip(";").strip()
+        schema = self._schema(example.database)
+        reads = example.annotations.reads
+        tables: list[str] = []
+        columns: list[tuple[str, str]] = []
         if schema and (proposes or not reads or not sees_schema):
-            (items,) = analyst.schema_items([(example.gold_sql, schema, analyst.reading(database))])
-        tables, columns = (sorted(items.tables), sorted(items.columns)) if items else ([], [])
-
-        # The tables that the answer reads, each with its columns, in the order of the SQL; keys go without saying.
+            (items,) = analyst.schema_items([(example.gold_sql, schema, analyst.reading(example.database))])
+            if items is not None:
+                tables = sorted(items.tables)
+                columns = sorted(items.columns)
         if not reads:
-            text = example.gold_sql.lower()
-            keys = {
-                (table.name.lower(), name.lower())
-                for table in (schema.tables if schema else ())
-                for name in (
-                    *(column.name for column in table.columns if column.primary_key),
-                    *(key.column for key in table.foreign_keys),
-                )
-            }
-            named = sorted(set(columns) - keys, key=lambda pair: (text.find(pair[1]), pair))
-            in_order = sorted(tables, key=lambda table: (text.find(table), table))
-            reads = {table: [column for owner, column in named if owner == table] for table in in_order}
+            reads = _columns_in_order(example.gold_sql, schema, tables, columns)
         linked = rng.choice(LINK if reads else PLAIN)
         if reads:
             linked = f"{linked} {' , '.join(' '.join([table, *names]) for table, names in reads.items())}"
         if isinstance(protocol, SingleTurn) or protocol.config.max_turns == 1:
             return [Action(ActionKind.SOLUTION, sql, linked)]
 
-        # A guessed value stands in the SQL as its word is spelled; the others are looked up.
-        spellings: dict[str, str] = {}
-        looked_up, guessed = [], []
-        for lookup in lookups(example, schema):
-            share = self._guesses.get(lookup.column.lower(), 0.0) if lookup.asked else 0.0
-            if share and rng.random() < share:
-                spellings[lookup.stored] = rng.choice(SPELLINGS)(str(lookup.asked))
-                guessed.append(dataclasses.replace(lookup, stored=spellings[lookup.stored]))
-            else:
-                looked_up.append(lookup)
+        looked_up, guessed, spellings = self._guessed(lookups(example, schema), rng)
         sql = _replaced(sql, spellings)
-        findings = dict.fromkeys(
-            f"{lookup.asked} is {lookup.stored}" if lookup.asked else f"{lookup.column} has {lookup.stored}"
-            for lookup in [*looked_up, *guessed]
-        )
+        findings = dict.fromkeys(_finding(lookup) for lookup in [*looked_up, *guessed])
         answer = " , ".join([*findings, linked])
-
-        # A mistake is the answer with every value as the question says it, in capitals if that is the stored text; or,
-        # without values, from a table by its plural name, which is not there. TRUST-SQL's format has no room for the
-        # execution error of the latter.
         mistake: list[Action] = []
         if rng.random() < self._error_rate:
-            if looked_up:
-                words = {
-                    one.stored: one.asked if one.asked and one.asked != one.stored else one.stored.upper()
-                    for one in looked_up
-                }
-                if (wrong := _replaced(sql, words)) != sql:
-                    guess = rng.choice(GUESS).format(asked=words[looked_up[0].stored])
-                    mistake = [Action(ActionKind.GENERATE if in_phases else ActionKind.SQL, wrong, guess)]
-            elif not in_phases and (table := analyst.first_table([(sql, analyst.reading(database))])[0]) is not None:
-                wrong = re.sub(rf"\b{re.escape(table)}\b", f"{table}s", sql)
-                mistake = [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table}s"))]
+            mistake = _mistake(sql, looked_up, in_phases, analyst.reading(example.database), rng)
 
         # Looks at what the prompt does not show: the tables' names, the columns of those needed, and stored values.
-        look, looks = ActionKind.EXPLORE if in_phases else ActionKind.SQL, []
+        look = ActionKind.EXPLORE if in_phases else ActionKind.SQL
+        looks = []
         if view == "hidden":
-            looks.append(Action(look, DIALECTS[database.engine].tables_query, rng.choice(TABLES)))
-        for table in () if sees_schema else tables:
-            reasoning = rng.choice(COLUMNS).format(table=table)
-            shown = (schema or Schema(())).written(table, written(database.engine))
-            looks.append(Action(look, f"SELECT * FROM {shown} LIMIT 1", reasoning))
+            looks.append(Action(look, DIALECTS[example.database.engine].tables_query, rng.choice(TABLES)))
+        if not sees_schema:
+            for table in tables:
+                reasoning = rng.choice(COLUMNS).format(table=table)
+                name = (schema or Schema(())).written(table, written(example.database.engine))
+                looks.append(Action(look, f"SELECT * FROM {name} LIMIT 1", reasoning))
         looks += mistake
         probes = dict.fromkeys((lookup.probe, lookup.table, lookup.column) for lookup in looked_up)
         for probe, table, column in list(probes)[:MOST_PROBES]:
             looks.append(Action(look, probe, rng.choice(PROBE).format(table=table, column=column)))
         proposal: list[Action] = []
         if proposes and tables:
-            proposed = {table: [name for owner, name in columns if owner == table] for table in tables}
-            content = knowledge.proposal(tables, {table: names for table, names in proposed.items() if names})
-            proposal = [Action(ActionKind.PROPOSE, content, rng.choice(PROPOSE))]
+            proposal = [_proposal(tables, columns, rng)]
 
         solution = Action(ActionKind.SOLUTION, sql, answer)
         if in_phases:
-            generated, confirmed = Action(ActionKind.GENERATE, sql, answer), rng.choice(CONFIRM)
-            actions = [*looks, *proposal, generated, dataclasses.replace(solution, reasoning=confirmed)]
+            generated = Action(ActionKind.GENERATE, sql, answer)
+            confirmed = dataclasses.replace(solution, reasoning=rng.choice(CONFIRM))
+            actions = [*looks, *proposal, generated, confirmed]
             return [action for action in actions if action.kind is ActionKind.SOLUTION or self._can_say(action)]
         # ReAct's scout proposes before its looks if the prompt shows the schema, else after them.
         proposal = [action for action in proposal if self._can_say(action)]
@@ -193,6 +154,32 @@ class OraclePolicy(ScriptedPolicy):
         if actions and sees_schema:  # said before the first look, the plan is copied after it, and not made anew
             actions[0] = dataclasses.replace(actions[0], reasoning=f"{linked} , {actions[0].reasoning}")
         return [*actions, solution]
+
+    def _schema(self, database: Database) -> Schema | None:
+        """A database's schema; None if it cannot be read."""
+        if database.location not in self._schemas:
+            try:
+                self._schemas[database.location] = self._read(database)
+            except (BoundaryError, DataError):
+                self._schemas[database.location] = None
+        return self._schemas[database.location]
+
+    def _guessed(
+        self, needed: Sequence[Lookup], rng: random.Random
+    ) -> tuple[list[Lookup], list[Lookup], dict[str, str]]:
+        """The values that are looked up, those that are guessed, and the guess for each stored text of the latter."""
+        looked_up = []
+        guessed = []
+        spellings: dict[str, str] = {}
+        for lookup in needed:
+            share = self._guesses.get(lookup.column.lower(), 0.0) if lookup.asked else 0.0
+            if share and rng.random() < share:
+                spelling = rng.choice(SPELLINGS)(str(lookup.asked))
+                spellings[lookup.stored] = spelling
+                guessed.append(dataclasses.replace(lookup, stored=spelling))
+            else:
+                looked_up.append(lookup)
+        return looked_up, guessed, spellings
 
     def _can_say(self, action: Action) -> bool:
         """Whether the protocol's variant has such an action, and a form for its content."""
@@ -203,6 +190,64 @@ class OraclePolicy(ScriptedPolicy):
         return True
 
 
+def _columns_in_order(
+    gold_sql: str, schema: Schema | None, tables: Sequence[str], columns: Sequence[tuple[str, str]]
+) -> dict[str, list[str]]:
+    """The tables that the answer reads, each with its columns, in the order of the SQL; keys go without saying."""
+    text = gold_sql.lower()
+    keys: set[tuple[str, str]] = set()
+    for table in schema.tables if schema else ():
+        keys |= {(table.name.lower(), column.name.lower()) for column in table.columns if column.primary_key}
+        keys |= {(table.name.lower(), key.column.lower()) for key in table.foreign_keys}
+    named = sorted(set(columns) - keys, key=lambda pair: (text.find(pair[1]), pair))
+    reads: dict[str, list[str]] = {}
+    for name in sorted(tables, key=lambda name: (text.find(name), name)):
+        reads[name] = [column for owner, column in named if owner == name]
+    return reads
+
+
+def _finding(lookup: Lookup) -> str:
+    """A stored text in words: by the question's word for it, if the source says it."""
+    if lookup.asked:
+        return f"{lookup.asked} is {lookup.stored}"
+    return f"{lookup.column} has {lookup.stored}"
+
+
+def _mistake(sql: str, looked_up: Sequence[Lookup], in_phases: bool, engine: str, rng: random.Random) -> list[Action]:
+    """The answer with every value as the question says it, in capitals if that is the stored text.
+
+    Without values it reads a table by its plural name, which is not there; TRUST-SQL's format has no room for that
+    execution error. There may be nothing to get wrong.
+    """
+    if looked_up:
+        words = {}
+        for lookup in looked_up:
+            is_other = bool(lookup.asked) and lookup.asked != lookup.stored
+            words[lookup.stored] = str(lookup.asked) if is_other else lookup.stored.upper()
+        wrong = _replaced(sql, words)
+        if wrong == sql:
+            return []
+        guess = rng.choice(GUESS).format(asked=words[looked_up[0].stored])
+        return [Action(ActionKind.GENERATE if in_phases else ActionKind.SQL, wrong, guess)]
+    if in_phases:
+        return []
+    table = analyst.first_table([(sql, engine)])[0]
+    if table is None:
+        return []
+    wrong = re.sub(rf"\b{re.escape(table)}\b", f"{table}s", sql)
+    return [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table}s"))]
+
+
+def _proposal(tables: Sequence[str], columns: Sequence[tuple[str, str]], rng: random.Random) -> Action:
+    """The proposal of the schema that the answer needs."""
+    proposed = {}
+    for table in tables:
+        names = [name for owner, name in columns if owner == table]
+        if names:
+            proposed[table] = names
+    return Action(ActionKind.PROPOSE, knowledge.proposal(tables, proposed), rng.choice(PROPOSE))
+
+
 def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     """The stored texts to look up: the filters of its source, else each that the gold SQL compares.
 
@@ -210,10 +255,11 @@ def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     """
     filters = example.annotations.filters
     if filters is not None:
-        return [
-            Lookup(each.table, each.column, each.stored, f"SELECT DISTINCT {each.column} FROM {each.table}", each.asked)
-            for each in filters
-        ]
+        annotated = []
+        for each in filters:
+            probe = f"SELECT DISTINCT {each.column} FROM {each.table}"
+            annotated.append(Lookup(each.table, each.column, each.stored, probe, each.asked))
+        return annotated
     (compared,) = analyst.lookups([(example.gold_sql, schema, analyst.reading(example.database))])
     return [Lookup(literal.table, literal.column, literal.text, literal.probe) for literal in compared]
 
