@@ -55,7 +55,7 @@ def counts_of(recipe: Recipe) -> dict[Part, int]:
     sources: dict[Part, Source] = {"train": recipe.data.sft, "dev": recipe.data.dev, "test": recipe.benchmark}
     with tempfile.TemporaryDirectory() as folder:
         return {
-            part: sum(1 for _ in READERS[source.kind](source, recipe.seed, Path(folder)).examples)
+            part: sum(1 for _ in READERS[source.kind].read(source, recipe.seed, Path(folder)).examples)
             for part, source in sources.items()
         }
 
@@ -69,7 +69,7 @@ def _whole(file: Path, address: str) -> Read:
     source = Source.model_validate({**_place(file), "options": {"database": address}})
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        lazy = own_questions.read(source, 0, root)
+        lazy = own_questions.read_own_questions(source, 0, root)
         loaded = Read(list(lazy.examples), lazy.quarantine)
         places = {example.database.location for example in loaded.examples}
         addresses = {identity(place if "://" in place else str(root / place)) for place in places}

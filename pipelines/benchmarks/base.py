@@ -1,6 +1,6 @@
 """The common part of all readers: the dispatch by kind, the selection of examples, declared layouts, the gold check.
 
-A reader is one file with one function, `read(source, seed, databases) -> Loaded`. It looks at structure only: a bad row
+A reader is one file with one function, `(source, seed, root) -> Loaded`. It looks at structure only: a bad row
 is rejected with a reason and the reading goes on; a missing file is a `DataError`. It may give its examples one at a
 time, so that a file of millions of rows is never whole in memory. Gold SQL is run by `check_gold`.
 """
@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import os
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,7 +83,7 @@ def read(source: Source, seed: int, root: Path) -> Questions:
 
 def load(source: Source, seed: int, root: Path) -> Loaded:
     """The examples of a source's reader, with corrected gold SQL; arguments as of `read`."""
-    loaded: Loaded = READERS[source.kind](source, seed, root)
+    loaded: Loaded = READERS[source.kind].read(source, seed, root)
     if source.corrections is None:
         return loaded
 
@@ -134,23 +133,27 @@ def mark_chosen(rejected: list[Rejected], chosen: int, good: int) -> list[Reject
 def files(source: Source) -> Iterator[Path] | None:
     """The files that a source's reader reads, the databases that its questions name among them, there or not.
 
-    `files(source)` beside the reader, in its module, names them; None if a plug-in has no such function. A stage's key
-    holds their digests: a file that a reader reads and does not name here can change without notice.
+    None if the reader declares no `files`. A stage's key holds their digests: a file that a reader reads and does not
+    name can change without notice.
     """
-    module = sys.modules[READERS.entry(source.kind).module]
-    name_files: Callable[[Source], Iterator[Path]] | None = getattr(module, "files", None)
+    reader = READERS[source.kind]
+    if reader.files is None:
+        return None
     corrected = [] if source.corrections is None else [Path(source.corrections).expanduser()]
-    return None if name_files is None else itertools.chain(name_files(source), corrected)
+    return itertools.chain(reader.files(source), corrected)
 
 
 def addresses(source: Source) -> Iterator[str]:
-    """The addresses of servers that a source's options name, and those that its questions do, where its reader's module
-    says so by `addresses(source)`. One without a database stands for all of that server.
+    """The addresses of servers that a source's options name, and those that its reader declares (`addresses`).
+
+    An address without a database stands for all databases of that server.
     """
-    yield from (value for value in source.options.values() if isinstance(value, str) and "://" in value)
-    module = sys.modules[READERS.entry(source.kind).module]
-    name_addresses: Callable[[Source], Iterator[str]] | None = getattr(module, "addresses", None)
-    yield from () if name_addresses is None else name_addresses(source)
+    for value in source.options.values():
+        if isinstance(value, str) and "://" in value:
+            yield value
+    reader = READERS[source.kind]
+    if reader.addresses is not None:
+        yield from reader.addresses(source)
 
 
 def resolve(examples: Iterable[Example], root: Path) -> list[Example]:

@@ -22,7 +22,6 @@ from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.dialect import engine_of_address
 
-EQUALITY = "bird"  # of the figures, where a recipe names none
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
 WITHOUT_SIGN = (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d")  # bytes that Windows-1252 gives no meaning
 DESCRIPTION_CHARS = 200  # of one column; a few of BIRD's run over a page
@@ -40,8 +39,13 @@ class BirdOptions(Section):
     address: str | None = None
 
 
-@reader("bird", options=BirdOptions)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def bird_files(source: Source) -> Iterator[Path]:
+    """The question file, and the databases that it names with the descriptions of their columns."""
+    return _layout(source)[0].paths()
+
+
+@reader("bird", options=BirdOptions, files=bird_files, equality="bird")
+def read_bird(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; `meta` keeps BIRD's own difficulty and question id."""
     layout, home = _layout(source)
     descriptions = functools.cache(describe)
@@ -54,11 +58,6 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         return dataclasses.replace(example, evidence=evidence, meta={**own, **example.meta})
 
     return layout.read(source, root, finish)
-
-
-def files(source: Source) -> Iterator[Path]:
-    """The question file, and the databases that it names with the descriptions of their columns."""
-    return _layout(source)[0].paths()
 
 
 def _layout(source: Source) -> tuple[Layout, Path]:

@@ -19,7 +19,6 @@ from pipelines.core.types import ABSTENTION, Example
 from pipelines.recipe.config import Section, Source
 from pipelines.sql.equalities.official import ehrsql_query, is_unanswerable
 
-EQUALITY = "ehrsql"  # of the figures, if a recipe names none
 HINT = "EHRSQL's layout is dataset/ehrsql/<mimic_iii or eicu>/valid.json and its .sqlite file beside it"
 FILES = {"train": "train.json", "dev": "valid.json", "test": "test.json"}
 
@@ -28,8 +27,13 @@ class EhrsqlOptions(Section):
     unanswerable: bool = False  # keep the questions that the database cannot answer; needs `protocol.abstains`.
 
 
-@reader("ehrsql", options=EhrsqlOptions)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def ehrsql_files(source: Source) -> Iterator[Path]:
+    """The question files and the databases that they name."""
+    return _layout(source).paths()
+
+
+@reader("ehrsql", options=EhrsqlOptions, files=ehrsql_files, equality="ehrsql")
+def read_ehrsql(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split, over both databases if both are there."""
 
     def finish(example: Example, row: Any) -> Example:
@@ -38,11 +42,6 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         return dataclasses.replace(example, gold_sql=gold_sql, meta={**own, **example.meta})
 
     return _layout(source).read(source, root, finish)
-
-
-def files(source: Source) -> Iterator[Path]:
-    """The question files and the databases that they name."""
-    return _layout(source).paths()
 
 
 def _layout(source: Source) -> Layout:

@@ -33,7 +33,7 @@ from pipelines.sql.dialects.sqlite import SETUP_SUFFIX
 from pipelines.sql.equalities.official import IN_ORDER
 from pipelines.sql.lexical import writes
 
-EQUALITY = "livesqlbench"  # of the figures, if a recipe names none
+EQUALITY = "livesqlbench"
 GOLD = re.compile(r".*_gts?(?:_.*)?\.jsonl", re.IGNORECASE)
 HINT = (
     "The gold SQL and the test cases are not in the public file: write to bird.bench25@gmail.com, with the subject "
@@ -75,10 +75,23 @@ class LiveSqlBenchOptions(Section):
     meanings: bool = True  # whether the meanings of all columns are in the evidence.
 
 
-@reader("livesqlbench", options=LiveSqlBenchOptions)
-@reader("mini_interact", options=LiveSqlBenchOptions)
-@reader("bird_critic", options=LiveSqlBenchOptions)
-def read(source: Source, seed: int, root: Path) -> base.Loaded:
+def livesqlbench_files(source: Source) -> Iterator[Path]:
+    """The questions, their gold SQL, and the databases that they name with their knowledge and meanings."""
+    options, folder = LiveSqlBenchOptions.model_validate(source.options), base.source_folder(source)
+    layout = LAYOUTS[source.kind]
+    home = folder / layout.folder
+    yield folder / layout.file
+    yield from _gold(folder, options)
+    rows = base.read_objects(folder / layout.file, HINT)
+    for name in filter(is_plain_name, base.distinct_texts(rows, layout.database)):
+        yield _database(home, name)
+        yield from (home / name / f"{name}{end}" for end in (KNOWLEDGE, MEANINGS))
+
+
+@reader("livesqlbench", options=LiveSqlBenchOptions, files=livesqlbench_files, equality=EQUALITY)
+@reader("mini_interact", options=LiveSqlBenchOptions, files=livesqlbench_files, equality=EQUALITY)
+@reader("bird_critic", options=LiveSqlBenchOptions, files=livesqlbench_files, equality=EQUALITY)
+def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
     """The questions in the file's order; `meta` has the ambiguities that a simulated user knows of."""
     options = LiveSqlBenchOptions.model_validate(source.options)
     folder, layout = base.source_folder(source), LAYOUTS[source.kind]
@@ -143,19 +156,6 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
     file = folder / layout.file
     rows = enumerate(base.read_objects(file, HINT))
     return base.collect(((f"{file.name}[{index}]", row) for index, row in rows), make)
-
-
-def files(source: Source) -> Iterator[Path]:
-    """The questions, their gold SQL, and the databases that they name with their knowledge and meanings."""
-    options, folder = LiveSqlBenchOptions.model_validate(source.options), base.source_folder(source)
-    layout = LAYOUTS[source.kind]
-    home = folder / layout.folder
-    yield folder / layout.file
-    yield from _gold(folder, options)
-    rows = base.read_objects(folder / layout.file, HINT)
-    for name in filter(is_plain_name, base.distinct_texts(rows, layout.database)):
-        yield _database(home, name)
-        yield from (home / name / f"{name}{end}" for end in (KNOWLEDGE, MEANINGS))
 
 
 def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:

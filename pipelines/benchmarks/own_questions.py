@@ -37,9 +37,26 @@ class OwnOptions(Section):
     invented: str | None = None  # a second file, whose questions are trained on and never held out.
 
 
-@reader("csv", options=OwnOptions)
-@reader("jsonl", options=OwnOptions)
-def read(source: Source, seed: int, root: Path) -> base.Loaded:
+def own_files(source: Source) -> Iterator[Path]:
+    """The files, and those of the databases that they name; a server's databases have no file to look at."""
+    for file_source, options in _sources(source):
+        file = base.source_folder(file_source)
+        yield file
+        for name in _names(file_source, options):
+            with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
+                if "://" not in name:
+                    yield _database_path(name, file.parent, options)
+
+
+def own_addresses(source: Source) -> Iterator[str]:
+    """The servers' databases that the rows name."""
+    for file_source, options in _sources(source):
+        yield from (name for name in _names(file_source, options) if "://" in name)
+
+
+@reader("csv", options=OwnOptions, files=own_files, addresses=own_addresses)
+@reader("jsonl", options=OwnOptions, files=own_files, addresses=own_addresses)
+def read_own_questions(source: Source, seed: int, root: Path) -> base.Loaded:
     """The questions of a file, in order; of a part, those of the part."""
     options = OwnOptions.model_validate(source.options)
     own = _read_file(source, root)
@@ -51,23 +68,6 @@ def read(source: Source, seed: int, root: Path) -> base.Loaded:
     reason = "it asks what a question of your own asks"
     aside = [base.Rejected(example.id, "repeats_own", reason, chosen=False) for example in repeats]
     return base.Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
-
-
-def files(source: Source) -> Iterator[Path]:
-    """The files, and those of the databases that they name; a server's databases have no file to look at."""
-    for file_source, options in _sources(source):
-        file = base.source_folder(file_source)
-        yield file
-        for name in _names(file_source, options):
-            with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
-                if "://" not in name:
-                    yield _database_path(name, file.parent, options)
-
-
-def addresses(source: Source) -> Iterator[str]:
-    """The servers' databases that the rows name."""
-    for file_source, options in _sources(source):
-        yield from (name for name in _names(file_source, options) if "://" in name)
 
 
 def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:

@@ -59,7 +59,7 @@ def beside(location: Path) -> Words:
     """The descriptions in a benchmark's files of an SQLite database among them; {} if there are none."""
     file = location.resolve()
     words: dict[tuple[str, str], str] = {}
-    for path in files(file):
+    for path in description_files(file):
         if path.suffix == ".csv":
             table = path.stem.strip().lower()
             words |= {(table, name.lower()): words_about for name, words_about in columns_described(path)}
@@ -68,7 +68,7 @@ def beside(location: Path) -> Words:
     return words
 
 
-def files(location: Path) -> Iterator[Path]:
+def description_files(location: Path) -> Iterator[Path]:
     """The files that describe an SQLite database of a benchmark."""
     file = location.resolve()
     yield from tables_of(file.parents[min(2, len(file.parents) - 1)])

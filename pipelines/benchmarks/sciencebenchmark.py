@@ -17,7 +17,6 @@ from pipelines.core.registry import reader
 from pipelines.core.types import SQL, Database
 from pipelines.recipe.config import Section, Source
 
-EQUALITY = "test_suite"  # of the figures, if a recipe names none
 HINT = "ScienceBenchmark's layout is <db_id>/dev.json and databases/<db_id>/<db_id>.sqlite"
 FILES = {"train": "seed.json", "dev": "dev.json", "test": "dev.json"}
 
@@ -28,15 +27,15 @@ class ScienceOptions(Section):
     address: str | None = None
 
 
-@reader("sciencebenchmark", options=ScienceOptions)
-def read(source: Source, seed: int, root: Path) -> base.Loaded:
-    """The questions of a split, by database in the order of their names."""
-    return _layout(source).read(source, root)
-
-
-def files(source: Source) -> Iterator[Path]:
+def sciencebenchmark_files(source: Source) -> Iterator[Path]:
     """The question files and the databases that they name."""
     return _layout(source).paths()
+
+
+@reader("sciencebenchmark", options=ScienceOptions, files=sciencebenchmark_files, equality="test_suite")
+def read_sciencebenchmark(source: Source, seed: int, root: Path) -> base.Loaded:
+    """The questions of a split, by database in the order of their names."""
+    return _layout(source).read(source, root)
 
 
 def _layout(source: Source) -> base.Layout:

@@ -80,8 +80,13 @@ class SpiderOptions(Section):
     others: bool = True
 
 
-@reader("spider", options=SpiderOptions)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def spider_files(source: Source) -> Iterator[Path]:
+    """The question files, each database that they name in every folder where it may lie, and the natural names."""
+    return itertools.chain(_layout(source).paths(), tables_of(source_folder(source)))
+
+
+@reader("spider", options=SpiderOptions, files=spider_files)
+def read_spider(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split."""
 
     def finish(example: Example, row: Any) -> Example:
@@ -103,15 +108,10 @@ def turns(entry: Any) -> Iterator[Any]:
         yield entry
 
 
-@reader(KAGGLE, options=Section)
+@reader(KAGGLE, options=Section, files=spider_files)
 def read_kaggle(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split, by database in the order of their names."""
     return _layout(source).read(source, root)
-
-
-def files(source: Source) -> Iterator[Path]:
-    """The question files, each database that they name in every folder where it may lie, and the natural names."""
-    return itertools.chain(_layout(source).paths(), tables_of(source_folder(source)))
 
 
 def _layout(source: Source) -> Layout:

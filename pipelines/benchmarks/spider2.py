@@ -25,7 +25,6 @@ from pipelines.core.text_files import read_text
 from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Section, Source
 
-EQUALITY = "spider2"  # of the figures, if a recipe names none
 HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in the repository's folder spider2-lite"
 LOCAL = "local"
 QUESTIONS = "spider2-lite.jsonl"
@@ -41,8 +40,21 @@ class Spider2Options(Section):
     documents: bool = True
 
 
-@reader("spider2", options=Spider2Options)
-def read(source: Source, seed: int, root: Path) -> base.Loaded:
+def spider2_files(source: Source) -> Iterator[Path]:
+    """The questions, the gold results and their standards, and the databases and documents that the questions name."""
+    folder, rows = _local(source)
+    yield from (folder / QUESTIONS, folder / STANDARDS)
+    yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in base.distinct_texts(rows, "db"))
+    documents = base.distinct_texts(rows, "external_knowledge")
+    yield from (folder / DOCUMENTS / Path(name).name for name in documents if name)
+    for id in base.distinct_texts(rows, "instance_id"):
+        if re.fullmatch(r"\w+", id):
+            yield folder / GOLD / "sql" / f"{id}.sql"
+            yield from (folder / GOLD / "exec_result").glob(f"{id}*.csv")
+
+
+@reader("spider2", options=Spider2Options, files=spider2_files, equality="spider2")
+def read_spider2(source: Source, seed: int, root: Path) -> base.Loaded:
     """The instances that run on SQLite, in the file's order."""
     options = Spider2Options.model_validate(source.options)
     folder, local = _local(source)
@@ -98,19 +110,6 @@ def _text(path: Path) -> str:
         return read_text(path)
     except DataError as error:
         raise BadRow("unreadable_file", error.message) from None
-
-
-def files(source: Source) -> Iterator[Path]:
-    """The questions, the gold results and their standards, and the databases and documents that the questions name."""
-    folder, rows = _local(source)
-    yield from (folder / QUESTIONS, folder / STANDARDS)
-    yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in base.distinct_texts(rows, "db"))
-    documents = base.distinct_texts(rows, "external_knowledge")
-    yield from (folder / DOCUMENTS / Path(name).name for name in documents if name)
-    for id in base.distinct_texts(rows, "instance_id"):
-        if re.fullmatch(r"\w+", id):
-            yield folder / GOLD / "sql" / f"{id}.sql"
-            yield from (folder / GOLD / "exec_result").glob(f"{id}*.csv")
 
 
 def _local(source: Source) -> tuple[Path, list[dict[str, Any]]]:

@@ -39,8 +39,15 @@ class SynsqlOptions(Section):
     styles: tuple[str, ...] | None = None  # question styles ("Formal", "Colloquial", "Vague", ...); null takes all.
 
 
-@reader("synsql", options=SynsqlOptions)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def synsql_files(source: Source) -> Iterator[Path]:
+    """The file of questions and every database beside it: which of 16,583 are named is known at its end alone."""
+    folder = source_folder(source)
+    yield folder / "data.json"
+    yield from (folder / "databases").glob("*/*.sqlite")
+
+
+@reader("synsql", options=SynsqlOptions, files=synsql_files)
+def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
     """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style."""
     options = SynsqlOptions.model_validate(source.options)
     folder = source_folder(source)
@@ -74,13 +81,6 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         return Example(f"synsql_{number}", question, database, sql, evidence, None, "synsql", meta)
 
     return collect(((f"data.json[{number}]", (number, row)) for number, row in rows), make)
-
-
-def files(source: Source) -> Iterator[Path]:
-    """The file of questions and every database beside it: which of 16,583 are named is known at its end alone."""
-    folder = source_folder(source)
-    yield folder / "data.json"
-    yield from (folder / "databases").glob("*/*.sqlite")
 
 
 def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[int, Any]]:

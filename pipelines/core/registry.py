@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 from pipelines.core.errors import RecipeError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel, ValidationInfo
 
 
@@ -52,6 +54,17 @@ class RewardFunction(NamedTuple):
     right: tuple[float, float] | None = None  # lowest and highest value of a right answer; None as for `wrong`.
     by_turn: bool = False  # pays for turns, not for the episode, so that `grpo.credit=turn` knows which turn earned it.
     reads: Collection[str] = ANALYSES  # analyses that it needs: an outcome has those that its panel's terms read.
+
+
+class Reader(NamedTuple):
+    """The reader of one kind of source."""
+
+    read: Callable[..., Any]  # (source, seed, root) -> the `Loaded` questions.
+    # source -> the paths that decide what it reads, databases among them, there or not: stage keys hold their digests.
+    # None stands for every file under the source's path.
+    files: Callable[[Any], Iterator[Path]] | None = None
+    addresses: Callable[[Any], Iterator[str]] | None = None  # source -> the servers that its questions name.
+    equality: str | None = None  # the equality that the benchmark is published with.
 
 
 class Equality(NamedTuple):
@@ -312,11 +325,12 @@ def _values_at(value: Any, path: Sequence[str]) -> Iterator[Any]:
 REWARDS: Registry[RewardFunction] = Registry(
     "reward term", "sqltrain.rewards", "pipelines.rewards.terms", ("rewards.*.term",), part=RewardFunction
 )
-READERS: Registry[Callable[..., Any]] = Registry(
+READERS: Registry[Reader] = Registry(
     "reader",
     "sqltrain.readers",
     "pipelines.benchmarks",
     ("benchmark.kind", "data.sft.kind", "data.rl.*.kind", "data.dev.kind"),
+    part=Reader,
 )
 PROTOCOLS: Registry[type[Any]] = Registry("protocol", "sqltrain.protocols", "pipelines.protocols", ("protocol.name",))
 # Classes derived from `Dialect` (pipelines/sql/dialects/dialect.py), which is above this room.

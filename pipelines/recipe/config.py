@@ -1,7 +1,6 @@
 """A recipe as typed sections: the settings of each, and the conditions between them."""
 
 import re
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -293,11 +292,11 @@ class Benchmark(Source):
         kind, options = values.get("kind"), values.get("options")
         variant = options.get("variant") if isinstance(options, dict) else None
         name = "_".join(str(part) for part in (kind or "miniature", variant, values.get("split", "test")) if part)
-        module = sys.modules[READERS.entry(kind).module] if isinstance(kind, str) and kind in READERS else None
+        published = READERS[kind].equality if isinstance(kind, str) and kind in READERS else None
         return {
             **values,
             "name": values.get("name") or re.sub(r"[^\w-]", "_", name),
-            "equality": values.get("equality") or getattr(module, "EQUALITY", None),
+            "equality": values.get("equality") or published,
         }
 
 

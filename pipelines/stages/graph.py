@@ -11,8 +11,8 @@ not depend on the place in the list: one more benchmark trains nothing again, an
 """
 
 import contextlib
-import importlib
 import os
+import pkgutil
 import shutil
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +52,7 @@ class Stage:
     version: int
     reads: tuple[str, ...]  # dotted paths of the recipe that decide its result.
     needs: tuple[str, ...]  # stages whose folders it reads; those that the recipe leaves out are skipped.
-    build: str  # "module:function" that fills the work folder, imported only when it runs.
+    build: str  # the function that fills the work folder, as "module:function"; its module is imported when it runs.
     about: str
     # those whose minor version decides its result. Libraries that only change rounding (torch, numpy) are recorded in
     # the manifest, not in the key: machines that share a store may have different ones.
@@ -62,68 +62,132 @@ class Stage:
     asks_policy: bool = False
 
 
+STAGES = "pipelines.stages"
+EVALUATED_MODELS = {"model": "before SFT", "sft": "after SFT", "grpo": "after GRPO"}  # evaluated models, and when
+
 GRAPH: tuple[Stage, ...] = (
-    Stage("data", 6, (*LEARNED, *READING), (), "data:build", "read and check the questions", ("sqlglot",)),
-    Stage("test", 4, (*ASKED, *READING), (), "data:build_test", "the held-out questions", ("sqlglot",), True),
     Stage(
-        "leakage",
-        4,
-        (),
-        ("data", "test"),
-        "data:build_leakage",
-        "training questions that are held out, too",
+        name="data",
+        version=6,
+        reads=(*LEARNED, *READING),
+        needs=(),
+        build=f"{STAGES}.data:build",
+        about="read and check the questions",
+        libraries=("sqlglot",),
+    ),
+    Stage(
+        name="test",
+        version=4,
+        reads=(*ASKED, *READING),
+        needs=(),
+        build=f"{STAGES}.data:build_test",
+        about="the held-out questions",
+        libraries=("sqlglot",),
         by_benchmark=True,
     ),
-    Stage("synthesize", 5, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
-    Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
-    Stage("gold_schema", 3, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage(
-        "test_schema", 3, ("gold_schema",), ("test",), "curate:gold_schema", "the same, held out", ("sqlglot",), True
+        name="leakage",
+        version=4,
+        reads=(),
+        needs=("data", "test"),
+        build=f"{STAGES}.data:build_leakage",
+        about="training questions that are held out, too",
+        by_benchmark=True,
     ),
-    Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
-    Stage("sft", 2, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
     Stage(
-        "difficulty",
-        4,
-        ("difficulty", *SAMPLING),
-        ("data", "filter", "model", "sft"),
-        "difficulty:build",
-        "pass@G and S(q)",
+        name="synthesize",
+        version=5,
+        reads=("synthesis", *SAMPLING),
+        needs=("data",),
+        build=f"{STAGES}.synthesize:build",
+        about="teacher trajectories",
+    ),
+    Stage(
+        name="filter",
+        version=2,
+        reads=("filter", *SAMPLING),
+        needs=("data", "synthesize"),
+        build=f"{STAGES}.curate:filter_trajectories",
+        about="keep the right",
+    ),
+    Stage(
+        name="gold_schema",
+        version=3,
+        reads=("gold_schema",),
+        needs=("data",),
+        build=f"{STAGES}.curate:gold_schema",
+        about="schema consensus",
+        libraries=("sqlglot",),
+    ),
+    Stage(
+        name="test_schema",
+        version=3,
+        reads=("gold_schema",),
+        needs=("test",),
+        build=f"{STAGES}.curate:gold_schema",
+        about="the same, held out",
+        libraries=("sqlglot",),
+        by_benchmark=True,
+    ),
+    Stage(
+        name="model",
+        version=1,
+        reads=("model", "protocol", "seed"),
+        needs=("data", "filter"),
+        build=f"{STAGES}.train:model",
+        about="the base model",
+    ),
+    Stage(
+        name="sft",
+        version=2,
+        reads=("sft", "seed"),
+        needs=("filter", "model"),
+        build=f"{STAGES}.train:sft",
+        about="supervised fine-tuning",
+        libraries=("trl",),
+    ),
+    Stage(
+        name="difficulty",
+        version=4,
+        reads=("difficulty", *SAMPLING),
+        needs=("data", "filter", "model", "sft"),
+        build=f"{STAGES}.difficulty:build",
+        about="pass@G and S(q)",
         asks_policy=True,
     ),
     Stage(
-        "grpo",
-        11,
-        ("grpo", "rewards", *SAMPLING),
-        ("data", "gold_schema", "model", "sft", "difficulty"),
-        "train:grpo",
-        "multi-turn GRPO",
-        ("trl",),
+        name="grpo",
+        version=11,
+        reads=("grpo", "rewards", *SAMPLING),
+        needs=("data", "gold_schema", "model", "sft", "difficulty"),
+        build=f"{STAGES}.train:grpo",
+        about="multi-turn GRPO",
+        libraries=("trl",),
         asks_policy=True,
     ),
     *(
         Stage(
-            f"evaluate_{name}",
-            13,
-            (*VERDICTS, *SAMPLING),
-            ("test", "test_schema", name),
-            "evaluate:build",
-            f"held-out EX {when}",
+            name=f"evaluate_{model}",
+            version=13,
+            reads=(*VERDICTS, *SAMPLING),
+            needs=("test", "test_schema", model),
+            build=f"{STAGES}.evaluate:build",
+            about=f"held-out EX {when}",
             by_benchmark=True,
             asks_policy=True,
         )
-        for name, when in (("model", "before SFT"), ("sft", "after SFT"), ("grpo", "after GRPO"))
+        for model, when in EVALUATED_MODELS.items()
     ),
     Stage(
-        "report",
-        11,
-        ("name", "title", "paper", "benchmark.name"),
-        (
+        name="report",
+        version=11,
+        reads=("name", "title", "paper", "benchmark.name"),
+        needs=(
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
             *("evaluate_model", "evaluate_sft", "evaluate_grpo"),
         ),
-        "report:build",
-        "the HTML report",
+        build=f"{STAGES}.report:build",
+        about="the HTML report",
         by_benchmark=True,
     ),
 )
@@ -310,9 +374,8 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (folder / SHARDS).mkdir(exist_ok=True)
         write_json(folder / SHARDS / CODE, code_digest())
-        module, _, function = stage.build.partition(":")
-        make = getattr(importlib.import_module(f"pipelines.stages.{module}"), function)
-        make(Context(step.name, seen_by(step.name, recipe), folder, folders, progress))
+        build_stage = pkgutil.resolve_name(stage.build)
+        build_stage(Context(step.name, seen_by(step.name, recipe), folder, folders, progress))
 
     line = f"{step.name}: another run is making it; waiting"
     folder = store.make(step.kind, step.key, build, about | {"made_by": facts()}, lambda: progress.say(line))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.benchmarks.prompt_schema import ValueIndex, closeness, describe, files, retrieve, show
+from pipelines.benchmarks.prompt_schema import ValueIndex, closeness, describe, description_files, retrieve, show
 from pipelines.core.types import Database, Example
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build
@@ -70,7 +70,7 @@ def test_spiders_natural_names_where_they_say_more(tmp_path):
 
 
 def test_broken_files_and_a_database_near_the_root_describe_nothing(tmp_path, caplog):
-    assert list(files(Path("/shop.sqlite"))) == []
+    assert list(description_files(Path("/shop.sqlite"))) == []
     database = made(tmp_path / "database" / "schools" / "schools.sqlite")
     (tmp_path / "tables.json").write_text('[{"db_id": "schools", "table_names": 5}, 7]')
     assert shown(database) == render(introspect(database), "ddl").splitlines()

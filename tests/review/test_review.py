@@ -44,7 +44,7 @@ def test_what_is_right_comes_out_as_questions_and_the_rest_with_its_reason(mine)
     assert (out[1]["sql"], out[1]["review"]["was"]) == (BETTER, {"sql": DEAREST["sql"]})
     assert [(row["question"], row["reason"]) for row in rejected] == [(HIDDEN["question"], "nobody may know")]
     source = Source(kind="jsonl", path=str(mine.with_name("mine.reviewed.jsonl")))
-    read = own_questions.read(source, 0, mine.parent / "stage")
+    read = own_questions.read_own_questions(source, 0, mine.parent / "stage")
     assert [one.gold_sql for one in read.examples] == [COUNT["sql"], BETTER]
 
 

@@ -152,7 +152,7 @@ def test_a_thumb_is_a_row_of_the_next_nights_batch_once(tmp_path):
         feedback.decide(id, "ada", True, None)
         batch = inbox.freeze_batch(settings, batches)
         assert batch is not None
-        taken = own_questions.read(Source(kind="jsonl", path=str(batch / inbox.QUESTIONS)), 0, tmp_path)
+        taken = own_questions.read_own_questions(Source(kind="jsonl", path=str(batch / inbox.QUESTIONS)), 0, tmp_path)
         assert [(one.question, one.gold_sql) for one in taken.examples] == [(f"{id} ?", SQL)]
     assert inbox.freeze_batch(settings, batches) is None
 

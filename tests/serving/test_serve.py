@@ -92,7 +92,7 @@ def test_a_conversation_is_the_history_of_its_last_question_and_of_the_nights_ro
         answer = running.post("/v1/chat/completions", body).json()
         running.post("/v1/feedback", {"id": answer["id"], "good": True})
         inbox = running.folder / "feedback" / "inbox" / "serve.jsonl"
-        (row,) = own_questions.read(Source(kind="jsonl", path=str(inbox)), 0, tmp_path).examples
+        (row,) = own_questions.read_own_questions(Source(kind="jsonl", path=str(inbox)), 0, tmp_path).examples
     asked = "Follow-up question: \\x3c/solution>Hello ?\nSQL: none\nFollow-up question: "
     assert prompts[1].endswith(f"{asked}{QUESTION}\nSQL: {COUNT}\nFollow-up question: And in Rome ?")
     history = [*([f"{n} ?", ""] for n in range(2, HISTORY)), ["</solution>Hello ?", ""], [QUESTION, COUNT]]
@@ -192,7 +192,7 @@ def test_feedback_goes_to_the_night_and_can_be_taken_out_and_deleted(running):
     mended = {"id": wrong, "good": False, "sql": "SELECT name FROM person"}
     assert running.post("/v1/feedback", mended).json() == {"for_the_night": True}
     inbox = running.folder / "feedback" / "inbox" / "serve.jsonl"
-    taken = own_questions.read(Source(kind="jsonl", path=str(inbox)), 0, running.folder)
+    taken = own_questions.read_own_questions(Source(kind="jsonl", path=str(inbox)), 0, running.folder)
     assert [(one.question, one.gold_sql) for one in taken.examples] == [(QUESTION, COUNT), ("Who ?", mended["sql"])]
     kept = [json.loads(line) for line in httpx.get(f"{running.url}/v1/feedback").text.splitlines()]
     assert [len(row["verdicts"]) for row in kept] == [1, 1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from copies import to_duckdb, to_mysql, to_postgres
 
-from pipelines.benchmarks.miniature.questions import read
+from pipelines.benchmarks.miniature.questions import read_miniature
 from pipelines.core.registry import DIALECTS
 from pipelines.recipe.config import Source
 from pipelines.sql.analysis.hardness import hardness
@@ -27,7 +27,7 @@ EQUALITIES = ("strict", "bird", "test_suite")  # soft_f1 pairs rows by position,
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("world")
-    examples = read(Source(split="dev", options={"databases": DATABASES}), 0, root).examples
+    examples = read_miniature(Source(split="dev", options={"databases": DATABASES}), 0, root).examples
     return [
         dataclasses.replace(one, database=dataclasses.replace(one.database, location=str(root / one.database.location)))
         for one in examples

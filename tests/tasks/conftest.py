@@ -81,17 +81,23 @@ def make_report(ctx):
 
 
 TOY = (
-    graph.Stage("filter", 1, ("filter", "seed"), (), "toy:make_filter", "demonstrations"),
-    graph.Stage("sft", 1, ("sft", "seed"), ("filter",), "toy:make_sft", "training"),
+    graph.Stage("filter", 1, ("filter", "seed"), (), "pipelines.stages.toy:make_filter", "demonstrations"),
+    graph.Stage("sft", 1, ("sft", "seed"), ("filter",), "pipelines.stages.toy:make_sft", "training"),
     graph.Stage(
-        "evaluate_sft", 1, ("evaluation", "benchmark.count"), ("sft",), "toy:make_evaluation", "EX", by_benchmark=True
+        "evaluate_sft",
+        1,
+        ("evaluation", "benchmark.count"),
+        ("sft",),
+        "pipelines.stages.toy:make_evaluation",
+        "EX",
+        by_benchmark=True,
     ),
     graph.Stage(
         "report",
         1,
         ("name", "benchmark.name"),
         ("filter", "sft", "evaluate_sft"),
-        "toy:make_report",
+        "pipelines.stages.toy:make_report",
         "the report",
         by_benchmark=True,
     ),

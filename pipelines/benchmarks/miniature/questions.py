@@ -394,7 +394,7 @@ class MiniatureOptions(Section):
 
 
 @reader("miniature", options=MiniatureOptions)
-def read(source: Source, seed: int, root: Path) -> Loaded:
+def read_miniature(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; their databases are built under `root/databases/miniature`."""
     options = MiniatureOptions.model_validate(source.options)
     (root / FOLDER).mkdir(parents=True, exist_ok=True)

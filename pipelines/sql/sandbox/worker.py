@@ -14,13 +14,13 @@ users less, or run the whole project in a container.
 
 import contextlib
 import functools
-import importlib
 import io
 import itertools
 import json
 import marshal
 import os
 import pickle
+import pkgutil
 import resource
 import select
 import signal
@@ -373,8 +373,7 @@ def main(session: str, page_fd: int, bounds: str, plugins: Sequence[tuple[str, s
     """Serve jobs; `session` is the class that opens databases, as "module:class": a worker loads one driver only."""
     import_in_worker(plugins)
     limits = base.Bounds(*json.loads(bounds))
-    module, _, name = session.partition(":")
-    server = JobServer(getattr(importlib.import_module(module), name), limits, StatusPage(page_fd))
+    server = JobServer(pkgutil.resolve_name(session), limits, StatusPage(page_fd))
     # From here on this process lacks what no query needs.
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[5])
