@@ -32,7 +32,7 @@ from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
 from pipelines.stages import evaluations
 from pipelines.stages.evaluate import ENDPOINT, texts
-from pipelines.stages.keys import folder_digest
+from pipelines.stages.fingerprints import folder_digest
 
 OVERRIDES = ("evaluation.samples=0", "evaluation.forced_single_turn=false")  # greedy answers alone
 START_S = 120.0

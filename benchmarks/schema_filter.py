@@ -223,7 +223,7 @@ def unfit(entries: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], sou
                         continue
                     (step,) = graph.plan(recipe, store := Store(Path(temporary) / "store"), "test", among=("test",))
                     folder = graph.execute(step, recipe, store, Silent(), [step]).folder
-                    counts.append(sum(pool.unfit for pool in prompt_fit.count(recipe, {"test": folder})))
+                    counts.append(sum(pool.unfit for pool in prompt_fit.count_prompts(recipe, {"test": folder})))
             table.add_row(name, f"{limit:,}", *("–" if count is None else str(count) for count in counts))
             found.append({"recipe": name, "tokens": limit, "unfit": counts})
     Console(width=120).print(table)

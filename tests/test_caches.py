@@ -13,7 +13,7 @@ from pipelines.core.registry import PROTOCOLS
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
-from pipelines.stages import graph, keys
+from pipelines.stages import fingerprints, graph, stage_changes
 from pipelines.stages.context import Silent
 from tests.fakes import build_database
 
@@ -175,12 +175,12 @@ def test_corrections_count_where_their_questions_are_read_without_them_too(tmp_p
     os.utime(tmp_path / "own.jsonl", (0, 0))
     plain = Source(kind="jsonl", path=str(tmp_path / "own.jsonl"))
     mended = plain.model_copy(update={"corrections": str(tmp_path / "corrections.jsonl")})
-    assert keys.fingerprint([plain], tmp_path) != keys.fingerprint([mended], tmp_path)
+    assert fingerprints.fingerprint([plain], tmp_path) != fingerprints.fingerprint([mended], tmp_path)
 
 
 def test_a_stage_that_is_removed_while_a_plan_looks_for_causes_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "folder_names", lambda folder: ["removed by gc"])
-    assert keys.nearest_changes(tmp_path, {}) == ""
+    monkeypatch.setattr(stage_changes, "folder_names", lambda folder: ["removed by gc"])
+    assert stage_changes.nearest_changes(tmp_path, {}) == ""
 
 
 def test_one_more_benchmark_has_stages_of_its_own(world):
@@ -207,7 +207,7 @@ def test_a_prompt(world, monkeypatch):
 def test_the_rules_of_a_judge_behind_an_endpoint(world, monkeypatch):
     program = "rewards=[{term: exec, weight: 5}, {term: turns, weight: 2}, {term: judge}]"
     graded = set(world.again(program))
-    monkeypatch.setattr(keys, "RUBRIC", f"{keys.RUBRIC} Be kind.")
+    monkeypatch.setattr(fingerprints, "RUBRIC", f"{fingerprints.RUBRIC} Be kind.")
     found = world.again()
     assert set(found) == AFTER_GRPO
     assert found["grpo"].startswith("changed: endpoint rubric")

@@ -138,7 +138,7 @@ def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajecto
     longest = max(words)
     for limit, allowed in ((longest + 1, 0.01), (longest, 0.01), (longest, 1.0)):
         asked = recipes.load("miniature", [*small, f"sft.max_tokens={limit}", f"data.max_unfit_share={allowed}"])
-        (sft, _) = prompt_fit.count(asked, {"data": folder})
+        (sft, _) = prompt_fit.count_prompts(asked, {"data": folder})
         assert (sft.pool, sft.questions) == ("sft", 12)
         assert (sft.unfit > 0, bool(sft.hint)) == (limit == longest, limit == longest and allowed < 1)
     assert graph.plan(asked, store, "synthesize")[0].key == steps[0].key  # the bound is in no key
@@ -161,7 +161,7 @@ def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajecto
         ("rl", ["difficulty.sampling.episode_tokens=9"], "Raise difficulty.sampling.episode_tokens"),
         ("rl", ["difficulty.sampling.episode_tokens=9", "stages=[data, grpo]"], ""),
     ):
-        found = prompt_fit.count(recipes.load("miniature", [*small, *settings]), {"data": folder})
+        found = prompt_fit.count_prompts(recipes.load("miniature", [*small, *settings]), {"data": folder})
         (hint,) = (one.hint for one in found if one.pool == pool)
         assert hint.partition(",")[0] == named
 

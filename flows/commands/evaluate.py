@@ -45,8 +45,8 @@ from pipelines.stages import evaluate as asking
 from pipelines.stages import evaluations, graph
 from pipelines.stages.context import Context, examples
 from pipelines.stages.evaluate import latencies
+from pipelines.stages.fingerprints import cards, endpoints, folder_digest, prompt_digest
 from pipelines.stages.gguf_folders import model_folder
-from pipelines.stages.keys import cards, endpoints, folder_digest, prompt_digest
 from pipelines.stages.report import of_systems, systems_of
 
 app = typer.Typer()

@@ -462,7 +462,9 @@ def check(
                 report = gold_health.examine_gold([*training, *rest_of], sql)
             for line in gold_health.report_lines(report):
                 bars.say(line)
-            pools_counted = prompt_fit.count(loaded, dict(zip((step.name for step in steps), folders, strict=True)))
+            pools_counted = prompt_fit.count_prompts(
+                loaded, dict(zip((step.name for step in steps), folders, strict=True))
+            )
             for counted in pools_counted:
                 bars.say(counted.line)
             problems += [f"{counted.line}. {counted.hint}" for counted in pools_counted if counted.hint]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pipelines.benchmarks.splitting import Part
 from pipelines.recipe.config import Recipe
+from pipelines.stages.fingerprints import asked_endpoints
 from pipelines.stages.graph import GRAPH, Step, kind_of
-from pipelines.stages.keys import asked_endpoints
 
 Counts = Mapping[Part, int]
 

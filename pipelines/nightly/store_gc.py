@@ -18,7 +18,7 @@ from pipelines.core.files import folder_names, locked_file, read_json, require_r
 from pipelines.core.store import DAMAGED, MANIFEST, MIN_FREE_MB, WORK, Store
 from pipelines.nightly.ledger import TIERS, ledgers
 from pipelines.stages.context import base_of
-from pipelines.stages.keys import stage_at
+from pipelines.stages.fingerprints import stage_at
 
 RUNS = ".runs"  # the folder of runs' claims
 PINS = "pins.json"

@@ -17,7 +17,8 @@ from pipelines.core.types import Example, Trajectory
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 
-# A base model that is not ours to copy: its path or hub name, or the way from this folder to a checkpoint of the store.
+# The file that refers to a base model which is not ours to copy: by its path or hub name, or by the way from the
+# stage's folder to a checkpoint of the store.
 REFERENCE = "reference.json"
 
 
@@ -89,12 +90,14 @@ def base_of(folder: Path) -> str | None:
 
 COSTS = "costs.json"  # the cost of endpoints' answers, by endpoint
 QUARANTINE = "quarantine.jsonl"  # the rows that a stage set aside, with reasons
-LEAKAGE = "leakage.json"  # of the data stage: the report of `curation/leakage.py` on each training pool
+LEAKAGE = "leakage.json"  # the report of `curation/leakage.py` on each training pool, by the data stage
 
 
 def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example]:
-    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), or of the source at the place `part`
-    of its pool alone; their databases are resolved.
+    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), their databases resolved.
+
+    Args:
+        part: the index of a source in its pool, to read its examples alone.
     """
     frame = frames.read(folder / DATA).filter(pl.col("pool").is_in(pools))
     if part is not None:

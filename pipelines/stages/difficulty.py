@@ -25,22 +25,22 @@ from pipelines.stages.shards import Run, Shards, policy_for_shards
 
 def build(ctx: Context) -> None:
     """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`."""
-    settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
+    settings = ctx.recipe.difficulty
     pools = _candidates(ctx)
     rows = array("q", pl.concat(pools).unique("id", keep="first", maintain_order=True)["row"])
     shards = Shards(rows, ctx.recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(rows), "questions")
     with policy_for_shards(ctx, shards, ctx.checkpoint) as recipe:
-        args = (recipe, ctx.checkpoint, data)
+        args = (recipe, ctx.checkpoint, ctx.inputs["data"])
         shards.run(make_scoring_run, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
     tables = [pl.DataFrame(shards.read(index), schema=difficulty.COLUMNS) for index in range(len(shards))]
     scored = pl.concat([pl.DataFrame(schema=difficulty.COLUMNS), *tables])
     unscored = len(rows) - len(scored)
     if unscored:
         ctx.progress.warn(f"{unscored} of {len(rows)} questions have no score: all their episodes broke")
-    parts = [
-        scored.join(pool.select("id"), left_on="example_id", right_on="id", maintain_order="right") for pool in pools
-    ]
+    parts = []
+    for pool in pools:
+        parts.append(scored.join(pool.select("id"), left_on="example_id", right_on="id", maintain_order="right"))
     if settings.explore_parts:
         chosen = difficulty.select_parts(parts[0], parts[1:], settings, ctx.recipe.seed)
     else:
@@ -64,28 +64,32 @@ def _candidates(ctx: Context) -> list[pl.DataFrame]:
 
     `difficulty.candidates` bounds each pool, by the seed.
     """
-    settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
+    settings = ctx.recipe.difficulty
+    data = ctx.inputs["data"]
     pools = [rows_of(data, "rl", part=part) for part in range(len(ctx.recipe.data.rl))]
     if settings.explore_parts:
         # The questions that SFT was trained on; all of its pool if it was not trained.
-        trained = rows_of(data, "sft") if settings.explore_parts[0] else pools[0].clear()
-        if settings.explore_parts[0] and "filter" in ctx.inputs:
+        explores_sft = bool(settings.explore_parts[0])
+        trained = rows_of(data, "sft") if explores_sft else pools[0].clear()
+        if explores_sft and "filter" in ctx.inputs:
             ids = frames.read(ctx.inputs["filter"] / DATA, "example_id")
             trained = trained.join(ids, left_on="id", right_on="example_id", how="semi", maintain_order="left")
         pools.insert(0, trained)
-    count = settings.candidates
-    return [
-        pool
-        if count is None or count >= len(pool)
-        else pool[sorted(random.Random(f"{ctx.recipe.seed}/candidates").sample(range(len(pool)), count))]
-        for pool in pools
-    ]
+    if settings.candidates is None:
+        return pools
+    return [_sample(pool, settings.candidates, ctx.recipe.seed) for pool in pools]
+
+
+def _sample(pool: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
+    """At most `count` rows in their order, drawn by the seed."""
+    if count >= len(pool):
+        return pool
+    drawn = random.Random(f"{seed}/candidates").sample(range(len(pool)), count)
+    return pool[sorted(drawn)]
 
 
 def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
-    """A process's own policy; its run writes one line a question: samples that count, and how many were right. The
-    items are rows of the folder `data`.
-    """
+    """A process's own policy; its run writes a `ScoredQuestion` a line. The items are rows of the folder `data`."""
     single_thread()
     environment = Environment(recipe)
     scored_policy = policy(checkpoint, recipe)
@@ -100,6 +104,8 @@ def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
         trajectories = environment.run(scored_policy, requests, RolloutMode.difficulty(recipe))
         scored = difficulty.score(environment.judge(trajectories, questions))
         write_lines(path, map(dataclasses.asdict, scored))
-        return f"{sum(s.right for s in scored)}/{sum(s.samples for s in scored)} right"
+        right = sum(question.right for question in scored)
+        samples = sum(question.samples for question in scored)
+        return f"{right}/{samples} right"
 
     return run

@@ -47,7 +47,7 @@ from pipelines.rollout.policies.factories import policy
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.equalities.official import r_ves
 from pipelines.stages.context import QUARANTINE, Context, checkpoint_of, examples, single_thread
-from pipelines.stages.keys import Digests
+from pipelines.stages.fingerprints import Digests
 from pipelines.stages.shards import Run, Shards, policy_for_shards
 
 RECORDS = "records.jsonl"

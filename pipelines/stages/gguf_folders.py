@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines.core.store import Store
 from pipelines.recipe.checkpoint import folder_of
 from pipelines.rollout import gguf_model
-from pipelines.stages.keys import gguf_key
+from pipelines.stages.fingerprints import gguf_key
 
 STAGE = "gguf"  # of the store; no recipe has it
 

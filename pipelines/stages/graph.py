@@ -1,9 +1,9 @@
 """The stage graph: the inputs, the key and the making of each stage.
 
 A stage's key hashes its name and version, the slice of the recipe that it reads, the keys of the stages that it needs
-and its inputs outside the recipe (`keys.py`): the files that readers read, local weights, the prompt, the model behind
-an endpoint's name, and the versions of the libraries that it declares. Raise a stage's version when its code gives
-other results.
+and its inputs outside the recipe (`fingerprints.py`): the files that readers read, local weights, the prompt, the model
+behind an endpoint's name, and the versions of the libraries that it declares. Raise a stage's version when its code
+gives other results.
 
 Each benchmark of `data.test` has stages of its own. Those of the first have the plain names (`evaluate_grpo`), those
 of another its name behind a dot (`evaluate_grpo.spider_dk`). They see a recipe with that benchmark alone, so a key does
@@ -30,14 +30,16 @@ from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.recipe.recipes import digest
 from pipelines.stages import prompt_fit
 from pipelines.stages.context import Context, Progress, base_of
-from pipelines.stages.keys import cards, endpoints, fingerprint, nearest_changes, prompt_digest, stage_at, weights
+from pipelines.stages.fingerprints import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
+from pipelines.stages.stage_changes import nearest_changes
 
 SAMPLING = ("protocol", "execution", "seed")
 READING = ("data.max_bad_share", "data.linker", "data.values", "execution", "seed")
 LEARNED = ("data.sft", "data.rl", "data.dev", "data.drop_empty", "data.cleaners")
-ASKED = tuple(f"benchmark.{name}" for name in Source.model_fields)  # what decides a benchmark's questions
+ASKED = tuple(f"benchmark.{name}" for name in Source.model_fields)  # settings that decide a benchmark's questions
 VERDICTS = ("evaluation", "benchmark.equality", "benchmark.equalities")
 CODE = "code.json"  # in a work folder's shards: the digest of the code that began it
+CACHED = "cached"  # why a stage need not run
 _COUNTED: set[tuple[str, ...]] = set()  # recipes, and folders of questions, whose prompts this process has counted
 BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads: another benchmark trains nothing again
 OF_POOLS = ("data", "gold_schema")  # stages that read the training pools, and are for training alone
@@ -54,12 +56,11 @@ class Stage:
     needs: tuple[str, ...]  # stages whose folders it reads; those that the recipe leaves out are skipped.
     build: str  # the function that fills the work folder, as "module:function"; its module is imported when it runs.
     about: str
-    # those whose minor version decides its result. Libraries that only change rounding (torch, numpy) are recorded in
+    # Libraries whose minor version decides its result. Those that only change rounding (torch, numpy) are recorded in
     # the manifest, not in the key: machines that share a store may have different ones.
     libraries: tuple[str, ...] = ()
     by_benchmark: bool = False  # whether each benchmark has one of its own.
-    # whether it makes rollouts with the recipe's policy, and not with a teacher.
-    asks_policy: bool = False
+    asks_policy: bool = False  # whether it makes rollouts with the recipe's policy, and not with a teacher.
 
 
 STAGES = "pipelines.stages"
@@ -107,7 +108,7 @@ GRAPH: tuple[Stage, ...] = (
         version=2,
         reads=("filter", *SAMPLING),
         needs=("data", "synthesize"),
-        build=f"{STAGES}.curate:filter_trajectories",
+        build=f"{STAGES}.filter_stage:filter_trajectories",
         about="keep the right",
     ),
     Stage(
@@ -115,7 +116,7 @@ GRAPH: tuple[Stage, ...] = (
         version=3,
         reads=("gold_schema",),
         needs=("data",),
-        build=f"{STAGES}.curate:gold_schema",
+        build=f"{STAGES}.gold_schema_stage:write_gold_schemas",
         about="schema consensus",
         libraries=("sqlglot",),
     ),
@@ -124,7 +125,7 @@ GRAPH: tuple[Stage, ...] = (
         version=3,
         reads=("gold_schema",),
         needs=("test",),
-        build=f"{STAGES}.curate:gold_schema",
+        build=f"{STAGES}.gold_schema_stage:write_gold_schemas",
         about="the same, held out",
         libraries=("sqlglot",),
         by_benchmark=True,
@@ -213,7 +214,7 @@ class StagePlace:
 
     @property
     def kind(self) -> str:
-        """What the store calls it."""
+        """The stage's name in the store."""
         return kind_of(self.name)
 
 
@@ -222,7 +223,7 @@ class Step(StagePlace):
     """One stage of one run."""
 
     cached: bool
-    why: str  # why it must run, or that it is there.
+    why: str  # why it must run, or "cached".
     needs: tuple[str, ...]  # names of the steps whose folders it reads.
 
 
@@ -238,9 +239,12 @@ def active(recipe: Recipe) -> list[Stage]:
     """The stages that a recipe runs, in order."""
     wanted = {"data", "model", *recipe.stages}
     if "evaluate" in wanted:
-        wanted |= {f"evaluate_{name}" for name in ("model", "sft", "grpo") if name in wanted}
-        wanted |= {"test"} | ({"test_schema"} if "gold_schema" in wanted else set())
-        wanted |= {"leakage"} if wanted & {"sft", "grpo"} else set()
+        wanted |= {f"evaluate_{name}" for name in EVALUATED_MODELS if name in wanted}
+        wanted.add("test")
+        if "gold_schema" in wanted:
+            wanted.add("test_schema")
+        if wanted & {"sft", "grpo"}:
+            wanted.add("leakage")
     if "report" in wanted:
         wanted.add("test")
     if evaluates_without_pools(recipe):
@@ -260,14 +264,15 @@ def evaluates_without_pools(recipe: Recipe) -> bool:
 
 def by_benchmark(stages: Sequence[Stage], recipe: Recipe) -> list[Stage]:
     """The stages, and behind each that every benchmark has, those of the benchmarks after the first."""
-    own = {stage.name for stage in GRAPH if stage.by_benchmark}
+    copied = {stage.name for stage in GRAPH if stage.by_benchmark}
     others = [benchmark.name for benchmark in recipe.data.test[1:]]
     copies = []
     for stage in stages:
         copies.append(stage)
-        for benchmark in others if stage.by_benchmark else ():
-            needs = tuple(f"{name}.{benchmark}" if name in own else name for name in stage.needs)
-            copies.append(replace(stage, name=f"{stage.name}.{benchmark}", needs=needs))
+        if stage.by_benchmark:
+            for benchmark in others:
+                needs = tuple(f"{name}.{benchmark}" if name in copied else name for name in stage.needs)
+                copies.append(replace(stage, name=f"{stage.name}.{benchmark}", needs=needs))
     return copies
 
 
@@ -286,83 +291,82 @@ def plan(
         until: a stage's name; that of a benchmark's stage without the benchmark is its stage of the last one.
         among: only these stages, which need no other; nothing is asked of the sources of others.
         given: keys of finished stages to go on from, by name, in place of the recipe's own.
+
+    Raises:
+        RecipeError: the recipe has no stage `until`.
     """
     code_digest()  # cached: this process runs the code that is there now, whatever is checked out later
     stages = active(recipe)
-    # The stages up to the last one that is asked for; without an evaluation among them no benchmark is read.
     if until is not None:
-        names = [stage.name for stage in stages]
-        last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
-        ends = [place for place, name in enumerate(names) if last in (name, kind_of(name))]
-        if not ends and last in OF_POOLS and evaluates_without_pools(recipe):
-            bare = [f"{key}.path=..." for key, pool in recipe.data.pools.items() if pool.lacks_path]
-            message = f"{recipe.name} trains nothing here and has no path to its pools"
-            raise RecipeError(message, f"Set {' '.join(bare)}")
-        if not ends:
-            raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
-        stages = stages[: ends[-1] + 1]
-        trains = [stage for stage in stages if kind_of(stage.name) not in BENCHMARK]
-        if kind_of(last) not in BENCHMARK and not any("test" in map(kind_of, stage.needs) for stage in trains):
-            stages = trains
+        stages = _stages_until(until, stages, recipe)
     if among is not None:
         stages = [stage for stage in stages if stage.name in among]
     keys: dict[str, str] = {}
     steps = []
     for stage in stages:
         if given is not None and stage.name in given:
-            keys[stage.name] = key = given[stage.name]
-            steps.append(Step(stage.name, key, store.folder(kind_of(stage.name), key), True, "cached", ()))
+            key = given[stage.name]
+            keys[stage.name] = key
+            steps.append(Step(stage.name, key, store.folder(kind_of(stage.name), key), True, CACHED, ()))
             continue
         # A key hashes the keys of the stages before it, so it is known before anything is made.
         needs = tuple(name for name in stage.needs if name in keys)
         about = deciding(stage, recipe, {name: keys[name] for name in needs}, store)
-        keys[stage.name] = key = digest(about)
+        key = digest(about)
+        keys[stage.name] = key
         kind = kind_of(stage.name)
-        wrong = store.damage(kind, key, whole=False) if store.has(kind, key) else []
-        cached = store.has(kind, key) and not wrong
-        if cached:
-            why = "cached"
-        elif wrong:
-            why = f"damaged: {wrong[0]}"
-        elif (work := store.work(kind, key)).is_dir():
-            why = f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
-        else:
-            why = nearest_changes(store.root / kind, about) or "not made yet"
-        steps.append(Step(stage.name, key, store.folder(kind, key), cached, why, needs))
+        why = _why(store, kind, key, about)
+        steps.append(Step(stage.name, key, store.folder(kind, key), why == CACHED, why, needs))
     return steps
+
+
+def _stages_until(until: str, stages: list[Stage], recipe: Recipe) -> list[Stage]:
+    """The stages up to the last one that is asked for; without an evaluation among them no benchmark is read."""
+    names = [stage.name for stage in stages]
+    last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
+    ends = [index for index, name in enumerate(names) if last in (name, kind_of(name))]
+    if not ends and last in OF_POOLS and evaluates_without_pools(recipe):
+        without_path = [f"{key}.path=..." for key, pool in recipe.data.pools.items() if pool.lacks_path]
+        message = f"{recipe.name} trains nothing here and has no path to its pools"
+        raise RecipeError(message, f"Set {' '.join(without_path)}")
+    if not ends:
+        raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
+    stages = stages[: ends[-1] + 1]
+    if kind_of(last) in BENCHMARK:
+        return stages
+    without_benchmark = [stage for stage in stages if kind_of(stage.name) not in BENCHMARK]
+    reads_benchmark = any("test" in map(kind_of, stage.needs) for stage in without_benchmark)
+    return stages if reads_benchmark else without_benchmark
+
+
+def _why(store: Store, kind: str, key: str, about: Mapping[str, Any]) -> str:
+    """Why a stage must run; `CACHED` if it need not."""
+    if store.has(kind, key):
+        damage = store.damage(kind, key, whole=False)
+        return f"damaged: {damage[0]}" if damage else CACHED
+    work = store.work(kind, key)
+    if work.is_dir():
+        return f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
+    return nearest_changes(store.root / kind, about) or "not made yet"
 
 
 def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> StageResult:
     """Make one step unless the store has it; damaged stages that it needs are set aside and made again first."""
     needs = [other for other in steps if other.name in step.needs]
-    folders, keys = {other.kind: other.folder for other in needs}, {other.name: other.key for other in needs}
     store.set_aside(step.kind, step.key, False, progress.say)
     if store.has(step.kind, step.key):
         with contextlib.suppress(OSError):  # a store that cannot be written
             os.utime(step.folder)  # the time of its last use, by which gc goes
         return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
     stage = next(stage for stage in GRAPH if stage.name == step.kind)
+    keys = {other.name: other.key for other in needs}
     about = deciding(replace(stage, name=step.name), recipe, keys, store)
     if digest(about) != step.key:
         raise _gone(step.kind, step.key)
     for other in needs:
-        store.set_aside(other.kind, other.key, True, progress.say)
-        if not store.has(other.kind, other.key):
-            execute(other, recipe, store, progress, steps)
-        if other.kind == "model":
-            # It may refer to the weights of another run's checkpoint.
-            base = stage_at(base_of(other.folder) or "", store)
-            if base is not None:
-                store.set_aside(*base, True, progress.say)
-                if not store.has(*base):
-                    raise _gone(*base)
-
+        _restore(other, recipe, store, progress, steps)
     if stage.asks_policy or stage.name == "synthesize":
-        read = {other.name: other.folder for other in steps if other.kind in ("data", "test") and other.folder.is_dir()}
-        key = (recipe.model_dump_json(), *map(str, read.values()))
-        for line in () if key in _COUNTED else prompt_fit.check(recipe, read):
-            progress.say(f"note: {line}")
-        _COUNTED.add(key)
+        _note_unfit_prompts(recipe, progress, steps)
     if not (store.root / MARK).is_file() and store.made():
         progress.say(f"the store {store.root} is of an older version: its stages have other keys and are made again")
 
@@ -370,16 +374,48 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
         # An unchanged version promises the same results, but not that old shards and checkpoints can be used.
         if not can_resume(folder):
             progress.say(f"{step.name}: the code has changed since it was interrupted; begins anew")
-            for path in folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _empty(folder)
         (folder / SHARDS).mkdir(exist_ok=True)
         write_json(folder / SHARDS / CODE, code_digest())
+        folders = {other.kind: other.folder for other in needs}
         build_stage = pkgutil.resolve_name(stage.build)
         build_stage(Context(step.name, seen_by(step.name, recipe), folder, folders, progress))
 
     line = f"{step.name}: another run is making it; waiting"
     folder = store.make(step.kind, step.key, build, about | {"made_by": facts()}, lambda: progress.say(line))
     return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), False)
+
+
+def _restore(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> None:
+    """Make a needed step again if it is damaged or gone."""
+    store.set_aside(step.kind, step.key, True, progress.say)
+    if not store.has(step.kind, step.key):
+        execute(step, recipe, store, progress, steps)
+    if step.kind == "model":
+        # It may refer to the weights of another run's checkpoint.
+        base = stage_at(base_of(step.folder) or "", store)
+        if base is not None:
+            store.set_aside(*base, True, progress.say)
+            if not store.has(*base):
+                raise _gone(*base)
+
+
+def _note_unfit_prompts(recipe: Recipe, progress: Progress, steps: Sequence[Step]) -> None:
+    """Count, once in a process, the questions whose prompts have no room for an answer."""
+    folders = {step.name: step.folder for step in steps if step.kind in ("data", "test") and step.folder.is_dir()}
+    key = (recipe.model_dump_json(), *map(str, folders.values()))
+    if key not in _COUNTED:
+        for line in prompt_fit.require_fit(recipe, folders):
+            progress.say(f"note: {line}")
+    _COUNTED.add(key)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def can_resume(work: Path) -> bool:
@@ -395,15 +431,18 @@ def _gone(stage: str, key: str) -> DataError:
 
 
 def seen_by(name: str, recipe: Recipe) -> Recipe:
-    """The recipe that a stage sees: of the benchmarks, its own alone."""
+    """The recipe that a stage sees: its own benchmark is the only one."""
     return recipe.on(benchmark_of(name))
 
 
 def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -> dict[str, Any]:
-    """All that decides a stage's result; the manifest keeps it and the key is its digest. `inputs` are the keys of the
-    stages that it needs, by their names.
+    """Everything that decides a stage's result; the manifest keeps it and the key is its digest.
+
+    Args:
+        inputs: the keys of the stages that it needs, by their names.
     """
-    recipe, kind = seen_by(stage.name, recipe), kind_of(stage.name)
+    recipe = seen_by(stage.name, recipe)
+    kind = kind_of(stage.name)
     about: dict[str, Any] = {
         "stage": kind,
         "version": stage.version,
@@ -414,31 +453,49 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
         about["prompt"] = prompt_digest(recipe.protocol)
     if "evaluation" in stage.reads and recipe.evaluation.forced_single_turn:
         about["prompt_at_once"] = prompt_digest(single_turn(recipe.protocol)[0])
-    # A policy of ours only carries out the sampling that the recipe states; that of a plug-in depends on its code.
-    code = plugin_code(about["recipe"] | (recipe.slice("rollout.policy") if stage.asks_policy else {}))
-    code |= dialect_code(recipe.plugins) if "execution" in stage.reads else {}
-    if code:
-        about["plugins"] = code
-    if f"policy {recipe.rollout.policy}" in code:
-        about["policy"] = recipe.slice("rollout.policy", "rollout.options")
-    data = recipe.data
-    if kind in ("data", "test") and data.linker in (LOCAL, FIT):
-        about["recipe"] |= recipe.slice("data.linker_tokens", "protocol.prompt")
+    about |= _deciding_plugins(stage, recipe, about["recipe"])
     if kind in ("data", "test"):  # all other stages read databases that these name, and have their keys in theirs
+        if recipe.data.linker in (LOCAL, FIT):
+            about["recipe"] |= recipe.slice("data.linker_tokens", "protocol.prompt")
+        data = recipe.data
         sources = (data.sft, *data.rl, data.dev) if kind == "data" else data.test
         about["sources"] = fingerprint(sources, store.root)
         described = cards(sources, store.root)
-        about |= {"cards": described} if described else {}
-    own = kind == "synthesize" and "policy" in {teacher.kind for teacher in recipe.synthesis.teachers}
-    if own:
+        if described:
+            about["cards"] = described
+    teaches_itself = kind == "synthesize" and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
+    if teaches_itself:
         about["recipe"] |= recipe.slice("model")
-    if kind == "model" or own:
+    if kind == "model" or teaches_itself:
         about["weights"] = weights(recipe.model.source, store)
     endpoints_asked = endpoints(recipe, kind)
     if endpoints_asked:
-        about["endpoints"] = dict(endpoints_asked)
+        about["endpoints"] = endpoints_asked
     if stage.libraries:
-        # The first two numbers of each version: a patch mends what was wrong.
-        versions = {name: version(name) for name in stage.libraries}
-        about["libraries"] = {name: number and ".".join(number.split(".")[:2]) for name, number in versions.items()}
+        about["libraries"] = {name: _minor_version(name) for name in stage.libraries}
     return about
+
+
+def _deciding_plugins(stage: Stage, recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The code of the plug-ins that a stage uses, and the policy's settings if the policy is a plug-in.
+
+    A policy of ours only carries out the sampling that the recipe states; that of a plug-in depends on its code.
+    """
+    policy = recipe.slice("rollout.policy") if stage.asks_policy else {}
+    code = plugin_code({**values, **policy})
+    if "execution" in stage.reads:
+        code |= dialect_code(recipe.plugins)
+    found: dict[str, Any] = {}
+    if code:
+        found["plugins"] = code
+    if f"policy {recipe.rollout.policy}" in code:
+        found["policy"] = recipe.slice("rollout.policy", "rollout.options")
+    return found
+
+
+def _minor_version(library: str) -> str | None:
+    """The first two numbers of an installed library's version, for a patch mends errors; None if it is missing."""
+    number = version(library)
+    if not number:
+        return number
+    return ".".join(number.split(".")[:2])

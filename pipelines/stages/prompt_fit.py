@@ -1,9 +1,9 @@
-"""How many questions' prompts leave no token for an answer: counted before anything is paid or trained."""
+"""The number of questions whose prompts leave no token for an answer: counted before anything is paid or trained."""
 
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.core.errors import RecipeError
@@ -11,30 +11,53 @@ from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas
 from pipelines.databases.schema_filter import CHARS_PER_TOKEN
 from pipelines.protocols.base import build
-from pipelines.recipe.config import Recipe, Sampling
+from pipelines.recipe.config import Recipe
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.stages.context import each_example
 from pipelines.stages.gguf_folders import gguf_folder
 
 log = logging.getLogger(__name__)
 SHOWN = 5  # databases that a message names
-NEAR = 0.2  # of an episode's tokens: prompts that are so near to it are counted, and not estimated
+NEAR = 0.2  # Prompts within this share of an episode's tokens are counted in tokens, the others are estimated.
+CountTokens = Callable[[str], int]
 
 
 @dataclass(frozen=True)
 class PoolFit:
     """The prompts of one pool of questions."""
 
-    pool: str  # "sft", "rl", or a benchmark's name
+    pool: str  # "sft", "rl", or a benchmark's name.
     questions: int
-    unfit: int  # prompts as long as an episode, or longer
-    line: str  # for a person; names the databases
-    hint: str  # if more are unfit than the recipe allows, what to do; else ""
+    unfit: int  # prompts as long as an episode, or longer.
+    line: str  # the finding for a person; it names the databases.
+    hint: str  # what to do, if more prompts are unfit than the recipe allows; else "".
 
 
-def token_counter(recipe: Recipe, store: Store) -> tuple[Callable[[str], int], bool]:
-    """A function that counts a text's tokens, and whether it is exact: it is if the model's tokenizer is on this
-    machine; the tiny model's are words, those of others about three characters.
+@dataclass(frozen=True)
+class BoundedPool:
+    """A pool of questions that stages of a recipe ask, and the token budgets of its episodes."""
+
+    title: str  # "sft", "rl", or a benchmark's name.
+    step: str  # the stage that holds the questions: "data", "test", or "test.NAME".
+    pool: str  # their pool in that stage's file.
+    budgets: Mapping[str, int]  # tokens of an episode, by the dotted key of the setting that bounds it.
+
+    @property
+    def limit(self) -> int:
+        """The smallest budget."""
+        return min(self.budgets.values())
+
+    @property
+    def binding_settings(self) -> str:
+        """The settings that have the smallest budget, for a message."""
+        return " and ".join(setting for setting, tokens in self.budgets.items() if tokens == self.limit)
+
+
+def token_counter(recipe: Recipe, store: Store) -> tuple[CountTokens, bool]:
+    """A function that counts a text's tokens, and whether it is exact.
+
+    It is exact if the model's tokenizer is on this machine, and for the tiny model, whose tokens are words. Else three
+    characters count as a token.
     """
     source = recipe.model.source
     if recipe.protocol.is_brief:
@@ -45,7 +68,7 @@ def token_counter(recipe: Recipe, store: Store) -> tuple[Callable[[str], int], b
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
 
-        with contextlib.suppress(HFValidationError):  # a folder that is not there: the model's first stage says so
+        with contextlib.suppress(HFValidationError):  # a missing folder: the model's first stage reports it
             path = Path(str(try_to_load_from_cache(source, "tokenizer.json")))
     if not path.is_file():
         return lambda text: len(text) // CHARS_PER_TOKEN, False
@@ -55,77 +78,130 @@ def token_counter(recipe: Recipe, store: Store) -> tuple[Callable[[str], int], b
     return lambda text: len(tokenizer.encode(text).ids), True
 
 
-def count(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
-    """The prompts of each pool that the recipe's stages ask, against the smallest budget of these stages. `folders` are
-    those of the finished stages `data` and `test`, by step (`test.NAME` of a further benchmark).
+def bounded_pools(recipe: Recipe) -> list[BoundedPool]:
+    """The pools that the recipe's stages ask, with their budgets, without those that no bounded episode asks.
 
-    A database's first prompt is counted in tokens, and so is each that is about as long as an episode; the others by
-    their characters, at as many for a token.
+    A teacher that speaks text only is bounded by turn, not by episode, so it sets no budget.
     """
-    # The settings that bound the episodes of each pool. Those of a teacher that speaks text only are bounded by turn.
-    sampling = {"difficulty": recipe.difficulty.sampling, "grpo": recipe.grpo.sampling}
-    trained: dict[str, Sampling] = {name: of for name, of in sampling.items() if name in recipe.stages}
-    name, teachers = "synthesis." + ("mix.{}" if recipe.synthesis.mix else "teacher"), recipe.synthesis.teachers
-    own = {name.format(place): one.sampling for place, one in enumerate(teachers) if one.kind == "policy"}
-    taught = own if "synthesize" in recipe.stages else {}
-    if "difficulty" in trained and any(recipe.difficulty.explore_parts[:1]):
-        taught |= trained
-    pools: list[tuple[str, dict[str, Sampling], str, str]]
-    pools = [("sft", taught, "data", "sft"), ("rl", trained, "data", "rl")]
-    for place, benchmark in enumerate(recipe.data.test):
-        step, asked = f"test.{benchmark.name}" if place else "test", {"evaluation": recipe.evaluation.sampling}
-        pools.append((str(benchmark.name), asked, step, "test"))
+    rollout_budgets = {}
+    for stage, sampling in (("difficulty", recipe.difficulty.sampling), ("grpo", recipe.grpo.sampling)):
+        if stage in recipe.stages:
+            rollout_budgets[f"{stage}.sampling.episode_tokens"] = sampling.episode_tokens
+
+    sft_budgets = {}
+    if "synthesize" in recipe.stages:
+        for index, teacher in enumerate(recipe.synthesis.teachers):
+            if teacher.kind == "policy":
+                section = f"synthesis.mix.{index}" if recipe.synthesis.mix else "synthesis.teacher"
+                sft_budgets[f"{section}.sampling.episode_tokens"] = teacher.sampling.episode_tokens
+    explores_sft = any(recipe.difficulty.explore_parts[:1])
+    if "difficulty" in recipe.stages and explores_sft:
+        sft_budgets |= rollout_budgets
+    if "sft" in recipe.stages:
+        sft_budgets["sft.max_tokens"] = recipe.sft.max_tokens
+
+    pools = [BoundedPool("sft", "data", "sft", sft_budgets), BoundedPool("rl", "data", "rl", rollout_budgets)]
+    evaluation_budgets = {"evaluation.sampling.episode_tokens": recipe.evaluation.sampling.episode_tokens}
+    for index, benchmark in enumerate(recipe.data.test):
+        name = str(benchmark.name)
+        step = f"test.{name}" if index else "test"
+        pools.append(BoundedPool(name, step, "test", evaluation_budgets))
+    return [pool for pool in pools if pool.budgets]
+
+
+@dataclass
+class PromptSizes:
+    """The sizes of a pool's prompts in tokens, by database.
+
+    A database's first prompt is counted in tokens, and so is each that is about as long as an episode; the others are
+    estimated from their characters, with the first prompt's tokens a character.
+    """
+
+    count_tokens: CountTokens
+    limit: int
+    sizes: dict[str, list[float]] = field(default_factory=dict)
+    tokens_a_character: dict[str, float] = field(default_factory=dict)
+
+    def add(self, database: str, prompt: str) -> None:
+        """Measure one prompt."""
+        if database not in self.tokens_a_character:
+            self.tokens_a_character[database] = self.count_tokens(prompt) / max(1, len(prompt))
+        size = len(prompt) * self.tokens_a_character[database]
+        if abs(size - self.limit) < NEAR * self.limit:
+            size = self.count_tokens(prompt)
+        self.sizes.setdefault(database, []).append(size)
+
+    @property
+    def questions(self) -> int:
+        return sum(map(len, self.sizes.values()))
+
+    def unfit_by_database(self) -> dict[str, int]:
+        """Prompts as long as an episode or longer, for each database that has some, the most first."""
+        unfit = {}
+        for database, sizes in self.sizes.items():
+            number = sum(size >= self.limit for size in sizes)
+            if number:
+                unfit[database] = number
+        return dict(sorted(unfit.items(), key=lambda pair: -pair[1]))
+
+
+def count_prompts(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
+    """The prompts of each pool that the recipe's stages ask, against the smallest budget of these stages.
+
+    Args:
+        folders: those of the finished stages `data` and `test`, by step (`test.NAME` for a further benchmark).
+    """
     if not folders:
         return []
     store = Store(next(iter(folders.values())).parent.parent)
-    tokens_of, is_exact = token_counter(recipe, store)
-    protocol, schema = build(recipe.protocol), schemas(recipe)
+    count_tokens, is_exact = token_counter(recipe, store)
+    protocol = build(recipe.protocol)
+    schema = schemas(recipe)
     found = []
-    for name, sections, step, pool in pools:
-        budgets = {f"{section}.sampling.episode_tokens": of.episode_tokens for section, of in sections.items()}
-        if pool == "sft" and "sft" in recipe.stages:
-            budgets["sft.max_tokens"] = recipe.sft.max_tokens
-        if step not in folders or not budgets:
+    for pool in bounded_pools(recipe):
+        if pool.step not in folders:
             continue
-        limit = min(budgets.values())
-        smallest = " and ".join(setting for setting, tokens in budgets.items() if tokens == limit)
-        turns = recipe.protocol.max_turns_eval if pool == "test" else recipe.protocol.max_turns
-        sizes: dict[str, list[float]] = {}
-        ratio: dict[str, float] = {}  # tokens of a character, by database
-        for example in each_example(folders[step], pool):
-            text = "\n".join(content for _, content in protocol.prompt(example, schema(example.database), turns))
-            database = example.database.id
-            if database not in ratio:
-                ratio[database] = tokens_of(text) / max(1, len(text))
-            size = len(text) * ratio[database]
-            near = abs(size - limit) < NEAR * limit
-            sizes.setdefault(database, []).append(tokens_of(text) if near else size)
-        questions = sum(map(len, sizes.values()))
-        by_database = {name: sum(size >= limit for size in of) for name, of in sizes.items()}
-        unfit = sum(by_database.values())
-        worst = sorted((name for name, number in by_database.items() if number), key=lambda name: -by_database[name])
-        names = ", ".join(f"{name} {by_database[name]} (up to {max(sizes[name]):,.0f})" for name in worst[:SHOWN])
-        more = f", and {len(worst) - SHOWN} more" if len(worst) > SHOWN else ""
-        about = "" if is_exact else "about "
-        line = f"{about}{unfit} of {questions} prompts of {name} have no room for an answer in {limit:,} tokens"
-        hint = (
-            f"Raise {smallest}, show less (protocol.schema_view=filtered data.linker=local), "
-            f"or allow it: data.max_unfit_share={-(-100 * unfit // max(1, questions)) / 100:g}."
-        )
-        is_allowed = unfit <= recipe.data.max_unfit_share * questions
-        found.append(
-            PoolFit(name, questions, unfit, f"{line}: {names}{more}" if unfit else line, "" if is_allowed else hint)
-        )
+        turns = recipe.protocol.max_turns_eval if pool.pool == "test" else recipe.protocol.max_turns
+        sizes = PromptSizes(count_tokens, pool.limit)
+        for example in each_example(folders[pool.step], pool.pool):
+            messages = protocol.prompt(example, schema(example.database), turns)
+            sizes.add(example.database.id, "\n".join(content for _, content in messages))
+        found.append(_pool_fit(pool, sizes, is_exact, recipe.data.max_unfit_share))
     return found
 
 
-def check(recipe: Recipe, folders: Mapping[str, Path]) -> list[str]:
+def _pool_fit(pool: BoundedPool, sizes: PromptSizes, is_exact: bool, allowed_share: float) -> PoolFit:
+    """The finding about one pool, in words."""
+    questions = sizes.questions
+    by_database = sizes.unfit_by_database()
+    unfit = sum(by_database.values())
+    about = "" if is_exact else "about "
+    line = f"{about}{unfit} of {questions} prompts of {pool.title} have no room for an answer in {pool.limit:,} tokens"
+    if unfit:
+        named = [
+            f"{database} {number} (up to {max(sizes.sizes[database]):,.0f})"
+            for database, number in list(by_database.items())[:SHOWN]
+        ]
+        line += f": {', '.join(named)}"
+        if len(by_database) > SHOWN:
+            line += f", and {len(by_database) - SHOWN} more"
+    hint = ""
+    if unfit > allowed_share * questions:
+        percent = -(-100 * unfit // max(1, questions))
+        hint = (
+            f"Raise {pool.binding_settings}, show less (protocol.schema_view=filtered data.linker=local), "
+            f"or allow it: data.max_unfit_share={percent / 100:g}."
+        )
+    return PoolFit(pool.title, questions, unfit, line, hint)
+
+
+def require_fit(recipe: Recipe, folders: Mapping[str, Path]) -> list[str]:
     """Lines about pools with prompts that do not fit.
 
     Raises:
         RecipeError: more than `data.max_unfit_share` of a pool.
     """
-    found = count(recipe, folders)
+    found = count_prompts(recipe, folders)
     for pool in found:
         if pool.hint:
             raise RecipeError(pool.line, pool.hint)

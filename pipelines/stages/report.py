@@ -1,8 +1,9 @@
-"""The last stage: everything that a run found out, as one page and as tables."""
+"""The last stage: the findings of a run, as one page and as tables."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -32,12 +33,12 @@ def build(ctx: Context) -> None:
     tables = ctx.folder / "tables"
     tables.mkdir(exist_ok=True)
     writer.write_tables(data, tables)
-    clock = {
-        when: evaluate.answer_costs(latencies(ctx.inputs[name]), read_json(ctx.inputs[name] / EFFICIENCY).get("r_ves"))
-        for name, when in WHEN.items()
-        if name in ctx.inputs
-    }
-    write_json(tables / EFFICIENCY, clock)  # wall-clock facts: beside the tables, not among the results
+    clock = {}
+    for stage, when in WHEN.items():
+        if stage in ctx.inputs:
+            folder = ctx.inputs[stage]
+            clock[when] = evaluate.answer_costs(latencies(folder), read_json(folder / EFFICIENCY).get("r_ves"))
+    write_json(tables / EFFICIENCY, clock)  # wall-clock times: beside the tables, not among the results
     ctx.progress.advance(1)
     ctx.metrics({"systems": len(data.systems)})
 
@@ -46,59 +47,64 @@ def gather(ctx: Context) -> ReportData:
     """The report's data, from the finished stages."""
     metrics = {name: read_json(folder / "metrics.json") for name, folder in ctx.inputs.items()}
     systems: list[System] = []
-    for name, when in WHEN.items():
-        if name not in ctx.inputs:
-            continue
-        # The base model's name, or the key of the stage that trained it.
-        stage = name.removeprefix("evaluate_")
-        model = f"{stage} {ctx.inputs[stage].name}" if stage in ctx.inputs else ctx.recipe.model.source
-        # Training examples up to here: demonstrations that SFT saw and, after GRPO, the questions that it drew on.
-        seen = 0.0
-        if stage != "model" and "sft" in ctx.inputs:
-            seen += metrics["filter"].get("kept", 0)
-        if stage == "grpo" and "difficulty" in ctx.inputs:
-            seen += metrics["difficulty"].get("balanced", 0) + metrics["difficulty"].get("explore", 0)
-        elif stage == "grpo":
-            seen += metrics["data"].get("rl_examples", 0)
-        systems += systems_of(ctx.inputs[name], when, int(seen) or None, model)
-    base = of_systems(ctx.recipe, tuple(systems), ctx.inputs["test"])
-    rates: tuple[float, ...] = ()
-    if "difficulty" in ctx.inputs:
-        frame = frames.read(ctx.inputs["difficulty"] / DATA).filter(pl.col("samples") > 0)
-        rates = tuple((frame["right"] / frame["samples"]).to_list())
+    for evaluation, when in WHEN.items():
+        if evaluation in ctx.inputs:
+            stage = evaluation.removeprefix("evaluate_")
+            # The base model's name, or the key of the stage that trained it.
+            model = f"{stage} {ctx.inputs[stage].name}" if stage in ctx.inputs else ctx.recipe.model.source
+            seen = _training_examples(ctx, stage, metrics)
+            systems += systems_of(ctx.inputs[evaluation], when, seen or None, model)
+    data = of_systems(ctx.recipe, tuple(systems), ctx.inputs["test"])
     acting = deviations_table(ctx.recipe)
+    tables = (*data.tables, acting) if acting.rows else data.tables
+    curves = {}
+    for stage in ("sft", "grpo"):
+        if stage in ctx.inputs:
+            curves[stage.upper()] = [row for _, row in read_lines(ctx.inputs[stage] / "curves.jsonl")]
     return dataclasses.replace(
-        base,
-        tables=(*base.tables, *([acting] if acting.rows else [])),
-        curves={
-            name.upper(): [row for _, row in read_lines(ctx.inputs[name] / "curves.jsonl")]
-            for name in ("sft", "grpo")
-            if name in ctx.inputs
-        },
-        pass_rates=rates,
-        group=ctx.recipe.difficulty.group,
+        data, tables=tables, curves=curves, pass_rates=_pass_rates(ctx), group=ctx.recipe.difficulty.group
     )
+
+
+def _training_examples(ctx: Context, stage: str, metrics: Mapping[str, Mapping[str, Any]]) -> int:
+    """Examples that the model of a stage was trained on: demonstrations, and after GRPO the questions it drew on."""
+    seen = 0.0
+    if stage != "model" and "sft" in ctx.inputs:
+        seen += metrics["filter"].get("kept", 0)
+    if stage == "grpo" and "difficulty" in ctx.inputs:
+        seen += metrics["difficulty"].get("balanced", 0) + metrics["difficulty"].get("explore", 0)
+    elif stage == "grpo":
+        seen += metrics["data"].get("rl_examples", 0)
+    return int(seen)
+
+
+def _pass_rates(ctx: Context) -> tuple[float, ...]:
+    """The pass rates of the scored questions; () without difficulty scoring."""
+    if "difficulty" not in ctx.inputs:
+        return ()
+    frame = frames.read(ctx.inputs["difficulty"] / DATA).filter(pl.col("samples") > 0)
+    return tuple((frame["right"] / frame["samples"]).to_list())
 
 
 def deviations_table(recipe: Recipe) -> ReportTable:
     """The deviations from the recipe's paper that acted in this run; no rows for a recipe without a paper."""
     columns = tuple(map(TableColumn, ("in the paper", "kind", "the paper", "here", "setting")))
-    rows = tuple(
-        (each.where, each.kind, each.paper, each.ours, " ".join(each.setting) or None)
-        for each in deviations.acting(recipe)
-    )
+    rows = []
+    for each in deviations.acting(recipe):
+        rows.append((each.where, each.kind, each.paper, each.ours, " ".join(each.setting) or None))
     note = "The setting does it the paper's way, or in another way where the paper is silent."
-    return ReportTable("deviations", f"Deviations from the paper: {recipe.paper}", columns, rows, note)
+    return ReportTable("deviations", f"Deviations from the paper: {recipe.paper}", columns, tuple(rows), note)
 
 
 def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> ReportData:
     """A report of any systems that answered the questions of a finished `test` stage."""
-    ids = {record.example_id for system in systems for record in system.records}
-    questions = {example.id: example for example in examples(test, "test") if example.id in ids}
-    settings, samples = recipe.evaluation, "none"
-    if settings.samples:
-        sampling = settings.sampling
-        samples = f"{settings.samples} at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
+    answered = {record.example_id for system in systems for record in system.records}
+    questions = {example.id: example for example in examples(test, "test") if example.id in answered}
+    samples = "none"
+    if recipe.evaluation.samples:
+        sampling = recipe.evaluation.sampling
+        samples = f"{recipe.evaluation.samples} at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
+    models = {f"model ({system.name})": system.note for system in systems if system.note}
     data = ReportData(
         title=recipe.name,
         equality=recipe.headline,
@@ -112,7 +118,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
             "schema": recipe.protocol.schema_view,
             "turns at most": str(recipe.protocol.max_turns_eval),
             "samples": samples,
-            **{f"model ({system.name})": system.note for system in systems if system.note},
+            **models,
             **left_out(test, len(questions), recipe.benchmark),
         },
         ks=recipe.evaluation.ks,
@@ -133,13 +139,15 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
     """
     frame = frames.read(folder / DATA)
     missing = read_json(folder / "summary.json").get("left_out", {})
-    single = tuple(records(folder, SINGLE_TURN))
     for title, passes in ((name, ("greedy", "sampled")), (f"{name}, selected", (SELECTED,))):
-        own_records = tuple(records(folder, *passes))
-        if own_records:
-            trajectories = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
-            words, once = (note, single) if title == name else ("", ())
-            yield System(title, own_records, tuple(trajectories), trained, words, once, missing)
+        pass_records = tuple(records(folder, *passes))
+        if not pass_records:
+            continue
+        trajectories = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
+        system = System(title, pass_records, tuple(trajectories), trained, left_out=missing)
+        if title == name:
+            system = dataclasses.replace(system, note=note, single_turn=tuple(records(folder, SINGLE_TURN)))
+        yield system
 
 
 def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
@@ -147,6 +155,8 @@ def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
     reasons = evaluate.left_out(test)
     if not reasons:
         return {}
-    why, total = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items()), sum(reasons.values())
-    whole = source.count is None and source.hardness is None
-    return {"questions": f"{usable:,} of {usable + total:,} ({why})" if whole else f"{usable:,} drawn; left out: {why}"}
+    why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
+    if source.count is None and source.hardness is None:
+        total = usable + sum(reasons.values())
+        return {"questions": f"{usable:,} of {total:,} ({why})"}
+    return {"questions": f"{usable:,} drawn; left out: {why}"}

@@ -15,6 +15,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from pipelines.core import processes as process_state
 from pipelines.core.errors import BoundaryError, ResourceError
 from pipelines.core.files import write_atomic
@@ -26,16 +28,20 @@ from pipelines.stages.context import Context, Progress
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
+    import polars as pl
+
 
 Item = TypeVar("Item")
 Run = Callable[[Sequence[Any], Path], str]
 RETRIES = 3
-SIZE = "size"  # a file beside the shards: the items of each
-LOCAL = "local"  # a Dask cluster on this machine's cores; any other is behind the address of a scheduler
-WAIT_S = 30  # for the scheduler to answer
-WORKER_RETRIES = 2  # beside Dask's own of a shard whose worker died
+SIZE = "size"  # the file beside the shards with the number of items in each
+LOCAL = "local"  # A Dask cluster on this machine's cores; any other is behind the address of a scheduler.
+WAIT_S = 30  # seconds in which a scheduler must answer
+WORKER_RETRIES = 2  # retries of a shard whose worker died, on top of Dask's own
+BATCH = 1024  # items between two moves of the bar, if they are rows of a file
+PLACES = "places.npy"  # the file with the row of `data` that each item belongs to, beside the shards
 
-_runs: dict[bytes, Run] = {}  # of this worker process, by their plan: the current stage's
+_runs: dict[bytes, Run] = {}  # the current stage's run in this worker process, by its plan
 
 
 def fan_out(
@@ -49,7 +55,7 @@ def fan_out(
 
     Args:
         address: "local" for `processes` workers on this machine, else a scheduler's address (tcp://HOST:PORT).
-        plan: of `run_shard`.
+        plan: what `run_shard` takes.
         advance: called with the number of items of each finished shard, and how it went.
     """
     try:
@@ -145,45 +151,51 @@ class Shards(Generic[Item]):
             return
         if dask is not None:
             jobs = [(self.part(index), self.path(index)) for index in missing]
-            fan_out(dask, processes, pickle.dumps((make, args, card.FOLDER.absolute())), jobs, progress.advance)
-            return
-        if processes == 1 or len(missing) == 1:
-            run = make(*args)
-            for index in missing:
-                if enough is not None and enough():
-                    break
-                progress.advance(len(self.part(index)), _finish(run, self.part(index), self.path(index)))
-            del run
-            # Give back a GPU's memory: the next stage may be a process of its own.
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_initialized():
-                gc.collect()
-                torch.cuda.empty_cache()
-            return
-        plan = pickle.dumps((make, args, card.FOLDER.absolute()))
+            fan_out(dask, processes, _plan(make, args), jobs, progress.advance)
+        elif processes == 1 or len(missing) == 1:
+            self._run_here(make, args, missing, progress, enough)
+        else:
+            self._run_in_processes(_plan(make, args), missing, processes, progress, enough)
+
+    def _run_here(
+        self,
+        make: Callable[..., Run],
+        args: tuple[Any, ...],
+        missing: Sequence[int],
+        progress: Progress,
+        enough: Callable[[], bool] | None,
+    ) -> None:
+        """Do the missing shards one after the other in this process."""
+        run = make(*args)
+        for index in missing:
+            if enough is not None and enough():
+                break
+            progress.advance(len(self.part(index)), _finish(run, self.part(index), self.path(index)))
+        del run
+        # Give back a GPU's memory: the next stage may be a process of its own.
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _run_in_processes(
+        self,
+        plan: bytes,
+        missing: Sequence[int],
+        processes: int,
+        progress: Progress,
+        enough: Callable[[], bool] | None,
+    ) -> None:
+        """Do the missing shards in worker processes; those of workers that died are tried again.
+
+        Raises:
+            BoundaryError: workers died in every try.
+        """
         for _ in range(RETRIES):
             if not missing:  # the workers died with their work done
                 return
-            context = multiprocessing.get_context("spawn")
-            start = process_state.DiesWithParent(_start)
-            count = min(processes, len(missing))
-            pool = ProcessPoolExecutor(count, context, start, (context.Value("i"),))
             try:
-                with pool:
-                    todo: dict[Future[str], int] = {
-                        pool.submit(run_shard, plan, self.part(index), self.path(index)): len(self.part(index))
-                        for index in missing
-                    }
-                    while todo:
-                        done, _ = wait(todo, return_when=FIRST_COMPLETED)
-                        for future in done:
-                            progress.advance(todo.pop(future), future.result())
-                        if enough is not None and enough():
-                            workers = list(pool._processes.values())  # no way to end them before Python 3.14
-                            pool.shutdown(wait=False, cancel_futures=True)
-                            for worker in workers:
-                                worker.terminate()  # what runs may take minutes yet
-                            break
+                self._run_in_pool(plan, missing, processes, progress, enough)
                 return
             except BrokenProcessPool:  # a worker was killed (out of memory, say): finished shards stand
                 missing = [index for index in missing if not self.path(index).exists()]
@@ -192,10 +204,38 @@ class Shards(Generic[Item]):
             "the worker processes kept dying", "Lower rollout.processes or rollout.slots if memory is short."
         )
 
+    def _run_in_pool(
+        self,
+        plan: bytes,
+        missing: Sequence[int],
+        processes: int,
+        progress: Progress,
+        enough: Callable[[], bool] | None,
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        start = process_state.DiesWithParent(_start)
+        count = min(processes, len(missing))
+        with ProcessPoolExecutor(count, context, start, (context.Value("i"),)) as pool:
+            sizes: dict[Future[str], int] = {}  # items of the shards under way
+            for index in missing:
+                future = pool.submit(run_shard, plan, self.part(index), self.path(index))
+                sizes[future] = len(self.part(index))
+            while sizes:
+                done, _ = wait(sizes, return_when=FIRST_COMPLETED)
+                for future in done:
+                    progress.advance(sizes.pop(future), future.result())
+                if enough is not None and enough():
+                    _end_workers(pool)
+                    break
+
     def read(self, index: int) -> list[Any]:
         """What one shard holds: one JSON value a line."""
         with self.path(index).open(encoding="utf-8") as file:
             return [json.loads(line) for line in file]
+
+    def is_complete(self) -> bool:
+        """Whether every shard is there."""
+        return all(self.path(index).exists() for index in range(len(self)))
 
     def rows(self) -> Iterator[Any]:
         """What the shards hold, in the order of the items."""
@@ -209,7 +249,7 @@ def policy_for_shards(ctx: Context, shards: Shards[Any], checkpoint: str | None)
 
     It gives the recipe with the servers' addresses. The checkpoint is None if something else answers.
     """
-    if checkpoint is None or all(shards.path(index).exists() for index in range(len(shards))):
+    if checkpoint is None or shards.is_complete():
         yield ctx.recipe
         return
     from pipelines.rollout.policies.factories import serving
@@ -218,9 +258,39 @@ def policy_for_shards(ctx: Context, shards: Shards[Any], checkpoint: str | None)
         yield served.recipe
 
 
+def run_over_rows(
+    ctx: Context, rows: pl.Series, unit: str, make: Callable[..., Run], *more: Path, data: Path
+) -> Shards[int]:
+    """Run `make(recipe, *more, data, places)` over items that stand for these rows of the data stage's file.
+
+    `places` is a file with the row of each item.
+    """
+    shards = Shards(range(len(rows)), BATCH, ctx.folder)
+    places = shards.folder / PLACES
+    np.save(places, rows.to_numpy())
+    ctx.progress.begin(ctx.stage, len(rows), unit)
+    rollout = ctx.recipe.rollout
+    shards.run(make, (ctx.recipe, *more, data, places), rollout.processes, ctx.progress, rollout.dask)
+    return shards
+
+
+def _plan(make: Callable[..., Run], args: tuple[Any, ...]) -> bytes:
+    """The plan of `run_shard`; `make` and `args` are pickled once for all shards."""
+    return pickle.dumps((make, args, card.FOLDER.absolute()))
+
+
+def _end_workers(pool: ProcessPoolExecutor) -> None:
+    """End a pool's workers without waiting for the work under way, which may take minutes yet."""
+    workers = list(pool._processes.values())  # no way to end them before Python 3.14
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+
+
 def _start(started: Synchronized[int]) -> None:
     with started.get_lock():
-        process_state.number, started.value = started.value, started.value + 1
+        process_state.number = started.value
+        started.value += 1
 
 
 def _finish(run: Run, items: Sequence[Any], path: Path) -> str:

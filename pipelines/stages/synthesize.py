@@ -24,50 +24,76 @@ from pipelines.stages.gguf_folders import gguf_folder
 from pipelines.stages.shards import Run, Shards, policy_for_shards
 from pipelines.teachers.policy import HintedPolicy, OpenAIPolicy, pick, teacher_policies
 
-SHARD = 512  # questions of the oracle or the policy: the loss of a killed run in each process
-BOUGHT_SHARD = 4096  # of endpoints: their log keeps every answer, and the end of each shard leaves the endpoint idle
+SHARD = 512  # questions of a shard for the oracle or the policy: the loss of a killed run in each process
+# Questions of a shard for endpoints: their log keeps every answer, and the end of each shard leaves the endpoint idle.
+BOUGHT_SHARD = 4096
 COSTS_OF_SHARD = ".costs.json"
 BROKE = "EndpointError"  # the failure of an episode that an endpoint broke
-ROUNDS = 2  # further tries for episodes that an endpoint broke
+ROUNDS = 2  # retries of episodes that an endpoint broke
 
 
 def build(ctx: Context) -> None:
     """Write `data.parquet` (one trajectory a row) from shards that a killed run leaves behind."""
     questions = examples(ctx.inputs["data"], "sft")
     kinds = {teacher.kind for teacher in ctx.recipe.synthesis.teachers}
-    if "policy" in kinds and is_gguf(ctx.recipe.model.source):
+    teaches_itself = "policy" in kinds
+    buys_answers = "endpoint" in kinds
+    if teaches_itself and is_gguf(ctx.recipe.model.source):
         folder = gguf_folder(Path(ctx.recipe.model.source), Store(ctx.folder.parent.parent), ctx.progress.say)
         base = ctx.recipe.model.model_copy(update={"source": str(folder)})
         ctx = dataclasses.replace(ctx, recipe=ctx.recipe.model_copy(update={"model": base}))
-    local = "endpoint" not in kinds
-    shards = Shards(questions, SHARD if local else BOUGHT_SHARD, ctx.folder)
+    shards = Shards(questions, BOUGHT_SHARD if buys_answers else SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    processes = ctx.recipe.rollout.processes if local else 1
-    with policy_for_shards(ctx, shards, factories.teaching(ctx.recipe) if "policy" in kinds else None) as recipe:
+    processes = 1 if buys_answers else ctx.recipe.rollout.processes
+    checkpoint = factories.teaching(ctx.recipe) if teaches_itself else None
+    with policy_for_shards(ctx, shards, checkpoint) as recipe:
         shards.run(make_synthesis_run, (recipe, ctx.responses), processes, ctx.progress)
-    parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
-    # A dataset without the answers that an endpoint failed to give would be finished, and found by every later run.
-    lost = 0
-    for index, part in enumerate(parts):
-        if failed := sum(trajectory.failure == BROKE for trajectory in part):
-            shards.path(index).unlink()
-            lost += failed
-    if lost:
-        hint = "Run again when it works: what was answered is kept, and only these are asked."
-        raise BoundaryError(f"an endpoint failed on {lost} episodes, each tried {1 + ROUNDS} times", hint)
-    trajectories = [trajectory for part in parts for trajectory in part]
+    trajectories = _read_trajectories(shards)
     frames.write(ctx.folder / DATA, frames.to_frame(trajectories))
     broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in trajectories)
     turns = sum(len(trajectory.turns) for trajectory in trajectories) / max(1, len(trajectories))
-    costs: dict[str, dict[str, float]] = {}  # of the answers by endpoint, whichever run paid: answers, tokens and money
-    for index in range(0 if local else len(shards)):
+    costs = _total_costs(shards) if buys_answers else {}
+    write_json(ctx.folder / COSTS, costs)
+    spent = {}
+    for name, row in costs.items():
+        for measure, value in row.items():
+            spent[f"{measure}_{name}"] = value
+    ctx.metrics({"trajectories": len(trajectories), "broken": broken, "turns_mean": turns, **spent})
+
+
+def _read_trajectories(shards: Shards[Example]) -> list[Trajectory]:
+    """The trajectories of all shards.
+
+    A dataset without the answers that an endpoint failed to give would be finished, and found by every later run: the
+    shards with such answers are removed.
+
+    Raises:
+        BoundaryError: an endpoint failed to answer.
+    """
+    trajectories = []
+    lost = 0
+    for index in range(len(shards)):
+        shard = list(read_jsonl(shards.path(index), Trajectory))
+        failed = sum(trajectory.failure == BROKE for trajectory in shard)
+        if failed:
+            shards.path(index).unlink()
+            lost += failed
+        trajectories += shard
+    if lost:
+        hint = "Run again when it works: what was answered is kept, and only these are asked."
+        raise BoundaryError(f"an endpoint failed on {lost} episodes, each tried {1 + ROUNDS} times", hint)
+    return trajectories
+
+
+def _total_costs(shards: Shards[Example]) -> dict[str, dict[str, float]]:
+    """The answers, tokens and money of each endpoint, whichever run paid."""
+    costs: dict[str, dict[str, float]] = {}
+    for index in range(len(shards)):
         for name, row in read_json(shards.path(index).with_suffix(COSTS_OF_SHARD)).items():
             total = costs.setdefault(name, dict.fromkeys(row, 0.0))
-            for what, value in row.items():
-                total[what] = total.get(what, 0.0) + value
-    write_json(ctx.folder / COSTS, costs)
-    spent = {f"{what}_{name}": value for name, row in costs.items() for what, value in row.items()}
-    ctx.metrics({"trajectories": len(trajectories), "broken": broken, "turns_mean": turns, **spent})
+            for measure, value in row.items():
+                total[measure] = total.get(measure, 0.0) + value
+    return costs
 
 
 def make_synthesis_run(recipe: Recipe, responses: Path) -> Run:
@@ -78,7 +104,8 @@ def make_synthesis_run(recipe: Recipe, responses: Path) -> Run:
         done = synthesis.answer(questions)
         askers = {policy.name: policy.asker for policy in synthesis.policies if isinstance(policy, OpenAIPolicy)}
         costs = {name: asker.take_used() for name, asker in askers.items()}
-        write_json(path.with_name(path.name.split(".")[0]).with_suffix(COSTS_OF_SHARD), costs)
+        shard = path.name.split(".")[0]
+        write_json(path.with_name(f"{shard}{COSTS_OF_SHARD}"), costs)
         write_jsonl(path, done)
         answered = sum(trajectory.final_sql is not None for trajectory in done)
         return f"{answered}/{len(done)} answered"
@@ -113,7 +140,7 @@ class TeacherEngines:
         done = self._all(requests, lambda policy: policy)
         if not synthesis.rationalise:
             return done
-        # STaR (`teachers/star.py`): episodes that ended wrong are run once more with the gold SQL as a hint.
+        # STaR (`HintedPolicy`): episodes that ended wrong are run once more with the gold SQL as a hint.
         outcomes = self.environment.judge(done, questions)
         wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]
         redone = self._all([requests[index] for index in wrong], HintedPolicy)
@@ -134,25 +161,29 @@ class TeacherEngines:
 
     async def _run(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
         """Each teacher runs its share of the episodes, all teachers at once."""
-        shares = [teacher.share for teacher in self.recipe.synthesis.teachers]
-        synthesis = self.recipe.synthesis
-        dealt = [
-            request.sample // synthesis.samples
-            if synthesis.every
-            else pick(shares, f"{request.example.id}/{request.sample}")
-            for request in requests
-        ]
-        parts = [[index for index, who in enumerate(dealt) if who == number] for number in range(len(shares))]
+        teachers = self.recipe.synthesis.teachers
+        assigned: list[list[int]] = [[] for _ in teachers]  # indices of requests, by teacher
+        for index, request in enumerate(requests):
+            assigned[self._teacher_of(request)].append(index)
         running: list[asyncio.Task[list[Trajectory]]] = []
         try:
             # If one teacher stops the run, the others keep what is on its way.
             async with asyncio.TaskGroup() as group:
-                for teacher, policy, part in zip(synthesis.teachers, self.policies, parts, strict=True):
+                for teacher, policy, indices in zip(teachers, self.policies, assigned, strict=True):
                     mode = RolloutMode(teacher.sampling, self.recipe.protocol.max_turns)
                     engine = self.environment.engine(wrap(policy), mode)
-                    running.append(group.create_task(engine.run_async([requests[index] for index in part])))
+                    running.append(group.create_task(engine.run_async([requests[index] for index in indices])))
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None
-        order = [index for part in parts for index in part]
-        trajectories = [trajectory for task in running for trajectory in task.result()]
-        return [trajectory for _, trajectory in sorted(zip(order, trajectories, strict=True), key=lambda pair: pair[0])]
+        by_index: dict[int, Trajectory] = {}
+        for indices, task in zip(assigned, running, strict=True):
+            by_index.update(zip(indices, task.result(), strict=True))
+        return [by_index[index] for index in range(len(requests))]
+
+    def _teacher_of(self, request: EpisodeRequest) -> int:
+        """The index of the teacher that answers a question's sample."""
+        synthesis = self.recipe.synthesis
+        if synthesis.every:
+            return request.sample // synthesis.samples
+        shares = [teacher.share for teacher in synthesis.teachers]
+        return pick(shares, f"{request.example.id}/{request.sample}")

@@ -12,10 +12,11 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_lines, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.store import Store
-from pipelines.core.types import Trajectory, write_jsonl
+from pipelines.core.types import Example, Trajectory, write_jsonl
 from pipelines.curation.filtering import seeded_rank
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
+from pipelines.protocols.base import Protocol
 from pipelines.protocols.base import build as build_protocol
 from pipelines.recipe.checkpoint import write_card
 from pipelines.rollout.gguf_model import is_gguf
@@ -26,7 +27,8 @@ from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import nothing_learned, values
 
-CORPUS = 4000  # texts are enough for a tokenizer of some 1,300 entries
+CORPUS = 4000  # Texts: enough for a tokenizer of some 1,300 entries.
+SPARE_S = 60.0  # Time for a process that waited too long to report it itself.
 
 
 def model(ctx: Context) -> None:
@@ -36,31 +38,39 @@ def model(ctx: Context) -> None:
     if source == "tiny":
         from pipelines.training.model import make_tiny
 
-        # The tokenizer learns its merges from demonstrations, or else from prompts and gold SQL.
-        protocol, schema, texts = build_protocol(ctx.recipe.protocol), schemas(ctx.recipe), list[str]()
-        if "filter" in ctx.inputs:
-            windows = frames.windows(ctx.inputs["filter"] / DATA)
-            kept = chain.from_iterable(frames.from_frame(frame, Trajectory) for frame in windows)
-            for trajectory in islice(kept, CORPUS):
-                texts += (text for _, text in trajectory.prompt)
-                texts += (text for turn in trajectory.turns for text in (turn.text, turn.observation or ""))
-        else:
-            for example in islice(each_example(ctx.inputs["data"], "sft", "rl"), CORPUS):
-                texts += (text for _, text in protocol.prompt(example, schema(example.database), 1))
-                texts.append(example.gold_sql)
-        make_tiny(ctx.recipe.model, texts, protocol.tags, ctx.folder / "model", ctx.recipe.seed)
+        protocol = build_protocol(ctx.recipe.protocol)
+        make_tiny(ctx.recipe.model, _corpus(ctx, protocol), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
         _write_card(ctx)
     elif is_gguf(source):
         link_folder(gguf_folder(Path(source), Store(ctx.folder.parent.parent), ctx.progress.say), ctx.folder / "model")
         _write_card(ctx)
     else:
         # A checkpoint of the same store is referred to by a relative path, for a store may move.
-        folder, path = ctx.folder.resolve(), Path(source).expanduser().resolve()
+        folder = ctx.folder.resolve()
+        path = Path(source).expanduser().resolve()
         if path.is_relative_to(folder.parent.parent):
             source = os.path.relpath(path, folder)
         write_json(ctx.folder / REFERENCE, {"source": source, "revision": ctx.recipe.model.revision})
     ctx.progress.advance(1)
     ctx.metrics({})
+
+
+def _corpus(ctx: Context, protocol: Protocol) -> list[str]:
+    """Texts from which the tiny tokenizer learns its merges: demonstrations, or else prompts and gold SQL."""
+    texts: list[str] = []
+    if "filter" in ctx.inputs:
+        windows = frames.windows(ctx.inputs["filter"] / DATA)
+        demonstrations = chain.from_iterable(frames.from_frame(frame, Trajectory) for frame in windows)
+        for trajectory in islice(demonstrations, CORPUS):
+            texts += (text for _, text in trajectory.prompt)
+            for turn in trajectory.turns:
+                texts += (turn.text, turn.observation or "")
+        return texts
+    schema = schemas(ctx.recipe)
+    for example in islice(each_example(ctx.inputs["data"], "sft", "rl"), CORPUS):
+        texts += (text for _, text in protocol.prompt(example, schema(example.database), 1))
+        texts.append(example.gold_sql)
+    return texts
 
 
 def sft(ctx: Context) -> None:
@@ -80,22 +90,9 @@ def grpo(ctx: Context) -> None:
             "the reward trust_schema has no gold schema to hold proposals against: no two extractors agree on any",
             "DuckDB and PostgreSQL have one static extractor: name a second, gold_schema.extractors=[NAME].",
         )
-    data, held_out = ctx.folder / "input.jsonl", ctx.folder / "held_out.jsonl"
-    # The questions of the RL pools: those that difficulty scoring chose, or all of them.
-    if "difficulty" not in ctx.inputs:
-        questions = examples(ctx.inputs["data"], "rl")
-    else:
-        # Its order is ascending S(q), the hardest first that were ever solved. With `easy_first` it is turned round,
-        # and what was never solved stays at the end.
-        chosen = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
-        if ctx.recipe.grpo.order == "easy_first":
-            scored = frames.read(ctx.inputs["difficulty"] / DATA, "example_id", "right")
-            never = set(scored.filter(pl.col("right") == 0)["example_id"])
-            solved = [name for name in reversed(chosen) if name not in never]
-            chosen = solved + [name for name in chosen if name in never]
-        rows = dict(rows_of(ctx.inputs["data"], "sft", "rl").select("id", "row").iter_rows())
-        questions = examples_at(ctx.inputs["data"], [rows[name] for name in chosen])
-    write_jsonl(data, questions)
+    data = ctx.folder / "input.jsonl"
+    write_jsonl(data, _questions(ctx))
+    held_out = ctx.folder / "held_out.jsonl"
     dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
     dev.sort(key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
     write_jsonl(held_out, dev[: ctx.recipe.grpo.held_out])
@@ -113,18 +110,38 @@ def grpo(ctx: Context) -> None:
         _train(ctx, plan, ("reward", "ex"), served.training)
 
 
-SPARE_S = 60.0  # a process that waited too long says so itself
+def _questions(ctx: Context) -> list[Example]:
+    """The questions of the RL pools: those that difficulty scoring chose, or all of them.
+
+    The chosen ones come by ascending S(q): the hardest that were ever solved first. With `grpo.order=easy_first` this
+    is turned round, and questions that were never solved stay at the end.
+    """
+    if "difficulty" not in ctx.inputs:
+        return examples(ctx.inputs["data"], "rl")
+    ids = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
+    if ctx.recipe.grpo.order == "easy_first":
+        scored = frames.read(ctx.inputs["difficulty"] / DATA, "example_id", "right")
+        never_solved = set(scored.filter(pl.col("right") == 0)["example_id"])
+        solved = [id for id in reversed(ids) if id not in never_solved]
+        ids = solved + [id for id in ids if id in never_solved]
+    rows = dict(rows_of(ctx.inputs["data"], "sft", "rl").select("id", "row").iter_rows())
+    return examples_at(ctx.inputs["data"], [rows[id] for id in ids])
 
 
-def _train(ctx: Context, plan: Plan, shown: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
-    """Train in a child process on these GPUs (None for all), with its steps on the bar, and summarise its curves."""
+def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
+    """Train in a child process, with its steps on the bar, and summarise its curves.
+
+    Args:
+        curves: names of the values that the bar shows.
+        devices: the GPUs to train on, as CUDA names them; None for all.
+    """
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "begin":
             ctx.progress.begin(ctx.stage, event["steps"], "steps")
             ctx.progress.advance(event["step"])
         elif event["event"] == "step":
-            note = "  ".join(f"{name} {event[name]:.3f}" for name in shown if name in event)
+            note = "  ".join(f"{name} {event[name]:.3f}" for name in curves if name in event)
             ctx.progress.advance(1, note)
         elif event["event"] == "note":
             ctx.progress.say(f"{ctx.stage}: {event['text']}")

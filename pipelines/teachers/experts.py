@@ -83,7 +83,7 @@ class PairCheck:
         return all(verdict is True for verdict in self.bad)
 
 
-def check(askers: Sequence[Asker], examples: Sequence[Example], schemas: Schemas) -> list[PairCheck]:
+def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: Schemas) -> list[PairCheck]:
     """Ask each model about each pair, in order."""
     cases = [
         conversation(CLEAN, schemas(example.database), example.in_context(), example.evidence, SQL=example.gold_sql)

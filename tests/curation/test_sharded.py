@@ -14,7 +14,7 @@ from pipelines.core.errors import ResourceError
 from pipelines.core.store import Store
 from pipelines.databases import card
 from pipelines.recipe import recipes
-from pipelines.stages import curate, graph, shards
+from pipelines.stages import graph, shards
 from pipelines.stages.context import Silent
 from tests.services.conftest import wait_for
 from tests.sql.servers import children
@@ -50,7 +50,7 @@ def curated(taught, root, *overrides):
 
 @pytest.fixture
 def one_process(taught, tmp_path, monkeypatch):
-    monkeypatch.setattr(curate, "BATCH", 8)
+    monkeypatch.setattr(shards, "BATCH", 8)
     return curated(taught, tmp_path / "one", "rollout.processes=1")
 
 

@@ -13,8 +13,8 @@ from pipelines.recipe.checkpoint import CARD
 from pipelines.rollout.gguf_model import config_of, read_header, write_folder
 from pipelines.stages import prompt_fit, train
 from pipelines.stages.context import Context, Silent, checkpoint_of
+from pipelines.stages.fingerprints import gguf_key, weights
 from pipelines.stages.gguf_folders import gguf_folder
-from pipelines.stages.keys import gguf_key, weights
 from tests.export.test_export import tiny
 
 gguf = pytest.importorskip("gguf")

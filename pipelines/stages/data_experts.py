@@ -1,0 +1,96 @@
+"""Endpoints that recipes ask about their data: cleaners of training pairs, and the schema linker."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipelines.benchmarks import prompt_schema
+from pipelines.benchmarks.base import Rejected, resolve
+from pipelines.core.types import Example
+from pipelines.databases.of_recipe import Link, schemas, sql_engine, with_prompt_facts
+from pipelines.databases.schema_filter import link_locally
+from pipelines.stages.context import Context
+from pipelines.stages.data_sources import TRAINED
+
+FLAGGED = "flagged_by_all"
+
+
+class ExpertResult(NamedTuple):
+    """The examples of one pool after the experts were asked."""
+
+    examples: list[Example]  # those that are kept, with the facts of their prompts (`with_prompt_facts`).
+    rejected: list[Rejected]
+    figures: dict[str, float]  # the cleaners' agreement, the linker's recall of the gold SQL's schema, costs.
+
+
+def ask_experts(ctx: Context, pool: str, examples: Sequence[Example]) -> ExpertResult:
+    """Clean the examples of one pool, and add what their prompts show.
+
+    Only training pools are cleaned: a benchmark is what it is.
+    """
+    if not examples:
+        return ExpertResult([], [], {})
+    figures: dict[str, float] = {}
+    schema = schemas(ctx.recipe)
+    resolved = {example.id: example for example in resolve(examples, ctx.folder)}
+    flagged: list[Rejected] = []
+    if ctx.recipe.data.cleaners and pool in TRAINED:
+        flagged = _flagged_by_cleaners(ctx, list(resolved.values()), schema, figures)
+    flagged_ids = {row.row for row in flagged}
+    kept = [example for example in examples if example.id not in flagged_ids]
+    with sql_engine(ctx.recipe) as sql:
+        link = _stage_linker(ctx, pool, figures)
+        to_show = [resolved[example.id] for example in kept]
+        shown = with_prompt_facts(to_show, ctx.recipe, schema, sql, link)
+    # The database stays as the dataset names it.
+    with_facts = [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, shown, strict=True)]
+    return ExpertResult(with_facts, flagged, figures)
+
+
+def _flagged_by_cleaners(
+    ctx: Context, examples: Sequence[Example], schema: prompt_schema.Schemas, figures: dict[str, float]
+) -> list[Rejected]:
+    """The training pairs that all cleaners call bad."""
+    from pipelines.endpoints.asker import Asker
+    from pipelines.teachers import experts
+
+    askers = [Asker.named(name, ctx.responses) for name in ctx.recipe.data.cleaners]
+    checked = experts.check_pairs(askers, examples, schema)
+    for asker in askers:
+        for measure, value in asker.take_used().items():
+            figures[f"cleaner_{measure}_{asker.name}"] = value
+    for measure, value in experts.agreement(checked).items():
+        figures[f"cleaners_{measure}"] = value
+    return [Rejected(case.example.id, FLAGGED, " / ".join(case.reasons)) for case in checked if case.dropped]
+
+
+def _stage_linker(ctx: Context, pool: str, figures: dict[str, float]) -> Link:
+    """The recipe's linker; its figures are added when it is called.
+
+    The linker "gold" asks no endpoint: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct
+    schema"). A training pool's linked schema is united with the gold's, for a question must be answerable to be trained
+    on (Reasoning-SQL, 4.1).
+    """
+    from pipelines.endpoints.asker import Asker
+    from pipelines.teachers import experts
+
+    data = ctx.recipe.data
+
+    def link(examples: Sequence[Example], schema: prompt_schema.Schemas) -> list[Example]:
+        if data.linker in (None, prompt_schema.GOLD):
+            return prompt_schema.gold_linked(examples, schema)
+        gold = prompt_schema.gold_items(examples, schema)
+        if data.linker == prompt_schema.LOCAL:
+            linked = link_locally(examples, schema, data.linker_tokens, ctx.recipe.protocol.is_brief)
+        else:
+            asker = Asker.named(str(data.linker), ctx.responses)
+            linked = experts.link(asker, examples, schema)
+            for measure, value in asker.take_used().items():
+                figures[f"linker_{measure}_{asker.name}"] = value
+        for measure, value in experts.recall(linked, gold).items():
+            figures[f"linker_{measure}"] = value
+        if pool not in TRAINED:
+            return linked
+        return [experts.unite(example, gold[example.id], schema(example.database)) for example in linked]
+
+    return link

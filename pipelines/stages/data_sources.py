@@ -1,0 +1,163 @@
+"""The long work of the data stage: each source is read once into the work folder, and its gold SQL is run in shards."""
+
+from __future__ import annotations  # array[int] is a type for checkers alone
+
+import dataclasses
+import itertools
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from pipelines.benchmarks import base
+from pipelines.benchmarks.base import Rejected
+from pipelines.core import frames
+from pipelines.core.files import read_json, write_json, write_lines
+from pipelines.core.store import SHARDS
+from pipelines.core.types import Example
+from pipelines.databases.of_recipe import sql_engine, with_card_evidence
+from pipelines.recipe.config import Recipe, Source
+from pipelines.stages.context import Context
+from pipelines.stages.shards import Run, Shards
+
+TRAINED = ("sft", "rl")  # pools that are learned from
+BATCH = 1024  # gold queries between two moves of the bar
+
+
+class PoolSource(NamedTuple):
+    """One source of the recipe's data."""
+
+    pool: str  # "sft", "rl", "dev" or "test".
+    part: int  # its index among the sources of its pool.
+    source: Source
+
+
+@dataclasses.dataclass(frozen=True)
+class SourcePart:
+    """One source as it was read."""
+
+    pool: str
+    part: int
+    kind: str
+    path: Path  # its examples, a Parquet file; it does not exist if there are none.
+    rows: int  # examples in that file.
+    rejected: tuple[Rejected, ...]  # rows that are no example, with the reason.
+
+
+@dataclasses.dataclass
+class CheckedSource:
+    """A source after its gold SQL was run."""
+
+    kept: array[int]  # row numbers of its file.
+    levels: list[str]  # the hardness of each kept row.
+    rejected: list[Rejected]  # all rejected rows, the reader's among them.
+
+
+def read_source(ctx: Context, number: int, pool_source: PoolSource) -> SourcePart:
+    """Read the examples that a source's levels and count choose, and the rejected rows, unless a killed run has.
+
+    Args:
+        number: the source's index among all sources of the stage.
+    """
+    pool, part, source = pool_source
+    folder = ctx.folder / SHARDS
+    folder.mkdir(exist_ok=True)
+    path = folder / f"source-{number}.parquet"
+    note = folder / f"source-{number}.json"
+    if not note.is_file():
+        loaded = base.load(source, ctx.recipe.seed, ctx.folder)
+        rows = _write_examples(ctx, pool_source, loaded, path)
+        if rows:
+            names = frames.read(path, "id", "hardness")
+        else:
+            names = pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})
+        chosen, rejected = base.choose(names["id"], names["hardness"], loaded.quarantine, source, ctx.recipe.seed)
+        if len(chosen) < rows:
+            frames.keep(path, chosen)
+        write_json(note, {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]})
+    noted = read_json(note)
+    return SourcePart(pool, part, source.kind, path, noted["rows"], tuple(Rejected(*row) for row in noted["rejected"]))
+
+
+def _write_examples(ctx: Context, pool_source: PoolSource, loaded: base.Loaded, path: Path) -> int:
+    """Write a source's examples a window at a time, and return their number; without examples there is no file."""
+    pool, part, source = pool_source
+    examples = iter(loaded.examples)
+    writer = frames.Writer(path, path.parent)
+    rows = 0
+    while window := list(itertools.islice(examples, frames.WINDOW)):
+        if source.hardness is not None:
+            window = base.with_hardness(window)
+        window = with_card_evidence(window, ctx.folder)
+        writer.add(pool_frame(window, pool, part))
+        rows += len(window)
+        ctx.progress.advance(0, f"{pool}: {rows} questions")
+    if rows:
+        writer.close()
+    return rows
+
+
+def pool_frame(examples: Sequence[Example], pool: str, part: int) -> pl.DataFrame:
+    """The rows of a pool's examples; all windows have the same columns, also where a column holds no value."""
+    frame = frames.to_frame(examples, extra=[{"pool": pool, "part": part}] * len(examples))
+    return frame.with_columns(pl.col(pl.Null).cast(pl.String))
+
+
+def check_sources(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSource]:
+    """Run the gold SQL of all sources, in shards that are shared among processes or a cluster."""
+    total = sum(part.rows for part in parts)
+    rollout = ctx.recipe.rollout
+    shards = Shards(range(total), BATCH, ctx.folder)
+    ctx.progress.begin(ctx.stage, total, "gold SQL")
+    workers = None if rollout.processes == 1 or total <= BATCH else 1
+    without_rejected = tuple(dataclasses.replace(part, rejected=()) for part in parts)  # each shard's job carries them
+    args = (ctx.recipe, ctx.folder, without_rejected, workers)
+    shards.run(make_gold_check_run, args, rollout.processes, ctx.progress, rollout.dask)
+    checked = [CheckedSource(array("q"), [], list(part.rejected)) for part in parts]
+    for row in shards.rows():
+        source = checked[row["source"]]
+        source.kept.extend(row["kept"])
+        source.levels += map(sys.intern, row["levels"])
+        source.rejected += [Rejected(*rejected) for rejected in row["rejected"]]
+    return checked
+
+
+def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart], workers: int | None) -> Run:
+    """A process's own sandbox; its run writes a line for each source that its rows belong to.
+
+    The rows are numbered through all sources, in order.
+    """
+    sql = sql_engine(recipe, workers)
+    starts = [0, *itertools.accumulate(part.rows for part in parts)]
+
+    def run(items: Sequence[Any], path: Path) -> str:
+        lines: list[dict[str, Any]] = []
+        for number, group in itertools.groupby(items, lambda item: bisect_right(starts, item) - 1):
+            part = parts[number]
+            rows = [item - starts[number] for item in group]
+            examples = frames.from_frame(frames.take(part.path, rows), Example)
+            drop_empty = recipe.data.drop_empty and part.pool in TRAINED
+            good, rejected = base.check_gold(examples, sql, folder, drop_empty)
+            good_ids = {example.id for example in good}
+            good_rows = [row for row, example in zip(rows, examples, strict=True) if example.id in good_ids]
+            levels = [example.hardness for example in base.with_hardness(good)]
+            bad = [dataclasses.astuple(row) for row in rejected]
+            lines.append({"source": number, "kept": good_rows, "levels": levels, "rejected": bad})
+        write_lines(path, lines)
+        return f"{sum(len(line['kept']) for line in lines)}/{len(items)} run"
+
+    return run
+
+
+def kept_frames(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
+    """The kept rows of a source with their levels, a window at a time."""
+    if not checked.kept:
+        return
+    levels = iter(checked.levels)
+    for frame in frames.windows(part.path, checked.kept):
+        hardness = list(itertools.islice(levels, frame.height))
+        yield frame.with_columns(hardness=pl.Series(hardness, dtype=pl.String))

@@ -1,0 +1,110 @@
+"""Stage 3: the demonstrations that are kept.
+
+The trajectories are read a shard at a time, and some hundred bytes a row are kept between, so that SynSQL's two and a
+half million rows need no more memory than a laptop has.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from pipelines.core import frames
+from pipelines.core.errors import DataError
+from pipelines.core.files import read_json, write_atomic, write_json, write_lines
+from pipelines.core.frames import DATA
+from pipelines.core.types import Trajectory
+from pipelines.curation import card, filtering
+from pipelines.environment.core import Environment
+from pipelines.recipe.config import Recipe
+from pipelines.sql import similarity
+from pipelines.stages.context import COSTS, LEAKAGE, QUARANTINE, Context, examples_at, rows_of
+from pipelines.stages.shards import Run, Shards, run_over_rows
+
+SAMPLED = 20_000  # kept trajectories, at even distances, whose words are counted
+
+
+def filter_trajectories(ctx: Context) -> None:
+    """Write the kept trajectories to `data.parquet` and every other one, with its reason, to `quarantine.jsonl`."""
+    source = ctx.inputs["synthesize"] / DATA
+    shards = _check_trajectories(ctx, source)
+    tables = [pl.DataFrame(shards.read(index), schema=filtering.COLUMNS) for index in range(len(shards))]
+    checked = pl.concat([pl.DataFrame(schema=filtering.COLUMNS), *tables])
+    selected = filtering.select(checked, ctx.recipe.filter, ctx.recipe.seed)
+    kept_rows = selected["reason"].is_null().arg_true()
+    writer = frames.Writer(ctx.folder / DATA, shards.folder)
+    for frame in frames.windows(source, kept_rows):
+        writer.add(frame)
+    writer.close()
+    _write_quarantine(ctx, shards, selected["reason"].cast(pl.String))
+    quality = _write_card(ctx, source, selected, kept_rows)
+
+    kept = len(kept_rows)
+    reasons = {f"left_out_{reason}": float(count) for reason, count in quality["left_out"].items()}
+    ctx.metrics({"kept": kept, "acceptance": kept / max(1, len(selected)), **reasons})
+    if not kept:
+        reason = next(iter(quality["left_out"]), "there were none")
+        raise DataError(
+            f"none of {len(selected)} trajectories is kept; most often: {reason}", f"See {ctx.folder / QUARANTINE}."
+        )
+
+
+def _check_trajectories(ctx: Context, source: Path) -> Shards[int]:
+    """Judge all trajectories; each shard's file has one `CheckedTrajectory` a line."""
+    data = ctx.inputs["data"]
+    example_ids = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
+    data_rows = rows_of(data, "sft")
+    question_rows = example_ids.to_frame("id").join(data_rows, on="id", how="left", maintain_order="left")["row"]
+    return run_over_rows(ctx, question_rows, "trajectories", make_judging_run, source, data=data)
+
+
+def _write_quarantine(ctx: Context, shards: Shards[int], reasons: pl.Series) -> None:
+    """Write a line for each trajectory with a reason to be left out; `reasons` are in the order of the shards' rows."""
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for row, reason in zip(shards.rows(), reasons, strict=True):
+            if reason is not None:
+                detail = filtering.detail(reason, row["detail"], ctx.recipe.filter)
+                yield {"example_id": row["example_id"], "sample": row["sample"], "reason": reason, "detail": detail}
+
+    write_lines(ctx.folder / QUARANTINE, lines())
+
+
+def _write_card(ctx: Context, source: Path, selected: pl.DataFrame, kept_rows: pl.Series) -> dict[str, Any]:
+    """Write the dataset's card, and return the figures that it shows beside leakage and costs."""
+    step = max(1, -(-len(kept_rows) // SAMPLED))
+    sampled = frames.windows(source, kept_rows.gather_every(step))
+    trajectories = (trajectory for frame in sampled for trajectory in frames.from_frame(frame, Trajectory))
+    quality = card.quality(selected, similarity.distinct_2(trajectories))
+    write_json(ctx.folder / "quality.json", quality)
+    leakage = read_json(ctx.inputs["data"] / LEAKAGE)["sft"]
+    costs = read_json(ctx.inputs["synthesize"] / COSTS)
+    write_atomic(ctx.folder / "card.md", card.write(ctx.recipe, quality, leakage, costs))
+    return quality
+
+
+def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
+    """A process's own sandbox; its run judges the trajectories in these rows of `source`.
+
+    Args:
+        places: a file with the row in `data` of each trajectory's question.
+    """
+    environment = Environment(recipe)
+    question_rows = np.load(places, mmap_mode="r")
+
+    def run(rows: Sequence[Any], path: Path) -> str:
+        trajectories = frames.from_frame(frames.take(source, rows), Trajectory)
+        needed = sorted(set(question_rows[rows[0] : rows[-1] + 1].tolist()))  # neighbours, mostly
+        by_id = {example.id: example for example in examples_at(data, needed)}
+        outcomes = environment.judge(trajectories, by_id.values(), reads={"level"})
+        checked = []
+        for outcome in outcomes:
+            database = by_id[outcome.example_id].database.id
+            checked.append(filtering.CheckedTrajectory.of(outcome, database, recipe.filter))
+        write_lines(path, map(dataclasses.asdict, checked))
+        return f"{sum(outcome.correct for outcome in outcomes)}/{len(outcomes)} right"
+
+    return run

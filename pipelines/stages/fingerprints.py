@@ -1,0 +1,258 @@
+"""What decides a stage's result and stands outside the recipe: files, weights, prompts, and models behind endpoints."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.benchmarks import base
+from pipelines.benchmarks.prompt_schema import NO_ENDPOINT
+from pipelines.core.errors import DataError, RecipeError, ResourceError
+from pipelines.core.files import read_json, sha256, write_atomic
+from pipelines.core.registry import PROTOCOLS
+from pipelines.core.store import Store
+from pipelines.databases import card, named
+from pipelines.protocols.one_action import SCRIPTED, Ask
+from pipelines.recipe.config import MERGE, ProtocolSection, Recipe, Source
+from pipelines.recipe.recipes import digest
+from pipelines.rewards.panel import RUBRIC, endpoint_of
+from pipelines.rollout import gguf_model
+from pipelines.sql.dialects.base import identity
+
+CACHE = "digests.json"
+SETTLED_S = 2.0  # A file changed later than that may change again within one tick of its file system's clock.
+ANSWER_FIELDS = {"model", "omit", "extra", "system", "reasoning"}  # fields of an endpoint that decide its answers
+MISSING = "missing"
+
+
+class Digests:
+    """Digests of files, remembered in a store by (path, size, modification time): gigabytes are read once."""
+
+    def __init__(self, store: Path | None) -> None:
+        self._path = None if store is None else store / CACHE
+        self._known: dict[str, Any] = {}
+        self._new: dict[str, Any] = {}
+        if self._path is not None:
+            with contextlib.suppress(DataError):  # Ignore a corrupt digest cache; it is rebuilt.
+                self._known = read_json(self._path)
+
+    def of(self, path: Path) -> str:
+        """The digest of a file's bytes; `MISSING` if there is none."""
+        try:
+            key, is_settled = self._cache_key(path)
+            value = self._known.get(key) or self._new.get(key)
+            if value is None:
+                value = sha256(path)
+                if is_settled:
+                    self._new[key] = value
+        except (OSError, ValueError):  # a missing file, a folder, a name that no file can have
+            return MISSING
+        return str(value)
+
+    def files(self, source: Source, path: Path) -> list[Path]:
+        """The files that a source's reader names, and the file itself; every file there if the reader names none.
+
+        Those of a single file, which may be long, are remembered too.
+        """
+        cache_key = ""
+        is_settled = False
+        if path.is_file():
+            file_key, is_settled = self._cache_key(path)
+            cache_key = f"files|{digest([source.kind, source.options, source.corrections])}|{file_key}"
+            if cache_key in self._known:
+                return [Path(file) for file in self._known[cache_key]]
+        named_files = base.files(source)
+        if named_files is None:
+            named_files = walk_files(path)
+        files = sorted(set(named_files))
+        if is_settled:
+            self._new[cache_key] = [str(file) for file in files]
+        return files
+
+    def save(self) -> None:
+        """Keep what is new. A store that cannot be written keeps nothing: the files are read again the next time."""
+        if self._new and self._path is not None:
+            with contextlib.suppress(OSError, ResourceError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(self._path, json.dumps({**self._known, **self._new}, sort_keys=True))
+
+    @staticmethod
+    def _cache_key(path: Path) -> tuple[str, bool]:
+        """The key of a file in the cache, and whether its modification time is old enough to stand for its bytes."""
+        status = path.stat()
+        is_settled = time.time() - status.st_mtime > SETTLED_S
+        return f"{path}|{status.st_size}|{status.st_mtime_ns}", is_settled
+
+
+def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
+    """For each path of some sources, a digest of the files there that their readers read; unrelated ones don't count.
+
+    Links are followed. A file that a reader names and is not there counts, too: it may come.
+    """
+    digests = Digests(store)
+    by_folder: dict[str, dict[str, str]] = {}
+    for source in sources:
+        if source.path:
+            path = _path(source)
+            folder = by_folder.setdefault(str(path), {})
+            for file in digests.files(source, path):
+                folder[os.path.relpath(file, path)] = digests.of(file)
+    digests.save()
+    return {path: digest(files) for path, files in by_folder.items()}
+
+
+def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
+    """The digests of the cards that describe databases of some sources, by the databases' names; {} for no card."""
+    cards_by_database = card.by_database()
+    if not cards_by_database:
+        return {}
+    identities = _database_identities(sources, store)
+    servers = tuple(name for name in identities if name.endswith("/"))
+    by_name: dict[str, list[str]] = {}  # files of one name may lie in several folders
+    for name, database_card in sorted(cards_by_database.items()):
+        if name in identities or name.startswith(servers):
+            by_name.setdefault(named.name_of(name), []).append(_card_digest(database_card))
+    return {name: digest(found) for name, found in by_name.items()}
+
+
+def _database_identities(sources: Sequence[Source], store: Path) -> set[str]:
+    """The identities of the databases that sources name; one that ends in "/" stands for all of a server's."""
+    digests = Digests(store)
+    identities = set()
+    for source in sources:
+        if source.path:
+            for file in digests.files(source, _path(source)):
+                identities.add(identity(str(file)))
+    digests.save()
+    for source in sources:
+        for address in base.addresses(source):
+            identities.add(identity(address))
+    return identities
+
+
+def _card_digest(database_card: card.DatabaseCard) -> str:
+    """A digest of the parts of a card that decide prompts and results."""
+    shown = dataclasses.asdict(database_card.shown())
+    if not database_card.other_schemas:
+        del shown["other_schemas"]
+    return digest([database_card.hidden, shown, database_card.notes, database_card.metrics])
+
+
+def prompt_digest(protocol: ProtocolSection) -> str:
+    """A digest of the prompt's text: after an edit its stages are made anew."""
+    path = PROTOCOLS[protocol.name].prompts / f"{protocol.name}_{protocol.prompt}.txt"
+    return digest(path.read_text(encoding="utf-8") if path.is_file() else "")
+
+
+def folder_digest(folder: Path, store: Path | None = None) -> str:
+    """A digest of every file in a folder, by content; links are followed. The store remembers them."""
+    digests = Digests(store)
+    files = [[os.path.relpath(file, folder), digests.of(file)] for file in walk_files(folder)]
+    digests.save()
+    return digest(files)
+
+
+def gguf_key(file: Path, store: Store) -> str:
+    """The key of a GGUF file's folder in the store: a digest of its bytes, and of the way that they are read."""
+    path = file.expanduser().resolve()
+    if not path.is_file():
+        raise DataError(f"there is no file {file}", "Give a GGUF file, a local folder or a hub name as the model.")
+    digests = Digests(store.root)
+    key = digest([digests.of(path), gguf_model.VERSION])
+    digests.save()
+    return key
+
+
+def weights(source: str, store: Store) -> str | None:
+    """A digest of the weights under a local `model.source`; None for the tiny model and for a hub's name."""
+    path = Path(source).expanduser()
+    if gguf_model.is_gguf(path):
+        return gguf_key(path, store)
+    if source == "tiny" or not path.exists():
+        return None
+    stage = stage_at(source, store)
+    if stage is not None:  # its manifest has the digests
+        files = store.manifest(*stage)["files"]
+        return digest({name: entry["sha256"] for name, entry in files.items()})
+    return folder_digest(path.resolve(), store.root)
+
+
+def stage_at(source: str, store: Store) -> tuple[str, str] | None:
+    """The finished stage of this store that a model's source lies in; None for any other."""
+    path = Path(source).expanduser().resolve()
+    if not source or not path.is_relative_to(store.root):
+        return None
+    parts = path.relative_to(store.root).parts
+    if len(parts) < 2:
+        return None
+    stage, key = parts[:2]
+    return (stage, key) if store.has(stage, key) else None
+
+
+def walk_files(path: Path, ancestors: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Every file below a path, links followed; a folder that links lead back to is walked once on the way down.
+
+    Args:
+        ancestors: the device and the inode of each folder on the way down.
+    """
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        status = path.stat()
+        folder = (status.st_dev, status.st_ino)
+        if folder not in ancestors:
+            for entry in sorted(path.iterdir()):
+                yield from walk_files(entry, ancestors | {folder})
+
+
+def asked_endpoints(recipe: Recipe, stage: str) -> Iterator[str | None]:
+    """The endpoints that a stage asks, by name; None for a teacher that is one and names none."""
+    if stage in ("data", "test"):
+        if stage == "data":
+            yield from recipe.data.cleaners
+        if recipe.data.linker not in NO_ENDPOINT:
+            yield recipe.data.linker
+    elif stage == "synthesize":
+        yield from (teacher.endpoint for teacher in recipe.synthesis.teachers if teacher.kind == "endpoint")
+    elif stage in ("gold_schema", "test_schema"):
+        yield from recipe.gold_schema.extractors
+    elif stage == "grpo":
+        judge = endpoint_of(recipe.rewards)
+        if judge is not None:
+            yield judge
+    elif stage.startswith("evaluate") and recipe.evaluation.selector:
+        yield recipe.evaluation.selector.removeprefix(MERGE)
+    if recipe.protocol.name == Ask.name and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):
+        user = recipe.protocol.options.get("user", SCRIPTED)
+        if user != SCRIPTED:
+            yield user
+
+
+def endpoints(recipe: Recipe, stage: str) -> dict[str, Any]:
+    """The model behind each endpoint that a stage asks, and the other fields of its entry that decide its answers.
+
+    The address is not part of it: the same model behind another port answers the same. A name without an entry has
+    None; whether it is needed is checked before a run begins.
+    """
+    from pipelines.endpoints.client import endpoint
+
+    names = sorted({name for name in asked_endpoints(recipe, stage) if name is not None})
+    entries: dict[str, Any] = dict.fromkeys(names)
+    for name in names:
+        with contextlib.suppress(RecipeError):
+            entries[name] = endpoint(name).model_dump(mode="json", include=ANSWER_FIELDS)
+    judge = endpoint_of(recipe.rewards)
+    if judge is not None and judge in names:
+        entries["rubric"] = digest(RUBRIC)
+    return entries
+
+
+def _path(source: Source) -> Path:
+    path = Path(str(source.path)).expanduser().resolve()
+    if not path.exists():
+        raise DataError(f"no such file or folder: {path}", f"It is the path of a {source.kind} source in the recipe.")
+    return path
