@@ -150,7 +150,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
             "best = min(groups, key=lambda items: len(groups[items])",
         ),
         ('(("adds", view, best), ("lacks", best, view))', '(("adds", best, view), ("lacks", view, best))'),
-        ('        if row["accepted"]\n', ""),
+        ('        if row["accepted"]:\n', "        if row:\n"),
     ],
     "metrics": [
         ('return f"number:{cell:.10g}"', 'return f"number:{cell:.6g}"'),

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 EMPTY = "gold_empty"  # the reason of `check_gold` that is not a fault
 HIDDEN_SQL = "its SQL is not repeated here, for the database has hidden parts"
-PROBE_SQL = "SELECT 1"  # run if the gold is a result and not a query: is the database there?
+PROBE_SQL = "SELECT 1"  # looks for the database, if the gold is a result and not a query
 
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
     """A row that did not become an example."""
 
-    row: str  # where it stands: "dev.json[12]", "questions.jsonl:4".
+    row: str  # its place: "dev.json[12]", "questions.jsonl:4".
     reason: str  # a short stable word ("missing_database", "empty_question", ...).
     detail: str  # one line for a person.
-    # whether it counts among the rows that a source's levels and count choose. Which of the rejected rows they would
-    # have chosen cannot be known, so they count in the same proportion as the good ones.
+    # Whether it counts among the rows that a source's levels and count choose. Nobody can know which of the rejected
+    # rows they would have chosen, so as large a share of them counts as of the good rows.
     chosen: bool = True
 
 
@@ -53,7 +53,7 @@ class Loaded:
     """The content of a source: good examples in its order, and the rejected rows."""
 
     examples: Iterable[Example]  # a list, or an iterator that can be walked once.
-    quarantine: list[Rejected]  # whole as soon as the examples have been walked.
+    quarantine: list[Rejected]  # rejected rows; complete as soon as the examples have been walked.
 
 
 @dataclasses.dataclass
@@ -82,7 +82,7 @@ def read(source: Source, seed: int, root: Path) -> Questions:
 
 
 def load(source: Source, seed: int, root: Path) -> Loaded:
-    """The examples of a source's reader, with corrected gold SQL; arguments as of `read`."""
+    """The examples of a source's reader, with corrected gold SQL; the arguments are those of `read`."""
     loaded: Loaded = READERS[source.kind].read(source, seed, root)
     if source.corrections is None:
         return loaded
@@ -98,36 +98,42 @@ def load(source: Source, seed: int, root: Path) -> Loaded:
 def choose(
     ids: pl.Series, levels: pl.Series, rejected: Sequence[Rejected], source: Source, seed: int
 ) -> tuple[pl.Series, list[Rejected]]:
-    """The rows of a source that its levels and its count choose, rising, and all that is rejected.
+    """The rows of a source that its levels and its count choose, rising, and all rejected rows.
 
-    Of several rows with one id the first counts. Ids and levels are those of all examples, in order; `rejected` has the
-    reader's own.
+    The first of several rows with one id counts.
+
+    Args:
+        ids, levels: those of all examples, in order.
+        rejected: rows that the reader rejected.
     """
-    first = ids.is_first_distinct()
-    twice = [Rejected(id, "duplicate_id", "another row has the same id") for id in ids.filter(~first)]
-    good = first.arg_true()
+    is_first = ids.is_first_distinct()
+    duplicates = [Rejected(id, "duplicate_id", "another row has the same id") for id in ids.filter(~is_first)]
+    good = is_first.arg_true()
     rows = good
     if source.hardness is not None:
         rows = good.filter(levels.gather(good).is_in(list(source.hardness)))
     if source.count is not None and source.count < len(rows):
-        chosen = random.Random(f"{seed}/count").sample(range(len(rows)), source.count)
-        rows = rows.gather(sorted(chosen))
-    return rows, mark_chosen([*rejected, *twice], len(rows), len(good))
+        drawn = random.Random(f"{seed}/count").sample(range(len(rows)), source.count)
+        rows = rows.gather(sorted(drawn))
+    return rows, mark_chosen([*rejected, *duplicates], len(rows), len(good))
 
 
 def mark_chosen(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:
-    """Rejected rows, as many of them marked as chosen as of the good ones were, evenly through the file; what never
-    counts among the rows that are chosen stays so.
+    """Rejected rows, as large a share of them marked as chosen as of the good ones, evenly through the file.
+
+    A row that never counts among the chosen ones stays so.
+
+    Args:
+        chosen, good: the numbers of good rows that are chosen, and of all good rows.
     """
     if chosen == good:
         return rejected
-    rows = [row for row in rejected if row.chosen]
-    never = [row for row in rejected if not row.chosen]
-    marked = [
-        dataclasses.replace(row, chosen=(place + 1) * chosen // good > place * chosen // good)
-        for place, row in enumerate(rows)
-    ]
-    return [*marked, *never]
+    marked = []
+    for index, row in enumerate(row for row in rejected if row.chosen):
+        is_chosen = (index + 1) * chosen // good > index * chosen // good
+        marked.append(dataclasses.replace(row, chosen=is_chosen))
+    never_chosen = [row for row in rejected if not row.chosen]
+    return [*marked, *never_chosen]
 
 
 def files(source: Source) -> Iterator[Path] | None:
@@ -158,44 +164,45 @@ def addresses(source: Source) -> Iterator[str]:
 
 def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
     """The same examples with absolute locations, ready to be executed; connection strings stay as they are."""
-    return [
-        example
-        if DIALECTS[example.database.engine].is_server
-        else dataclasses.replace(
-            example, database=dataclasses.replace(example.database, location=str(root / example.database.location))
-        )
-        for example in examples
-    ]
+    resolved = []
+    for example in examples:
+        database = example.database
+        if not DIALECTS[database.engine].is_server:
+            database = dataclasses.replace(database, location=str(root / database.location))
+            example = dataclasses.replace(example, database=database)
+        resolved.append(example)
+    return resolved
 
 
 def check_gold(
     examples: Sequence[Example], engine: SqlEngine, root: Path, drop_empty: bool = False
 ) -> tuple[list[Example], list[Rejected]]:
-    """Run every gold SQL and part the examples whose gold runs from those whose gold fails.
+    """Run every gold SQL and separate the examples whose gold runs from those whose gold fails.
 
-    A database that cannot be reached is told from a gold SQL that is wrong. An empty result is no failure. Where the
-    gold is a result (Spider 2.0) there may be no gold SQL: then only the database is looked for. Where something of the
-    database is hidden, no detail quotes SQL, which may name it.
+    A database that cannot be reached has another reason than a gold SQL that is wrong. An empty result is no failure.
+    If the gold is a result (Spider 2.0) there may be no gold SQL: then only the database is looked for. If the database
+    has hidden parts, no detail quotes SQL, which may name them.
 
     Args:
-        root: what the examples' locations are relative to.
-        drop_empty: part those off, too, whose gold SQL returns nothing (MTIR-SQL, 4.1), as `EMPTY`.
+        root: the folder that the examples' locations are relative to.
+        drop_empty: reject examples whose gold SQL returns nothing, too (MTIR-SQL, 4.1), as `EMPTY`.
     """
     jobs = [(example.database, example.gold_sql or PROBE_SQL) for example in resolve(examples, root)]
     results = engine.execute_many(jobs, max_rows=1)
     good: list[Example] = []
     rejected: list[Rejected] = []
     for example, (database, _), result in zip(examples, jobs, results, strict=True):
-        shown_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
-        if result.ok:
-            if drop_empty and not result.rows:
-                rejected.append(Rejected(example.id, EMPTY, shown_sql))
-            else:
-                good.append(example)
-            continue
-        broken = result.status is ExecutionStatus.UNAVAILABLE
-        reason = "database_unavailable" if broken else f"gold_{result.error_class or result.status.value}"
-        rejected.append(Rejected(example.id, reason, f"{result.error or result.status.value}: {shown_sql}"))
+        quoted_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
+        status = result.status.value
+        if result.ok and drop_empty and not result.rows:
+            rejected.append(Rejected(example.id, EMPTY, quoted_sql))
+        elif result.ok:
+            good.append(example)
+        elif result.status is ExecutionStatus.UNAVAILABLE:
+            rejected.append(Rejected(example.id, "database_unavailable", f"{result.error or status}: {quoted_sql}"))
+        else:
+            reason = f"gold_{result.error_class or status}"
+            rejected.append(Rejected(example.id, reason, f"{result.error or status}: {quoted_sql}"))
     return good, rejected
 
 
@@ -210,7 +217,7 @@ def source_folder(source: Source) -> Path:
 
 
 def read_objects(path: Path, hint: str) -> list[dict[str, Any]]:
-    """The objects in a file of JSON lines."""
+    """The JSON objects in a file of JSON lines; DataError if a row is none."""
     rows = [row.value for row in good_rows(path, hint=hint)]
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} holds something else than objects", hint)
@@ -228,24 +235,30 @@ def by_name(rows: Iterable[dict[str, Any]], field: str, path: Path) -> dict[str,
     return named
 
 
-def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
+def link(target: Path, root: Path, source: Source, namespace: str = "") -> str:
     """Link a benchmark's database under `root` and return its location relative to `root`.
 
-    The folder's name comes from the path as the recipe writes it, so that sources with equal file names stay apart;
-    if another file has that place already, the next one gets a folder of its own. `apart` parts databases with equal
-    file names within the source.
+    The folder's name comes from the path as the recipe writes it, so that sources with equal file names do not clash;
+    if another file is linked there already, the next one gets a folder of its own.
+
+    Args:
+        namespace: tells databases with equal file names within the source.
     """
     file = target.resolve()
-    for number in itertools.count():
-        name = f"{source.path}\0{apart}" + (f"\0{number}" if number else "")
-        place = Path("databases") / f"{source.kind}_{hashlib.sha256(name.encode()).hexdigest()[:6]}" / target.name
-        spot = root / place
-        if not spot.is_symlink():
-            spot.parent.mkdir(parents=True, exist_ok=True)
-            os.symlink(file, spot)
-        if spot.readlink() == file:
-            break
-    return str(place)
+    number = 0
+    while True:
+        name = f"{source.path}\0{namespace}"
+        if number:
+            name += f"\0{number}"
+        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+        location = Path("databases") / f"{source.kind}_{digest}" / target.name
+        symlink = root / location
+        if not symlink.is_symlink():
+            symlink.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(file, symlink)
+        if symlink.readlink() == file:
+            return str(location)
+        number += 1
 
 
 def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> Loaded:
@@ -265,20 +278,22 @@ def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> 
 
 
 def distinct_texts(rows: Iterable[Any], *fields: str) -> list[str]:
-    """The different texts in the first of these fields that a row has, sorted; rows without one are passed over."""
-    ids = set()
+    """The different texts in the first of these fields that a row has, sorted; rows without one are skipped."""
+    texts = set()
     for row in rows:
-        with contextlib.suppress(BadRow):
-            ids.add(text_field(row, *fields))
-    return sorted(ids)
+        with contextlib.suppress(BadRow):  # the reader rejects the row with a reason
+            texts.add(text_field(row, *fields))
+    return sorted(texts)
 
 
 def split_files(folder: Path, name: str, hint: str) -> list[Path]:
-    """A split's file of each database, in the folders of their names; the folder's own where one file has them all."""
-    files = sorted(folder.glob(f"*/{name}")) or [path for path in [folder / name] if path.is_file()]
-    if not files:
+    """A split's file of each database, in the folders of their names; else the one file in the folder itself."""
+    paths = sorted(folder.glob(f"*/{name}"))
+    if not paths and (folder / name).is_file():
+        paths = [folder / name]
+    if not paths:
         raise DataError(f"no {name} under {folder}", hint)
-    return files
+    return paths
 
 
 def check_plain(id: str) -> None:
@@ -295,7 +310,7 @@ def check_address(address: str) -> None:
 
 
 def find_database(id: str, candidates: Callable[[str], Sequence[Path]]) -> Path:
-    """The SQLite file of a database: the first candidate, or another one that is there where the first is bad."""
+    """The SQLite file of a database: the first candidate, or another existing one if the first is bad."""
     check_plain(id)
     first, *others = candidates(id)
     try:
@@ -326,44 +341,54 @@ class QuestionFile(NamedTuple):
     """A JSON list of questions."""
 
     path: Path
-    shown: str  # its name where a row is rejected.
+    title: str  # its name in the places of rejected rows.
     stem: str  # its part of the questions' ids.
+
+
+class NumberedRow(NamedTuple):
+    """A row of a question file."""
+
+    place: str  # where it stands: "dev.json[12]".
+    number: str  # the end of its question's id, if the row has no id.
+    row: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """A source whose questions are rows of JSON lists: its files, and the fields of a row."""
 
-    name: str  # of the benchmark: before the questions' ids, and their source.
+    name: str  # the benchmark's name: the questions' source, and the begin of their ids.
     hint: str  # the layout in one line, for a person whose files differ.
     files: Sequence[QuestionFile]
-    databases: Callable[[str], Sequence[Path]]  # the files where a database may lie, the likeliest first.
+    databases: Callable[[str], Sequence[Path]]  # id -> the files that may hold the database, the likeliest first.
     question: str = "question"
     sql: tuple[str, ...] = ("query",)
     id: str | None = None  # the field with a question's id; null takes its file and number.
-    on_server: Callable[[str], Database] | None = None  # a server's database; None reads SQLite files.
-    main_folder: str | None = None  # of several folders of databases the one whose files need no folder of their own.
-    skip: Callable[[Any], bool] = lambda row: False  # rows that are no questions to learn from.
-    turns: Callable[[Any], Iterable[Any]] | None = None  # the rows of an entry that is a conversation.
-    described_by: Callable[[str], Iterable[Path]] = lambda id: ()  # files that describe a database.
+    on_server: Callable[[str], Database] | None = None  # id -> a server's database; None reads SQLite files.
+    main_folder: str | None = None  # The one of several folders of databases whose files need no folder of their own.
+    skip: Callable[[Any], bool] = lambda row: False  # row -> whether it is no question to learn from.
+    turns: Callable[[Any], Iterable[Any]] | None = None  # entry -> its rows, if entries are conversations.
+    described_by: Callable[[str], Iterable[Path]] = lambda id: ()  # id -> the files that describe the database.
 
-    def rows(self) -> Iterator[tuple[str, tuple[str, Any]]]:
-        """Each row behind its place, with the number that its id is made of."""
-        for path, shown, stem in self.files:
-            rows = read_json_text(path, self.hint)
-            if not isinstance(rows, list):
-                raise DataError(f"{path} holds a {type(rows).__name__}, not a list of questions", self.hint)
-            for index, row in enumerate(rows):
+    def rows(self) -> Iterator[NumberedRow]:
+        """Each row with its place and its number."""
+        for path, title, stem in self.files:
+            entries = read_json_text(path, self.hint)
+            if not isinstance(entries, list):
+                raise DataError(f"{path} holds a {type(entries).__name__}, not a list of questions", self.hint)
+            for index, entry in enumerate(entries):
                 if self.turns is None:
-                    yield f"{shown}[{index}]", (f"{stem}_{index}", row)
-                else:
-                    turns = enumerate(self.turns(row))
-                    yield from ((f"{shown}[{index}][{turn}]", (f"{stem}_{index}_{turn}", each)) for turn, each in turns)
+                    yield NumberedRow(f"{title}[{index}]", f"{stem}_{index}", entry)
+                    continue
+                for turn, row in enumerate(self.turns(entry)):
+                    yield NumberedRow(f"{title}[{index}][{turn}]", f"{stem}_{index}_{turn}", row)
 
     def paths(self) -> Iterator[Path]:
         """The question files, and the databases that they name with the files that describe them."""
-        yield from (file.path for file in self.files)
-        for id in filter(is_plain_name, distinct_texts((row for _, (_, row) in self.rows()), "db_id")):
+        for file in self.files:
+            yield file.path
+        ids = distinct_texts((numbered.row for numbered in self.rows()), "db_id")
+        for id in filter(is_plain_name, ids):
             if self.on_server is None:
                 yield from self.databases(id)
             yield from self.described_by(id)
@@ -373,22 +398,24 @@ class Layout:
     ) -> Loaded:
         """The questions; `finish` adds the fields of a row that only this benchmark has."""
 
-        def make(numbered: tuple[str, Any]) -> Example:
-            number, row = numbered
-            number = number if self.id is None else text_field(row, self.id)
+        def make(numbered: NumberedRow) -> Example:
+            row = numbered.row
+            number = numbered.number if self.id is None else text_field(row, self.id)
             id = text_field(row, "db_id")
-            question, (sql, meta) = text_field(row, self.question), gold_queries(row, *self.sql)
+            question = text_field(row, self.question)
+            sql, meta = gold_queries(row, *self.sql)
             if self.on_server is not None:
                 check_plain(id)
                 database = self.on_server(id)
             else:
                 path = find_database(id, self.databases)
-                folder = path.parent.parent.name  # databases of two folders may bear one name
-                apart = "" if self.main_folder in (None, folder) else folder
-                database = Database(id, "sqlite", link(path, root, source, apart))
+                folder = path.parent.parent.name  # databases of two folders may have one name
+                namespace = "" if self.main_folder in (None, folder) else folder
+                database = Database(id, "sqlite", link(path, root, source, namespace))
             return finish(Example(f"{self.name}_{number}", question, database, sql, source=self.name, meta=meta), row)
 
-        return collect((pair for pair in self.rows() if not self.skip(pair[1][1])), make)
+        questions = ((numbered.place, numbered) for numbered in self.rows() if not self.skip(numbered.row))
+        return collect(questions, make)
 
 
 def with_hardness(examples: list[Example]) -> list[Example]:
@@ -397,9 +424,11 @@ def with_hardness(examples: list[Example]) -> list[Example]:
         return examples
     from pipelines.sql import analyst
 
-    levels = analyst.hardness([(example.gold_sql, "sqlite") for example in examples if example.hardness is None])
-    remaining_levels = iter(levels)
-    return [
-        example if example.hardness else dataclasses.replace(example, hardness=next(remaining_levels))
-        for example in examples
-    ]
+    without_level = [(example.gold_sql, "sqlite") for example in examples if example.hardness is None]
+    levels = iter(analyst.hardness(without_level))
+    with_level = []
+    for example in examples:
+        if example.hardness is None:
+            example = dataclasses.replace(example, hardness=next(levels))
+        with_level.append(example)
+    return with_level

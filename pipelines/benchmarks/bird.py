@@ -23,19 +23,19 @@ from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.dialect import engine_of_address
 
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
-WITHOUT_SIGN = (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d")  # bytes that Windows-1252 gives no meaning
-DESCRIPTION_CHARS = 200  # of one column; a few of BIRD's run over a page
+UNDEFINED_BYTES = (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d")  # bytes without a meaning in Windows-1252
+DESCRIPTION_CHARS = 200  # characters of one column's description; a few of BIRD's run over a page
 
 
 class BirdOptions(Section):
-    """Names that differ from BIRD's own, and what is told beside the evidence."""
+    """Names that differ from BIRD's own, and additions to the evidence."""
 
     # the question file, relative to the path; null takes `<split>.json`, else mini-dev's file.
     questions: str | None = None
     databases: str | None = None  # the folder of databases, relative to the path; null takes `<split>_databases`.
     descriptions: bool = False  # add what the benchmark says of each column to the evidence, a line a column.
-    # of a server's database that holds all tables ("postgresql://" or "mysql://"), without a password; null reads
-    # SQLite files.
+    # the address of a server's database that holds all tables ("postgresql://" or "mysql://"), without a password; null
+    # reads SQLite files.
     address: str | None = None
 
 
@@ -48,27 +48,31 @@ def bird_files(source: Source) -> Iterator[Path]:
 def read_bird(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; `meta` keeps BIRD's own difficulty and question id."""
     layout, home = _layout(source)
+    is_described = BirdOptions.model_validate(source.options).descriptions
     descriptions = functools.cache(describe)
 
     def finish(example: Example, row: Any) -> Example:
-        own = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
+        fields = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
         evidence = text_field(row, "evidence", required=False)
-        if BirdOptions.model_validate(source.options).descriptions:
+        if is_described:
             evidence = "\n".join(filter(None, [evidence, descriptions(home / example.database.id)]))
-        return dataclasses.replace(example, evidence=evidence, meta={**own, **example.meta})
+        return dataclasses.replace(example, evidence=evidence, meta={**fields, **example.meta})
 
     return layout.read(source, root, finish)
 
 
 def _layout(source: Source) -> tuple[Layout, Path]:
     """The layout, and the folder of databases."""
-    options, folder, split = BirdOptions.model_validate(source.options), source_folder(source), source.split
-    file, mini = folder / (options.questions or f"{split}.json"), folder / "mini_dev_sqlite.json"
-    if not options.questions and split == "dev" and mini.is_file() and not file.is_file():
-        file = mini
-    home = folder / (options.databases or f"{split}_databases")
+    options = BirdOptions.model_validate(source.options)
+    folder = source_folder(source)
+    file = folder / (options.questions or f"{source.split}.json")
+    mini_dev = folder / "mini_dev_sqlite.json"
+    if not options.questions and source.split == "dev" and mini_dev.is_file() and not file.is_file():
+        file = mini_dev
+    home = folder / (options.databases or f"{source.split}_databases")
 
-    def on_server(id: str) -> Database:  # a part of the one database that BIRD_dev.sql makes
+    def on_server(id: str) -> Database:
+        """A part of the one database that BIRD_dev.sql makes."""
         address = str(options.address)
         check_address(address)
         engine = engine_of_address(address)
@@ -90,28 +94,47 @@ def _layout(source: Source) -> tuple[Layout, Path]:
 
 def describe(folder: Path) -> str:
     """The content of `database_description/*.csv`, a line a column: `table.column: meaning; its values`."""
-    paths = sorted((folder / "database_description").glob("*.csv"), key=lambda path: path.name.lower())
-    described = ((path.stem.strip(), column, words) for path in paths for column, words in columns_described(path))
-    return "\n".join(f"{table}.{column}: {words}" for table, column, words in described)
+    lines = []
+    for path in description_tables(folder):
+        table = path.stem.strip()
+        lines += [f"{table}.{column}: {meaning}" for column, meaning in columns_described(path)]
+    return "\n".join(lines)
+
+
+def description_tables(folder: Path) -> list[Path]:
+    """The files that describe the tables of a database in this folder, in the order of the tables' names."""
+    return sorted((folder / "database_description").glob("*.csv"), key=lambda path: path.name.lower())
 
 
 def windows_text(data: bytes) -> str:
-    """Windows-1252 as browsers read it: each of the five bytes without a sign is a control character."""
-    signs = (bytes([byte]) for byte in data)
-    return "".join(sign.decode("latin-1" if sign in WITHOUT_SIGN else "cp1252") for sign in signs)
+    """Windows-1252 as browsers read it: each of the five undefined bytes is a control character."""
+    characters = []
+    for number in data:
+        byte = bytes([number])
+        characters.append(byte.decode("latin-1" if byte in UNDEFINED_BYTES else "cp1252"))
+    return "".join(characters)
 
 
 def columns_described(path: Path) -> Iterator[tuple[str, str]]:
-    """A table's columns with their meanings; a column of which no more than its name is said is left out."""
+    """A table's columns with their meanings; a column whose description repeats its name is left out.
+
+    BIRD's files are UTF-8 with or without a byte order mark, and some are Windows text.
+    """
     data = path.read_bytes()
-    try:  # BIRD's files are UTF-8 with or without a mark, and some are Windows text
+    try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = windows_text(data)
     for row in csv.DictReader(io.StringIO(text, newline=None)):
         cells = {name: " ".join(value.split()) for name, value in row.items() if name and isinstance(value, str)}
         column = cells.get("original_column_name", "")
-        parts = (cells.get("column_description"), cells.get("value_description"))
-        words = "; ".join(dict.fromkeys(part for part in parts if part and part.lower() != column.lower()))
-        if column and words:
-            yield column, words if len(words) <= DESCRIPTION_CHARS else words[: DESCRIPTION_CHARS - 1] + "…"
+        descriptions = []
+        for field in ("column_description", "value_description"):
+            description = cells.get(field, "")
+            if description and description.lower() != column.lower() and description not in descriptions:
+                descriptions.append(description)
+        meaning = "; ".join(descriptions)
+        if len(meaning) > DESCRIPTION_CHARS:
+            meaning = meaning[: DESCRIPTION_CHARS - 1] + "…"
+        if column and meaning:
+            yield column, meaning

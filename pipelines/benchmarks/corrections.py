@@ -10,7 +10,7 @@ The published text stays in the example's `meta["corrected"]`, with the reason.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pipelines.core.rows import good_rows
 from pipelines.core.types import GOLD_SQLS, SQL, BadRow, Example, gold_queries, text_field
 
 HINT = 'Each entry is {"id": "...", "sql": "SELECT ...", "reason": "..."}, in a JSON list or one a line'
-META = "corrected"
+META = "corrected"  # the field of an example's `meta` with the published texts
 NAMES = ("id", "question_id")  # fields that name a question, in the order in which they are looked at
 TEXTS = ("question", "evidence", "reason")
 
@@ -29,9 +29,34 @@ def correct(examples: Iterable[Example], path: Path, unused: Callable[[str, str]
 
     Args:
         unused: called at the end with the line and the question of each correction that no example has.
+
+    Raises:
+        DataError: an entry that cannot be read, or that is of no question or of two.
     """
-    entries: dict[str, dict[str, Any]] = {}  # by the name of the question
-    lines: dict[str, int] = {}  # of the entries
+    entries = _read_entries(path)
+    corrected: dict[str, str] = {}  # ids of the examples by the names of their entries
+    for example in examples:
+        entry = _entry_of(example, path, entries, corrected)
+        yield example if entry is None else _corrected(example, entry)
+    if entries and not corrected:
+        raise DataError(f"no correction of {path} is of a question of this source", HINT)
+    for name, entry in entries.items():
+        if name not in corrected:
+            unused(f"{path.name}:{entry.line}", name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One correction of a file."""
+
+    line: int
+    texts: Mapping[str, str]  # its sql, and its question, evidence and reason if it has them.
+    more: Mapping[str, Any]  # further gold queries, as a field of `meta`; {} if there are none.
+
+
+def _read_entries(path: Path) -> dict[str, Entry]:
+    """The corrections of a file, by the names of their questions: "id bird_dev_17", "question_id 17"."""
+    entries: dict[str, Entry] = {}
     for line, _, row in good_rows(path, [NAMES, SQL], HINT):
         where = f"{path}, line {line}"
         if not isinstance(row, dict):
@@ -43,52 +68,64 @@ def correct(examples: Iterable[Example], path: Path, unused: Callable[[str, str]
         if name in entries:
             raise DataError(f"{where}: a second correction of {name}", HINT)
         try:
-            texts = {name: text_field(row, name, required=False) for name in TEXTS if row.get(name) is not None}
+            texts = {field: text_field(row, field, required=False) for field in TEXTS if row.get(field) is not None}
             sql, more = gold_queries(row, *SQL)
-            entries[name] = {"sql": sql, **texts, **more}
         except BadRow as bad:
             raise DataError(f"{where}: {bad.detail}", HINT) from None
-        lines[name] = line
-    # Only what differs from the published text is a correction; a question whose SQL changed has no level any more.
-    corrected: dict[str, str] = {}  # ids of the examples by the names of their entries
-    for example in examples:
-        names = [f"id {example.id}"]
-        if "question_id" in example.meta:
-            names.append(f"question_id {example.meta['question_id']}")
-        names = [name for name in names if name in entries]
-        if len(names) > 1:
-            raise DataError(f"{path} corrects {example.id} twice: by its {' and by its '.join(names)}", HINT)
-        for name in names:
-            if name in corrected:
-                own_id = f'Name one of them by its own id, such as {{"id": "{example.id}", ...}}.'
-                raise DataError(
-                    f"{path}, line {lines[name]} corrects {name}, which is of two questions: {corrected[name]} and "
-                    f"{example.id}",
-                    own_id if corrected[name] != example.id else "Give each question an id of its own.",
-                )
-            corrected[name] = example.id
-        entry = entries[names[0]] if names else None
-        now = {"sql": example.gold_sql, "question": example.question, "evidence": example.evidence}
-        published = {name: now[name] for name, text in (entry or {}).items() if name in now and text != now[name]}
-        if entry is None or not published:
-            yield example
-            continue
-        now |= {name: entry[name] for name in published}
-        meta = {name: value for name, value in example.meta.items() if name != GOLD_SQLS or "sql" not in published}
-        meta |= {GOLD_SQLS: entry[GOLD_SQLS]} if GOLD_SQLS in entry else {}
-        yield dataclasses.replace(
-            example,
-            gold_sql=now["sql"],
-            question=now["question"],
-            evidence=now["evidence"],
-            hardness=None if "sql" in published else example.hardness,
-            meta={**meta, META: {"reason": entry.get("reason", ""), **published}},
+        entries[name] = Entry(line, {"sql": sql, **texts}, more)
+    return entries
+
+
+def _entry_of(example: Example, path: Path, entries: Mapping[str, Entry], corrected: dict[str, str]) -> Entry | None:
+    """The entry that corrects an example, noted in `corrected`; None if there is none."""
+    names = [f"id {example.id}"]
+    if "question_id" in example.meta:
+        names.append(f"question_id {example.meta['question_id']}")
+    names = [name for name in names if name in entries]
+    if not names:
+        return None
+    if len(names) > 1:
+        raise DataError(f"{path} corrects {example.id} twice: by its {' and by its '.join(names)}", HINT)
+    name = names[0]
+    if name in corrected:
+        hint = "Give each question an id of its own."
+        if corrected[name] != example.id:
+            hint = f'Name one of them by its own id, such as {{"id": "{example.id}", ...}}.'
+        raise DataError(
+            f"{path}, line {entries[name].line} corrects {name}, which is of two questions: {corrected[name]} and "
+            f"{example.id}",
+            hint,
         )
-    if entries and not corrected:
-        raise DataError(f"no correction of {path} is of a question of this source", HINT)
-    for name, line in lines.items():
-        if name not in corrected:
-            unused(f"{path.name}:{line}", name)
+    corrected[name] = example.id
+    return entries[name]
+
+
+def _corrected(example: Example, entry: Entry) -> Example:
+    """The example with the texts of an entry; a text that is as it was published is no correction.
+
+    A question whose SQL changed has no level any more.
+    """
+    texts = {"sql": example.gold_sql, "question": example.question, "evidence": example.evidence}
+    published = {}
+    for name, text in entry.texts.items():
+        if name in texts and text != texts[name]:
+            published[name] = texts[name]
+            texts[name] = text
+    if not published:
+        return example
+    meta = dict(example.meta)
+    if "sql" in published:
+        meta.pop(GOLD_SQLS, None)
+    meta |= entry.more
+    meta[META] = {"reason": entry.texts.get("reason", ""), **published}
+    return dataclasses.replace(
+        example,
+        gold_sql=texts["sql"],
+        question=texts["question"],
+        evidence=texts["evidence"],
+        hardness=None if "sql" in published else example.hardness,
+        meta=meta,
+    )
 
 
 def count(examples: Iterable[Example]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from pipelines.benchmarks import base, livesqlbench, synsql
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.rows import kind_of
+from pipelines.core.types import Example
 from pipelines.recipe.config import Benchmark as HeldOut
 from pipelines.recipe.config import Source
 from pipelines.recipe.recipes import CONF
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
 
 SAMPLE = 2000  # questions of SynSQL whose gold is run
 SHOWN = 3  # examples of each kind of bad row
-BYTES = 4 << 30  # databases beyond this many bytes together are not hashed
+MOST_BYTES = 4 << 30  # bytes of databases that are hashed; more of them together are not
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkDownload:
     """The content of a whole download."""
 
-    questions: int | None  # rows; databases: different ones that they ask of. None where nobody says.
-    databases: int | None
-    licence: str  # in a few words.
-    get: str  # where it is, and what must be put where; "" for a user's own questions.
+    questions: int | None  # rows; None if the authors do not say.
+    databases: int | None  # different databases that they ask; None if the authors do not say.
+    licence: str  # the licence in a few words.
+    get: str  # its address, and what must be put where; "" for a user's own questions.
 
     @property
     def hint(self) -> str:
@@ -66,14 +67,14 @@ LISTS: Mapping[str, tuple[str, ...]] = {  # tables of benchmarks that the field 
 class Health:
     """The content of a download that was checked."""
 
-    rows: int  # questions in its files; `usable` of them have a database and a gold SQL that runs.
+    rows: int  # questions in its files.
     checked: int  # questions that were looked at: all, or a seeded sample.
-    usable: int
-    databases: int  # different ones behind the usable questions.
-    bad: Mapping[str, int]  # rows by the reason that they cannot be used; `shown` has a few of each in a line.
-    shown: tuple[str, ...]
-    questions_sha256: str  # of what was read (id, question, evidence, database, gold), whatever file it came from.
-    databases_sha256: str | None  # of the database files; None when they are too many bytes to hash.
+    usable: int  # questions with a database and a gold SQL that runs.
+    databases: int  # different databases behind the usable questions.
+    bad: Mapping[str, int]  # rows by the reason that they cannot be used.
+    shown: tuple[str, ...]  # a few bad rows for each reason, in a line each.
+    questions_sha256: str  # digest of the read rows (id, question, evidence, database, gold), whatever file has them.
+    databases_sha256: str | None  # digest of the database files; None if they are too many bytes to hash.
 
 
 def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
@@ -81,49 +82,68 @@ def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     if name not in BENCHMARKS:
         raise DataError(f"there is no benchmark {name!r}", f"There are: {', '.join(BENCHMARKS)}.")
     tree = read_yaml(CONF / "data" / f"{name}.yaml")
-    pools = [pool for value in tree["data"].values() for pool in (value if isinstance(value, list) else [value])]
+    pools: list[dict[str, Any]] = []
+    for value in tree["data"].values():
+        pools += value if isinstance(value, list) else [value]
     for pool in pools:
         pool["path"] = str(path.expanduser().resolve())
-        pool["kind"] = kind_of(path) if pool["kind"] == "jsonl" else pool["kind"]
-    return (HeldOut if "test" in tree["data"] else Source).model_validate(pools[0]), tree
+        if pool["kind"] == "jsonl":
+            pool["kind"] = kind_of(path)
+    source_type = HeldOut if "test" in tree["data"] else Source
+    return source_type.model_validate(pools[0]), tree
 
 
 def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
     """Read a download, look for its databases and run every gold SQL; `root` is a folder for links to the databases."""
     benchmark = BENCHMARKS[name]
     try:
-        loaded = base.read(source.model_copy(update={"count": SAMPLE if source.kind == "synsql" else None}), 0, root)
-        rows = len(loaded.examples) + len(loaded.quarantine)
-        total = rows if source.kind != "synsql" else sum(1 for _ in synsql.stream(Path(str(source.path)) / "data.json"))
+        loaded, total = _read_download(source, root)
     except DataError as error:
         raise DataError(error.message, f"{error.hint}. {benchmark.hint}".lstrip(". ")) from None
     good, broken = base.check_gold(loaded.examples, sql, root)
     rejected = [*loaded.quarantine, *broken]
     bad = Counter(row.reason for row in rejected)
-    examples_of_bad = [
-        f"{reject.row}: {reject.reason}: {reject.detail}"
-        for reason in bad
-        for reject in [row for row in rejected if row.reason == reason][:SHOWN]
-    ]
-    content = hashlib.sha256()
-    for example in loaded.examples:
-        fields = (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
-        content.update("\0".join(fields).encode())
-    here = [example.database for example in loaded.examples if not DIALECTS[example.database.engine].is_server]
-    files = sorted({(database.id, root / database.location) for database in here})
-    whole = None
-    if sum(path.stat().st_size for _, path in files) <= BYTES:
-        whole = hashlib.sha256()
-        for id, path in files:
-            with path.open("rb") as file:
-                whole.update(f"{id} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    shown = []
+    for reason in bad:
+        rows = [row for row in rejected if row.reason == reason]
+        shown += [f"{row.row}: {row.reason}: {row.detail}" for row in rows[:SHOWN]]
     return Health(
         rows=total,
-        checked=rows,
+        checked=len(loaded.examples) + len(loaded.quarantine),
         usable=len(good),
         databases=len({example.database.id for example in good}),
         bad=dict(bad.most_common()),
-        shown=tuple(examples_of_bad),
-        questions_sha256=content.hexdigest(),
-        databases_sha256=None if whole is None else whole.hexdigest(),
+        shown=tuple(shown),
+        questions_sha256=_questions_sha256(loaded.examples),
+        databases_sha256=_databases_sha256(loaded.examples, root),
     )
+
+
+def _read_download(source: Source, root: Path) -> tuple[base.Questions, int]:
+    """The questions of a download, or a sample of SynSQL's, and the number of its rows."""
+    if source.kind == "synsql":
+        sample = base.read(source.model_copy(update={"count": SAMPLE}), 0, root)
+        return sample, sum(1 for _ in synsql.stream(Path(str(source.path)) / "data.json"))
+    loaded = base.read(source.model_copy(update={"count": None}), 0, root)
+    return loaded, len(loaded.examples) + len(loaded.quarantine)
+
+
+def _questions_sha256(examples: Sequence[Example]) -> str:
+    content = hashlib.sha256()
+    for example in examples:
+        fields = (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
+        content.update("\0".join(fields).encode())
+    return content.hexdigest()
+
+
+def _databases_sha256(examples: Sequence[Example], root: Path) -> str | None:
+    """A digest of the database files behind some examples; None if they are too many bytes to hash."""
+    databases = [example.database for example in examples if not DIALECTS[example.database.engine].is_server]
+    files = sorted({(database.id, root / database.location) for database in databases})
+    if sum(path.stat().st_size for _, path in files) > MOST_BYTES:
+        return None
+    content = hashlib.sha256()
+    for id, path in files:
+        with path.open("rb") as file:
+            content.update(f"{id} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return content.hexdigest()

@@ -4,8 +4,8 @@
     <path>/dataset/ehrsql/<db_id>/<db_id>.sqlite             made from MIMIC-III or eICU by preprocess_db.py; bundles
                                                              have databases/<db_id>/<db_id>.sqlite instead
 
-Some questions cannot be answered from the database (`is_impossible`, or the query "null"): they are passed over, or
-their gold SQL is `ABSTENTION` (`unanswerable`). `sqltrain score` counts on them whether a system abstained.
+Some questions cannot be answered from the database (`is_impossible`, or the query "null"): they are skipped, or their
+gold SQL is `ABSTENTION` (option `unanswerable`). `sqltrain score` counts on them whether a system abstained.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ def read_ehrsql(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split, over both databases if both are there."""
 
     def finish(example: Example, row: Any) -> Example:
-        own = {key: row[key] for key in ("template", "q_tag", "t_tag") if isinstance(row.get(key), str | list)}
+        fields = {key: row[key] for key in ("template", "q_tag", "t_tag") if isinstance(row.get(key), str | list)}
         gold_sql = ABSTENTION if is_unanswerable(row) else ehrsql_query(example.gold_sql)
-        return dataclasses.replace(example, gold_sql=gold_sql, meta={**own, **example.meta})
+        return dataclasses.replace(example, gold_sql=gold_sql, meta={**fields, **example.meta})
 
     return _layout(source).read(source, root, finish)
 
@@ -48,14 +48,18 @@ def _layout(source: Source) -> Layout:
     folder = source_folder(source)
     nested = folder / "dataset" / "ehrsql"
     home = nested if nested.is_dir() else folder
-    files = [
-        QuestionFile(path, f"{path.parent.name}/{path.name}", path.stem)
-        for path in split_files(home, FILES[source.split], HINT)
-    ]
+    files = []
+    for path in split_files(home, FILES[source.split], HINT):
+        files.append(QuestionFile(path, f"{path.parent.name}/{path.name}", path.stem))
 
     def database(id: str) -> list[Path]:
-        beside = home / id / f"{id}.sqlite"
-        return [beside if beside.is_file() else home / "databases" / id / f"{id}.sqlite"]
+        published = home / id / f"{id}.sqlite"
+        bundled = home / "databases" / id / f"{id}.sqlite"
+        return [published if published.is_file() else bundled]
 
-    keeps_all = EhrsqlOptions.model_validate(source.options).unanswerable
-    return Layout("ehrsql", HINT, files, database, id="id", skip=lambda row: not keeps_all and is_unanswerable(row))
+    keeps_unanswerable = EhrsqlOptions.model_validate(source.options).unanswerable
+
+    def skip(row: Any) -> bool:
+        return not keeps_unanswerable and is_unanswerable(row)
+
+    return Layout("ehrsql", HINT, files, database, id="id", skip=skip)

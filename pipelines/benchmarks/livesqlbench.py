@@ -41,7 +41,9 @@ HINT = (
     'Cases]", and put the file that comes back beside the questions'
 )
 ISSUE = "\n\nThe SQL that has the issue:\n"
-# The calls of the published default test case. One that calls anything else is a test of its own.
+# Groups of a question's vague words, and whether an answer depends on them.
+AMBIGUITY_GROUPS = {"critical_ambiguity": True, "non_critical_ambiguity": False, "knowledge_ambiguity": True}
+# Calls of the published default test case; a test case with other calls is a test of its own.
 DEFAULT_TEST = frozenset(("remove_comments", "remove_distinct", "remove_round", "ex_base"))
 KNOWLEDGE, MEANINGS = "_kb.jsonl", "_column_meaning_base.json"
 Row = Mapping[str, Any]
@@ -66,7 +68,7 @@ LAYOUTS = {
 class LiveSqlBenchOptions(Section):
     """The files that are read, and the parts of the evidence."""
 
-    # the file with gold SQL and test cases, relative to the path; null takes the one whose name has `_gt_`.
+    # the file with gold SQL and test cases, relative to the path; null takes the file whose name has `_gt_`.
     gold: str | None = None
     # whether questions that change data are decided by the state of the database; false rejects those whose test case
     # is a Python function, which leaves what the official script decides in the same way.
@@ -77,7 +79,8 @@ class LiveSqlBenchOptions(Section):
 
 def livesqlbench_files(source: Source) -> Iterator[Path]:
     """The questions, their gold SQL, and the databases that they name with their knowledge and meanings."""
-    options, folder = LiveSqlBenchOptions.model_validate(source.options), base.source_folder(source)
+    options = LiveSqlBenchOptions.model_validate(source.options)
+    folder = base.source_folder(source)
     layout = LAYOUTS[source.kind]
     home = folder / layout.folder
     yield folder / layout.file
@@ -94,7 +97,8 @@ def livesqlbench_files(source: Source) -> Iterator[Path]:
 def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
     """The questions in the file's order; `meta` has the ambiguities that a simulated user knows of."""
     options = LiveSqlBenchOptions.model_validate(source.options)
-    folder, layout = base.source_folder(source), LAYOUTS[source.kind]
+    folder = base.source_folder(source)
+    layout = LAYOUTS[source.kind]
     home = folder / layout.folder
     gold: dict[str, Any] = {}
     for path in _gold(folder, options):
@@ -102,55 +106,32 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
     evidence_of = functools.cache(_evidence)
 
     def make(row: Any) -> Example:
-        id, name = text_field(row, "instance_id"), text_field(row, layout.database)
-        question, issue = text_field(row, layout.question), _script(row, "issue_sql")
+        id = text_field(row, "instance_id")
+        name = text_field(row, layout.database)
+        question = text_field(row, layout.question)
+        issue = _script(row, "issue_sql")
+        if issue:
+            question += ISSUE + issue
         if not is_plain_name(name) or not is_plain_name(id):
             raise BadRow("bad_database_id", f"{name!r} or {id!r} is not a plain name")
         setup = _script(row, "preprocess_sql")
         path = _database(home, name)
         base.check_file(path)
-        place = base.link(path, root, source)
-        if setup:  # a question whose script must prepare the database has a link of its own
-            own = Path(place).parent / id / path.name
-            (root / own).parent.mkdir(exist_ok=True)
-            (root / own).unlink(missing_ok=True)
-            (root / own).symlink_to(path.resolve())
-            (root / f"{own}{SETUP_SUFFIX}").write_text(setup, encoding="utf-8")
-            place = str(own)
-        # The vague words of a question: each with its meaning in SQL, its kind, whether an answer depends on it, and
-        # the number of the knowledge that was taken out.
-        marked = row.get("user_query_ambiguity")
-        by_name = {**marked, **row} if isinstance(marked, dict) else row
-        groups = ((True, "critical_ambiguity"), (False, "non_critical_ambiguity"), (True, "knowledge_ambiguity"))
-        ambiguities = [
-            {
-                "term": mark["term"],
-                "means": mark["sql_snippet"],
-                "kind": str(mark.get("type", "")),
-                "critical": critical,
-                "deleted": mark.get("deleted_knowledge"),
-            }
-            for critical, group in groups
-            for mark in _marks(by_name, group)
-        ]
-        hidden = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
-        meta: dict[str, Any] = {"difficulty": f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()}
-        meta |= {"setup": setup} if setup else {}
-        meta |= {"ambiguities": ambiguities} if source.kind == "mini_interact" else {}
+        location = base.link(path, root, source)
+        if setup:
+            location = _link_with_setup(path, root, location, id, setup)
+        database = Database(name, "sqlite_stateful", location)
+        ambiguities = _ambiguities(row)
         answer = {**row, **gold.get(id, {})}
-        sql = _script(answer, "sol_sql")
-        if not sql:
-            raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
-        changes, tests = writes(sql), map(str, _listed(answer.get("test_cases")))
-        own_tests = [test for test in tests if set(re.findall(r"(\w+)\s*\(", test)) - {"test_case"} != DEFAULT_TEST]
-        if own_tests and not (options.state and changes):
-            raise BadRow("python_test_case", "its test case is a Python function, which is never run")
-        conditions = answer.get("conditions")
-        if isinstance(conditions, dict) and conditions.get("order") is True and not changes:
-            sql = IN_ORDER + sql
-        evidence = evidence_of(home / name / name, hidden, options.knowledge, options.meanings)
-        question += ISSUE + issue if issue else ""
-        database = Database(name, "sqlite_stateful", place)
+        sql = _gold_script(answer, options)
+        deleted = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
+        evidence = evidence_of(home / name / name, deleted, options.knowledge, options.meanings)
+        difficulty = f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()
+        meta: dict[str, Any] = {"difficulty": difficulty}
+        if setup:
+            meta["setup"] = setup
+        if source.kind == "mini_interact":
+            meta["ambiguities"] = ambiguities
         return Example(f"{source.kind}_{id}", question, database, sql, evidence, source=source.kind, meta=meta)
 
     file = folder / layout.file
@@ -158,8 +139,58 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
     return base.collect(((f"{file.name}[{index}]", row) for index, row in rows), make)
 
 
+def _link_with_setup(path: Path, root: Path, location: str, id: str, setup: str) -> str:
+    """The location of a question's own link to a database, beside the script that must prepare it."""
+    own = Path(location).parent / id / path.name
+    (root / own).parent.mkdir(exist_ok=True)
+    (root / own).unlink(missing_ok=True)
+    (root / own).symlink_to(path.resolve())
+    (root / f"{own}{SETUP_SUFFIX}").write_text(setup, encoding="utf-8")
+    return str(own)
+
+
+def _ambiguities(row: Row) -> list[dict[str, Any]]:
+    """The vague words of a question: each with its meaning in SQL, its kind, whether an answer depends on it, and the
+    number of the knowledge that was taken out.
+    """
+    nested = row.get("user_query_ambiguity")
+    groups = {**nested, **row} if isinstance(nested, dict) else row
+    ambiguities = []
+    for group, is_critical in AMBIGUITY_GROUPS.items():
+        for mark in _marks(groups, group):
+            ambiguities.append(
+                {
+                    "term": mark["term"],
+                    "means": mark["sql_snippet"],
+                    "kind": str(mark.get("type", "")),
+                    "critical": is_critical,
+                    "deleted": mark.get("deleted_knowledge"),
+                }
+            )
+    return ambiguities
+
+
+def _gold_script(answer: Row, options: LiveSqlBenchOptions) -> str:
+    """The gold SQL of a question that can be decided without its test cases."""
+    sql = _script(answer, "sol_sql")
+    if not sql:
+        raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
+    changes = writes(sql)
+    has_own_test = any(_is_own_test(str(test)) for test in _listed(answer.get("test_cases")))
+    if has_own_test and not (options.state and changes):
+        raise BadRow("python_test_case", "its test case is a Python function, which is never run")
+    conditions = answer.get("conditions")
+    is_ordered = isinstance(conditions, dict) and conditions.get("order") is True
+    return IN_ORDER + sql if is_ordered and not changes else sql
+
+
+def _is_own_test(test: str) -> bool:
+    """Whether a test case calls anything else than the published default one."""
+    return set(re.findall(r"(\w+)\s*\(", test)) - {"test_case"} != DEFAULT_TEST
+
+
 def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
-    """The file with gold SQL; none where the question file has been joined with it."""
+    """The file with gold SQL; [] if the question file has been joined with it."""
     if options.gold is not None:
         return [folder / options.gold]
     paths = sorted(path for path in folder.glob("*.jsonl") if GOLD.fullmatch(path.name))
@@ -184,30 +215,48 @@ def _script(row: Row, field: str) -> str:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A list as it is, nothing as an empty one, anything else as its one item."""
-    return value if isinstance(value, list) else [] if value is None else [value]
+    """A list as it is, None as an empty list, anything else as its one item."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def _marks(row: Row, group: str) -> list[Row]:
-    """A group of a question's vague words; BadRow for one without words or meaning, which nobody can tell."""
+    """A group of a question's vague words; BadRow for an entry without words or meaning."""
     marks = _listed(row.get(group))
     for mark in marks:
-        if not isinstance(mark, dict) or not all(isinstance(mark.get(name), str) for name in ("term", "sql_snippet")):
+        is_whole = isinstance(mark, dict) and all(isinstance(mark.get(name), str) for name in ("term", "sql_snippet"))
+        if not is_whole:
             raise BadRow("malformed_ambiguity", f"{group} has an entry without term or sql_snippet")
     return marks
 
 
-def _evidence(stem: Path, hidden: frozenset[int], knowledge: bool, meanings: bool) -> str:
-    """The database's knowledge but for the hidden part, and the meanings of its columns."""
-    lines = []
-    about = stem.with_name(stem.name + KNOWLEDGE)
-    for row in base.read_objects(about, HINT) if knowledge and about.is_file() else ():
-        if row.get("id") not in hidden:
-            lines.append(f"{row.get('knowledge')} ({row.get('description')}): {row.get('definition')}")
-    columns = stem.with_name(stem.name + MEANINGS)
-    if meanings and columns.is_file():
-        named_columns = read_json_text(columns, "It has the meanings of a database's columns.")
-        for name, meaning in named_columns.items() if isinstance(named_columns, dict) else ():
-            text = meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)
-            lines.append(f"{'.'.join(name.split('|')[-2:])}: {text}")
+def _evidence(stem: Path, deleted: frozenset[int], knowledge: bool, meanings: bool) -> str:
+    """The database's knowledge without the deleted entries, and the meanings of its columns.
+
+    Args:
+        stem: the begin of the paths of the database's files.
+    """
+    lines: list[str] = []
+    if knowledge:
+        lines += _knowledge_lines(stem.with_name(stem.name + KNOWLEDGE), deleted)
+    if meanings:
+        lines += _meaning_lines(stem.with_name(stem.name + MEANINGS))
     return "\n".join(" ".join(line.split()) for line in lines)
+
+
+def _knowledge_lines(path: Path, deleted: frozenset[int]) -> Iterator[str]:
+    if path.is_file():
+        for row in base.read_objects(path, HINT):
+            if row.get("id") not in deleted:
+                yield f"{row.get('knowledge')} ({row.get('description')}): {row.get('definition')}"
+
+
+def _meaning_lines(path: Path) -> Iterator[str]:
+    if not path.is_file():
+        return
+    named_columns = read_json_text(path, "It has the meanings of a database's columns.")
+    if isinstance(named_columns, dict):
+        for name, meaning in named_columns.items():
+            text = meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)
+            yield f"{'.'.join(name.split('|')[-2:])}: {text}"

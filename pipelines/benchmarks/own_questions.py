@@ -4,14 +4,15 @@
      "history": [["question before", "its SQL"]]}
 
 `database` is a path relative to the file's folder, a `postgresql://` address without a password, or, with the option
-`databases`, the name of a database in that folder. `evidence`, `id` and `history` may be left out, and `database` where
-the option of that name has it. With the options `dev` and `test` one file is all that there is: `split` says which of
-its three parts is read (`splitting.py`).
+`databases`, the name of a database in that folder. `evidence`, `id` and `history` may be left out, and `database` if
+the option of that name has it. With the options `dev` or `test` the one file is cut into three parts, and `split` says
+which of them is read (`splitting.py`).
 """
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pipelines.benchmarks import base
 from pipelines.benchmarks.splitting import Shares, cut
@@ -42,8 +43,8 @@ def own_files(source: Source) -> Iterator[Path]:
     for file_source, options in _sources(source):
         file = base.source_folder(file_source)
         yield file
-        for name in _names(file_source, options):
-            with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
+        for name in _database_names(file_source, options):
+            with contextlib.suppress(ValueError, RuntimeError, OSError):  # the reader rejects a name that no file has
                 if "://" not in name:
                     yield _database_path(name, file.parent, options)
 
@@ -51,93 +52,135 @@ def own_files(source: Source) -> Iterator[Path]:
 def own_addresses(source: Source) -> Iterator[str]:
     """The servers' databases that the rows name."""
     for file_source, options in _sources(source):
-        yield from (name for name in _names(file_source, options) if "://" in name)
+        for name in _database_names(file_source, options):
+            if "://" in name:
+                yield name
 
 
 @reader("csv", options=OwnOptions, files=own_files, addresses=own_addresses)
 @reader("jsonl", options=OwnOptions, files=own_files, addresses=own_addresses)
 def read_own_questions(source: Source, seed: int, root: Path) -> base.Loaded:
-    """The questions of a file, in order; of a part, those of the part."""
+    """The questions of a file, in order; those of one part, if the file is cut into parts."""
     options = OwnOptions.model_validate(source.options)
     own = _read_file(source, root)
     if not (options.dev or options.test):
         return own
-    invented = next((_read_file(second, root) for second, _ in _sources(source)[1:]), base.Loaded([], []))
+    invented = base.Loaded([], [])
+    for second, _ in _sources(source)[1:]:
+        invented = _read_file(second, root)
     parts, repeats = cut(list(own.examples), list(invented.examples), Shares(options.dev, options.test))
-    bad = [*own.quarantine, *invented.quarantine] if source.split == "train" else []  # of the file, told once
-    reason = "it asks what a question of your own asks"
-    aside = [base.Rejected(example.id, "repeats_own", reason, chosen=False) for example in repeats]
-    return base.Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
+    rejected = []
+    if source.split == "train":  # the rejected rows of both files are reported once
+        rejected += own.quarantine
+        rejected += invented.quarantine
+        reason = "it asks what a question of your own asks"
+        rejected += [base.Rejected(example.id, "repeats_own", reason, chosen=False) for example in repeats]
+    return base.Loaded(parts[source.split], rejected)
 
 
 def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:
     """The file of a person's own questions, and that of the invented ones if there is one."""
     options = OwnOptions.model_validate(source.options)
-    kind = kind_of(Path(options.invented or ""))
-    invented = source.model_copy(update={"kind": kind, "path": options.invented})
-    return [(source, options), *([(invented, options)] if options.invented else [])]
+    sources = [(source, options)]
+    if options.invented:
+        kind = kind_of(Path(options.invented))
+        sources.append((source.model_copy(update={"kind": kind, "path": options.invented}), options))
+    return sources
 
 
-def _names(source: Source, options: OwnOptions) -> list[str]:
+def _database_names(source: Source, options: OwnOptions) -> list[str]:
     """The databases that the rows, or the options, name."""
     values = [row.value for _, row in _rows(source, options) if not isinstance(row.value, BadRow)]
     return base.distinct_texts([*values, {"database": options.database}], *DATABASE)
 
 
 def _read_file(source: Source, root: Path) -> base.Loaded:
-    options, file = OwnOptions.model_validate(source.options), base.source_folder(source)
+    options = OwnOptions.model_validate(source.options)
+    file = base.source_folder(source)
 
     def make(numbered: Row) -> Example:
         row = numbered.value
         reject(row)
-        question, (sql, meta) = text_field(row, "question"), gold_queries(row, *SQL)
-        default = options.database
-        name = text_field(row, *DATABASE, required=default is None)
-        if default is not None:
-            # A row may write the option's database in another way; no file's name is another one.
-            with contextlib.suppress(ValueError, RuntimeError, OSError):
-                place, other = (
-                    address if "://" in address else str(_database_path(address, file.parent, options))
-                    for address in (name or default, default)
-                )
-                name = default if identity(place) == identity(other) else name
-        id = row.get("id")  # many files number their questions
-        is_number = isinstance(id, int) and not isinstance(id, bool)
-        id = str(id) if is_number else text_field(row, "id", required=False) or f"{file.stem}_{numbered.number}"
+        question = text_field(row, "question")
+        sql, meta = gold_queries(row, *SQL)
+        name = _database_name(row, file.parent, options)
+        id = _id(row) or f"{file.stem}_{numbered.number}"
         evidence = text_field(row, "evidence", required=False)
-        meta |= {"history": history_field(row)} if row.get("history") else {}
-        base.check_address(name)
-        engine = engine_of_address(name)
-        if engine is not None:
-            database = Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
-            return Example(id, question, database, sql, evidence, source="jsonl", meta=meta)
-        try:
-            path = _database_path(name, file.parent, options)
-            database_id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
-            if name == default:  # however the rows write it, and wherever it lies
-                database_id, apart = path.stem, ""
-            there = path.is_file()
-        except (ValueError, RuntimeError, OSError):  # ".", "~nobody/x.sqlite", a name of 300 characters
-            raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
-        if not there:
-            raise BadRow("missing_database", f"no such file: {path}")
-        engine = engine_of_file(path) or "sqlite"
-        if engine == "sqlite":
-            base.check_file(path)
-        database = Database(database_id, engine, base.link(path, root, source, apart))
+        if row.get("history"):
+            meta["history"] = history_field(row)
+        database = _database(name, file.parent, source, root, options)
         return Example(id, question, database, sql, evidence, source="jsonl", meta=meta)
 
     return base.collect(_rows(source, options), make)
 
 
+def _id(row: dict[str, Any]) -> str:
+    """The id of a row, which many files number; "" if it has none."""
+    id = row.get("id")
+    if isinstance(id, int) and not isinstance(id, bool):
+        return str(id)
+    return text_field(row, "id", required=False)
+
+
+def _database_name(row: Any, folder: Path, options: OwnOptions) -> str:
+    """The name of a row's database; the option's own spelling if the row means the option's database."""
+    default = options.database
+    if default is None:
+        return text_field(row, *DATABASE)
+    name = text_field(row, *DATABASE, required=False)
+    if not name:
+        return default
+    try:
+        if _identity(name, folder, options) == _identity(default, folder, options):
+            return default
+    except (ValueError, RuntimeError, OSError):  # a name that no file can have is another one
+        pass
+    return name
+
+
+def _identity(name: str, folder: Path, options: OwnOptions) -> str:
+    return identity(name if "://" in name else str(_database_path(name, folder, options)))
+
+
+def _database(name: str, folder: Path, source: Source, root: Path, options: OwnOptions) -> Database:
+    """The database of that name: a server's, or a file that is linked under `root`."""
+    base.check_address(name)
+    server_engine = engine_of_address(name)
+    if server_engine is not None:
+        id = name.rpartition("/")[2].partition("?")[0] or server_engine
+        return Database(id, server_engine, name)
+    try:
+        path = _database_path(name, folder, options)
+        id = str(Path(name).with_suffix(""))
+        namespace = str(Path(name).parent)
+        if name == options.database:  # the same name however the rows write it, and wherever it lies
+            id = path.stem
+            namespace = ""
+        is_file = path.is_file()
+    except (ValueError, RuntimeError, OSError):  # ".", "~nobody/x.sqlite", a name of 300 characters
+        raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
+    if not is_file:
+        raise BadRow("missing_database", f"no such file: {path}")
+    engine = engine_of_file(path) or "sqlite"
+    if engine == "sqlite":
+        base.check_file(path)
+    return Database(id, engine, base.link(path, root, source, namespace))
+
+
 def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
-    """Each row of a file behind the place where it stands."""
+    """Each row of a file behind its place."""
     file = base.source_folder(source)
     if file.is_dir():
         raise DataError(f"{file} is a folder", f"A {source.kind} source's path is the file with the questions")
-    needed = [("question",), SQL, *([DATABASE] if options.database is None else [])]
-    found = csv_rows(file, needed, HINT) if source.kind == "csv" else json_rows(file)
-    yield from ((f"{file.name}:{row.line}", row) for row in found)
+    if source.kind == "csv":
+        needed = [("question",), SQL]
+        if options.database is None:
+            needed.append(DATABASE)
+        rows = csv_rows(file, needed, HINT)
+    else:
+        rows = json_rows(file)
+    for row in rows:
+        yield f"{file.name}:{row.line}", row
 
 
 def _database_path(name: str, folder: Path, options: OwnOptions) -> Path:

@@ -21,9 +21,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from pipelines.benchmarks.base import by_name
-from pipelines.benchmarks.bird import columns_described
+from pipelines.benchmarks.bird import columns_described, description_tables
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.text_files import read_json_text
@@ -33,8 +34,8 @@ from pipelines.sql import schema as catalogs
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
 
-# By (table, column), a table's own under column ""; those of a benchmark's files are lower-cased.
-Words = Mapping[tuple[str, str], str]
+# Descriptions by (table, column), a table's own under column ""; names from a benchmark's files are lower-cased.
+Descriptions = Mapping[tuple[str, str], str]
 log = logging.getLogger(__name__)
 TABLES = ("tables.json", "test_tables.json", "KaggleDBQA_tables.json")
 
@@ -42,71 +43,63 @@ TABLES = ("tables.json", "test_tables.json", "KaggleDBQA_tables.json")
 def describe(schema: Schema, database: Database) -> Schema:
     """The schema with descriptions of its tables and columns, if there are any."""
     is_of_files = database.engine == "sqlite"
-    words = beside(Path(database.location)) if is_of_files else catalogs.comments(database)
-    key = str.lower if is_of_files else str
+    descriptions = published_descriptions(Path(database.location)) if is_of_files else catalogs.comments(database)
+    key: Callable[[str], str] = str.lower if is_of_files else str
     tables = []
     for table in schema.tables:
         name = key(table.name)
-        columns = tuple(
-            dataclasses.replace(column, description=words.get((name, key(column.name)), "")) for column in table.columns
-        )
-        description = "; ".join(filter(None, (words.get((name, "")), table.description)))
-        tables.append(dataclasses.replace(table, columns=columns, description=description))
+        columns = []
+        for column in table.columns:
+            description = descriptions.get((name, key(column.name)), "")
+            columns.append(dataclasses.replace(column, description=description))
+        description = "; ".join(filter(None, (descriptions.get((name, "")), table.description)))
+        tables.append(dataclasses.replace(table, columns=tuple(columns), description=description))
     return dataclasses.replace(schema, tables=tuple(tables))
 
 
-def beside(location: Path) -> Words:
-    """The descriptions in a benchmark's files of an SQLite database among them; {} if there are none."""
+def published_descriptions(location: Path) -> Descriptions:
+    """The descriptions of an SQLite database in the files of its benchmark; {} if there are none."""
     file = location.resolve()
-    words: dict[tuple[str, str], str] = {}
+    descriptions: dict[tuple[str, str], str] = {}
     for path in description_files(file):
         if path.suffix == ".csv":
             table = path.stem.strip().lower()
-            words |= {(table, name.lower()): words_about for name, words_about in columns_described(path)}
+            for name, meaning in columns_described(path):
+                descriptions[table, name.lower()] = meaning
         else:
-            words |= _natural_names(path).get(file.parent.name, {})
-    return words
+            descriptions |= _natural_names(path).get(file.parent.name, {})
+    return descriptions
 
 
 def description_files(location: Path) -> Iterator[Path]:
     """The files that describe an SQLite database of a benchmark."""
     file = location.resolve()
     yield from tables_of(file.parents[min(2, len(file.parents) - 1)])
-    yield from sorted((file.parent / "database_description").glob("*.csv"), key=lambda path: path.name.lower())
+    yield from description_tables(file.parent)
 
 
 def tables_of(folder: Path) -> Iterator[Path]:
     """The files of a benchmark's folder that hold natural names."""
-    yield from (path for name in TABLES if (path := folder / name).is_file())
+    for name in TABLES:
+        if (folder / name).is_file():
+            yield folder / name
 
 
 @functools.cache
-def _natural_names(path: Path) -> dict[str, Words]:
-    """Natural names and descriptions in a tables.json, by database, where they add to the names themselves; none for a
-    database whose entry is malformed, which is told. DataError for a file that is no such list.
+def _natural_names(path: Path) -> dict[str, Descriptions]:
+    """Natural names and descriptions in a tables.json, by database, if they add to the names themselves.
+
+    A database whose entry is malformed has none, and the log says so. DataError for a file that is no such list.
     """
     rows = read_json_text(path)
     if not isinstance(rows, list):
         raise DataError(f"{path} is no list of databases", "Take it away, or download it again.")
     entries = by_name([row for row in rows if isinstance(row, dict)], "db_id", path)
-    names: dict[str, Words] = {}
+    names: dict[str, Descriptions] = {}
     malformed: list[str] = []
     for id, entry in entries.items():
         try:
-            tables, originals = entry["table_names"], entry["table_names_original"]
-            columns = zip(entry["column_names"], entry["column_names_original"], strict=True)
-            texts = entry.get("column_descriptions") or [""] * len(entry["column_names"])
-            of_tables = [(originals[at], name, natural) for (_, natural), (at, name) in columns if at >= 0]
-            described = zip(of_tables, texts[len(texts) - len(of_tables) :], strict=True)
-            pairs = [(table, name, text or natural) for (table, name, natural), text in described]
-            pairs += [(name, "", natural) for name, natural in zip(originals, tables, strict=True)]
-            names[id] = {
-                (table.lower(), name.lower()): words
-                for table, name, words in pairs
-                if words.strip()
-                and "".join(words.lower().split())
-                not in ((name or table).lower(), (name or table).lower().replace("_", ""))
-            }
+            names[id] = _names_of_entry(entry)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             malformed.append(id)
     unread = len(malformed) + len(rows) - len(entries)
@@ -116,26 +109,55 @@ def _natural_names(path: Path) -> dict[str, Words]:
     return names
 
 
+def _names_of_entry(entry: Mapping[str, Any]) -> Descriptions:
+    """The natural names and descriptions of one database; any of Python's look-up errors for a malformed entry."""
+    tables = entry["table_names_original"]
+    columns: list[tuple[str, str, str]] = []  # (table, column, natural name)
+    for (_, natural), (index, name) in zip(entry["column_names"], entry["column_names_original"], strict=True):
+        if index >= 0:
+            columns.append((tables[index], name, natural))
+    texts = entry.get("column_descriptions") or [""] * len(entry["column_names"])
+    texts = texts[len(texts) - len(columns) :]  # the first may stand for "*", which belongs to no table
+    named = [(table, name, text or natural) for (table, name, natural), text in zip(columns, texts, strict=True)]
+    named += [(table, "", natural) for table, natural in zip(tables, entry["table_names"], strict=True)]
+    descriptions = {}
+    for table, name, text in named:
+        original = (name or table).lower()
+        plain = "".join(text.lower().split())
+        if plain and plain not in (original, original.replace("_", "")):
+            descriptions[table.lower(), name.lower()] = text
+    return descriptions
+
+
 # The part of its schema that a question is shown, in `meta`.
 
-LINKED = "linked_schema"  # the choice of the recipe's linker (`schema_view: filtered`)
-FITTED = "fitted_schema"  # what fits of a schema that is too large to be shown whole
-GOLD = "gold"  # as the linker: no endpoint, the gold SQL's own tables and columns
-LOCAL = "local"  # as the linker: no endpoint, the schema filter (`databases/schema_filter.py`)
-FIT = "fit"  # as the linker: the schema filter, but only where a schema is too large: what a server shows
+LINKED = "linked_schema"  # the field with the choice of the recipe's linker (`schema_view: filtered`)
+FITTED = "fitted_schema"  # the field with the part that fits of a schema that is too large to be shown whole
+# Linkers that are no endpoint.
+GOLD = "gold"  # the gold SQL's own tables and columns
+LOCAL = "local"  # the schema filter (`databases/schema_filter.py`)
+FIT = "fit"  # the schema filter, but only if a schema is too large: a server's way
 NO_ENDPOINT = (None, GOLD, LOCAL, FIT)
 Schemas = Callable[[Database], Schema]
 
 
 def link(example: Example, items: SchemaItems | None, schema: Schema, key: str = LINKED) -> Example:
     """The example with the shown part of its schema; all of it if nothing was chosen."""
-    if items:
-        tables, pairs = items.tables, items.columns
-    else:
-        tables = frozenset(table.name.lower() for table in schema.tables)
-        pairs = frozenset((table.name.lower(), one.name.lower()) for table in schema.tables for one in table.columns)
-    linked = {"tables": sorted(tables), "columns": [list(pair) for pair in sorted(pairs) if pair[0]]}
-    return example.with_meta(**{key: linked})
+    if items is None:
+        items = all_items(schema)
+    columns = [list(pair) for pair in sorted(items.columns) if pair[0]]
+    return example.with_meta(**{key: {"tables": sorted(items.tables), "columns": columns}})
+
+
+def all_items(schema: Schema) -> SchemaItems:
+    """All tables and columns of a schema, lower-cased."""
+    tables = set()
+    columns = set()
+    for table in schema.tables:
+        name = table.name.lower()
+        tables.add(name)
+        columns |= {(name, column.name.lower()) for column in table.columns}
+    return SchemaItems(frozenset(tables), frozenset(columns))
 
 
 def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, SchemaItems | None]:
@@ -154,12 +176,12 @@ def gold_linked(examples: Sequence[Example], schema: Schemas) -> list[Example]:
 
 # Stored values that a question mentions: an index of a database's texts, and its part in a prompt.
 
-LONGEST = 80  # characters of a text that is a value; longer ones are prose
+LONGEST = 80  # characters of the longest value; longer texts are prose
 DISTINCT = 50_000  # texts of a column that are looked at
 COARSE = 200  # candidates that BM25 leaves
-CLOSE = 0.55  # of a value that must stand in the question
+CLOSE = 0.55  # share of a value that must stand in the question
 PLACES = 3  # columns of one value that are shown
-RENEWED_S = 3600.0  # an index that is kept is made anew after so long
+RENEWED_S = 3600.0  # seconds after which an index is made anew
 WORD = re.compile(r"\w+")
 STOP = frozenset(
     """a an and are as at be by did do does each find for from give had has have how in is it its list many me more most
@@ -169,40 +191,30 @@ STOP = frozenset(
 # Declared types; the values of an ENUM are texts.
 NUMBER = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC)")
 NO_TEXT = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC|BOOL|BLOB|DATE|TIME)")
-Place = tuple[str, str]  # table and column
+ColumnName = tuple[str, str]  # table and column
 
 
 class ValueIndex:
     """The texts of one database; a context manager. A column that is beyond the limits of the engine has no values."""
 
     def __init__(self, database: Database, schema: Schema, sql: SqlEngine) -> None:
-        self.made = time.monotonic()
+        self.created = time.monotonic()
         self._store = sqlite3.connect(":memory:", check_same_thread=False)  # a server asks from one thread at a time
         weakref.finalize(self, self._store.close)
         self._store.execute(
             "CREATE VIRTUAL TABLE searched USING fts5(value, tokenize = 'porter unicode61 remove_diacritics 2')"
         )
-        self._columns_by_value: dict[str, list[Place]] = {}
-        columns, queries = [], []
-        is_sqlite = database.engine == "sqlite"
+        self._columns_by_value: dict[str, list[ColumnName]] = {}
+        queries: dict[ColumnName, str] = {}
         for table in schema.tables:
             for column in table.columns:
-                if NO_TEXT.match(column.type):
-                    continue
-                name = value = schema.quoted(column.name)
-                if not is_sqlite:
-                    value = f"CAST({name} AS {DIALECTS[database.engine].text_type})"
-                is_text = f"typeof({name}) = 'text' AND " if is_sqlite else ""
-                columns.append((table.name, column.name))
-                queries.append(
-                    f"SELECT DISTINCT {value} FROM {schema.written(table.name)} "
-                    f"WHERE {is_text}length({value}) BETWEEN 1 AND {LONGEST} LIMIT {DISTINCT}"
-                )
-        results = sql.execute_many([(database, query) for query in queries], DISTINCT)
-        for place, result in zip(columns, results, strict=True):
+                if not NO_TEXT.match(column.type):
+                    queries[table.name, column.name] = _texts_query(database, schema, table.name, column.name)
+        results = sql.execute_many([(database, query) for query in queries.values()], DISTINCT)
+        for column_name, result in zip(queries, results, strict=True):
             for (cell,) in result.rows if result.ok else ():
                 if isinstance(cell, str) and 0 < len(cell) <= LONGEST:
-                    self._columns_by_value.setdefault(cell, []).append(place)
+                    self._columns_by_value.setdefault(cell, []).append(column_name)
         self._store.executemany("INSERT INTO searched VALUES (?)", ((value,) for value in self._columns_by_value))
 
     def __enter__(self) -> ValueIndex:
@@ -214,7 +226,7 @@ class ValueIndex:
     def __len__(self) -> int:
         return len(self._columns_by_value)
 
-    def find(self, question: str, count: int) -> list[tuple[str, list[Place]]]:
+    def find(self, question: str, count: int) -> list[tuple[str, list[ColumnName]]]:
         """Up to `count` values that the question mentions, the likeliest first, with the columns that hold them."""
         words = dict.fromkeys(word for word in WORD.findall(question.lower()) if word not in STOP)
         if not words:
@@ -223,17 +235,35 @@ class ValueIndex:
         rows = self._store.execute(
             "SELECT value FROM searched WHERE searched MATCH ? ORDER BY rank, rowid LIMIT ?", (match, COARSE)
         )
-        scored = [(closeness(value, question), value) for (value,) in rows]
-        close = [pair for pair in scored if pair[0] >= CLOSE]
+        close = []
+        for (value,) in rows:
+            share = closeness(value, question)
+            if share >= CLOSE:
+                close.append((share, value))
         close.sort(key=lambda pair: (-pair[0], -len(pair[1])))  # stable: BM25 decides among equals
         return [(value, self._columns_by_value[value]) for _, value in close[:count]]
 
 
+def _texts_query(database: Database, schema: Schema, table: str, column: str) -> str:
+    """The query for the different texts of a column."""
+    name = schema.quoted(column)
+    if database.engine == "sqlite":
+        value = name
+        is_text = f"typeof({name}) = 'text' AND "
+    else:
+        value = f"CAST({name} AS {DIALECTS[database.engine].text_type})"
+        is_text = ""
+    return (
+        f"SELECT DISTINCT {value} FROM {schema.written(table)} "
+        f"WHERE {is_text}length({value}) BETWEEN 1 AND {LONGEST} LIMIT {DISTINCT}"
+    )
+
+
 def closeness(value: str, question: str) -> float:
     """The share of a value that stands in the question as one piece, whatever the case."""
-    low, text = value.lower(), question.lower()
-    match = difflib.SequenceMatcher(None, low, text, autojunk=False).find_longest_match()
-    return match.size / len(low)
+    value = value.lower()
+    match = difflib.SequenceMatcher(None, value, question.lower(), autojunk=False).find_longest_match()
+    return match.size / len(value)
 
 
 def retrieve(
@@ -246,39 +276,45 @@ def retrieve(
     """The examples with the values that their questions mention in `meta["values"]`: [table, column, value] each.
 
     Args:
-        kept: the indices of earlier calls, of which those within `RENEWED_S` are used; gets the new ones. Without it
-            each database is indexed once, and let go of before the next.
+        kept: indices of earlier calls, which are used until they are `RENEWED_S` old; new ones are added. Without it
+            each database is indexed once, and its index is closed before the next.
     """
-    by_place: dict[Database, list[int]] = {}
+    by_database: dict[Database, list[int]] = {}
     for number, example in enumerate(examples):
-        by_place.setdefault(example.database, []).append(number)
+        by_database.setdefault(example.database, []).append(number)
     enriched = list(examples)
-    for database, numbers in by_place.items():
+    for database, numbers in by_database.items():
         with contextlib.ExitStack() as stack:
             index = kept.get(database) if kept is not None else None
-            if index is None or time.monotonic() - index.made > RENEWED_S:
+            if index is None or time.monotonic() - index.created > RENEWED_S:
                 index = ValueIndex(database, schema(database), sql)
                 if kept is None:
                     stack.enter_context(index)
                 else:
                     kept[database] = index
             for number in numbers:
-                example = enriched[number]
-                matches = index.find(f"{example.in_context((' ', ' '))} {example.evidence}", count)
-                rows = [[*place, value] for value, places in matches for place in places[:PLACES]]
-                enriched[number] = example.with_meta(values=rows)
+                enriched[number] = _with_values(enriched[number], index, count)
     return enriched
+
+
+def _with_values(example: Example, index: ValueIndex, count: int) -> Example:
+    rows = []
+    for value, columns in index.find(f"{example.in_context((' ', ' '))} {example.evidence}", count):
+        rows += [[*column, value] for column in columns[:PLACES]]
+    return example.with_meta(values=rows)
 
 
 def show(example: Example, schema: Schema) -> Schema:
     """The schema with the question's own values before the examples of each column (at most as many as there were,
     or as the question has).
     """
-    by_column: dict[Place, list[str]] = {}
+    by_column: dict[ColumnName, list[str]] = {}
     for table_name, column_name, value in example.prompt_context.values or ():
         by_column.setdefault((table_name, column_name), []).append(value)
+    if not by_column:
+        return schema
     tables = []
-    for table in schema.tables if by_column else ():
+    for table in schema.tables:
         columns = []
         for column in table.columns:
             first = by_column.get((table.name, column.name), [])
@@ -286,4 +322,4 @@ def show(example: Example, schema: Schema) -> Schema:
             values = tuple(dict.fromkeys((*first, *column.values)))[:length]
             columns.append(dataclasses.replace(column, values=values))
         tables.append(dataclasses.replace(table, columns=tuple(columns)))
-    return dataclasses.replace(schema, tables=tuple(tables)) if by_column else schema
+    return dataclasses.replace(schema, tables=tuple(tables))

@@ -22,8 +22,9 @@ FILES = {"train": "seed.json", "dev": "dev.json", "test": "dev.json"}
 
 
 class ScienceOptions(Section):
-    """`address`: of a PostgreSQL server, such as postgresql://reader@localhost; null reads SQLite files."""
+    """The server that is asked."""
 
+    # the address of a PostgreSQL server, such as postgresql://reader@localhost; null reads SQLite files.
     address: str | None = None
 
 
@@ -39,15 +40,12 @@ def read_sciencebenchmark(source: Source, seed: int, root: Path) -> base.Loaded:
 
 
 def _layout(source: Source) -> base.Layout:
-    address, folder = ScienceOptions.model_validate(source.options).address, base.source_folder(source)
-    files = [
-        base.QuestionFile(
-            path,
-            str(path.relative_to(folder)),
-            path.stem if path.parent == folder else f"{path.parent.name}_{path.stem}",
-        )
-        for path in base.split_files(folder, FILES[source.split], HINT)
-    ]
+    address = ScienceOptions.model_validate(source.options).address
+    folder = base.source_folder(source)
+    files = []
+    for path in base.split_files(folder, FILES[source.split], HINT):
+        stem = path.stem if path.parent == folder else f"{path.parent.name}_{path.stem}"
+        files.append(base.QuestionFile(path, str(path.relative_to(folder)), stem))
 
     def on_server(id: str) -> Database:
         base.check_address(str(address))

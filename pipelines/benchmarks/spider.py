@@ -43,9 +43,10 @@ KAGGLE_HINT = "KaggleDBQA's layout is examples/<db_id>_test.json and databases/<
 class Variant:
     """The published files of one variant."""
 
-    # a split's question files, all of them; where none is there, `<split>.json` is asked for.
+    # The question files of each split, all of which are read; `<split>.json` is asked for if none is there.
     files: Mapping[str, tuple[str, ...]]
-    folders: tuple[str, ...] = (".",)  # where, relative to the path, its files may lie; the first that has them counts.
+    # Folders that may hold its files, relative to the path; the first that has some counts.
+    folders: tuple[str, ...] = (".",)
     question: str = "question"  # the field that holds the question.
 
 
@@ -71,7 +72,7 @@ CONVERSATIONS = ("sparc", "cosql")
 
 
 class SpiderOptions(Section):
-    """The variant, and the parts of it."""
+    """The variant, and its parts."""
 
     # Spider itself, one of its robustness variants, or one of its conversations.
     variant: Literal["spider", "dk", "syn", "realistic", "sparc", "cosql"] = "spider"
@@ -100,12 +101,16 @@ def read_spider(source: Source, seed: int, root: Path) -> Loaded:
 def turns(entry: Any) -> Iterator[Any]:
     """The rows of a conversation, each with those before it as history; an entry that is none stays as it is."""
     rows = entry.get("interaction") if isinstance(entry, dict) else None
-    history: list[list[str]] = []
-    for row in rows if isinstance(rows, list) else ():
-        yield {**row, "db_id": entry.get("database_id"), "history": [*history]} if isinstance(row, dict) else row
-        history += [[str(row.get(name) or "") for name in ("utterance", "query")]] if isinstance(row, dict) else []
     if not isinstance(rows, list):
         yield entry
+        return
+    history: list[list[str]] = []
+    for row in rows:
+        if not isinstance(row, dict):
+            yield row
+            continue
+        yield {**row, "db_id": entry.get("database_id"), "history": [*history]}
+        history.append([str(row.get("utterance") or ""), str(row.get("query") or "")])
 
 
 @reader(KAGGLE, options=Section, files=spider_files)
@@ -115,35 +120,54 @@ def read_kaggle(source: Source, seed: int, root: Path) -> Loaded:
 
 
 def _layout(source: Source) -> Layout:
-    folder, split = source_folder(source), source.split
-    if source.kind == KAGGLE:
-        ending, parts = KAGGLE_ENDINGS[split], tuple(filter(None, KAGGLE_ENDINGS.values()))
-        paths = sorted((folder / "examples").glob(f"*{ending}.json"))
-        chosen = [path for path in paths if ending or not path.stem.endswith(parts)]
-        if not chosen:
-            raise DataError(f"no questions of split {split} under {folder / 'examples'}", KAGGLE_HINT)
-        files = [QuestionFile(path, path.name, path.stem) for path in chosen]
-        places = (folder / "databases", folder / "database")
-        home = next((place for place in places if place.is_dir()), places[0])
-        return Layout(KAGGLE, KAGGLE_HINT, files, lambda id: [home / id / f"{id}.sqlite"])
+    return _kaggle_layout(source) if source.kind == KAGGLE else _spider_layout(source)
+
+
+def _kaggle_layout(source: Source) -> Layout:
+    folder = source_folder(source)
+    ending = KAGGLE_ENDINGS[source.split]
+    parts = tuple(filter(None, KAGGLE_ENDINGS.values()))
+    files = []
+    for path in sorted((folder / "examples").glob(f"*{ending}.json")):
+        if ending or not path.stem.endswith(parts):
+            files.append(QuestionFile(path, path.name, path.stem))
+    if not files:
+        raise DataError(f"no questions of split {source.split} under {folder / 'examples'}", KAGGLE_HINT)
+    home = folder / "databases"
+    if not home.is_dir() and (folder / "database").is_dir():
+        home = folder / "database"
+    return Layout(KAGGLE, KAGGLE_HINT, files, lambda id: [home / id / f"{id}.sqlite"])
+
+
+def _spider_layout(source: Source) -> Layout:
+    folder = source_folder(source)
     options = SpiderOptions.model_validate(source.options)
-    variant = VARIANTS[options.variant]
-    names = [name for name in variant.files.get(split, ()) if options.others or name != OTHERS]
-    found = ([path for name in names if (path := folder / home / name).is_file()] for home in variant.folders)
-    own = options.variant == "spider" or not names
-    paths = next(filter(None, found), [folder / (f"{split}.json" if own else names[0])])
-    # Folders of databases, the likeliest first.
-    homes = list(dict.fromkeys((folder / "database", paths[0].parent / "database")))
+    paths = _question_files(folder, source.split, options)
     if options.databases:
         homes = [folder / options.databases]
-    elif options.variant == "spider" and split == "test" and (folder / "test_database").is_dir():
+    elif options.variant == "spider" and source.split == "test" and (folder / "test_database").is_dir():
         homes = [folder / "test_database"]
+    else:  # folders of databases, the likeliest first
+        homes = list(dict.fromkeys((folder / "database", paths[0].parent / "database")))
     return Layout(
         "spider" if options.variant == "spider" else f"spider_{options.variant}",
         HINT,
         [QuestionFile(path, path.name, path.stem) for path in paths],
         lambda id: [home / id / f"{id}.sqlite" for home in homes],
-        question=variant.question,
+        question=VARIANTS[options.variant].question,
         main_folder="database",
         turns=turns if options.variant in CONVERSATIONS else None,
     )
+
+
+def _question_files(folder: Path, split: str, options: SpiderOptions) -> list[Path]:
+    """The files of a variant's split in the first folder that has some; else the one that is asked for."""
+    variant = VARIANTS[options.variant]
+    names = [name for name in variant.files.get(split, ()) if options.others or name != OTHERS]
+    for home in variant.folders:
+        paths = [folder / home / name for name in names]
+        existing = [path for path in paths if path.is_file()]
+        if existing:
+            return existing
+    is_spiders = options.variant == "spider" or not names
+    return [folder / (f"{split}.json" if is_spiders else names[0])]

@@ -22,7 +22,7 @@ from pipelines.benchmarks import base
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.text_files import read_text
-from pipelines.core.types import BadRow, Database, Example, text_field
+from pipelines.core.types import AcceptedResults, BadRow, Database, Example, text_field
 from pipelines.recipe.config import Section, Source
 
 HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in the repository's folder spider2-lite"
@@ -35,9 +35,9 @@ STANDARDS = GOLD / "spider2lite_eval.jsonl"
 
 
 class Spider2Options(Section):
-    """`documents`: whether the text of a question's external knowledge is given as its evidence."""
+    """The parts of the evidence."""
 
-    documents: bool = True
+    documents: bool = True  # whether the text of a question's external knowledge is given as its evidence.
 
 
 def spider2_files(source: Source) -> Iterator[Path]:
@@ -61,47 +61,61 @@ def read_spider2(source: Source, seed: int, root: Path) -> base.Loaded:
     standards = base.by_name(base.read_objects(folder / STANDARDS, HINT), "instance_id", folder / STANDARDS)
 
     def make(row: Any) -> Example:
-        id, name = text_field(row, "instance_id"), text_field(row, "db")
+        id = text_field(row, "instance_id")
+        name = text_field(row, "db")
         if not re.fullmatch(r"\w+", id):
             raise BadRow("bad_instance_id", f"{id!r} is not a plain name")
         database_path = folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite"
         base.check_file(database_path)
-        question, evidence = text_field(row, "question"), ""
-        document = text_field(row, "external_knowledge", required=False) if options.documents else ""
-        if document:
-            text_path = folder / DOCUMENTS / Path(document).name
-            if not text_path.is_file():
-                raise BadRow("missing_document", f"no such file: {text_path}")
-            evidence = _text(text_path).strip()
+        question = text_field(row, "question")
+        evidence = _document(folder, row) if options.documents else ""
         gold = folder / GOLD / "sql" / f"{id}.sql"
         sql = _text(gold).strip() if gold.is_file() else ""
-        # The accepted results as text cells, and the columns and order by which they are compared.
         if id not in standards:
             raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
-        standard, accepted = standards[id], (folder / GOLD / "exec_result").glob(f"{id}*.csv")
-        paths = sorted(path for path in accepted if re.fullmatch(rf"{id}(_[a-z])?", path.stem))
-        if not paths:
-            raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
-        texts = [_text(result) for result in paths]
-        results = [[cells for cells in csv.reader(io.StringIO(text)) if cells] for text in texts]
-        # For each result the columns that count, [] for all: the standard gives one list, or one a result.
-        wanted = standard.get("condition_cols")
-        columns: list[list[int]]
-        if not wanted or wanted in ([[]], [None]):
-            columns = [[] for _ in results]
-        elif all(isinstance(one, list) for one in wanted) and len(wanted) >= len(results):
-            columns = [list(one) for one in wanted[: len(results)]]
-        else:
-            columns = [list(wanted[0] if isinstance(wanted[0], list) else wanted) for _ in results]
-        for result, counted in zip(results, columns, strict=True):
-            if not result or any(not 0 <= index < len(result[0]) for index in counted):
-                raise BadRow("bad_gold", f"a result of {id} lacks the columns {counted} that count")
-        gold_results = {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}
+        meta = {"gold_results": _accepted_results(folder, id, standards[id])}
         database = Database(name, "sqlite", base.link(database_path, root, source))
-        meta = {"gold_results": gold_results}
         return Example(f"spider2_{id}", question, database, sql, evidence, None if sql else "extra", "spider2", meta)
 
     return base.collect(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
+
+
+def _document(folder: Path, row: Any) -> str:
+    """The text of the external knowledge that a question refers to; "" if it refers to none."""
+    name = text_field(row, "external_knowledge", required=False)
+    if not name:
+        return ""
+    path = folder / DOCUMENTS / Path(name).name
+    if not path.is_file():
+        raise BadRow("missing_document", f"no such file: {path}")
+    return _text(path).strip()
+
+
+def _accepted_results(folder: Path, id: str, standard: dict[str, Any]) -> AcceptedResults:
+    """The accepted results of a question as text cells, and the columns and order by which they are compared."""
+    accepted = (folder / GOLD / "exec_result").glob(f"{id}*.csv")
+    paths = sorted(path for path in accepted if re.fullmatch(rf"{id}(_[a-z])?", path.stem))
+    if not paths:
+        raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
+    results = []
+    for path in paths:
+        rows = csv.reader(io.StringIO(_text(path)))
+        results.append([cells for cells in rows if cells])
+    columns = _counted_columns(standard.get("condition_cols"), len(results))
+    for result, counted in zip(results, columns, strict=True):
+        if not result or any(not 0 <= index < len(result[0]) for index in counted):
+            raise BadRow("bad_gold", f"a result of {id} lacks the columns {counted} that count")
+    return {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}
+
+
+def _counted_columns(listed: Any, results: int) -> list[list[int]]:
+    """The columns that count for each result, [] for all; the standard has one list, or one for each result."""
+    if not listed or listed in ([[]], [None]):
+        return [[] for _ in range(results)]
+    if all(isinstance(each, list) for each in listed) and len(listed) >= results:
+        return [list(each) for each in listed[:results]]
+    shared = listed[0] if isinstance(listed[0], list) else listed
+    return [list(shared) for _ in range(results)]
 
 
 def _text(path: Path) -> str:

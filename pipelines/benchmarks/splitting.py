@@ -1,12 +1,11 @@
 """One file of questions cut into a trained part and held-out parts, so that no question is on two sides.
 
-Questions are alike when their words are the same but for case, accents, fillers and order, or when their SQL is but for
-its values (`pipelines/sql/similarity.py`); a question like a like one belongs with it, too. Such a
-group is never parted.
+Questions are alike if their words are the same whatever the case, accents, fillers and order, or if their SQL is the
+same without its values (`pipelines/sql/similarity.py`); likeness is transitive. A group of like questions is never
+split.
 """
 
 import hashlib
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -16,86 +15,109 @@ from pipelines.core.types import Example
 from pipelines.sql.similarity import example_shape, normalised
 
 Part = Literal["train", "dev", "test"]
-HELD_OUT: tuple[Part, ...] = ("test", "dev")  # in the order in which they are filled
+HELD_OUT: tuple[Part, ...] = ("test", "dev")  # held-out parts, in the order in which they are filled
 
 
 class Shares(NamedTuple):
-    """How much of a user's own questions is held out: for settings and for figures; the rest is trained on."""
+    """Shares of a user's own questions that are held out; the rest is trained on."""
 
-    dev: float
-    test: float
+    dev: float  # for the choice of settings.
+    test: float  # for figures.
 
 
 class Cut(NamedTuple):
     """The parts of a cut, each in the order of its questions."""
 
     parts: dict[Part, list[Example]]
-    repeats: list[Example]  # invented questions like a held-out one, or in the words of one's own: they are in no part.
+    repeats: list[Example]  # invented questions like a held-out one, or in the words of a user's own: in no part.
 
 
 def cut(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> Cut:
-    """Cut a user's own questions; invented ones are trained on, and where there are no others they are cut.
+    """Cut a user's own questions; invented ones are trained on, or cut if there are no others.
 
-    Which group goes where depends on its questions, on no seed and on no order of the file.
+    The part of a group depends on its questions, on no seed and on no order of the file.
+
+    Raises:
+        DataError: the questions ask too few different things for all parts.
     """
-    measured_pool, others = (own, invented) if own else (invented, ())
+    counted = own or invented  # the questions that the shares are measured on
+    others = invented if own else ()
     groups = _groups([*own, *invented])
-    counted = {id(example) for example in measured_pool}
-    sizes = [sum(id(example) in counted for example in group) for group in groups]
-    # A group is held out as long as it fits into a share, else trained on.
-    wanted = {part: round(getattr(shares, part) * sum(sizes)) for part in HELD_OUT}
-    filled = dict.fromkeys(HELD_OUT, 0)
-    places: list[Part] = []
-    for size in sizes:
-        fits = (part for part in HELD_OUT if size and filled[part] + size <= wanted[part])
-        places.append(next(fits, "train"))
-        if places[-1] != "train":
-            filled[places[-1]] += size
-    for part in HELD_OUT:
-        remaining = [(size, number) for number, size in enumerate(sizes) if size and places[number] == "train"]
-        if getattr(shares, part) and not filled[part] and remaining:
-            filled[part], number = min(remaining)  # every group is larger than the share: the smallest one is held out
-            places[number] = part
-    if shares.test >= shares.dev and filled["dev"] > filled["test"]:
-        swapped: dict[Part, Part] = {"dev": "test", "test": "dev"}
-        places = [swapped.get(place, place) for place in places]
+    counted_ids = {id(example) for example in counted}
+    sizes = [sum(id(example) in counted_ids for example in group) for group in groups]
+    group_parts = _assign_parts(sizes, shares)
+
     needed: set[Part] = {part for part in HELD_OUT if getattr(shares, part)}
-    needed |= set() if own and invented else {"train"}
-    if needed - {part for part, size in zip(places, sizes, strict=True) if size}:
+    if not (own and invented):
+        needed.add("train")
+    filled = {part for part, size in zip(group_parts, sizes, strict=True) if size}
+    if needed - filled:
         n_different = sum(map(bool, sizes))
         raise DataError(
             f"the {sum(sizes)} questions ask {n_different} different things: too few for {', '.join(sorted(needed))}",
             "Questions with the same words, or the same query but for its values, stay together: add others.",
         )
-    part_of = {id(example): part for group, part in zip(groups, places, strict=True) for example in group}
+
+    part_of = {}
+    for group, part in zip(groups, group_parts, strict=True):
+        for example in group:
+            part_of[id(example)] = part
     parts: dict[Part, list[Example]] = {"train": [], "dev": [], "test": []}
-    for example in measured_pool:
+    for example in counted:
         parts[part_of[id(example)]].append(example)
-    asked = set(map(_words, measured_pool))
-    are_new = [part_of[id(example)] == "train" and _words(example) not in asked for example in others]
-    parts["train"] += itertools.compress(others, are_new)
-    return Cut(parts, [example for example, is_new in zip(others, are_new, strict=True) if not is_new])
+    words_of_counted = set(map(_words, counted))
+    repeats = []
+    for example in others:
+        if part_of[id(example)] == "train" and _words(example) not in words_of_counted:
+            parts["train"].append(example)
+        else:
+            repeats.append(example)
+    return Cut(parts, repeats)
+
+
+def _assign_parts(sizes: Sequence[int], shares: Shares) -> list[Part]:
+    """The part of each group: held out as long as it fits into a share, else trained on."""
+    wanted = {part: round(getattr(shares, part) * sum(sizes)) for part in HELD_OUT}
+    filled = dict.fromkeys(HELD_OUT, 0)
+    parts: list[Part] = []
+    for size in sizes:
+        fitting = (part for part in HELD_OUT if size and filled[part] + size <= wanted[part])
+        part: Part = next(fitting, "train")
+        parts.append(part)
+        if part != "train":
+            filled[part] += size
+    for part in HELD_OUT:
+        remaining = [(size, index) for index, size in enumerate(sizes) if size and parts[index] == "train"]
+        if getattr(shares, part) and not filled[part] and remaining:
+            smallest, index = min(remaining)  # every group is larger than the share
+            filled[part] = smallest
+            parts[index] = part
+    if shares.test >= shares.dev and filled["dev"] > filled["test"]:
+        swapped: dict[Part, Part] = {"dev": "test", "test": "dev"}
+        parts = [swapped.get(part, part) for part in parts]
+    return parts
 
 
 def _words(example: Example) -> str:
-    """A question's words but for case, accents, fillers and order."""
+    """A question's words, whatever their case, accents, fillers and order."""
     words = normalised(example.in_context()) or (example.question.strip(),)
     return "\0".join((example.database.id, "words", *words))
 
 
 def _groups(examples: Sequence[Example]) -> list[list[Example]]:
-    """Questions that are alike together; the groups by a digest of their keys."""
-    above: dict[str, str] = {}
+    """Questions that are alike together, by union-find over their keys; the groups by a digest of their keys."""
+    parent: dict[str, str] = {}
 
     def root(key: str) -> str:
-        while above.setdefault(key, key) != key:
-            above[key] = key = above[above[key]]
+        while parent.setdefault(key, key) != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
         return key
 
-    # The two keys that a question shares with those that are alike: its words, and its SQL but for values.
+    # Two keys that a question shares with those that are alike: its words, and its SQL without values.
     keys = [(_words(one), "\0".join((one.database.id, "sql", example_shape(one)))) for one in examples]
     for by_words, by_sql in keys:
-        above[root(by_sql)] = root(by_words)
+        parent[root(by_sql)] = root(by_words)
     groups: dict[str, list[Example]] = defaultdict(list)
     smallest: dict[str, str] = {}
     for example, pair in zip(examples, keys, strict=True):

@@ -25,9 +25,10 @@ from pipelines.recipe.config import Positive, Section, Source
 
 HINT = "SynSQL's layout is data.json and databases/<db_id>/<db_id>.sqlite"
 CHUNK = 1 << 20  # characters read at once
-MOST_CHARS = 1 << 24  # of one row; a longer one is a torn file
-SPARE = 8  # rows drawn for each one wanted where levels are filtered after the draw
+MOST_CHARS = 1 << 24  # characters of the longest row: a longer one means a torn file
+SPARE = 8  # rows drawn for each wanted one, if levels are filtered after the draw
 KEPT = ("sql_complexity", "question_style")
+NumberedRow = tuple[int, Any]  # a row's index in the list, and its value
 Complexity = Literal["Simple", "Moderate", "Complex", "Highly Complex"]
 
 
@@ -40,7 +41,7 @@ class SynsqlOptions(Section):
 
 
 def synsql_files(source: Source) -> Iterator[Path]:
-    """The file of questions and every database beside it: which of 16,583 are named is known at its end alone."""
+    """The file of questions and every database beside it: the end of the file alone tells which of them are named."""
     folder = source_folder(source)
     yield folder / "data.json"
     yield from (folder / "databases").glob("*/*.sqlite")
@@ -53,37 +54,43 @@ def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
     folder = source_folder(source)
     levels = None if options.complexity is None else tuple(options.complexity)
     filters = tuple(zip(KEPT, (levels, options.styles), strict=True))
-    rows: Iterator[tuple[int, Any]] = (  # a row that is no object goes on, to be rejected with its reason
-        (number, row)
-        for number, row in stream(folder / "data.json")
-        if not isinstance(row, dict) or all(wanted is None or row.get(key) in wanted for key, wanted in filters)
-    )
+
+    def is_wanted(row: Any) -> bool:
+        if not isinstance(row, dict):  # it is rejected with its reason later
+            return True
+        return all(wanted is None or row.get(key) in wanted for key, wanted in filters)
+
+    rows: Iterator[NumberedRow] = ((number, row) for number, row in stream(folder / "data.json") if is_wanted(row))
     if isinstance(options.complexity, dict):
         rows = iter(draw_by_level(rows, options.complexity, seed))
     elif source.count is not None:
-        rows = iter(draw(rows, source.count * (SPARE if source.hardness else 1), seed))
+        spare = SPARE if source.hardness else 1
+        rows = iter(draw(rows, source.count * spare, seed))
 
     @functools.cache  # a few databases, millions of rows
-    def place(id: str) -> str:
+    def location(id: str) -> str:
         path = find_database(id, lambda name: [folder / "databases" / name / f"{name}.sqlite"])
         return link(path, root, source)
 
-    def make(row: Any) -> Example:
-        number, row = row
+    def make(numbered: NumberedRow) -> Example:
+        number, row = numbered
         if isinstance(row, BadRow):
             raise row
         id = text_field(row, "db_id").removesuffix(".db")
-        question, sql = text_field(row, "question"), text_field(row, "sql")
-        database = Database(id, "sqlite", place(id))
-        names = zip(("difficulty", "style"), KEPT, strict=True)
-        meta = {name: row[key] for name, key in names if isinstance(row.get(key), str)}
+        question = text_field(row, "question")
+        sql = text_field(row, "sql")
+        database = Database(id, "sqlite", location(id))
+        meta = {}
+        for name, key in zip(("difficulty", "style"), KEPT, strict=True):
+            if isinstance(row.get(key), str):
+                meta[name] = row[key]
         evidence = text_field(row, "external_knowledge", required=False)
         return Example(f"synsql_{number}", question, database, sql, evidence, None, "synsql", meta)
 
-    return collect(((f"data.json[{number}]", (number, row)) for number, row in rows), make)
+    return collect(((f"data.json[{numbered[0]}]", numbered) for numbered in rows), make)
 
 
-def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[int, Any]]:
+def draw(rows: Iterator[NumberedRow], count: int, seed: int) -> list[NumberedRow]:
     """`count` rows in their order, drawn by the smallest seeded digests of their numbers: memory of `count` rows."""
     best: list[tuple[int, int, Any]] = []
     for number, row in rows:
@@ -91,16 +98,14 @@ def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[i
     return _in_order(best)
 
 
-def draw_by_level(
-    rows: Iterator[tuple[int, Any]], counts: Mapping[Complexity, int], seed: int
-) -> list[tuple[int, Any]]:
-    """So many rows of each of SynSQL's levels, in the file's order, each level drawn as `draw` does.
+def draw_by_level(rows: Iterator[NumberedRow], counts: Mapping[Complexity, int], seed: int) -> list[NumberedRow]:
+    """That many rows of each of SynSQL's levels, in the file's order, each level drawn as `draw` does.
 
     Raises:
         DataError: the file has fewer rows of a level.
     """
     best: dict[Complexity, list[tuple[int, int, Any]]] = {level: [] for level in counts}
-    rest: list[tuple[int, Any]] = []  # rows that are no objects, to be rejected with their reason
+    rest: list[NumberedRow] = []  # rows that are no objects, to be rejected with their reason
     for number, row in rows:
         level = row["sql_complexity"] if isinstance(row, dict) else None
         if level is None:
@@ -127,11 +132,11 @@ def _keep_smallest(best: list[tuple[int, int, Any]], count: int, seed: int, numb
         heapq.heapreplace(best, entry)
 
 
-def _in_order(best: list[tuple[int, int, Any]]) -> list[tuple[int, Any]]:
+def _in_order(best: list[tuple[int, int, Any]]) -> list[NumberedRow]:
     return sorted(((number, row) for _, number, row in best), key=lambda pair: pair[0])
 
 
-def stream(path: Path) -> Iterator[tuple[int, Any]]:
+def stream(path: Path) -> Iterator[NumberedRow]:
     """The items of one JSON list with their numbers, holding no more than one chunk and one item."""
     number = 0
     try:
@@ -149,26 +154,33 @@ def stream(path: Path) -> Iterator[tuple[int, Any]]:
                 place = _skip(text, place)
                 if text[place : place + 1] == "]":
                     return
-                try:
-                    item, end = DECODER.raw_decode(text, place)
-                except RepeatedName as error:
-                    item = BadRow("repeated_name", str(error))
-                    _, end = json.JSONDecoder().raw_decode(text, place)
-                except (ValueError, RecursionError):
-                    item, end = None, len(text)
+                item, end = _decode(text, place)
                 if end < len(text):
                     yield number, item
-                    number, place = number + 1, end
+                    number += 1
+                    place = end
                     continue
                 more = file.read(CHUNK)  # the item is cut off here, or may be
                 if not more:
                     raise DataError(f"{path} is torn: it ends within item {number}", "Download it again.")
-                text, place = text[place:] + more, 0
+                text = text[place:] + more
+                place = 0
                 if len(text) > MOST_CHARS:
                     limit = f"longer than {MOST_CHARS} characters"
                     raise DataError(f"{path}: item {number} is not JSON, or {limit}", HINT)
         except UnicodeDecodeError:
             raise DataError(f"{path} is not UTF-8, behind item {number - 1}", SAVE_AS_UTF_8) from None
+
+
+def _decode(text: str, place: int) -> tuple[Any, int]:
+    """The item that begins at a place of a text, or its `BadRow`, and its end; the text's end for a cut item."""
+    try:
+        return DECODER.raw_decode(text, place)
+    except RepeatedName as error:
+        _, end = json.JSONDecoder().raw_decode(text, place)
+        return BadRow("repeated_name", str(error)), end
+    except (ValueError, RecursionError):
+        return None, len(text)
 
 
 def _skip(text: str, place: int) -> int:

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -12,7 +12,7 @@ from pipelines.curation.filtering import seeded_rank
 from pipelines.evaluation.metrics import pass_at_k
 from pipelines.recipe.config import Difficulty
 
-# Of a table with the fields of `ScoredQuestion`, on which selection works: millions of questions fit into memory.
+# Columns of a table with the fields of `ScoredQuestion`. Selection works on it: millions of questions fit into memory.
 COLUMNS = {"example_id": pl.String, "samples": pl.Int64, "right": pl.Int64}
 
 
@@ -21,8 +21,8 @@ class ScoredQuestion:
     """One question under a policy."""
 
     example_id: str
-    samples: int  # rollouts that count; broken ones do not.
-    right: int  # how many of them were right.
+    samples: int  # rollouts that did not break.
+    right: int  # right rollouts among them.
 
     @property
     def pass_rate(self) -> float:
@@ -58,9 +58,14 @@ def score(outcomes: Iterable[Outcome]) -> list[ScoredQuestion]:
     return [ScoredQuestion(id, count, right[id]) for id, count in samples.items()]
 
 
+def _each_question(scored: pl.DataFrame) -> Iterator[ScoredQuestion]:
+    """The rows of a table as records, of which one is in memory at a time."""
+    return (ScoredQuestion(*row) for row in scored.iter_rows())
+
+
 def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
     """The table by ascending S(q), its column `score`, hardest solvable first; the seed decides among equals."""
-    scores = np.fromiter((ScoredQuestion(*row).score for row in scored.iter_rows()), np.float64, scored.height)
+    scores = np.fromiter((question.score for question in _each_question(scored)), np.float64, scored.height)
     tickets = np.fromiter((seeded_rank(id, 0, seed) for id in scored["example_id"]), np.uint64, scored.height)
     ranked = scored.with_columns(score=pl.Series(scores), ticket=pl.Series(tickets)).sort("score", "ticket")
     return ranked.drop("ticket")
@@ -83,9 +88,9 @@ def select(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
 
 
 def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Difficulty, seed: int) -> RlSet:
-    """SQL-Trail's own set (A.6): the balanced part of the first pool, and an exploration set made of named parts.
+    """SQL-Trail's own set (A.6): the balanced part of the first pool, and an exploration set in parts.
 
-    The parts of `explore_parts` are taken of the never-solved questions of the SFT pool, then of each RL pool in order.
+    `explore_parts` has the number of never-solved questions to take from the SFT pool, then from each RL pool in order.
     """
     balanced = select(pools[0], settings.model_copy(update={"explore": 0}), seed).balanced
     explore: list[str] = []
@@ -96,8 +101,9 @@ def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Dif
 
 
 def histogram(scored: Iterable[ScoredQuestion], group: int) -> list[int]:
-    """The numbers of questions with 0, 1, ..., G right; a group with broken rollouts counts at its share, rounded, but
-    never as "none" or "all" if its share lies between.
+    """The numbers of questions with 0, 1, ..., G right rollouts.
+
+    A group with broken rollouts counts at its share, rounded, but never as 0 or G if its share lies between.
     """
     bins = [0] * (group + 1)
     for question in scored:
@@ -116,12 +122,13 @@ def summary(scored: pl.DataFrame, group: int) -> dict[str, float]:
     full = scored.filter(pl.col("samples") >= group)
     numbers = {
         "questions": float(count),
-        "pass_rate": sum(ScoredQuestion(*row).pass_rate for row in scored.iter_rows()) / count,
-        "zero_variance_share": sum(ScoredQuestion(*row).score == 1.0 for row in scored.iter_rows()) / count,
+        "pass_rate": sum(question.pass_rate for question in _each_question(scored)) / count,
+        "zero_variance_share": sum(question.score == 1.0 for question in _each_question(scored)) / count,
         "incomplete_groups": float(count - full.height),
     }
     if full.height:
         pairs = full.select("samples", "right").iter_rows()
         numbers[f"pass_at_{group}"] = sum(pass_at_k(samples, right, group) for samples, right in pairs) / full.height
-    bins = histogram((ScoredQuestion(*row) for row in scored.iter_rows()), group)
-    return numbers | {f"right_{number}_of_{group}": float(size) for number, size in enumerate(bins)}
+    for number, size in enumerate(histogram(_each_question(scored), group)):
+        numbers[f"right_{number}_of_{group}"] = float(size)
+    return numbers

@@ -18,7 +18,7 @@ from pipelines.core.types import Outcome, StopReason
 from pipelines.recipe.config import Filter
 from pipelines.sql.similarity import sql_shape
 
-# Filter rules: named facts for which an episode is left out, as a demonstration or of GRPO's loss.
+# Filter rules: named reasons to leave an episode out of the demonstrations, or of GRPO's loss.
 
 
 @filter_rule("malformed")
@@ -36,13 +36,14 @@ def no_answer(outcome: Outcome) -> bool:
 def broken_rule(outcome: Outcome, rules: Iterable[str]) -> str | None:
     """The first of these rules that leaves an episode out; None if it stays.
 
-    In GRPO this is GRPO-Filter (MTIR-SQL, equation 3). The paper gives neither its filter F nor its threshold: here a
-    rule is a named fact, and one is enough.
+    In GRPO this is GRPO-Filter (MTIR-SQL, equation 3). The paper gives neither its filter F nor its threshold: here one
+    rule that matches is enough.
     """
     return next((rule for rule in rules if FILTER_RULES[rule](outcome)), None)
 
 
-COLUMNS = {  # of a table of checked trajectories: their fields without the detail
+# Columns of a table of checked trajectories: their fields without the detail.
+COLUMNS = {
     "example_id": pl.String,
     "sample": pl.Int32,
     "policy": pl.Categorical,
@@ -60,7 +61,7 @@ COLUMNS = {  # of a table of checked trajectories: their fields without the deta
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedTrajectory:
-    """The facts of one trajectory that selection and the dataset's card read."""
+    """The properties of one trajectory that selection and the dataset's card read."""
 
     example_id: str
     sample: int
@@ -72,29 +73,30 @@ class CheckedTrajectory:
     detail: str  # the reason for a person, in one line; "" when there is none.
     turns: int
     agent_chars: int  # characters that the teacher wrote.
-    # plan, shape, signature: digests of 63 bits of its actions, of its answer's SQL shape, and of the traits that
-    # near-duplicates share (`sql/similarity.py`).
-    plan: int
-    shape: int
-    signature: int
+    plan: int  # digest (63 bits) of its actions.
+    shape: int  # digest of its answer's SQL shape (`sql/similarity.py`).
+    signature: int  # digest of the traits that near-duplicates share.
 
     @classmethod
     def of(cls, outcome: Outcome, database: str, settings: Filter) -> CheckedTrajectory:
         """Check an outcome of a question on that database, also by the recipe's filter rules."""
         assert outcome.hardness is not None, "a selection by level reads it"
         trajectory = outcome.trajectory
-        reason, detail = fault(outcome, settings.well_formed) or (None, "")
-        if reason is None and (rule := broken_rule(outcome, settings.drop)) is not None:
-            reason, detail = f"rule_{rule}", f"the filter rule {rule} leaves it out"
-        # The plan of an episode: each turn's action with the shape of its SQL; wording and values left out.
+        reason: str | None = None
+        detail = ""
+        found = fault(outcome, settings.well_formed)
+        if found is not None:
+            reason, detail = found
+        else:
+            rule = broken_rule(outcome, settings.drop)
+            if rule is not None:
+                reason = f"rule_{rule}"
+                detail = f"the filter rule {rule} leaves it out"
+        # The plan of an episode: each turn's action with the shape of its SQL, without wording and values.
         turns = tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
         answer = trajectory.final_sql or ""
-        # Near-duplicates have the same database, the same plan, and the same answer but for its values.
+        # Near-duplicates have the same database, the same plan, and the same answer except for its values.
         traits = (database, *turns, sql_shape(answer, names=True))
-        plan, shape, signature = (
-            int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest(), "big") >> 1
-            for parts in (turns, (sql_shape(answer),), traits)
-        )
         return cls(
             trajectory.example_id,
             trajectory.sample,
@@ -106,10 +108,16 @@ class CheckedTrajectory:
             detail,
             len(trajectory.turns),
             sum(len(turn.text) for turn in trajectory.turns),
-            plan,
-            shape,
-            signature,
+            plan=_digest(turns),
+            shape=_digest((sql_shape(answer),)),
+            signature=_digest(traits),
         )
+
+
+def _digest(parts: Iterable[str]) -> int:
+    """A digest of 63 bits, which fits into a signed column."""
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def fault(outcome: Outcome, well_formed: bool = True) -> tuple[str, str] | None:
@@ -131,7 +139,8 @@ def fault(outcome: Outcome, well_formed: bool = True) -> tuple[str, str] | None:
     if trajectory.final_sql is None:
         return f"no_answer_{trajectory.stop.value}", f"after {len(trajectory.turns)} turns"
     if not outcome.executable:
-        return f"sql_{outcome.status.value if outcome.status else 'not_run'}", trajectory.final_sql
+        status = outcome.status.value if outcome.status else "not_run"
+        return f"sql_{status}", trajectory.final_sql
     if not outcome.correct:
         return "wrong_result", f"{outcome.n_rows} rows, not the gold's by {outcome.equality}: {trajectory.final_sql}"
     return None
@@ -140,9 +149,9 @@ def fault(outcome: Outcome, well_formed: bool = True) -> tuple[str, str] | None:
 def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
     """The table of checked trajectories with the reason of each left-out row in `reason`; null if the row is kept.
 
-    Of the right and well-formed ones: the first `per_plan` of those that are near-duplicates of one another
-    ("near_duplicate"); of these the first `per_example` samples a question ("over_per_example"); of these `keep` in all
-    ("over_keep"). Where `keep` binds, questions of the `priority` levels come first, as one class (SQL-Trail, A.6:
+    Right and well-formed rows pass three bounds: the first `per_plan` near-duplicates of one another
+    ("near_duplicate"), then the first `per_example` samples of a question ("over_per_example"), then `keep` in all
+    ("over_keep"). If `keep` binds, questions of the `priority` levels come first, as one class (SQL-Trail, A.6:
     "prioritizing examples with moderate to high difficulty"); within a class the seed decides.
     """
     rows = judged.with_row_index("row").filter(pl.col("reason").is_null())
@@ -153,11 +162,8 @@ def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
         rows = rows.sort("sample", "row").filter(pl.int_range(pl.len()).over("example_id") < settings.per_example)
     reasons["over_per_example"] = rows["row"]
     if settings.keep is not None and len(rows) > settings.keep:
-        ranks = np.fromiter(
-            (seeded_rank(id, sample, seed) for id, sample in zip(rows["example_id"], rows["sample"], strict=True)),
-            np.uint64,
-            len(rows),
-        )
+        samples = zip(rows["example_id"], rows["sample"], strict=True)
+        ranks = np.fromiter((seeded_rank(id, sample, seed) for id, sample in samples), np.uint64, len(rows))
         late = ~rows["hardness"].cast(pl.String).is_in(list(settings.priority))
         rows = rows.with_columns(late=late, rank=pl.Series(ranks)).sort("late", "rank").head(settings.keep)
     reasons["over_keep"] = rows["row"]
@@ -169,7 +175,7 @@ def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
 
 
 def detail(reason: str, observed: str, settings: Filter) -> str:
-    """The explanation of a left-out trajectory in one line: the selection's own, or the one of its check."""
+    """The explanation of a left-out trajectory in one line: of the bound that left it out, else that of its check."""
     limits = {
         "over_keep": f"{settings.keep} are kept",
         "over_per_example": f"{settings.per_example} a question",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,16 +15,17 @@ from pipelines.sql.similarity import example_shape, normalised
 class Leak:
     """A training question that a held-out one repeats."""
 
-    # "exact", "normalised" (words but for case, accents, fillers and order), or "sql" (the same query on tables and
-    # columns of the same names, but for its values).
+    # "exact", "normalised" (the same words, whatever their case, accents, fillers and order), or "sql" (the same query
+    # without its values, on tables and columns of the same names).
     kind: str
-    train: str
-    held_out: str
-    question: str
+    train: str  # the training question's id.
+    held_out: str  # the held-out question's id.
+    question: str  # the training question's text.
     same_database: bool  # whether both ask the same database; a leak across databases is mostly a common phrase.
 
 
-TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest first
+# What two questions share in a leak of each kind, the strictest kind first.
+TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (
     ("exact", lambda example: example.in_context().strip()),
     ("normalised", lambda example: normalised(example.in_context()) or example.question),
     ("sql", example_shape),
@@ -31,7 +33,7 @@ TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest fir
 
 
 def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:
-    """A database's name among the held-out questions, else its own: two of one name, or at one place, are the same."""
+    """A database's name among the held-out questions, else its own: databases of one name or location are the same."""
     homes = {example.database.location: example.database.id for example in held_out}
     names = {identity(location): name for location, name in homes.items() if location}
     return functools.cache(lambda database: names.get(identity(database.location), database.id))
@@ -40,24 +42,24 @@ def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:
 def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Leak]:
     """Each training question with the first held-out one that it repeats, by the strictest kind that holds.
 
-    One on the same database, of whatever kind, goes before one on another database. SQL counts on the same database
+    A leak on the same database, of whatever kind, goes before one on another database. SQL counts on the same database
     alone: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
     name_of = database_names(held_out)
     asked = {name_of(example.database) for example in held_out}
     tests = []
-    for kind, name in TESTS:
+    for kind, key_of in TESTS:
         index: dict[Any, list[Example]] = {}
         for example in held_out:
-            index.setdefault(name(example), []).append(example)
-        tests.append((kind, name, index))
+            index.setdefault(key_of(example), []).append(example)
+        tests.append((kind, key_of, index))
     for example in train:
         database = name_of(example.database)
         elsewhere: Leak | None = None
-        for kind, name, index in tests:
+        for kind, key_of, index in tests:
             if kind == "sql" and database not in asked:
                 continue  # its shape, which takes the longest to find, could match none
-            others = index.get(name(example), [])
+            others = index.get(key_of(example), [])
             here = next((other for other in others if name_of(other.database) == database), None)
             if here is not None:
                 yield Leak(kind, example.id, here.id, example.question, True)
@@ -71,21 +73,27 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
 
 def report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
     """Counts by kind, of all and of those on the same database, the databases that both have, and every leak."""
-    count, name_of, names = 0, database_names(held_out), set()
+    name_of = database_names(held_out)
+    train_count = 0
+    train_databases = set()
 
     def counted() -> Iterator[Example]:
-        nonlocal count
+        """The training questions, which may be walked only once."""
+        nonlocal train_count
         for example in train:
-            count += 1
-            names.add(name_of(example.database))
+            train_count += 1
+            train_databases.add(name_of(example.database))
             yield example
 
     repeats = list(leaks(counted(), held_out))
+    held_out_databases = {name_of(example.database) for example in held_out}
+    any_database = Counter(leak.kind for leak in repeats)
+    same_database = Counter(leak.kind for leak in repeats if leak.same_database)
     return {
-        "train": count,
+        "train": train_count,
         "held_out": len(held_out),
-        "shared_databases": sorted(names & {name_of(example.database) for example in held_out}),
-        "any_database": {kind: sum(leak.kind == kind for leak in repeats) for kind, _ in TESTS},
-        "same_database": {kind: sum(leak.kind == kind and leak.same_database for leak in repeats) for kind, _ in TESTS},
+        "shared_databases": sorted(train_databases & held_out_databases),
+        "any_database": {kind: any_database[kind] for kind, _ in TESTS},
+        "same_database": {kind: same_database[kind] for kind, _ in TESTS},
         "leaks": [dataclasses.asdict(leak) for leak in repeats],
     }

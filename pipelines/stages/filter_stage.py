@@ -82,7 +82,7 @@ def _write_card(ctx: Context, source: Path, selected: pl.DataFrame, kept_rows: p
     write_json(ctx.folder / "quality.json", quality)
     leakage = read_json(ctx.inputs["data"] / LEAKAGE)["sft"]
     costs = read_json(ctx.inputs["synthesize"] / COSTS)
-    write_atomic(ctx.folder / "card.md", card.write(ctx.recipe, quality, leakage, costs))
+    write_atomic(ctx.folder / "card.md", card.card_text(ctx.recipe, quality, leakage, costs))
     return quality
 
 
