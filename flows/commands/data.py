@@ -29,7 +29,7 @@ from pipelines.recipe.yaml_files import yaml_text
 from pipelines.report.terminal import plain
 from pipelines.serving.models import ENDPOINT
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.teachers.invent import Inventor, LoggedQuery, coverage, lines, read_log
+from pipelines.teachers.invent import Inventor, LoggedQuery, coverage, coverage_lines, read_log
 
 app = typer.Typer()
 data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
@@ -133,7 +133,7 @@ def invent(
     for reason, numbers in lines_of.items():
         say(f"{log}: {reason} in the queries of the lines {', '.join(numbers)}")
     covered = coverage(invented.examples, schema)
-    for line in lines(covered):
+    for line in coverage_lines(covered):
         say(line)
     say(f"look through them with: sqltrain review {out}")
     say(f"{len(invented.doubted)} more, which the checker answers with another result, are in {doubted}")

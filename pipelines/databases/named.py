@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -25,14 +25,15 @@ from pipelines.sql.dialects.dialect import (
     raw_sign_fault,
 )
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import Column, Schema, Table, introspect
 
 # Addresses of database servers: taking the password out, and putting one in that an environment variable holds.
 
-NO_SECRETS = ("password", "passfile")  # options of an address: the first is taken out of it, the other names a file
+NO_SECRETS = ("password", "passfile")  # Options of an address: the first is taken out of it, the other names a file.
 HINT = "It looks like postgresql://reader@host:5432/shop or mysql://reader@host/shop."
 UNREACHABLE = ("refused", "resolve", "timeout", "timed out", "not known", "unreachable", "2003")
 NO_DATABASE = ("not a database", "not a valid duckdb", "no duckdb", "could not read", "file is encrypted")
+# Reasons by the words that a driver's message holds; the first match counts.
 REASONS = {
     ("password", "1045", "access denied"): "the server refuses this user or password",
     ("no such file", "unable to open"): "there is no such file",
@@ -40,12 +41,13 @@ REASONS = {
     UNREACHABLE: "the server does not answer",
     NO_DATABASE: "it is not a database",
     ("lock",): "another process writes to it",
-}  # by what a driver's message holds; the first that matches
+}
 
 
 def split_password(address: str) -> tuple[str, str | None]:
     """An address without its password, and the password."""
-    if (fault := raw_sign_fault(address)) is not None:
+    fault = raw_sign_fault(address)
+    if fault is not None:
         raise DataError(fault, ENCODING)
     try:
         parts = urlsplit(address)
@@ -55,19 +57,21 @@ def split_password(address: str) -> tuple[str, str | None]:
     if not parts.path.strip("/"):
         raise DataError("the address names no database", HINT)
     options = parse_qsl(parts.query, keep_blank_values=True)
-    if secret := next((key for key, _ in options if "pass" in key.lower() and key not in NO_SECRETS), None):
-        raise DataError(f"the address holds a secret, {secret}", "Leave it out: use a key without a passphrase.")
-    password = next((value for key, value in options if key == "password"), None)
+    secrets = [key for key, _ in options if "pass" in key.lower() and key not in NO_SECRETS]
+    if secrets:
+        raise DataError(f"the address holds a secret, {secrets[0]}", "Leave it out: use a key without a passphrase.")
+    option_password = next((value for key, value in options if key == "password"), None)
     query = urlencode([(key, value) for key, value in options if key != "password"], quote_via=quote)
-    user, _, written = parts.netloc.rpartition("@")[0].partition(":")
-    host = parts.netloc.rpartition("@")[2]
+    credentials, _, host = parts.netloc.rpartition("@")
+    user, _, user_password = credentials.partition(":")
     bare = parts._replace(netloc=f"{user}@{host}" if user else host, query=query).geturl()
-    return bare, unquote(written) if written else password
+    return bare, unquote(user_password) if user_password else option_password
 
 
 def driver_address(address: str, engine: str, password: str | None) -> str:
     """The address that a driver gets: with the password, which then is in this process's memory alone."""
-    if (fault := raw_sign_fault(address)) is not None:
+    fault = raw_sign_fault(address)
+    if fault is not None:
         raise DataError(fault, ENCODING)
     try:
         DIALECTS[engine].check_address(address)
@@ -95,8 +99,10 @@ def name_of(address: str) -> str:
 def why_unreachable(error: Exception) -> str:
     """Why a server could not be used, in a few plain words; a driver's own text may hold more than a user may see."""
     message = str(error).lower()
-    reasons = (reason for marks, reason in REASONS.items() if any(mark in message for mark in marks))
-    return next(reasons, type(error).__name__)
+    for words, reason in REASONS.items():
+        if any(word in message for word in words):
+            return reason
+    return type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -122,38 +128,50 @@ class OpenableDatabase:
         if self.card is None:
             schema = introspect(self.database, values)
             return describe(schema, self.database) if described else schema
-        shown, select = self.card.shown(), "SELECT {} FROM {} LIMIT 0"
-        # Views and columns that the sandbox refuses, since they hold a hidden column, are left out. Where nothing is
-        # hidden, the first table alone is probed: whether the database can be reached.
-        probed = shown.tables[: 1 if self.card.hidden is None else None]
-        names = [[shown.quoted(column.name) for column in table.columns] for table in probed]
-        pairs = zip(probed, names, strict=True)
-        probes = [select.format(", ".join(own), shown.written(table.name)) for table, own in pairs]
+        shown = self.card.shown()
+        # Views and columns that the sandbox refuses, since they hold a hidden column, are left out. If nothing is
+        # hidden, one probe of the first table tells whether the database can be reached.
+        probed = shown.tables if self.card.hidden is not None else shown.tables[:1]
+        probes = [_probe(shown, table, table.columns) for table in probed]
         results = sql.execute_many([(self.database, probe) for probe in probes])
         tables = []
-        for table, own, result in zip(probed, names, results, strict=True):
+        for table, result in zip(probed, results, strict=True):
             if result.status is ExecutionStatus.UNAVAILABLE:
                 variable = DIALECTS[self.database.engine].password_variable
                 hint = f"A password comes from {variable}." if variable else "Check that it can be opened."
                 raise DatabaseError(f"the database {self.database.id} is away: {result.error}", hint)
             if result.error_class == "hidden":
-                probes = [select.format(name, shown.written(table.name)) for name in own]
-                each = sql.execute_many([(self.database, probe) for probe in probes])
-                answers = zip(table.columns, each, strict=True)
-                columns = tuple(column for column, answer in answers if answer.error_class != "hidden")
-                readable = {column.name for column in columns}
-                keys = tuple(key for key in table.foreign_keys if key.column in readable)
-                table = dataclasses.replace(table, columns=columns, foreign_keys=keys)
+                table = self._readable_part(shown, table, sql)
             if table.columns:
                 tables.append(table)
         return dataclasses.replace(shown, tables=(*tables, *shown.tables[len(probed) :]))
 
+    def _readable_part(self, schema: Schema, table: Table, sql: SqlEngine) -> Table:
+        """A table without the columns that the sandbox refuses."""
+        probes = [_probe(schema, table, [column]) for column in table.columns]
+        results = sql.execute_many([(self.database, probe) for probe in probes])
+        columns = []
+        for column, result in zip(table.columns, results, strict=True):
+            if result.error_class != "hidden":
+                columns.append(column)
+        readable = {column.name for column in columns}
+        keys = tuple(key for key in table.foreign_keys if key.column in readable)
+        return dataclasses.replace(table, columns=tuple(columns), foreign_keys=keys)
+
     def example(self, question: str, id: str = "ask", history: History = ()) -> Example:
         """The question with the card's notes and the definitions that it, or one before it, names."""
-        meta = {"history": [list(earlier) for earlier in history]} if history else {}
-        example = Example(id, question, self.database, gold_sql="", meta=meta)
-        evidence = "" if self.card is None else self.card.evidence(example.in_context())
-        return dataclasses.replace(example, evidence=evidence)
+        example = Example(id, question, self.database, gold_sql="")
+        if history:
+            example = example.with_meta(history=[list(earlier) for earlier in history])
+        if self.card is None:
+            return example
+        return dataclasses.replace(example, evidence=self.card.evidence(example.in_context()))
+
+
+def _probe(schema: Schema, table: Table, columns: Sequence[Column]) -> str:
+    """A query that reads no row, and that the sandbox refuses if one of the columns is hidden."""
+    names = ", ".join(schema.quoted(column.name) for column in columns)
+    return f"SELECT {names} FROM {schema.written(table.name)} LIMIT 0"
 
 
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> OpenableDatabase:

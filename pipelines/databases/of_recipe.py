@@ -29,9 +29,10 @@ def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
     def schema(database: Database) -> Schema:
         if database.location not in schemas_read:
             openable = OpenableDatabase(database, database.location, cards.get(identity(database.location)))
-            values, described = recipe.protocol.schema_values, recipe.protocol.schema_descriptions
+            protocol = recipe.protocol
             with sql_engine(recipe, 1) as sql:
-                schemas_read[database.location] = openable.schema(sql, values, described)
+                shown = openable.schema(sql, protocol.schema_values, protocol.schema_descriptions)
+            schemas_read[database.location] = shown
         return schemas_read[database.location]
 
     return schema
@@ -44,7 +45,7 @@ def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
 
 
 def served_tokens(recipe: Recipe) -> int:
-    """Most tokens, about, of a large schema's part that a served question is shown: half of an episode's."""
+    """About the most tokens of the part of a large schema that a served question is shown: half of an episode's."""
     return recipe.evaluation.sampling.episode_tokens // 2
 
 
@@ -57,47 +58,60 @@ def with_prompt_facts(
     indices: dict[Database, prompt_schema.ValueIndex] | None = None,
     is_served: bool = False,
 ) -> list[Example]:
-    """Add to each question the facts that the recipe's prompts show: its part of the schema, the stored values that it
+    """Add to each question what the recipe's prompts show of it: its part of the schema, the stored values that it
     mentions. The prompts of all stages, of the environment and of the server are made of such questions.
 
     Args:
-        link: the recipe's linker if that is an endpoint, or what a stage has in its place.
+        link: the recipe's linker if that is an endpoint, or a stage's own in its place.
         indices: of stored values, kept from call to call (see `prompt_schema.retrieve`).
         is_served: whether these are users' questions, without gold SQL. If the whole schema takes more than half of an
             episode's tokens, the schema filter chooses as much of it.
     """
-    data, view, is_brief, asked = recipe.data, recipe.protocol.schema_view, recipe.protocol.is_brief, list(examples)
-    has_gold = any(example.gold_sql for example in asked)
-    options = [source.options for source in (data.sft, *data.rl)]
-    knows_history = any(each.get("follow_ups") or each.get("variant") in ("sparc", "cosql") for each in options)
-    if is_served and not has_gold and is_brief and not knows_history:  # it reads only what its training showed
-        asked = [example.with_meta(history=[]) for example in asked]
+    data = recipe.data
+    view = recipe.protocol.schema_view
+    is_brief = recipe.protocol.is_brief
+    questions = list(examples)
+    has_gold = any(example.gold_sql for example in questions)
+    is_from_user = is_served and not has_gold
+    if is_from_user and is_brief and not _trains_on_history(recipe):  # it reads only what its training showed
+        questions = [example.with_meta(history=[]) for example in questions]
     if data.values:  # first, for the schema filter ranks by them
-        asked = prompt_schema.retrieve(asked, data.values, schema, sql, indices)
+        questions = prompt_schema.retrieve(questions, data.values, schema, sql, indices)
     fits = data.linker == prompt_schema.FIT
     if link is not None and data.linker and not fits:
-        return link(asked, schema)
+        return link(questions, schema)
     if data.linker == prompt_schema.LOCAL:
-        return link_locally(asked, schema, data.linker_tokens, is_brief)
+        return link_locally(questions, schema, data.linker_tokens, is_brief)
     if data.linker == prompt_schema.GOLD and has_gold:
-        return prompt_schema.gold_linked(asked, schema)
-    if (fits or (is_served and not has_gold)) and view in ("full", "filtered"):
+        return prompt_schema.gold_linked(questions, schema)
+    if (fits or is_from_user) and view in ("full", "filtered"):
         key = prompt_schema.LINKED if view == "filtered" else prompt_schema.FITTED
         tokens = data.linker_tokens if fits else served_tokens(recipe)
-        return link_locally(asked, schema, tokens, is_brief, key)
-    return asked
+        return link_locally(questions, schema, tokens, is_brief, key)
+    return questions
+
+
+def _trains_on_history(recipe: Recipe) -> bool:
+    """Whether questions of a training pool follow other questions."""
+    for source in (recipe.data.sft, *recipe.data.rl):
+        if source.options.get("follow_ups") or source.options.get("variant") in ("sparc", "cosql"):
+            return True
+    return False
 
 
 def with_card_evidence(examples: Sequence[Example], root: Path) -> list[Example]:
     """Add to each example the evidence of its database's card: the notes, and the metrics that the question names.
     Relative locations start from `root`.
     """
-    cards, noted_examples = card.by_database(), []
+    cards = card.by_database()
     if not cards:
         return list(examples)
+    noted_examples = []
     for example in examples:
         location = example.database.location
-        database_card = cards.get(identity(location if "://" in location else str(root / location)))
+        if "://" not in location:
+            location = str(root / location)
+        database_card = cards.get(identity(location))
         evidence = "" if database_card is None else database_card.evidence(example.in_context())
         if evidence and evidence not in example.evidence:  # a question that was invented with the card has it already
             both = "\n".join(filter(None, (example.evidence, evidence)))

@@ -8,9 +8,9 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, Schemas
+from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, Schemas, all_items
 from pipelines.benchmarks.prompt_schema import link as link_shown
 from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems
 from pipelines.curation.gold_schema import Extractor
@@ -38,15 +38,15 @@ object and nothing else: {"verdict": "good" or "bad", "reason": "one short sente
 CHOOSE = """Two SQL queries claim to answer the same question. Decide which one answers it, from the question, the \
 hint, the schema and the first rows that each returned. Neither order, length nor layout counts. Answer with one \
 letter and nothing else: A or B."""
-REASON_CHARS = 300  # of a model's sentence on a pair
+REASON_CHARS = 300  # characters that are kept of a model's sentence on a pair
 log = logging.getLogger(__name__)
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
 def conversation(rules: str, schema: Schema, question: str, hint: str, **parts: str) -> tuple[Message, ...]:
     """The rules as the system's message; schema, question, hint and further parts under their names as the user's."""
-    fields = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
-    return (("system", rules), ("user", under_headings(fields.items())))
+    headings = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
+    return (("system", rules), ("user", under_headings(headings.items())))
 
 
 def read_object(text: str | None) -> dict[str, Any] | None:
@@ -66,7 +66,9 @@ def read_object(text: str | None) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-# Two-LLM data cleaning (Reasoning-SQL, 4.1): a training pair is dropped when two models both call it bad.
+# Two-LLM data cleaning (Reasoning-SQL, 4.1): a training pair is dropped if two models both call it bad.
+
+VERDICTS = {"good": False, "bad": True}  # whether a model's verdict calls a pair bad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +76,12 @@ class PairCheck:
     """The verdicts of the two models on one pair."""
 
     example: Example
-    bad: tuple[bool | None, ...]  # each one's verdict, in their order; None if it gave none.
-    reasons: tuple[str, ...]  # each one's sentence.
+    bad: tuple[bool | None, ...]  # each model's verdict; None if it gave none.
+    reasons: tuple[str, ...]  # each model's sentence.
 
     @property
     def dropped(self) -> bool:
-        """Whether all of them call it bad: a model that gives no verdict keeps the pair."""
+        """Whether all models call it bad: a model that gives no verdict keeps the pair."""
         return all(verdict is True for verdict in self.bad)
 
 
@@ -89,17 +91,15 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
         conversation(CLEAN, schemas(example.database), example.in_context(), example.evidence, SQL=example.gold_sql)
         for example in examples
     ]
-    said_by = [asker.ask_all(cases) for asker in askers]
-    values = [[read_object(answer.text if answer else None) or {} for answer in column] for column in said_by]
-    verdicts = {"good": False, "bad": True}
-    return [
-        PairCheck(
-            example,
-            tuple(verdicts.get(str(value.get("verdict"))) for value in said),
-            tuple(_reason(value) for value in said),
-        )
-        for example, *said in zip(examples, *values, strict=True)
-    ]
+    values_by_model = []
+    for asker in askers:
+        answers = asker.ask_all(cases)
+        values_by_model.append([read_object(answer.text if answer else None) or {} for answer in answers])
+    checked = []
+    for example, *values in zip(examples, *values_by_model, strict=True):
+        verdicts = tuple(VERDICTS.get(str(value.get("verdict"))) for value in values)
+        checked.append(PairCheck(example, verdicts, tuple(map(_reason, values))))
+    return checked
 
 
 def _reason(value: Mapping[str, Any]) -> str:
@@ -109,14 +109,16 @@ def _reason(value: Mapping[str, Any]) -> str:
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
     """The agreement of the first two models on the pairs that both judged, and the number of pairs that all drop."""
-    both = [
-        (bool(case.bad[0]), bool(case.bad[1])) for case in checked if len(case.bad) > 1 and None not in case.bad[:2]
-    ]
+    judged_by_both = []
+    for case in checked:
+        if len(case.bad) > 1 and None not in case.bad[:2]:
+            judged_by_both.append((bool(case.bad[0]), bool(case.bad[1])))
+    agreeing = sum(first == second for first, second in judged_by_both)
     return {
-        "judged": float(len(both)),
+        "judged": float(len(judged_by_both)),
         "dropped": float(sum(case.dropped for case in checked)),
-        "agreement": sum(a == b for a, b in both) / max(1, len(both)),
-        "kappa": kappa(both),
+        "agreement": agreeing / max(1, len(judged_by_both)),
+        "kappa": kappa(judged_by_both),
     }
 
 
@@ -125,9 +127,10 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
     if not pairs:
         return 0.0
     n = len(pairs)
-    observed = sum(a == b for a, b in pairs) / n
-    yes_a, yes_b = sum(a for a, _ in pairs) / n, sum(b for _, b in pairs) / n
-    expected = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
+    observed = sum(first == second for first, second in pairs) / n
+    yes_first = sum(first for first, _ in pairs) / n
+    yes_second = sum(second for _, second in pairs) / n
+    expected = yes_first * yes_second + (1 - yes_first) * (1 - yes_second)
     return 1.0 if expected == 1.0 else (observed - expected) / (1 - expected)
 
 
@@ -135,7 +138,7 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
 
 
 class GradeSource:
-    """Fills in the grades that a panel's judge term needs; none if no endpoint is named, or if the term weighs nothing.
+    """Fills in the grades that a panel's judge term needs; it grades nothing without a named endpoint or a weight.
 
     Each (question, gold SQL, answer) is asked once, also across runs: answers are kept by their prompt
     (`endpoints/log.py`).
@@ -143,23 +146,23 @@ class GradeSource:
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
         name = panel.endpoint_of(terms)
+        scales = [float(term.options.get("scale", 2.0)) for term in terms if term.term == "judge"]
         self._failed = 0
         self._asker = None if name is None else Asker.named(name, responses)
-        self._scale = next((float(term.options.get("scale", 2.0)) for term in terms if term.term == "judge"), 0.0)
+        self._scale = scales[0] if scales else 0.0
 
     def __call__(self, outcomes: list[Outcome], examples: Mapping[str, Example]) -> list[Outcome]:
         """The outcomes, in order, with their grades."""
         asker = self._asker
         if asker is None:
             return outcomes
-        graded, failed = panel.grade(
-            outcomes,
-            dict(examples),
-            lambda prompts: (
-                [answer.text if answer else None for answer in asker.ask_all(prompts, lenient=True)] if prompts else []
-            ),
-            self._scale,
-        )
+
+        def ask(prompts: Sequence[Sequence[Message]]) -> list[str | None]:
+            if not prompts:
+                return []
+            return [answer.text if answer else None for answer in asker.ask_all(prompts, lenient=True)]
+
+        graded, failed = panel.grade(outcomes, dict(examples), ask, self._scale)
         self._failed += failed
         return graded
 
@@ -167,7 +170,9 @@ class GradeSource:
         """Answers used since the last call, their cost, and texts that no judge answered; {} without a judge."""
         if self._asker is None:
             return {}
-        used, failed, self._failed = self._asker.take_used(), self._failed, 0
+        used = self._asker.take_used()
+        failed = self._failed
+        self._failed = 0
         return {"judge_answers": used["answers"], "judge_cost": used["cost"], "judge_failed": float(failed)}
 
 
@@ -181,27 +186,27 @@ def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | 
     value = read_object(text)
     if value is None or not isinstance(value.get("tables"), list) or not isinstance(value.get("columns"), dict):
         return None
-    columns_of = {table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables}
-    columns = [
-        (str(table).lower(), str(name).lower())
-        for table, names in value["columns"].items()
-        for name in (names if isinstance(names, list) else [])
-    ]
-    tables = [str(table).lower() for table in value["tables"]] + [table for table, _ in columns]
-    there = {table for table in tables if table in columns_of}
-    pairs = {(table, name) for table, name in columns if name in columns_of.get(table, ())}
-    if strict and (there != set(tables) or pairs != set(columns)):
+    named_tables = {str(table).lower() for table in value["tables"]}
+    named_columns = set()
+    for table_name, names in value["columns"].items():
+        for name in names if isinstance(names, list) else []:
+            named_columns.add((str(table_name).lower(), str(name).lower()))
+    named_tables |= {table_name for table_name, _ in named_columns}
+    known = all_items(schema)
+    tables = known.tables & named_tables
+    columns = known.columns & named_columns
+    if strict and (tables != named_tables or columns != named_columns):
         return None
-    return SchemaItems(frozenset(there), frozenset(pairs)) if there else None
+    return SchemaItems(tables, columns) if tables else None
 
 
 def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Extractor:
     """An LLM extractor for the consensus (TRUST-SQL's 2 of 3): all examples are asked at once, then looked up."""
     cases = {example.id: example for example in examples}
-    answers = asker.ask_all(
-        [conversation(EXTRACT, schemas(case.database), "", "", SQL=case.gold_sql) for case in cases.values()]
-    )
-    texts = {name: answer.text if answer else None for name, answer in zip(cases, answers, strict=True)}
+    prompts = [conversation(EXTRACT, schemas(case.database), "", "", SQL=case.gold_sql) for case in cases.values()]
+    texts: dict[str, str | None] = {}
+    for id, answer in zip(cases, asker.ask_all(prompts), strict=True):
+        texts[id] = answer.text if answer else None
     return lambda example: read_items(texts.get(example.id), schemas(example.database), strict=True)
 
 
@@ -210,12 +215,12 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
 
     An answer that cannot be read keeps the whole schema: a linker's failure must not make a question unanswerable.
     """
-    answers = asker.ask_all(
-        [conversation(LINK, schemas(example.database), example.in_context(), example.evidence) for example in examples]
-    )
+    prompts = []
+    for example in examples:
+        prompts.append(conversation(LINK, schemas(example.database), example.in_context(), example.evidence))
     linked = []
     unread = 0
-    for example, answer in zip(examples, answers, strict=True):
+    for example, answer in zip(examples, asker.ask_all(prompts), strict=True):
         schema = schemas(example.database)
         items = read_items(answer.text if answer else None, schema, strict=False)
         unread += items is None
@@ -227,7 +232,9 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
 
 def linking(name: str | None) -> Link | None:
     """The link of a recipe's linker that is an endpoint, whose answers are not kept; None for any other."""
-    return None if name is None or name in NO_ENDPOINT else functools.partial(link, Asker.named(name, None))
+    if name is None or name in NO_ENDPOINT:
+        return None
+    return functools.partial(link, Asker.named(name, None))
 
 
 def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example:
@@ -240,23 +247,31 @@ def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example
 
 
 def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) -> dict[str, float]:
-    """A linker's strict recall (share of examples that lack nothing), recall and precision of columns, as means."""
-    rows = []
+    """A linker's strict recall (share of examples that lack nothing), recall and precision of columns, as means.
+
+    Examples whose gold SQL reads no column, or cannot be read, do not count.
+    """
+    measured = 0
+    totals = {"strict_recall": 0.0, "recall": 0.0, "precision": 0.0}
     for example in linked:
         items = gold.get(example.id)
         shown = example.prompt_context.linked_schema
         assert shown is not None, "only linked examples are measured"
         if items is not None and items.columns:
             hit = len(shown.columns & items.columns)
-            rows.append((items.columns <= shown.columns, hit / len(items.columns), hit / max(1, len(shown.columns))))
-    names = ("strict_recall", "recall", "precision")
-    return {name: sum(row[place] for row in rows) / max(1, len(rows)) for place, name in enumerate(names)}
+            measured += 1
+            totals["strict_recall"] += items.columns <= shown.columns
+            totals["recall"] += hit / len(items.columns)
+            totals["precision"] += hit / max(1, len(shown.columns))
+    return {name: total / max(1, measured) for name, total in totals.items()}
 
 
 # The pairwise selector (CHASE-SQL's, used by Reasoning-SQL's pipeline): of several answers, the one that wins most.
 
 _LETTER = re.compile(r"\s*\(?([AB])\)?[.:]?\s*")
-ROWS, CELL, CHARS = 5, 60, 1500
+ROWS = 5  # rows of a candidate's result in a prompt
+CELL = 60  # characters of a cell there
+CHARS = 1500  # characters of a result there
 Candidates = Sequence[tuple[str, ExecutionResult]]  # SQL and its result
 Cases = Sequence[tuple[Example, Candidates]]
 Signature = Callable[[ExecutionResult], str | None]  # equal for equal results; None for none (`evaluation/voting.py`)
@@ -267,8 +282,23 @@ class Selection:
     """The selector's choice for one question."""
 
     winner: int  # index of the chosen candidate.
-    points: tuple[float, ...]  # each candidate's: one a pair won, half if the two orders disagree.
-    first: float  # share of the answers that chose the query shown first; 0.5 without a preference for a place.
+    points: tuple[float, ...]  # each candidate's points: one for a won pair, half if the two orders disagree.
+    first: float  # share of the answers that chose the query shown first; 0.5 without a preference for a position.
+
+
+class Pairing(NamedTuple):
+    """Two groups of equal candidates that are shown to the selector, as indices of the question's groups."""
+
+    case: int  # the question's index.
+    first: int
+    second: int
+
+
+class Ballot(NamedTuple):
+    """The selector's answer on a pairing."""
+
+    pairing: Pairing
+    chose_first: bool
 
 
 def choose(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature) -> list[Selection]:
@@ -277,38 +307,46 @@ def choose(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature) -
     Candidates with the same result stand together: the group is compared once, and votes count its size only among
     equals. Those without a result lose to all that have one.
     """
-    plans = [groups_of(candidates, signature) for _, candidates in cases]
-    pairings: list[tuple[int, int, int]] = []
-    for number, groups in enumerate(plans):
-        pairings += [
-            (number, *order) for pair in itertools.combinations(range(len(groups)), 2) for order in (pair, pair[::-1])
-        ]
-    conversations = [
-        _compare(CHOOSE, *cases[n], {"Query A": plans[n][a][0], "Query B": plans[n][b][0]}, schemas)
-        for n, a, b in pairings
-    ]
-    answers = asker.ask_all(conversations)
+    groups_by_case = [groups_of(candidates, signature) for _, candidates in cases]
+    pairings: list[Pairing] = []
+    prompts = []
+    for case, groups in enumerate(groups_by_case):
+        for pair in itertools.combinations(range(len(groups)), 2):
+            for first, second in (pair, pair[::-1]):
+                pairings.append(Pairing(case, first, second))
+                shown = {"Query A": groups[first][0], "Query B": groups[second][0]}
+                prompts.append(_compare(CHOOSE, *cases[case], shown, schemas))
+    ballots: list[list[Ballot]] = [[] for _ in cases]
+    for pairing, answer in zip(pairings, asker.ask_all(prompts), strict=True):
+        letter = _LETTER.fullmatch(answer.text) if answer else None
+        if letter is not None:
+            ballots[pairing.case].append(Ballot(pairing, letter[1] == "A"))
     chosen = []
-    for number, groups in enumerate(plans):
-        points, votes, first = [0.0] * len(groups), 0, 0
-        for (case, a, b), answer in zip(pairings, answers, strict=True):
-            letter = _LETTER.fullmatch(answer.text) if case == number and answer else None
-            if letter is not None:
-                points[a if letter[1] == "A" else b] += 0.5
-                votes += 1
-                first += letter[1] == "A"
-        by_candidate = [0.0] * len(cases[number][1])
-        for place, group in enumerate(groups):
-            for index in group:
-                by_candidate[index] = points[place]
-        rank = [(points[place], len(group), -group[0]) for place, group in enumerate(groups)]
-        winner = -max(rank)[2] if rank else 0
-        chosen.append(Selection(winner, tuple(by_candidate), first / votes if votes else 0.5))
+    for (_, candidates), groups, votes in zip(cases, groups_by_case, ballots, strict=True):
+        chosen.append(_selection(len(candidates), groups, votes))
     return chosen
 
 
+def _selection(candidates: int, groups: Sequence[Sequence[int]], votes: Sequence[Ballot]) -> Selection:
+    """The choice for one question; among equal points the larger group wins, then the earlier one."""
+    points = [0.0] * len(groups)
+    for vote in votes:
+        winning = vote.pairing.first if vote.chose_first else vote.pairing.second
+        points[winning] += 0.5
+    by_candidate = [0.0] * candidates
+    for group, own_points in zip(groups, points, strict=True):
+        for index in group:
+            by_candidate[index] = own_points
+    winner = 0
+    if groups:
+        best = max(range(len(groups)), key=lambda index: (points[index], len(groups[index]), -groups[index][0]))
+        winner = groups[best][0]
+    chose_first = sum(vote.chose_first for vote in votes)
+    return Selection(winner, tuple(by_candidate), chose_first / len(votes) if votes else 0.5)
+
+
 def groups_of(candidates: Candidates, signature: Signature) -> list[list[int]]:
-    """Indices of the candidates that have a result, by result, in order of their first."""
+    """Indices of the candidates that have a result, grouped by result, in the order of each group's first member."""
     groups: dict[str, list[int]] = {}
     for index, (_, result) in enumerate(candidates):
         name = signature(result)
@@ -331,7 +369,7 @@ def _compare(
 
 # CSC-SQL's merge revision (Sheng and Xu, 2025, 2): a model writes new SQL from the two answers with most votes.
 
-SAMPLES = 8  # of the merge revision model for each question, at this temperature (3.1)
+SAMPLES = 8  # answers of the merge revision model for each question (3.1)
 SAMPLING = Sampling(temperature=0.8, turn_tokens=4096)
 MERGE = """Two draft SQL queries claim to answer the same question, and their results differ. Read the schema, the \
 question, the hint, the drafts and the first rows that each returned. One of them may be right, or neither. Find what \
@@ -343,21 +381,34 @@ Execute = Callable[[Sequence[tuple[Database, str]]], Sequence[ExecutionResult]]
 
 def merge(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature, execute: Execute) -> list[str]:
     """The final SQL of each question, in order."""
-    plans = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
-    split = [number for number, groups in enumerate(plans) if len(groups) > 1]
-    drafts_of = [{f"Draft {place}": group[0] for place, group in enumerate(plans[n][:2], 1)} for n in split]
-    conversations = [_compare(MERGE, *cases[n], shown, schemas) for n, shown in zip(split, drafts_of, strict=True)]
-    answers = asker.ask_all(conversations, SAMPLING, SAMPLES)
-    fenced = [_SQL_FENCE.findall(answer.text) if answer else [] for answer in answers]
-    queries = [str(blocks[-1]).strip() if blocks else "" for blocks in fenced]  # "" is left out
-    parts = [list(filter(None, queries[at : at + SAMPLES])) for at in range(0, len(queries), SAMPLES)]
-    revised = dict(zip(split, parts, strict=True))
-    jobs = [(cases[number][0].database, sql) for number in split for sql in revised[number]]
+    # Groups of equal answers, the largest first; questions with several groups are revised.
+    groups_by_case = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
+    disputed = [case for case, groups in enumerate(groups_by_case) if len(groups) > 1]
+    prompts = []
+    for case in disputed:
+        first, second = groups_by_case[case][:2]
+        shown = {"Draft 1": first[0], "Draft 2": second[0]}
+        prompts.append(_compare(MERGE, *cases[case], shown, schemas))
+    answers = iter(asker.ask_all(prompts, SAMPLING, SAMPLES))
+    jobs: list[tuple[Database, str]] = []
+    revisions: dict[int, list[str]] = {case: [] for case in disputed}
+    for case in disputed:
+        for answer in itertools.islice(answers, SAMPLES):
+            blocks = _SQL_FENCE.findall(answer.text) if answer else []
+            sql = str(blocks[-1]).strip() if blocks else ""
+            if sql:
+                revisions[case].append(sql)
+                jobs.append((cases[case][0].database, sql))
     results = iter(execute(jobs))
     chosen = []
-    for number, (_, candidates) in enumerate(cases):
-        voted = [candidates[group[0]][0] for group in plans[number][:1]]
-        drafts = [(sql, next(results)) for sql in revised.get(number, ())]
-        second = max(groups_of(drafts, signature), key=len, default=None)
-        chosen.append(drafts[second[0]][0] if second else (voted or [sql for sql, _ in candidates[:1]] or [""])[0])
+    for case, (_, candidates) in enumerate(cases):
+        revised = [(sql, next(results)) for sql in revisions.get(case, ())]
+        largest = max(groups_of(revised, signature), key=len, default=None)
+        if largest is not None:
+            chosen.append(revised[largest[0]][0])
+        elif groups_by_case[case]:
+            most_voted = groups_by_case[case][0]
+            chosen.append(candidates[most_voted[0]][0])
+        else:
+            chosen.append(candidates[0][0] if candidates else "")
     return chosen

@@ -43,8 +43,8 @@ and every result column in its order; say nothing of tables, columns or SQL. Cal
 Answer with the question alone."""
 ANSWER = """You answer questions about a database. Write one {engine} query that returns exactly what is asked, and no \
 other columns. Answer with the query alone in a ```sql fence."""
-EQUALITY = "bird"  # by which the checker's result must equal the proposed query's
-QUESTION_CHARS = 1_000  # of a question, at most
+EQUALITY = "bird"  # the equality of the checker's result with the proposed query's
+QUESTION_CHARS = 1_000  # characters of the longest question
 DRAFTS_PER_QUESTION = 8  # tries before it gives up on the count
 _FENCE = re.compile(r"```(?:sql)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
 PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
@@ -54,7 +54,7 @@ PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
 class Draft:
     """A proposed query that ran."""
 
-    number: int  # of the try; with the seed it decides its tables, level and style.
+    number: int  # the number of the try; with the seed it decides tables, level and style.
     sql: str
     style: str
     level: str  # the requested one; the query's own hardness counts.
@@ -64,12 +64,12 @@ class Draft:
 class Invented:
     """The examples made from the drafts."""
 
-    examples: list[Example] = dataclasses.field(default_factory=list)  # that are kept.
-    # whose checker's query gives another result: for a person to look at.
+    examples: list[Example] = dataclasses.field(default_factory=list)  # the kept examples.
+    # Examples whose checker's query gives another result: for a person to look at.
     doubted: list[Example] = dataclasses.field(default_factory=list)
-    # how many drafts ended how.
+    # Numbers of drafts by their end ("kept", "near_duplicate", ...).
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
-    # numbers and reasons of the drafts of which no question was made.
+    # Numbers of the drafts without a question, each with the reason.
     lost: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def lose(self, number: int, reason: str) -> None:
@@ -85,28 +85,30 @@ class Inventor:
     database: Database
     schema: Schema
     sql: SqlEngine
-    teacher: Asker  # proposes queries and puts them into words.
-    checker: Asker  # answers back; best another model.
+    teacher: Asker  # the model that proposes queries and puts them into words.
+    checker: Asker  # the model that answers the questions; best another one.
     seed: int = 0
-    queries: Sequence[str] = ()  # a team's own, in place of those that the teacher proposes.
-    shapes: set[str] = dataclasses.field(default_factory=set)  # of the drafts so far.
+    queries: Sequence[str] = ()  # a team's own queries, in place of those that the teacher proposes.
+    shapes: set[str] = dataclasses.field(default_factory=set)  # SQL shapes of the drafts so far.
 
     def make(self, count: int, on_kept: Callable[[int], None] | None = None) -> Invented:
-        """Up to `count` examples, a quarter of each level if possible, from `DRAFTS_PER_QUESTION` tries each; of a
-        team's own queries all that are kept, each tried once.
+        """Up to `count` examples, a quarter of each level if possible, from `DRAFTS_PER_QUESTION` tries each.
+
+        A team's own queries are each tried once, whatever their level.
         """
         if not self.schema.tables:
             raise DataError(f"the database {self.database.id} has no tables")
         invented = Invented()
-        number, spare = 0, list[Example]()
+        spare: list[Example] = []
+        number = 0
         tries = len(self.queries) or count * DRAFTS_PER_QUESTION
+        most_of_level = count if self.queries else -(-count // len(HARDNESS_LEVELS))
         while len(invented.examples) < count and number < tries:
             batch = range(number, min(number + max(count, 4), tries))
             number = batch.stop
             for example in self._examples(batch, invented):
-                here = sum(example_made.hardness == example.hardness for example_made in invented.examples)
-                has_room = bool(self.queries) or here < -(-count // len(HARDNESS_LEVELS))
-                if len(invented.examples) < count and has_room:
+                of_level = sum(kept.hardness == example.hardness for kept in invented.examples)
+                if len(invented.examples) < count and of_level < most_of_level:
                     invented.examples.append(example)
                     if on_kept is not None:
                         on_kept(1)
@@ -120,54 +122,64 @@ class Inventor:
 
     def _examples(self, numbers: Sequence[int], invented: Invented) -> list[Example]:
         """The examples of these tries on which both models agree; the others are noted as doubted."""
-        drafts = self._propose(numbers, invented)
-        engine, name = self.database.engine, self.checker.name
-        prompts = [
-            experts.conversation(ASK.format(style=STYLES[draft.style]), self.schema, "none yet", "", SQL=draft.sql)
-            for draft in drafts
-        ]
-        answers = self.teacher.ask_all(prompts)
-        questions = [" ".join(answer.text.split()).strip("\"' ") if answer else "" for answer in answers]
+        worded = self._put_into_words(self._propose(numbers, invented), invented)
+        rules = ANSWER.format(engine=self.database.engine)
+        prompts = [experts.conversation(rules, self.schema, question, "") for _, question in worded]
+        pairs = []
+        for (draft, _), answer in zip(worded, self.checker.ask_all(prompts), strict=True):
+            pairs.append(Pair(self.database, draft.sql, read_sql(answer.text if answer else None)))
+        verdicts = self.sql.verdicts(pairs, [EQUALITY])
+        levels = analyst.hardness([(draft.sql, analyst.reading(self.database)) for draft, _ in worded])
+        examples = []
+        for (draft, question), level, pair, verdict in zip(worded, levels, pairs, verdicts, strict=True):
+            agrees = verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken
+            vote = {"by": self.checker.name, "sql": pair.predicted_sql or "", "agrees": agrees}
+            meta = {
+                "style": draft.style,
+                "teacher": self.teacher.name,
+                "checker": self.checker.name,
+                "votes": [vote],
+            }
+            id = f"{self.database.id}_{draft.number:05d}"
+            example = Example(id, question, self.database, draft.sql, "", level, "invented", meta)
+            if agrees:
+                examples.append(example)
+            else:
+                invented.doubted.append(example)
+        invented.counts["answers_differ"] += len(worded) - len(examples)
+        return examples
+
+    def _put_into_words(self, drafts: Sequence[Draft], invented: Invented) -> list[tuple[Draft, str]]:
+        """The drafts with the questions that they answer, without those that got no usable question."""
+        prompts = []
+        for draft in drafts:
+            rules = ASK.format(style=STYLES[draft.style])
+            prompts.append(experts.conversation(rules, self.schema, "none yet", "", SQL=draft.sql))
         worded = []
-        for draft, question in zip(drafts, questions, strict=True):
+        for draft, answer in zip(drafts, self.teacher.ask_all(prompts), strict=True):
+            question = " ".join(answer.text.split()).strip("\"' ") if answer else ""
             if not question:
                 invented.lose(draft.number, "no_question")
-            elif len(question) > QUESTION_CHARS:  # What is cut off would be a condition.
+            elif len(question) > QUESTION_CHARS:  # a cut question would lack a condition
                 invented.lose(draft.number, "long_question")
             else:
                 worded.append((draft, question))
-        rules = ANSWER.format(engine=engine)
-        answers = self.checker.ask_all([experts.conversation(rules, self.schema, text, "") for _, text in worded])
-        pairs = [
-            Pair(self.database, draft.sql, read_sql(answer.text if answer else None))
-            for (draft, _), answer in zip(worded, answers, strict=True)
-        ]
-        verdicts = self.sql.verdicts(pairs, [EQUALITY])
-        agree = [verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken for verdict in verdicts]
-        invented.counts["answers_differ"] += agree.count(False)
-        levels, examples = (
-            analyst.hardness([(draft.sql, analyst.reading(self.database)) for draft, _ in worded]),
-            list[Example](),
-        )
-        for (draft, question), level, pair, agrees in zip(worded, levels, pairs, agree, strict=True):
-            vote = {"by": name, "sql": pair.predicted_sql or "", "agrees": agrees}
-            meta = {"style": draft.style, "teacher": self.teacher.name, "checker": name, "votes": [vote]}
-            id = f"{self.database.id}_{draft.number:05d}"
-            example = Example(id, question, self.database, draft.sql, "", level, "invented", meta)
-            (examples if agrees else invented.doubted).append(example)
-        return examples
+        return worded
 
     def _propose(self, numbers: Sequence[int], invented: Invented) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
-        names, part = [table.name for table in self.schema.tables], written(self.database.engine)
-        quoted = {name: self.schema.written(name, part) for name in sorted(names)}
-        plans, prompts = [], []
+        quote = written(self.database.engine)
+        names = sorted(table.name for table in self.schema.tables)
+        quoted = [self.schema.written(name, quote) for name in dict.fromkeys(names)]
+        plans = []
+        prompts = []
         for number in numbers:
             # The tables to start from are drawn, so that tries differ.
             rng = random.Random(f"{self.seed}/{number}")
-            start = ", ".join(quoted[name] for name in rng.sample(list(quoted), min(len(quoted), rng.randint(1, 3))))
-            level, style = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)], rng.choice(sorted(STYLES))
-            parts = {"Start from": start, "Draft": f"number {number}: unlike the obvious one"}
+            start = rng.sample(quoted, min(len(quoted), rng.randint(1, 3)))
+            level = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)]
+            style = rng.choice(sorted(STYLES))
+            parts = {"Start from": ", ".join(start), "Draft": f"number {number}: unlike the obvious one"}
             rules = PROPOSE.format(engine=self.database.engine, level=LEVELS[level])
             prompts.append(experts.conversation(rules, self.schema, "none yet", "", **parts))
             plans.append((number, level, style))
@@ -179,7 +191,9 @@ class Inventor:
         results = self.sql.execute_many([(self.database, text or "") for text in texts])
         drafts = []
         for (number, level, style), text, result in zip(plans, texts, results, strict=True):
-            shape = "" if text is None else sql_shape(text, names=True)  # two drafts that ask the same but for values
+            shape = (
+                "" if text is None else sql_shape(text, names=True)
+            )  # the same for drafts that differ in values only
             if text is None:
                 invented.lose(number, "no_sql")
             elif not result.ok:
@@ -195,7 +209,7 @@ class Inventor:
 
 
 def read_sql(text: str | None) -> str | None:
-    """The query of an answer: in its last fence, or the whole text if it begins like one; None for any other."""
+    """The query of an answer: in its last fence, or all of the text if it begins like one; None for any other."""
     if not text:
         return None
     fenced = _FENCE.findall(text)
@@ -208,7 +222,7 @@ class LoggedQuery:
     """A statement of a query log."""
 
     sql: str
-    line: int  # in which it begins.
+    line: int  # the line in which it begins.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +231,7 @@ class QueryLog:
 
     queries: Sequence[LoggedQuery]  # each text once.
     repeats: int  # statements that stand in the log before.
-    unreadable: Sequence[LoggedQuery]  # those in which a quote or a comment is not closed, up to the end of a line.
+    unreadable: Sequence[LoggedQuery]  # statements with an open quote or comment, up to the end of a line.
 
 
 def read_log(text: str, engine: EngineName) -> QueryLog:
@@ -229,38 +243,41 @@ def read_log(text: str, engine: EngineName) -> QueryLog:
     """
     queries: dict[str, LoggedQuery] = {}
     unreadable: list[LoggedQuery] = []
-    at = count = 0
-    while (statement := next(split_script(text, engine, at), None)) is not None:
-        end, at = statement.end, statement.after
+    count = 0
+    statement = next(split_script(text, engine, 0), None)
+    while statement is not None:
+        end = statement.end
+        after = statement.after
         is_right = statement.is_closed
         if is_right and statement.inner_end is not None:
             is_right = analyst.is_readable([(text[statement.begin : end], engine)])[0]
         if not is_right and statement.inner_end is not None:
             end = statement.inner_end
-            at = end + 1
+            after = end + 1
         query = LoggedQuery(text[statement.begin : end].strip(), line_of(text, statement.begin))
         if is_right:
             queries.setdefault(query.sql, query)
             count += 1
         else:
             unreadable.append(query)
+        statement = next(split_script(text, engine, after), None)
     return QueryLog(tuple(queries.values()), count - len(queries), tuple(unreadable))
 
 
 # Coverage of a schema by a set of questions: its tables, its joins, functions of SQL and levels, and the gaps.
 
-SHOWN = 10  # names of a line
+SHOWN = 10  # names in a line
 
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """The number of questions for each part, 0 for a part of the schema that none asks."""
+    """The number of questions for each part, 0 for a part of the schema that no question asks."""
 
-    tables: Mapping[str, int]  # by name.
-    # by foreign key ("purchase.customer_id = customer.id"): questions that read both of its tables.
+    tables: Mapping[str, int]  # questions that read a table, by its name.
+    # Questions that read both tables of a foreign key, by the key ("purchase.customer_id = customer.id").
     joins: Mapping[str, int]
-    functions: Mapping[str, int]  # by name, those that are used.
-    hardness: Mapping[str, int]  # by level.
+    functions: Mapping[str, int]  # questions that use a function, by its name; unused functions are left out.
+    hardness: Mapping[str, int]  # questions of a level.
 
 
 def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
@@ -268,32 +285,38 @@ def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     engines = [analyst.reading(example.database) for example in examples]
     queries = [example.gold_sql for example in examples]
     items = analyst.schema_items([(sql, schema, engine) for sql, engine in zip(queries, engines, strict=True)])
-    table_sets = [item.tables if item is not None else frozenset[str]() for item in items]
-    used = Counter(name for names in analyst.functions(list(zip(queries, engines, strict=True))) for name in names)
+    table_sets = [item.tables for item in items if item is not None]
+    tables = {}
+    joins = {}
+    for table in schema.tables:
+        name = table.name.lower()
+        tables[table.name] = sum(name in read for read in table_sets)
+        for key in table.foreign_keys:
+            both = {name, key.to_table.lower()}
+            join = f"{table.name}.{key.column} = {key.to_table}.{key.to_column}"
+            joins[join] = sum(both <= read for read in table_sets)
+    used: Counter[str] = Counter()
+    for names in analyst.functions(list(zip(queries, engines, strict=True))):
+        used.update(names)
+    most_used_first = sorted(used.items(), key=lambda pair: (-pair[1], pair[0]))
     levels = Counter(example.hardness for example in examples)
-    return Coverage(
-        {table.name: sum(table.name.lower() in tables for tables in table_sets) for table in schema.tables},
-        {
-            f"{table.name}.{key.column} = {key.to_table}.{key.to_column}": sum(
-                {table.name.lower(), key.to_table.lower()} <= tables for tables in table_sets
-            )
-            for table in schema.tables
-            for key in table.foreign_keys
-        },
-        dict(sorted(used.items(), key=lambda pair: (-pair[1], pair[0]))),
-        {level: levels[level] for level in HARDNESS_LEVELS},
-    )
+    return Coverage(tables, joins, dict(most_used_first), {level: levels[level] for level in HARDNESS_LEVELS})
 
 
-def lines(coverage: Coverage) -> Iterator[str]:
+def coverage_lines(coverage: Coverage) -> Iterator[str]:
     """The report for a person."""
-    listed: list[tuple[str, list[str]]] = []
     for title, counts in (("tables", coverage.tables), ("joins over a foreign key", coverage.joins)):
         without = [name for name, count in counts.items() if not count]
+        line = f"{title}: {len(counts) - len(without)} of {len(counts)}"
+        if without:
+            line += f"; no question about {_first_names(without)}"
         if counts:
-            rest = "; no question about " if without else ""
-            listed.append((f"{title}: {len(counts) - len(without)} of {len(counts)}{rest}", without))
+            yield line
     for title, counts in (("functions", coverage.functions), ("hardness", coverage.hardness)):
-        listed.append((f"{title}: ", [f"{name} {count}" for name, count in counts.items()] or ["none"]))
-    for head, names in listed:
-        yield head + ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        numbers = [f"{name} {count}" for name, count in counts.items()]
+        yield f"{title}: {_first_names(numbers) or 'none'}"
+
+
+def _first_names(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:SHOWN])
+    return f"{listed} and {len(names) - SHOWN} more" if len(names) > SHOWN else listed

@@ -23,14 +23,17 @@ class OpenAIPolicy(Policy):
     def __init__(
         self,
         endpoint: Endpoint,
-        name: str,  # of the endpoint, in errors and in each trajectory
+        name: str,  # the endpoint's name, in errors and in each trajectory
         concurrency: int = 16,  # episodes, and so requests, in flight at once
         responses: Path | None = None,  # the folder of the logs of answers (`endpoints/log.py`); None keeps none
         protocol: Protocol | None = None,  # its tags take a thinking model's reasoning and parsed tool calls
         first_sample: int = 0,  # the number of its sample 0: answers are kept by the number of their sample
     ) -> None:
-        self.name, self.live, self._first = name, concurrency, first_sample
-        self.asker, self._is_reached = Asker(endpoint, name, responses, concurrency), False
+        self.name = name
+        self.live = concurrency
+        self.asker = Asker(endpoint, name, responses, concurrency)
+        self._first_sample = first_sample
+        self._is_reached = False
         self._agent = protocol.agent if protocol is not None else ()
 
     async def check(self) -> None:
@@ -41,7 +44,7 @@ class OpenAIPolicy(Policy):
 
     async def generate(self, request: Request) -> Completion:
         """One agent turn; errors are those of `Connection.ask`."""
-        sample = self._first + request.sample
+        sample = self._first_sample + request.sample
         answer = await self.asker.ask(request.messages, request.sampling, request.stop, request.max_tokens, sample)
         text = as_turn(answer, request.stop, self._agent, self.asker.endpoint.reasoning == "keep")
         return Completion(text, finish="length" if answer.kind == "truncated" else "stop")
@@ -58,7 +61,8 @@ class OpenAIPolicy(Policy):
 
 def pick(shares: Sequence[float], name: str) -> int:
     """An index with a chance proportional to its share (positive; of any sum), decided by the name alone."""
-    draw = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64 * sum(shares)
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    draw = int.from_bytes(digest, "big") / 2**64 * sum(shares)
     for index, share in enumerate(shares):
         draw -= share
         if draw < 0:
@@ -69,7 +73,11 @@ def pick(shares: Sequence[float], name: str) -> int:
 def teacher_policies(
     teachers: Sequence[Teacher], protocol: Protocol, responses: Path, schemas: Schemas, own: Callable[[], Policy]
 ) -> list[Policy]:
-    """The policies of a mix, in order, the recipe's own by `own`; entries of one endpoint share its asker."""
+    """The policies of a mix, in order; entries of one endpoint share its asker.
+
+    Args:
+        own: makes the recipe's own policy.
+    """
     policies: list[Policy] = []
     first: dict[str, OpenAIPolicy] = {}
     for teacher in teachers:
@@ -92,8 +100,8 @@ def teacher_policies(
     return policies
 
 
-# STaR-SFT (Reasoning-SQL, 3.3; Zelikman et al., 2022): a wrong answer of a teacher is reasoned again with the gold SQL
-# as a hint, and trained on without the hint.
+# STaR-SFT (Reasoning-SQL, 3.3; Zelikman et al., 2022): a teacher that answered wrong reasons again with the gold SQL as
+# a hint; the student is trained on the answer without the hint.
 
 HINT = """
 

@@ -18,7 +18,7 @@ from pipelines.endpoints.client import Endpoint
 from pipelines.recipe.config import Source
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect
-from pipelines.teachers.invent import STYLES, Coverage, Inventor, coverage, lines, read_log, read_sql
+from pipelines.teachers.invent import STYLES, Coverage, Inventor, coverage, coverage_lines, read_log, read_sql
 
 ESCAPED = "\\x3c"  # what a prompt has in place of a tag's first character
 PROPOSALS = [
@@ -219,14 +219,16 @@ def test_tables_joins_functions_and_levels_are_counted():
         {"count": 2, "my_own": 1, "sum": 1, "upper": 1},
         {"easy": 2, "medium": 1, "hard": 1, "extra": 1},
     )
-    assert list(lines(found)) == [
+    assert list(coverage_lines(found)) == [
         "tables: 2 of 3; no question about refund",
         "joins over a foreign key: 1 of 2; no question about refund.purchase_id = purchase.id",
         "functions: count 2, my_own 1, sum 1, upper 1",
         "hardness: easy 2, medium 1, hard 1, extra 1",
     ]
     many = Coverage({f"t{number}": 0 for number in range(12)}, {}, {}, {})
-    assert next(lines(many)) == ("tables: 0 of 12; no question about t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 2 more")
+    assert next(coverage_lines(many)) == (
+        "tables: 0 of 12; no question about t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 2 more"
+    )
 
 
 BROKEN = r"SELECT name FROM item WHERE name = 'it\'s'"
