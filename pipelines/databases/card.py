@@ -29,7 +29,7 @@ HEAD = """\
 # What the agent sees of this database. Edit descriptions, synonyms, metrics and notes; set `hidden: true` on tables
 # and columns that no question may reach. `sqltrain connect {name}` reads the catalogue again and keeps what you wrote.
 """
-NOTES_CHARS = 4_000  # of the notes that a prompt shows
+NOTES_CHARS = 4_000  # characters of the notes that a prompt shows
 Part = TypeVar("Part", "ColumnCard", "TableCard")
 log = logging.getLogger(__name__)
 
@@ -83,48 +83,46 @@ class DatabaseCard(Section):
     @property
     def hidden(self) -> HiddenNames | None:
         """Hidden tables, and hidden columns by table; None if nothing is hidden."""
-        tables = tuple(name for name, table in self.tables.items() if table.hidden)
-        columns = {
-            name: names
-            for name, table in self.tables.items()
-            if (names := tuple(column for column, facts in table.columns.items() if facts.hidden))
-        }
-        if self.engine == "duckdb":  # a hidden name holds in every schema of a file
-            tables = tuple(map(self._without_schema, tables))
-            merged: dict[str, tuple[str, ...]] = {}
-            for name, hidden in columns.items():
-                bare = self._without_schema(name)
-                merged[bare] = (*merged.get(bare, ()), *hidden)
-            columns = merged
-        return (tables, columns) if tables or columns else None
+        tables = []
+        columns: dict[str, tuple[str, ...]] = {}
+        for name, table in self.tables.items():
+            hidden_name = self._without_schema(name) if self.engine == "duckdb" else name
+            if table.hidden:
+                tables.append(hidden_name)
+            hidden_columns = tuple(column for column, entry in table.columns.items() if entry.hidden)
+            if hidden_columns:
+                columns[hidden_name] = (*columns.get(hidden_name, ()), *hidden_columns)
+        return (tuple(tables), columns) if tables or columns else None
 
     def _without_schema(self, table: str) -> str:
-        home = next((f"{name}." for name in self.other_schemas if table.startswith(f"{name}.")), "")
-        return table.removeprefix(home)
+        """A table's name without its schema: in a DuckDB file a hidden name holds in every schema."""
+        for schema in self.other_schemas:
+            if table.startswith(f"{schema}."):
+                return table.removeprefix(f"{schema}.")
+        return table
 
     def shown(self) -> Schema:
         """The schema as prompts show it: without hidden names, and without keys that hold one."""
-        columns = {
-            name: {column: facts for column, facts in table.columns.items() if not facts.hidden}
-            for name, table in self.tables.items()
-            if not table.hidden
-        }
+        visible: dict[str, dict[str, ColumnCard]] = {}
+        for name, table in self.tables.items():
+            if not table.hidden:
+                visible[name] = {column: entry for column, entry in table.columns.items() if not entry.hidden}
         tables = []
-        for name, facts_by_column in columns.items():
-            table = self.tables[name]
-            keys = (key for reference in table.references if (key := self._key(reference, name, columns)) is not None)
-            shown = (
-                Column(column, facts.type, facts.key, facts.values, _description(facts))
-                for column, facts in facts_by_column.items()
-            )
-            if facts_by_column:
-                tables.append(Table(name, tuple(shown), tuple(keys), _description(table)))
+        for name, entries in visible.items():
+            if entries:
+                table = self.tables[name]
+                columns = [
+                    Column(column, entry.type, entry.key, entry.values, _description(entry))
+                    for column, entry in entries.items()
+                ]
+                keys = filter(None, (self._key(reference, name, visible) for reference in table.references))
+                tables.append(Table(name, tuple(columns), tuple(keys), _description(table)))
         return Schema(tuple(tables), self.engine, self.other_schemas)
 
     def _key(
         self, reference: Reference, table: str, shown: Mapping[str, Mapping[str, ColumnCard]]
     ) -> ForeignKey | None:
-        """A reference with the names that the card has for what it names; None if that is not shown."""
+        """A reference in the card's own spelling of its names; None if one of them is not shown."""
         column = find_name(reference.column, shown[table], self.engine)
         to_table = find_name(reference.to_table, shown, self.engine)
         to_column = find_name(reference.to_column, shown[to_table], self.engine) if to_table is not None else None
@@ -134,16 +132,18 @@ class DatabaseCard(Section):
 
     def with_hidden(self, hidden: HiddenNames) -> DatabaseCard:
         """The same card with these tables and columns hidden, too, whether or not it names them."""
-        whole, parts = hidden
+        hidden_tables, hidden_columns = hidden
         tables = dict(self.tables)
-        for name in (*whole, *parts):
-            tables[name] = tables.get(name, TableCard())
-        for name in whole:
+        for name in (*hidden_tables, *hidden_columns):
+            tables.setdefault(name, TableCard())
+        for name in hidden_tables:
             tables[name] = tables[name].model_copy(update={"hidden": True})
-        for name, columns in parts.items():
-            own = tables[name].columns
-            veiled = {column: own.get(column, ColumnCard()).model_copy(update={"hidden": True}) for column in columns}
-            tables[name] = tables[name].model_copy(update={"columns": {**own, **veiled}})
+        for name, names in hidden_columns.items():
+            columns = dict(tables[name].columns)
+            for column in names:
+                entry = columns.get(column, ColumnCard())
+                columns[column] = entry.model_copy(update={"hidden": True})
+            tables[name] = tables[name].model_copy(update={"columns": columns})
         return self.model_copy(update={"tables": tables})
 
     def evidence(self, question: str) -> str:
@@ -154,8 +154,10 @@ class DatabaseCard(Section):
 
 
 def _description(card: TableCard | ColumnCard) -> str:
-    also = f"also called {', '.join(card.synonyms)}" if card.synonyms else ""
-    return "; ".join(filter(None, (" ".join(card.description.split()), also)))
+    parts = [" ".join(card.description.split())]
+    if card.synonyms:
+        parts.append(f"also called {', '.join(card.synonyms)}")
+    return "; ".join(filter(None, parts))
 
 
 def _plain(text: str) -> str:
@@ -181,19 +183,19 @@ def read(path: Path) -> DatabaseCard:
         raise DataError(f"{path}: {where}: {first['msg']}", "Mend it; sqltrain connect shows how it looks.") from None
     length = len(card.notes.strip())
     if length > NOTES_CHARS:
-        _tell_long_notes(path, length)
+        _warn_of_long_notes(path, length)
     return card
 
 
-@functools.cache  # A card is read many times; its user is told once.
-def _tell_long_notes(path: Path, length: int) -> None:
+@functools.cache  # a card is read many times, and its user warned once
+def _warn_of_long_notes(path: Path, length: int) -> None:
     log.warning("%s: its notes have %s characters; prompts show the first %s", path, f"{length:,}", f"{NOTES_CHARS:,}")
 
 
 def by_database() -> dict[str, DatabaseCard]:
     """The cards of the working folder by the `identity` of their databases.
 
-    Of several cards of one database the first by name counts, with the hidden names of all of them.
+    The first by name of several cards of one database counts, with the hidden names of all of them.
     """
     cards: dict[str, DatabaseCard] = {}
     for path in sorted(FOLDER.glob("*.yaml")):
@@ -207,8 +209,10 @@ def by_database() -> dict[str, DatabaseCard]:
 
 def name_of(address: str) -> str | None:
     """The name of the first card that describes this file or address; None if there is none."""
-    names = (path.stem for path in sorted(FOLDER.glob("*.yaml")) if identity(read(path).location) == identity(address))
-    return next(names, None)
+    for path in sorted(FOLDER.glob("*.yaml")):
+        if identity(read(path).location) == identity(address):
+            return path.stem
+    return None
 
 
 def hidden_names() -> dict[str, HiddenNames]:
@@ -230,22 +234,27 @@ def merge(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
     """A catalogue that was read again, with the edits of the old card: nothing that was hidden comes back."""
     tables = dict(fresh.tables)
     for old_name, table in old.tables.items():
-        hidden = {column: facts for column, facts in table.columns.items() if table.hidden or facts.hidden}
+        hidden = {column: entry for column, entry in table.columns.items() if table.hidden or entry.hidden}
         name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
         if name is None:
             if table.hidden or hidden:  # it may come back
                 tables[old_name] = table.model_copy(update={"columns": hidden})
             continue
         columns = dict(fresh.tables[name].columns)
-        for old_column, facts in table.columns.items():
+        for old_column, entry in table.columns.items():
             column = _renewed_name(old_column, table.columns, columns, fresh.engine)
             if column is not None:
-                columns[column] = _edited(columns[column], facts)
+                columns[column] = _edited(columns[column], entry)
             elif old_column in hidden:
-                columns[old_column] = facts
+                columns[old_column] = entry
         tables[name] = _edited(fresh.tables[name], table).model_copy(update={"columns": columns})
-    kept = {"password_env": fresh.password_env or old.password_env, "notes": old.notes, "metrics": old.metrics}
-    return fresh.model_copy(update={**kept, "tables": tables})
+    update = {
+        "password_env": fresh.password_env or old.password_env,
+        "notes": old.notes,
+        "metrics": old.metrics,
+        "tables": tables,
+    }
+    return fresh.model_copy(update=update)
 
 
 def lost_words(fresh: DatabaseCard, old: DatabaseCard) -> list[str]:
@@ -255,25 +264,25 @@ def lost_words(fresh: DatabaseCard, old: DatabaseCard) -> list[str]:
     lost = []
     for old_name, table in old.tables.items():
         name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
-        hides = table.hidden or any(facts.hidden for facts in table.columns.values())
+        hides = table.hidden or any(entry.hidden for entry in table.columns.values())
         if name is None and not hides and _description(table):
             lost.append(old_name)
         columns = fresh.tables[name].columns if name is not None else {}
-        for old_column, facts in table.columns.items():
+        for old_column, entry in table.columns.items():
             column = _renewed_name(old_column, table.columns, columns, fresh.engine)
-            is_kept = column is not None or table.hidden or facts.hidden
-            if not is_kept and _description(facts):
+            is_kept = column is not None or table.hidden or entry.hidden
+            if not is_kept and _description(entry):
                 lost.append(f"{old_name}.{old_column}")
     return lost
 
 
 def _renewed_name(name: str, old: Iterable[str], fresh: Iterable[str], engine: EngineName) -> str | None:
-    """The name that has a name of the old card now; None if it is gone, or was another's before."""
+    """Today's name of a table or column of the old card; None if it is gone, or was another's before."""
     renewed = find_name(name, fresh, engine)
     return renewed if renewed == name or renewed not in set(old) else None
 
 
 def _edited(fresh: Part, old: Part) -> Part:
     """A table or a column with the description, the synonyms and the mark that a person gave it."""
-    kept: Mapping[str, Any] = {"synonyms": old.synonyms, "hidden": old.hidden}
-    return fresh.model_copy(update={**kept, "description": old.description or fresh.description})
+    description = old.description or fresh.description
+    return fresh.model_copy(update={"synonyms": old.synonyms, "hidden": old.hidden, "description": description})

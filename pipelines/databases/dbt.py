@@ -1,8 +1,8 @@
-"""The facts of a dbt project in a database's card: descriptions, tests and metrics of `target/manifest.json`."""
+"""The knowledge of a dbt project in a database's card: descriptions, tests and metrics of `target/manifest.json`."""
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,26 @@ _NAME = re.compile(r"""(?<![=\w])\s*['"]([^'"]+)['"]""")  # an argument that has
 
 
 def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[str]]:
-    """The card with a dbt project's facts (of its `target` folder, or its manifest), and how many of each were taken
-    and were not; what a person wrote in the card stays.
+    """The card with a dbt project's knowledge, and how many descriptions, tests and metrics were taken and were not.
 
-    A test says what a column holds: `accepted_values` the values, `unique` and `not_null` that they are, and
-    `relationships` is a foreign key. A metric is found by its name in a question, as the card's own metrics are.
+    What a person wrote in the card stays. A test says what a column holds: `accepted_values` the values, `unique` and
+    `not_null` that they are, and `relationships` is a foreign key. A metric is found by its name in a question, as the
+    card's own metrics are.
+
+    Args:
+        folder: the project's `target` folder, or its manifest.
     """
-    path, hint = folder / "manifest.json" if folder.is_dir() else folder, "Run dbt parse, and pass its target/ folder."
+    manifest = _read_manifest(folder / "manifest.json" if folder.is_dir() else folder)
+    merger = _Merger(card, {**manifest["nodes"], **(manifest.get("sources") or {})})
+    merger.add_descriptions()
+    merger.add_tests()
+    merger.add_metrics((manifest.get("metrics") or {}).values())
+    return card.model_copy(update={"tables": merger.tables, "metrics": merger.metrics}), merger.counts
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """A dbt manifest; DataError for a file that has another shape."""
+    hint = "Run dbt parse, and pass its target/ folder."
     try:
         manifest = read_json_text(path)
     except DataError as error:
@@ -34,80 +47,126 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
     misshapen = _misshapen(manifest)
     if misshapen is not None:
         raise DataError(f"{path} is not a dbt manifest: {misshapen} has another shape than dbt writes", hint)
-    taken: Counter[str] = Counter()
-    nodes: dict[str, Any] = {**manifest["nodes"], **(manifest.get("sources") or {})}
-    tables: dict[str, TableCard] = dict(card.tables)
-    table_of: dict[str, str] = {}  # tables by the ids of nodes
-    for id, node in nodes.items():
-        if node.get("resource_type") in TABLES:
-            stored = str(node.get("alias") or node.get("identifier") or node.get("name"))
-            candidates = (f"{node.get('schema')}.{stored}", stored)
-            matches = (find_name(candidate, card.tables, card.engine) for candidate in candidates)
-            name = next(filter(None, matches), None)
+    return manifest
+
+
+class _Merger:
+    """Adds the parts of a manifest to a card's tables and metrics, and counts them."""
+
+    def __init__(self, card: DatabaseCard, nodes: Mapping[str, Any]) -> None:
+        self.tables: dict[str, TableCard] = dict(card.tables)
+        self.metrics: dict[str, str] = dict(card.metrics)
+        self.counts: Counter[str] = Counter()
+        self._card = card
+        self._nodes = nodes
+        self._table_of: dict[str, str] = {}  # tables by the ids of their nodes
+
+    def add_descriptions(self) -> None:
+        """Find the table of each model, and take its descriptions if the card has none."""
+        for id, node in self._nodes.items():
+            if node.get("resource_type") not in TABLES:
+                continue
+            name = self._find_table(node)
             if name is None:
-                taken["models without a table here"] += 1
+                self.counts["models without a table here"] += 1
                 continue
-            table_of[id] = name
-            columns = dict(tables[name].columns)
-            for described, about in (node.get("columns") or {}).items():
-                text = str((about or {}).get("description") or "").strip()
-                column = find_name(_bare(described), columns, card.engine)
-                if text and column is None:
-                    taken["descriptions of columns that are not here"] += 1
-                elif text and column is not None and not columns[column].description:
-                    columns[column] = columns[column].model_copy(update={"description": text})
-                    taken["descriptions"] += 1
-            update: dict[str, Any] = {"columns": columns}
-            if (text := str(node.get("description") or "").strip()) and not tables[name].description:
-                update["description"] = text
-                taken["descriptions"] += 1
-            tables[name] = tables[name].model_copy(update=update)
-    for node in nodes.values():
-        test = node.get("test_metadata") or {}
-        if node.get("resource_type") != "test" and not test:
-            continue
+            self._table_of[id] = name
+            for column, entry in (node.get("columns") or {}).items():
+                self._describe_column(name, _bare(column), _description(entry or {}))
+            description = _description(node)
+            if description and not self.tables[name].description:
+                self.tables[name] = self.tables[name].model_copy(update={"description": description})
+                self.counts["descriptions"] += 1
+
+    def _find_table(self, node: Mapping[str, Any]) -> str | None:
+        """The card's table that a node stands for."""
+        stored = str(node.get("alias") or node.get("identifier") or node.get("name"))
+        for candidate in (f"{node.get('schema')}.{stored}", stored):
+            name = find_name(candidate, self._card.tables, self._card.engine)
+            if name:
+                return name
+        return None
+
+    def _describe_column(self, table: str, name: str, description: str) -> None:
+        if not description:
+            return
+        column = self._find_column(table, name)
+        if column is None:
+            self.counts["descriptions of columns that are not here"] += 1
+        elif not self.tables[table].columns[column].description:
+            self._set_description(table, column, description)
+            self.counts["descriptions"] += 1
+
+    def _find_column(self, table: str, name: str) -> str | None:
+        return find_name(name, self.tables[table].columns, self._card.engine)
+
+    def _set_description(self, table: str, column: str, description: str) -> None:
+        columns = dict(self.tables[table].columns)
+        columns[column] = columns[column].model_copy(update={"description": description})
+        self.tables[table] = self.tables[table].model_copy(update={"columns": columns})
+
+    def add_tests(self) -> None:
+        """Take the tests of columns as notes in their descriptions, and relationships as references."""
+        for node in self._nodes.values():
+            test = node.get("test_metadata") or {}
+            if node.get("resource_type") == "test" or test:
+                self._add_test(node, test)
+
+    def _add_test(self, node: Mapping[str, Any], test: Mapping[str, Any]) -> None:
         if test.get("name") not in READ_TESTS:
-            taken["tests of other kinds"] += 1
-            continue
-        owner, arguments = table_of.get(str(node.get("attached_node"))), _arguments(test)
-        asked = _bare(str(node.get("column_name") or arguments.get("column_name") or ""))
-        tested = find_name(asked, tables[owner].columns, card.engine) if owner else None
-        if owner is None or tested is None:
-            taken["tests of what is not here"] += 1
-            continue
-        facts = tables[owner].columns[tested]
-        rule = test["name"]
-        if rule == "relationships":
-            to_table = table_of.get(_referred(str(arguments.get("to")), nodes) or "")
-            field = _bare(str(arguments.get("field")))
-            to_column = find_name(field, tables[to_table].columns, card.engine) if to_table else None
-            if to_table is None or to_column is None:
-                taken["relationships to what is not here"] += 1
-                continue
-            reference = Reference(column=tested, to_table=to_table, to_column=to_column)
-            if reference not in tables[owner].references:
-                references = (*tables[owner].references, reference)
-                tables[owner] = tables[owner].model_copy(update={"references": references})
-                taken["references"] += 1
-            continue
-        values = ", ".join(map(str, arguments.get("values") or ()))
-        notes = {"accepted_values": f"one of: {values}", "unique": "no value twice", "not_null": "never null"}
-        note = notes[rule]
-        if note not in facts.description:
-            text = "; ".join(filter(None, (facts.description, note)))
-            columns = {**tables[owner].columns, tested: facts.model_copy(update={"description": text})}
-            tables[owner] = tables[owner].model_copy(update={"columns": columns})
-            taken["tests"] += 1
-    metrics = dict(card.metrics)
-    for metric in (manifest.get("metrics") or {}).values():
-        name = str(metric.get("label") or metric["name"]).replace("_", " ").lower()
-        text = " ".join(str(metric.get("description") or "").split())
-        if not text:
-            taken["metrics without a description"] += 1
-        elif name not in metrics:
-            metrics[name] = text
-            taken["metrics"] += 1
-    return card.model_copy(update={"tables": tables, "metrics": metrics}), taken
+            self.counts["tests of other kinds"] += 1
+            return
+        arguments = _arguments(test)
+        table = self._table_of.get(str(node.get("attached_node")))
+        name = _bare(str(node.get("column_name") or arguments.get("column_name") or ""))
+        column = None if table is None else self._find_column(table, name)
+        if table is None or column is None:
+            self.counts["tests of what is not here"] += 1
+        elif test["name"] == "relationships":
+            self._add_relationship(table, column, arguments)
+        else:
+            self._add_note(table, column, _note(test["name"], arguments))
+
+    def _add_relationship(self, table: str, column: str, arguments: Mapping[str, Any]) -> None:
+        to_table = self._table_of.get(_referred(str(arguments.get("to")), self._nodes) or "")
+        field = _bare(str(arguments.get("field")))
+        to_column = None if to_table is None else self._find_column(to_table, field)
+        if to_table is None or to_column is None:
+            self.counts["relationships to what is not here"] += 1
+            return
+        reference = Reference(column=column, to_table=to_table, to_column=to_column)
+        known = self.tables[table].references
+        if reference not in known:
+            self.tables[table] = self.tables[table].model_copy(update={"references": (*known, reference)})
+            self.counts["references"] += 1
+
+    def _add_note(self, table: str, column: str, note: str) -> None:
+        description = self.tables[table].columns[column].description
+        if note not in description:
+            self._set_description(table, column, "; ".join(filter(None, (description, note))))
+            self.counts["tests"] += 1
+
+    def add_metrics(self, metrics: Iterable[Mapping[str, Any]]) -> None:
+        """Take the metrics whose names the card does not have."""
+        for metric in metrics:
+            name = str(metric.get("label") or metric["name"]).replace("_", " ").lower()
+            text = " ".join(str(metric.get("description") or "").split())
+            if not text:
+                self.counts["metrics without a description"] += 1
+            elif name not in self.metrics:
+                self.metrics[name] = text
+                self.counts["metrics"] += 1
+
+
+def _description(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("description") or "").strip()
+
+
+def _note(test: str, arguments: Mapping[str, Any]) -> str:
+    """A test's promise about a column's values."""
+    if test == "accepted_values":
+        return f"one of: {', '.join(map(str, arguments.get('values') or ()))}"
+    return "no value twice" if test == "unique" else "never null"
 
 
 def _misshapen(manifest: Mapping[str, Any]) -> str | None:
