@@ -10,16 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import RecipeError
-from pipelines.core.registry import LOSSES, OPTIMIZERS, REWARDS
+from pipelines.core.registry import LOSSES, OPTIMIZERS, READERS, REWARDS, reader
 from pipelines.core.store import Store
 from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
 from pipelines.curation.filtering import broken_rule
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.recipe.config import ProtocolSection
+from pipelines.recipe.config import ProtocolSection, Source
 from pipelines.report import writer
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
@@ -165,6 +166,18 @@ def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(fo
 def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder, override, message):
     with pytest.raises(RecipeError, match=message):
         recipes.load(str(folder / "mine.yaml"), [override])
+
+
+def test_a_reader_without_a_model_of_options_takes_none(monkeypatch):
+    monkeypatch.setattr(READERS, "_entries", {name: READERS.entry(name) for name in READERS})
+
+    @reader("bare")
+    def read_nothing(source, seed, root):
+        return base.Loaded([], [])
+
+    assert Source(kind="bare", options={}).options == {}
+    with pytest.raises(ValidationError, match=r"reader 'bare' has no option 'path'\. It has: none"):
+        Source(kind="bare", options={"path": "here"})
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,7 @@ READERS: Registry[Reader] = Registry(
     "sqltrain.readers",
     "pipelines.benchmarks",
     ("benchmark.kind", "data.sft.kind", "data.rl.*.kind", "data.dev.kind"),
+    leading=3,
     part=Reader,
 )
 PROTOCOLS: Registry[type[Any]] = Registry("protocol", "sqltrain.protocols", "pipelines.protocols", ("protocol.name",))
