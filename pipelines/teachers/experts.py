@@ -180,16 +180,20 @@ class GradeSource:
 
 
 def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:
-    """The tables and columns that an answer names, lower-cased, if it can be read; if `strict`, an unknown name spoils
-    it.
+    """The tables and columns that an answer names, lower-cased; None if it cannot be read.
+
+    Args:
+        strict: whether a name that the schema does not have makes the answer unreadable; else it is skipped.
     """
     value = read_object(text)
     if value is None or not isinstance(value.get("tables"), list) or not isinstance(value.get("columns"), dict):
         return None
+    if not all(isinstance(names, list) for names in value["columns"].values()):
+        return None  # {"columns": {"a": "x"}} would lose the column x
     named_tables = {str(table).lower() for table in value["tables"]}
     named_columns = set()
     for table_name, names in value["columns"].items():
-        for name in names if isinstance(names, list) else []:
+        for name in names:
             named_columns.add((str(table_name).lower(), str(name).lower()))
     named_tables |= {table_name for table_name, _ in named_columns}
     known = all_items(schema)

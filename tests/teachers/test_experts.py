@@ -274,6 +274,15 @@ def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path, servers, name_en
         assert f"{unread} of {len(linked)} answers of the linker cannot be read: whole schemas" in caplog.text
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_answer_whose_columns_are_no_list_cannot_be_read(strict):
+    """Its columns would be lost in silence: a schema without them is shown, or agreed on."""
+    schema = Schema((Table("t", (Column("a", "TEXT"), Column("b", "TEXT"))),))
+    right = experts.read_items('{"tables": ["t"], "columns": {"t": ["a"]}}', schema, strict)
+    assert right == SchemaItems(frozenset({"t"}), frozenset({("t", "a")}))
+    assert experts.read_items('{"tables": ["t"], "columns": {"t": "a"}}', schema, strict) is None
+
+
 def test_the_linker_gold_shows_what_the_gold_sql_reads_and_asks_nobody(tmp_path):
     """Reasoning-SQL, 5.1: "providing the correct database schema for each question", in evaluation too."""
     recipe = recipe_of(1, "data.linker=gold", "protocol.schema_view=filtered")
