@@ -321,10 +321,15 @@ def choose(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature) -
                 shown = {"Query A": groups[first][0], "Query B": groups[second][0]}
                 prompts.append(_compare(CHOOSE, *cases[case], shown, schemas))
     ballots: list[list[Ballot]] = [[] for _ in cases]
+    unread = 0
     for pairing, answer in zip(pairings, asker.ask_all(prompts), strict=True):
         letter = _LETTER.fullmatch(answer.text) if answer else None
         if letter is not None:
             ballots[pairing.case].append(Ballot(pairing, letter[1] == "A"))
+        else:
+            unread += 1
+    if unread:
+        log.warning("%d of %d answers of the selector are neither A nor B: they do not count", unread, len(prompts))
     chosen = []
     for (_, candidates), groups, votes in zip(cases, groups_by_case, ballots, strict=True):
         chosen.append(_selection(len(candidates), groups, votes))
@@ -396,6 +401,7 @@ def merge(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature, ex
     answers = iter(asker.ask_all(prompts, SAMPLING, SAMPLES))
     jobs: list[tuple[Database, str]] = []
     revisions: dict[int, list[str]] = {case: [] for case in disputed}
+    unread = 0
     for case in disputed:
         for answer in itertools.islice(answers, SAMPLES):
             blocks = _SQL_FENCE.findall(answer.text) if answer else []
@@ -403,6 +409,12 @@ def merge(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature, ex
             if sql:
                 revisions[case].append(sql)
                 jobs.append((cases[case][0].database, sql))
+            else:
+                unread += 1
+    if unread:
+        log.warning(
+            "%d of %d answers of the merging model hold no SQL: they do not count", unread, SAMPLES * len(disputed)
+        )
     results = iter(execute(jobs))
     chosen = []
     for case, (_, candidates) in enumerate(cases):

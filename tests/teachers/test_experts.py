@@ -353,7 +353,7 @@ def test_star_reasons_again_with_the_gold_and_trains_without_it(tmp_path, server
         (lambda case: "Both are fine.", 1, (0.0, 0.0, 0.0, 0.0), 0.5),
     ],
 )
-def test_the_selector_asks_each_pair_in_both_orders(asker, music, reply, winner, points, first):
+def test_the_selector_asks_each_pair_in_both_orders(asker, music, reply, winner, points, first, caplog):
     sqls = [f"{GOLD} WHERE city = 'oslo'", GOLD, "SELECT count(name) FROM singer", "SELECT nam FROM singer"]
     choosing, server = asker(lambda messages: reply(messages[-1]["content"]))
     with SqlEngine(Limits(timeout_s=5)) as sql:
@@ -364,6 +364,8 @@ def test_the_selector_asks_each_pair_in_both_orders(asker, music, reply, winner,
     assert (chosen.winner, chosen.points, chosen.first) == (winner, points, first)
     assert (none.winner, none.points, none.first) == (0, (0.0,), 0.5)
     assert sum(server.delivered.values()) == 2  # one pair of results, two orders
+    is_unread = reply("") == "Both are fine."
+    assert ("2 of 2 answers of the selector are neither A nor B" in caplog.text) == is_unread
 
 
 def test_teachers_share_the_questions(tmp_path, servers, replies, name_endpoint):
@@ -440,7 +442,7 @@ def test_a_question_forges_no_heading_of_an_experts_prompt():
     assert margin == ["Schema:", "Question:", "Hint:", "SQL:"]
 
 
-def test_the_two_answers_with_most_votes_are_merged(asker, music):
+def test_the_two_answers_with_most_votes_are_merged(asker, music, caplog):
     """Of six answers with three results, the two with most votes are shown; the new answers vote again."""
     sqls = [f"{GOLD} WHERE city = 'oslo'", GOLD, "SELECT count(name) FROM singer", f"{GOLD} WHERE city = 'oslo' "]
     sqls += ["SELECT 77", "SELECT nam FROM singer"]
@@ -451,6 +453,7 @@ def test_the_two_answers_with_most_votes_are_merged(asker, music):
         cases = [(question(0, music), candidates), (question(1, music), candidates[1:3]), (question(2, music), [])]
         merged = experts.merge(merging_model, cases, introspect, signature, sql.execute_many)
     assert merged == [f"{GOLD} -- merged", GOLD, ""]
+    assert "1 of 8 answers of the merging model hold no SQL" in caplog.text
     assert sum(server.delivered.values()) == experts.SAMPLES  # answers that agree are asked about never
     shown = experts._compare(experts.MERGE, *cases[0], {"Draft 1": 0, "Draft 2": 1}, introspect)[-1][1]
     assert "Draft 1:\n    " in shown
