@@ -42,7 +42,7 @@ class Rejected:
 
     row: str  # its place: "dev.json[12]", "questions.jsonl:4".
     reason: str  # a short stable word ("missing_database", "empty_question", ...).
-    detail: str  # one line for a person.
+    detail: str  # the reason in a line, for a person.
     # Whether it counts among the rows that a source's levels and count choose. Nobody can know which of the rejected
     # rows they would have chosen, so as large a share of them counts as of the good rows.
     chosen: bool = True
@@ -348,7 +348,7 @@ class QuestionFile(NamedTuple):
 class NumberedRow(NamedTuple):
     """A row of a question file."""
 
-    place: str  # where it stands: "dev.json[12]".
+    place: str  # its place in the file: "dev.json[12]".
     number: str  # the end of its question's id, if the row has no id.
     row: Any
 

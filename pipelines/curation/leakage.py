@@ -24,7 +24,7 @@ class Leak:
     same_database: bool  # whether both ask the same database; a leak across databases is mostly a common phrase.
 
 
-# What two questions share in a leak of each kind, the strictest kind first.
+# The part of a question that a leak of each kind repeats, the strictest kind first.
 TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (
     ("exact", lambda example: example.in_context().strip()),
     ("normalised", lambda example: normalised(example.in_context()) or example.question),

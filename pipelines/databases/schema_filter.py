@@ -73,7 +73,7 @@ class SchemaFilter:
             item = (name, column.name.lower())
             self._items.append(item)
             with_column = self._units_of(replace(table, columns=(column,), foreign_keys=()))
-            self._size[item] = with_column - empty + 1  # and a comma
+            self._size[item] = with_column - empty + 1  # 1 for a comma
         self._index.executemany("INSERT INTO searched VALUES (?, ?, ?, ?)", rows)
 
     def _units_of(self, *tables: Table) -> int:

@@ -21,13 +21,13 @@ class CheckpointCard(config.Section):
     # how it speaks: the tags, the prompt, the turn caps, the part of the schema in the prompt.
     protocol: config.ProtocolSection
     sampling: config.Sampling  # how evaluation draws its samples; also the token budgets of a turn and of an episode.
-    # values, linker: as in the recipe's data; cards of before have none, and then the recipe says it.
-    values: int = 0
-    linker: str | None = None
+    values: int = 0  # the recipe's `data.values`; older cards have none, and then the recipe's counts.
+    linker: str | None = None  # the recipe's `data.linker`; likewise.
 
     def overrides(self) -> list[str]:
         """The card as overrides of a recipe, to be followed by the user's own."""
-        protocol, sampling = (json.dumps(part.model_dump(mode="json")) for part in (self.protocol, self.sampling))
+        protocol = json.dumps(self.protocol.model_dump(mode="json"))
+        sampling = json.dumps(self.sampling.model_dump(mode="json"))
         data = [f"data.{name}={json.dumps(getattr(self, name))}" for name in sorted(_DATA & self.model_fields_set)]
         return [f"protocol={protocol}", f"evaluation.sampling={sampling}", *data]
 

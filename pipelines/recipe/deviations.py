@@ -35,8 +35,8 @@ class Deviation(Section):
     """One point in which a recipe deviates from its paper."""
 
     where: str  # the place in the paper.
-    paper: str  # what the paper says there.
-    ours: str  # what the recipe does.
+    paper: str  # the paper's words there.
+    ours: str  # the way of the recipe.
     kind: Kind
     # overrides by which a run does it the paper's way, by the other reading, or where the paper is silent with another
     # value; a word in capitals is to be filled in.
@@ -44,12 +44,10 @@ class Deviation(Section):
     test: str  # the test that holds what the recipe does, as pytest names it.
     stages: tuple[Stage, ...] = ()  # the stages in which it acts; () for all.
     when: tuple[str, ...] = ()  # settings without which it does not act: `rollout.policy=vllm`.
-    papers: tuple[str, ...] = ()  # of a shared one: the papers that share it; () for all.
+    papers: tuple[str, ...] = ()  # the papers that share it, if it is a shared one; () for all.
 
     def acts(self, recipe: Recipe) -> bool:
-        """Whether it acted in a run: one of its stages is there, and the run keeps a setting that it speaks of as the
-        recipe has it.
-        """
+        """Whether it acted in a run: the run has one of its stages, and keeps a setting of it as the recipe has it."""
         if self.stages and not set(self.stages) & set(recipe.stages):
             return False
         run = recipe.model_dump(mode="json")
@@ -87,8 +85,10 @@ def read(name: str) -> tuple[Deviation, ...]:
 
 
 def acting(recipe: Recipe) -> list[Deviation]:
-    """The deviations that acted in a run of a recipe; none of a recipe without a paper."""
-    return [each for each in of_paper(recipe.paper) if each.acts(recipe)] if recipe.paper else []
+    """The deviations that acted in a run of a recipe; [] for a recipe without a paper."""
+    if not recipe.paper:
+        return []
+    return [each for each in of_paper(recipe.paper) if each.acts(recipe)]
 
 
 def lines(recipe: Recipe) -> Iterator[str]:

@@ -24,7 +24,7 @@ from pipelines.recipe.yaml_files import parse_value, read_yaml
 OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # settings of one kind, without meaning for another
 OWNERS = ("kind", "policy")  # fields that name the part whose options stand beside them
 CONF = Path(__file__).resolve().parents[2] / "conf"
-# What this machine adds to it, under no version control: in a checkout beside ours; for a wheel, where it is run.
+# Additions of this machine, under no version control: in a checkout inside `conf/`; for a wheel, in the working folder.
 LOCAL = CONF / "local" if (CONF.parent / "pyproject.toml").is_file() else Path("conf", "local").absolute()
 
 
@@ -84,7 +84,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str
         raise RecipeError(f"{path}: it nests too deep, or holds itself") from None
     grpo = above.get("grpo")
     if isinstance(grpo, dict) and "steps" in grpo and "epochs" not in grpo and "epochs" in merged["grpo"]:
-        merged["grpo"] = {**merged["grpo"], "epochs": None}  # as `_set`
+        merged["grpo"] = {**merged["grpo"], "epochs": None}  # `_set` does the same
     return merged
 
 

@@ -11,8 +11,9 @@ import yaml
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import is_valid_unicode
 
-MOST_VALUES = 100_000  # of a text that is not longer; ten aliases of ten, nine levels deep, stand for a billion
-DEEPEST = 500  # that a text may nest for libyaml, which is eight times as fast, and dies of some ten thousand
+# Values of a text that is not longer: ten aliases of ten, nine levels deep, stand for a billion.
+MOST_VALUES = 100_000
+DEEPEST = 500  # nesting of a text for libyaml, which is eight times as fast, and dies of some ten thousand levels
 
 
 class _Strict:
@@ -56,7 +57,8 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
     """In C if PyYAML has it: a card of three thousand tables takes Python some seconds."""
 
 
-for _each in (_Loader, _FastLoader, _Dumper):  # what a loader takes for a number, the dumper must quote as a text
+# The dumper must quote each text that a loader takes for a number.
+for _each in (_Loader, _FastLoader, _Dumper):
     _each.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"), list("-+.0123456789")
     )

@@ -18,7 +18,7 @@ FLAGGED = "flagged_by_all"
 class ExpertResult(NamedTuple):
     """The examples of one pool after the experts were asked."""
 
-    examples: list[Example]  # those that are kept, with the facts of their prompts (`with_prompt_facts`).
+    examples: list[Example]  # the kept examples, with the facts of their prompts (`with_prompt_facts`).
     rejected: list[Rejected]
     figures: dict[str, float]  # the cleaners' agreement, the linker's recall of the gold SQL's schema, costs.
 

@@ -10,7 +10,7 @@ from pipelines.recipe.checkpoint import folder_of
 from pipelines.rollout import gguf_model
 from pipelines.stages.fingerprints import gguf_key
 
-STAGE = "gguf"  # of the store; no recipe has it
+STAGE = "gguf"  # a stage of the store that no recipe has
 
 
 def gguf_folder(file: Path, store: Store, say: Callable[[str], None]) -> Path:
@@ -18,7 +18,7 @@ def gguf_folder(file: Path, store: Store, say: Callable[[str], None]) -> Path:
 
     def build(work: Path) -> None:
         say(f"{file.name} is read into a plain folder, once; it takes a minute or more")
-        shutil.rmtree(work / "model", ignore_errors=True)  # of a killed run
+        shutil.rmtree(work / "model", ignore_errors=True)  # a killed run may have left it
         gguf_model.write_folder(file.expanduser(), work / "model")
 
     about = {"file": file.name, "version": gguf_model.VERSION}

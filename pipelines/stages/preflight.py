@@ -55,7 +55,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
 def _check_sources(recipe: Recipe, names: Set[str]) -> None:
     """Check each source of questions whose stage is still to be made."""
     data = recipe.data
-    sources: dict[str, Source] = {}  # by the key of the recipe
+    sources: dict[str, Source] = {}  # sources by their keys in the recipe
     if "data" in names:
         sources |= data.pools
     for index, benchmark in enumerate(data.test):

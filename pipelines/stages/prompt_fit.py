@@ -30,7 +30,7 @@ class PoolFit:
     questions: int
     unfit: int  # prompts as long as an episode, or longer.
     line: str  # the finding for a person; it names the databases.
-    hint: str  # what to do, if more prompts are unfit than the recipe allows; else "".
+    hint: str  # advice, if more prompts are unfit than the recipe allows; else "".
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pipelines.recipe.config import Teacher
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.sql.schema import Schema
 
-Schemas = Callable[[Database], Schema]  # as prompts show them
+Schemas = Callable[[Database], Schema]  # database -> its schema as prompts show it
 
 
 class OpenAIPolicy(Policy):
@@ -91,7 +91,7 @@ def teacher_policies(
             name = teacher_endpoint(teacher)
             policy = OpenAIPolicy(endpoint(name), name, teacher.concurrency, responses, protocol)
             if first.setdefault(name, policy) is not policy:
-                # One asker of an endpoint: one pace, one budget, one breaker, one bill.
+                # An endpoint has one asker: one pace, one budget, one breaker, one bill.
                 if policy.asker.log is not None:
                     policy.asker.log.close()
                 policy.asker = first[name].asker

@@ -20,7 +20,7 @@ from pipelines.recipe.config import Count, Positive, Section, Source
 
 # Wordings: sentences made of phrases, with whole sentences held out for the development and test sets.
 
-SHARES: tuple[tuple[Split, int], ...] = (("test", 3), ("dev", 2), ("train", 11))  # of 16 templates
+SHARES: tuple[tuple[Split, int], ...] = (("test", 3), ("dev", 2), ("train", 11))  # sixteenths of the templates
 
 PHRASES: dict[str, tuple[str, ...]] = {
     "open": ("show", "list", "find", "give", "return", "what are"),
@@ -138,7 +138,7 @@ class Family:
     """One SQL shape."""
 
     name: str
-    hardness: Hardness  # by Spider's official rules; a test compares the two.
+    hardness: Hardness  # the level by Spider's official rules; a test compares the two.
     # slots: t table; h child and p parent; c and v a filter, d and w a second one, g another category; n a measure, k a
     # number; agg, op, dir.
     sql: str
