@@ -202,7 +202,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
-FOLLOW_UPS = tuple(  # families before and after, wording, the slot that was another before
+# Families before and after, the wording, and the slot that changes between them.
+FOLLOW_UPS = tuple(
     (*f"{pair}>{pair}".split(">")[:2], wording, changed)
     for wording, changed, pairs in (
         ("counted", "", "names_filtered>count_filtered linked_names>linked_count"),
@@ -234,12 +235,15 @@ class MiniatureQuestion:
     @property
     def meta(self) -> dict[str, Any]:
         """The content of `Example.meta`."""
-        return ({"history": self.history} if self.history else {}) | {
+        meta: dict[str, Any] = {
             "family": self.family.name,
-            "needs_probe": any(f.asked != f.stored for f in self.filters),
-            "filters": [dataclasses.asdict(f) for f in self.filters],
+            "needs_probe": any(each.asked != each.stored for each in self.filters),
+            "filters": [dataclasses.asdict(each) for each in self.filters],
             "reads": self.reads,
         }
+        if self.history:
+            meta["history"] = self.history
+        return meta
 
 
 def ask(
@@ -274,12 +278,13 @@ def follow(
         if len(questions) == count:
             break
         before, after, wording, changed = rng.choice(FOLLOW_UPS)
-        if (slots := _fill(families[after], database, rng)) is None:
+        slots = _fill(families[after], database, rng)
+        if slots is None:
             continue
         earlier = dict(slots)
         if changed:
-            others = {"v": CATEGORIES[slots["c"]] if changed == "v" else {}, "agg": AGGREGATES, "dir": ORDERS}[changed]
-            earlier[changed] = rng.choice([other for other in others if other != slots[changed]])
+            others = [other for other in _choices(changed, slots) if other != slots[changed]]
+            earlier[changed] = rng.choice(others)
         pair = ((families[before], earlier), (families[after], slots))
         if all(_decides(family, filled, database, connection) for family, filled in pair):
             first = _make_question(families[before], earlier, database, split, rng)
@@ -288,6 +293,13 @@ def follow(
             then = dataclasses.replace(then, filters=filters, history=[[first.question, first.sql]])
             questions.setdefault((then.sql, then.question, first.sql), then)
     return list(questions.values())
+
+
+def _choices(slot: str, slots: Slots) -> Iterable[str]:
+    """The words that a slot of a follow-up may hold."""
+    if slot == "v":
+        return CATEGORIES[slots["c"]]
+    return AGGREGATES if slot == "agg" else ORDERS
 
 
 def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots | None:
@@ -306,14 +318,19 @@ def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots |
     if "{c}" not in family.sql:
         slots["g"] = columns[0]
     else:
-        slots["c"], slots["v"] = columns[0], rng.choice(list(CATEGORIES[columns[0]]))
+        slots["c"] = columns[0]
+        slots["v"] = rng.choice(list(CATEGORIES[columns[0]]))
         if len(columns) > 1:
-            slots["g"] = slots["d"] = columns[1]
+            slots["g"] = columns[1]
+            slots["d"] = columns[1]
             slots["w"] = rng.choice(list(CATEGORIES[columns[1]]))
     slots["n"] = rng.choice((tables.get("t") or tables["h"]).measures)
     measure = MEASURES[slots["n"]]
-    slots["k"] = str(rng.choice(range((measure.low // measure.step + 1) * measure.step, measure.high, measure.step)))
-    slots["agg"], slots["dir"], slots["op"] = (rng.choice(list(w)) for w in (AGGREGATES, ORDERS, COMPARISONS))
+    first = (measure.low // measure.step + 1) * measure.step
+    slots["k"] = str(rng.choice(range(first, measure.high, measure.step)))
+    slots["agg"] = rng.choice(list(AGGREGATES))
+    slots["dir"] = rng.choice(list(ORDERS))
+    slots["op"] = rng.choice(list(COMPARISONS))
     return slots if all(slot in slots for slot in re.findall(r"{(\w+)}", family.sql)) else None
 
 
@@ -364,8 +381,10 @@ def _make_question(
     words = dict(slots)
     for slot in "thp":
         if slot in slots:
-            words[slot], words[f"{slot}1"] = f"{slots[slot]}s", slots[slot]
-    words["agg"], words["top"] = AGGREGATES[slots["agg"]], ORDERS[slots["dir"]]
+            words[slot] = f"{slots[slot]}s"
+            words[f"{slot}1"] = slots[slot]
+    words["agg"] = AGGREGATES[slots["agg"]]
+    words["top"] = ORDERS[slots["dir"]]
     words["than"] = rng.choice(COMPARISONS[slots["op"]])
     # Tables in the order of the SQL, each with the columns that are read of it; keys left out.
     reads: dict[str, list[str]] = {slots[slot]: [] for slot in re.findall(r"{([thp])}(?!_id)", family.sql)}
@@ -410,7 +429,9 @@ def read_miniature(source: Source, seed: int, root: Path) -> Loaded:
             questions += follow(drawn, connection, source.split, options.follow_ups, rng)
         database = Database(drawn.id, "sqlite", str(FOLDER / path.name))
         for number, made in enumerate(questions):
-            meta = {"domain": drawn.domain, **made.meta, **({} if options.history else {"history": []})}
+            meta = {"domain": drawn.domain, **made.meta}
+            if not options.history:
+                meta["history"] = []
             hardness = made.family.hardness
             id = f"{drawn.id}_{number}"
             examples.append(Example(id, made.question, database, made.sql, "", hardness, "miniature", meta))

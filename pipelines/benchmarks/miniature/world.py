@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -91,9 +91,8 @@ class Domain:
 
     name: str
     tables: tuple[str, ...]
-    # test, dev: the pair of tables that occurs together only in databases of that split.
-    test: tuple[str, str]
-    dev: tuple[str, str]
+    test: tuple[str, str]  # the pair of tables that occurs together only in test databases.
+    dev: tuple[str, str]  # the pair that occurs together only in dev databases.
 
 
 DOMAINS: tuple[Domain, ...] = (
@@ -126,15 +125,19 @@ def held_out_columns(table: str, split: Split) -> tuple[str, str] | None:
     if split == "train":
         return None
     kind = KINDS[table]
-    place = TABLES[kind].index(table) + (split == "dev")
-    categories, measures = CATEGORIES_OF[kind], MEASURES_OF[kind]
-    return categories[place % len(categories)], measures[place % len(measures)]
+    categories = CATEGORIES_OF[kind]
+    measures = MEASURES_OF[kind]
+    index = TABLES[kind].index(table) + (split == "dev")
+    return categories[index % len(categories)], measures[index % len(measures)]
 
 
 def columns_of(table: str, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The categories and measures that this table may carry in databases of this split."""
-    others: tuple[Split, ...] = tuple(other for other in ("dev", "test") if other != split)
-    banned = {column for other in others for column in held_out_columns(table, other) or ()}
+    held_out_splits: tuple[Split, ...] = ("dev", "test")
+    banned: set[str] = set()
+    for other in held_out_splits:
+        if other != split:
+            banned |= set(held_out_columns(table, other) or ())
     kind = KINDS[table]
     return (
         tuple(column for column in CATEGORIES_OF[kind] if column not in banned),
@@ -190,52 +193,94 @@ def draw(split: Split, index: int, seed: int) -> MiniDatabase:
     rng = random.Random(f"{seed}/{split}/{index}")
     domain = DOMAINS[index % len(DOMAINS)]
     held_out = {"train": (), "dev": domain.dev, "test": domain.test}[split]
-    # Tables without any pair that another split holds for itself, and with the pair of this split. Two tables from
-    # elsewhere may join in: a word that is met beside many others is learned as a word.
+    names = _draw_names(domain, split, held_out, rng)
+    parents = _draw_parents(names, held_out, rng)
+    tables = []
+    for name in names:
+        own = held_out_columns(name, split) if name in held_out else None
+        tables.append(_draw_table(name, parents[name], columns_of(name, split), own, rng))
+    rows: dict[str, list[Row]] = {}
+    for table in tables:
+        n_parents = len(rows[table.parent]) if table.parent else 0
+        rows[table.name] = _draw_rows(table, n_parents, rng)
+    return MiniDatabase(f"{domain.name}_{split}_{index}", domain.name, tuple(tables), rows)
+
+
+def _draw_names(domain: Domain, split: Split, held_out: Sequence[str], rng: random.Random) -> list[str]:
+    """The names of a database's tables, parents before children.
+
+    They have the held-out pair of this split, and no pair that another split holds for itself. Two tables from
+    elsewhere may join in: a word that is met beside many others is learned as a word.
+    """
     others: tuple[Split, ...] = ("dev", "test")
     banned = {pair for other in others if other != split for pair in held_out_pairs(other)}
     count = rng.choices(list(TABLE_COUNTS), list(TABLE_COUNTS.values()))[0]
     order = [*domain.tables, *rng.sample([name for name in KINDS if name not in domain.tables], 2)]
     allowed: list[tuple[str, ...]] = []
     while not allowed:
-        allowed = [
-            names
-            for names in itertools.combinations(order, count)
-            if set(held_out) <= set(names)
-            and not any(frozenset(two) in banned for two in itertools.combinations(names, 2))
-        ]
+        for names in itertools.combinations(order, count):
+            pairs = map(frozenset, itertools.combinations(names, 2))
+            if set(held_out) <= set(names) and banned.isdisjoint(pairs):
+                allowed.append(names)
         count -= 1
-    names = sorted(rng.choice(allowed), key=lambda name: (RANK[KINDS[name]], order.index(name)))
-    # A tree: every table after the first refers to an earlier one; the held-out pair is linked directly.
+    return sorted(rng.choice(allowed), key=lambda name: (RANK[KINDS[name]], order.index(name)))
+
+
+def _draw_parents(names: Sequence[str], held_out: Sequence[str], rng: random.Random) -> dict[str, str | None]:
+    """A tree: every table after the first refers to an earlier one; the held-out pair is linked directly."""
     parents: dict[str, str | None] = {names[0]: None}
-    for place, name in enumerate(names[1:], 1):
-        partner = [other for other in names[:place] if {name, other} == set(held_out)]
-        parents[name] = partner[0] if partner else rng.choice(names[:place])
-    tables = []
-    for name in names:
-        categories, measures = columns_of(name, split)
-        chosen = rng.sample(categories, rng.choice((1, 2)))
-        numbers = rng.sample(measures, rng.choice((1, 1, 2)))
-        own = held_out_columns(name, split)
-        if own and name in held_out:
-            chosen[0], numbers[0] = own
-        forms: dict[str, Form] = {column: rng.choices(FORMS, FORM_WEIGHTS)[0] for column in dict.fromkeys(chosen)}
-        tables.append(MiniTable(name, parents[name], forms, tuple(dict.fromkeys(numbers))))
-    rows: dict[str, list[Row]] = {}
-    for table in tables:
-        # Names and measures do not repeat within a table, so that an order is never a matter of luck. A quarter of the
-        # parents stay without children, so that their absence can be asked about.
-        size, n_parents = rng.randint(*ROWS), len(rows[table.parent]) if table.parent else 0
-        labels = rng.sample(NAMES, size)
-        linked = rng.sample(range(1, n_parents + 1), max(1, n_parents * 3 // 4)) if table.parent else []
-        ranges = (range(MEASURES[measure].low, MEASURES[measure].high + 1) for measure in table.measures)
-        drawn = [rng.sample(values, size) for values in ranges]
-        rows[table.name] = []
-        for place in range(size):
-            link = (rng.choice(linked),) if table.parent else ()
-            words = tuple(stored(c, rng.choice(list(CATEGORIES[c])), form) for c, form in table.categories.items())
-            rows[table.name].append((place + 1, *link, labels[place], *words, *(column[place] for column in drawn)))
-    return MiniDatabase(f"{domain.name}_{split}_{index}", domain.name, tuple(tables), rows)
+    for index, name in enumerate(names[1:], 1):
+        earlier = names[:index]
+        partners = [other for other in earlier if {name, other} == set(held_out)]
+        parents[name] = partners[0] if partners else rng.choice(earlier)
+    return parents
+
+
+def _draw_table(
+    name: str,
+    parent: str | None,
+    columns: tuple[tuple[str, ...], tuple[str, ...]],
+    held_out: tuple[str, str] | None,
+    rng: random.Random,
+) -> MiniTable:
+    """A table with some of these categories and measures, the held-out ones among them."""
+    categories = rng.sample(columns[0], rng.choice((1, 2)))
+    measures = rng.sample(columns[1], rng.choice((1, 1, 2)))
+    if held_out is not None:
+        categories[0], measures[0] = held_out
+    forms: dict[str, Form] = {}
+    for column in dict.fromkeys(categories):
+        forms[column] = rng.choices(FORMS, FORM_WEIGHTS)[0]
+    return MiniTable(name, parent, forms, tuple(dict.fromkeys(measures)))
+
+
+def _draw_rows(table: MiniTable, n_parents: int, rng: random.Random) -> list[Row]:
+    """The rows of a table.
+
+    Names and measures do not repeat within it, so that an order is never a matter of luck. A quarter of the parents
+    stay without children, so that their absence can be asked about.
+    """
+    size = rng.randint(*ROWS)
+    labels = rng.sample(NAMES, size)
+    linked_parents: list[int] = []
+    if table.parent:
+        linked_parents = rng.sample(range(1, n_parents + 1), max(1, n_parents * 3 // 4))
+    numbers = []
+    for measure in table.measures:
+        values = range(MEASURES[measure].low, MEASURES[measure].high + 1)
+        numbers.append(rng.sample(values, size))
+    rows: list[Row] = []
+    for index in range(size):
+        row: list[str | int] = [index + 1]
+        if table.parent:
+            row.append(rng.choice(linked_parents))
+        row.append(labels[index])
+        for column, form in table.categories.items():
+            word = rng.choice(list(CATEGORIES[column]))
+            row.append(stored(column, word, form))
+        row += [column[index] for column in numbers]
+        rows.append(tuple(row))
+    return rows
 
 
 def build(database: MiniDatabase, path: Path) -> None:
@@ -256,12 +301,13 @@ def build(database: MiniDatabase, path: Path) -> None:
 def statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple[str, str, list[Row]]]:
     """CREATE TABLE, INSERT and its rows for each table, parents first, in any engine's SQL with the driver's mark."""
     for table in database.tables:
-        lines = ["id INTEGER PRIMARY KEY"]
+        columns = ["id INTEGER PRIMARY KEY"]
         if table.parent:
-            lines.append(f"{table.parent}_id INTEGER REFERENCES {table.parent} (id)")
-        lines.append("name TEXT")
-        lines += [f"{column} TEXT" for column in table.categories]
-        lines += [f"{column} INTEGER" for column in table.measures]
+            columns.append(f"{table.parent}_id INTEGER REFERENCES {table.parent} (id)")
+        columns.append("name TEXT")
+        columns += [f"{column} TEXT" for column in table.categories]
+        columns += [f"{column} INTEGER" for column in table.measures]
+        create = f"CREATE TABLE {table.name} ({', '.join(columns)})"
         marks = ", ".join([mark] * len(table.columns))
-        create, insert = f"CREATE TABLE {table.name} ({', '.join(lines)})", f"INSERT INTO {table.name} VALUES ({marks})"
+        insert = f"INSERT INTO {table.name} VALUES ({marks})"
         yield create, insert, database.rows[table.name]
