@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+from pydantic_core import ErrorDetails
 
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION
@@ -177,25 +178,33 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-    # The first mistake, by its dotted key, with the nearest known key.
-    title, place, reason = f"recipe {_locate(name).stem}", ".".join(map(str, first["loc"])), first["msg"]
-    if place == "name":
+        raise _recipe_error(f"recipe {_locate(name).stem}", error.errors()[0]) from None
+
+
+def _recipe_error(title: str, first: ErrorDetails) -> RecipeError:
+    """The first mistake of a recipe by its dotted key, with the nearest known key."""
+    key = ".".join(map(str, first["loc"]))
+    reason = first["msg"]
+    if key == "name":
         hint = "It has up to 60 letters, digits, '_', '-' and '.', and begins with none of the last two: set name=NAME."
-        raise RecipeError(f"{title}: {first['input']!r} is not a valid recipe name", hint)
+        return RecipeError(f"{title}: {first['input']!r} is not a valid recipe name", hint)
     if first["type"] in (UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION):
-        raise RecipeError(f"{title}: {place}: {reason}")
+        return RecipeError(f"{title}: {key}: {reason}")
     if first["type"] != "extra_forbidden":
-        raise RecipeError(f"{title}: {place}: {reason} (it is {first['input']!r})")
+        return RecipeError(f"{title}: {key}: {reason} (it is {first['input']!r})")
+    *parents, last = first["loc"]
     section: Any = Recipe
-    for part in first["loc"][:-1]:
+    for part in parents:
         field = getattr(section, "model_fields", {}).get(part)
         section = field.annotation if field is not None else None
-    keys = list(getattr(section, "model_fields", {}))
-    close = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
-    nearest = ".".join([*map(str, first["loc"][:-1]), *close])
-    hint = f"Did you mean {nearest!r}?" if close else (f"Known keys there: {', '.join(keys)}." if keys else "")
-    raise RecipeError(f"{title}: unknown key {place!r}", hint)
+    known = list(getattr(section, "model_fields", {}))
+    close = difflib.get_close_matches(str(last), known, n=1)
+    hint = ""
+    if close:
+        hint = f"Did you mean {'.'.join([*map(str, parents), *close])!r}?"
+    elif known:
+        hint = f"Known keys there: {', '.join(known)}."
+    return RecipeError(f"{title}: unknown key {key!r}", hint)
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:

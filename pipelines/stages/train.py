@@ -42,7 +42,8 @@ def model(ctx: Context) -> None:
         make_tiny(ctx.recipe.model, _corpus(ctx, protocol), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
         _write_card(ctx)
     elif is_gguf(source):
-        link_folder(gguf_folder(Path(source), Store(ctx.folder.parent.parent), ctx.progress.say), ctx.folder / "model")
+        store = Store(ctx.folder.parent.parent)
+        link_folder(gguf_folder(Path(source), store, ctx.progress.say), ctx.folder / "model")
         _write_card(ctx)
     else:
         # A checkpoint of the same store is referred to by a relative path, for a store may move.
@@ -84,8 +85,8 @@ def sft(ctx: Context) -> None:
 def grpo(ctx: Context) -> None:
     """Write the policy's `model/` after GRPO, and its curves: reward terms, EX, turns, entropy and more."""
     # A reward that nothing can earn is refused.
-    paid = any(term.term == "trust_schema" and term.weight for term in ctx.recipe.rewards)
-    if paid and "gold_schema" in ctx.inputs and not gold_schemas(ctx.inputs["gold_schema"]):
+    pays_schemas = any(term.term == "trust_schema" and term.weight for term in ctx.recipe.rewards)
+    if pays_schemas and "gold_schema" in ctx.inputs and not gold_schemas(ctx.inputs["gold_schema"]):
         raise RecipeError(
             "the reward trust_schema has no gold schema to hold proposals against: no two extractors agree on any",
             "DuckDB and PostgreSQL have one static extractor: name a second, gold_schema.extractors=[NAME].",
@@ -148,12 +149,14 @@ def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str
         elif event["event"] == "alarm":
             ctx.progress.warn(f"{ctx.stage}: {event['text']}")
 
-    train(plan, ctx.folder, on_event, devices, max(SILENCE_S, plan.recipe.hardware.timeout_s + SPARE_S))
+    silence = max(SILENCE_S, plan.recipe.hardware.timeout_s + SPARE_S)
+    train(plan, ctx.folder, on_event, devices, silence)
     _write_card(ctx)
     ctx.metrics(summary(ctx))
-    words = nothing_learned(_curves(ctx), ctx.recipe.grpo) if plan.kind == "grpo" else None
-    if words is not None:
-        ctx.progress.warn(f"{ctx.stage}: {words}")
+    if plan.kind == "grpo":
+        alarm = nothing_learned(_curves(ctx), ctx.recipe.grpo)
+        if alarm is not None:
+            ctx.progress.warn(f"{ctx.stage}: {alarm}")
 
 
 def _write_card(ctx: Context) -> None:
@@ -168,14 +171,15 @@ def _curves(ctx: Context) -> list[dict[str, Any]]:
 def summary(ctx: Context) -> dict[str, float]:
     """Steps, the mean of each curve over the last tenth of the run, and the last accuracy on held-out questions."""
     lines = _curves(ctx)
-    tail = lines[-max(1, len(lines) // 10) :]
-    names = sorted({name for line in tail for name in line if name not in ("step", HELD_OUT, HELD_OUT_TURNS)})
-    curves = {name: values(tail, name) for name in names}
-    means = {
-        name: sum(curve) / len(curve)
-        for name, curve in curves.items()
-        if all(isinstance(value, int | float) for value in curve)
-    }
-    measured = [line for line in lines if HELD_OUT in line][-1:]
-    held_out = {name: line[name] for line in measured for name in (HELD_OUT, HELD_OUT_TURNS) if name in line}
-    return {"steps": lines[-1]["step"], **means, **held_out}
+    figures: dict[str, float] = {"steps": lines[-1]["step"]}
+    last_tenth = lines[-max(1, len(lines) // 10) :]
+    names: set[str] = set().union(*last_tenth)
+    for name in sorted(names - {"step", HELD_OUT, HELD_OUT_TURNS}):
+        curve = values(last_tenth, name)
+        if all(isinstance(value, int | float) for value in curve):
+            figures[name] = sum(curve) / len(curve)
+    measured = [line for line in lines if HELD_OUT in line]
+    for name in (HELD_OUT, HELD_OUT_TURNS):
+        if measured and name in measured[-1]:
+            figures[name] = measured[-1][name]
+    return figures
