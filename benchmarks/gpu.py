@@ -178,7 +178,7 @@ def prepare(folder: Path, options: argparse.Namespace, shape: str) -> tuple[Path
     """The checkpoint of one shape, the questions, and its parameters."""
     protocol = build(recipe_of(options, 0, 1, 1).protocol)
     source = Source(kind="miniature", options={"databases": 20, "questions": 12})
-    examples = base.resolve(base.read(source, 0, folder).examples, folder)
+    examples = base.resolve_locations(base.read(source, 0, folder).examples, folder)
     prompts = [text for one in examples for _, text in protocol.prompt(one, introspect(one.database), 2)]
     checkpoint = folder / shape
     make_tiny(recipes.load("miniature").model, prompts, protocol.tags, checkpoint, seed=0)  # for its tokenizer

@@ -78,7 +78,7 @@ class World:
 
     def read(self, **options: int) -> list[Example]:
         source = Source(kind="miniature", options=options)
-        return base.resolve(base.read(source, 0, self.folder).examples, self.folder)
+        return base.resolve_locations(base.read(source, 0, self.folder).examples, self.folder)
 
     def teach(self) -> str:
         """A policy that speaks the protocol, from the oracle's demonstrations."""

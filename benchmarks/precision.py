@@ -49,7 +49,7 @@ def demonstrations(folder: Path, recipe: Recipe) -> list[Trajectory]:
         turns = (Turn(protocol.write(action), action),)
         return Trajectory(example.id, 0, "gold", "react", prompt, turns, example.gold_sql, StopReason.SOLUTION)
 
-    return [answer(example) for example in base.resolve(base.read(source, 0, folder).examples, folder)]
+    return [answer(example) for example in base.resolve_locations(base.read(source, 0, folder).examples, folder)]
 
 
 def recipe_of(options: argparse.Namespace, samples: int, *overrides: str) -> Recipe:

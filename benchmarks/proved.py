@@ -117,7 +117,7 @@ def main() -> None:
         sources = sorted(told.spider.glob("database/*/*.sqlite")) if told.spider else []
         for number in range(0 if sources else 20):
             sources.append(Path(folder) / f"miniature_{number}.db")
-            world.build(world.draw("train", number, 0), sources[-1])
+            world.build_database(world.draw_database("train", number, 0), sources[-1])
         found, times = measure([without_rows(source, Path(folder)) for source in sources], told.pairs)
     print("| | right | unknown | wrong |\n|---|---:|---:|---:|")
     total = {True: Counter[str](), False: Counter[str]()}

@@ -64,7 +64,7 @@ class World:
 
     def __init__(self, folder: Path, episodes: int, group: int) -> None:
         source = Source(kind="miniature", options={"databases": 1 + episodes // group // 12, "questions": 12})
-        examples = base.resolve(base.read(source, 0, folder).examples, folder)[: -(-episodes // group)]
+        examples = base.resolve_locations(base.read(source, 0, folder).examples, folder)[: -(-episodes // group)]
         self.settings = config.ProtocolSection(name="react", prompt="brief", observation_rows=8, forced_final=False)
         protocol = React(self.settings)
         prompts = [protocol.prompt(example, introspect(example.database), TURNS)[-1][1] for example in examples]

@@ -110,7 +110,7 @@ def write_stages(folder: Path, count: int) -> None:
                 of = [Example(f"q{n}", _question(n), known[n % DATABASES], _gold(n), hardness="hard") for n in numbers]
                 writer.add(frames.to_frame(of, extra=[{"pool": "sft", "part": 0}] * len(of)))
         writer.close()
-    write_json(folder / "asked" / LEAKAGE, {"sft": leakage.report([], [])})
+    write_json(folder / "asked" / LEAKAGE, {"sft": leakage.leakage_report([], [])})
     write_json(folder / "synthesize" / "costs.json", {})
 
 
@@ -185,7 +185,7 @@ def measure(part: str, folder: Path, processes: int, dask: str) -> dict[str, Any
     if part in ("data", "gold"):
         if part == "data":
             mock.patch.object(data_sources, "make_gold_check_run", unchecked).start()
-        data.build(context)
+        data.build_pools(context)
     elif part in ("contract", "taught"):
         from tasks import contracts
 
@@ -194,7 +194,7 @@ def measure(part: str, folder: Path, processes: int, dask: str) -> dict[str, Any
     elif part == "select":
         mock.patch.object(difficulty, "make_scoring_run", scripted).start()
         inputs["model"].mkdir(exist_ok=True)
-        difficulty.build(context)
+        difficulty.score_difficulty(context)
     else:
         (filter_stage.filter_trajectories if part == "filter" else gold_schema_stage.write_gold_schemas)(context)
     wall = time.perf_counter() - begun

@@ -28,7 +28,7 @@ def questions(kind: str, path: Path, root: Path) -> list[Example]:
     made: list[Example] = []
     for split in splits:
         source = Source.model_validate({"kind": kind, "path": str(path), "split": split})
-        made += base.resolve(base.read(source, 0, root).examples, root)
+        made += base.resolve_locations(base.read(source, 0, root).examples, root)
     return made
 
 

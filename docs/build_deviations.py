@@ -28,9 +28,16 @@ words in capitals. The kinds:
 def page() -> str:
     """The whole page."""
     kinds = [f"- **{kind}**: {about}." for kind, about in deviations.KINDS.items()]
-    parts = [INTRO, *kinds, "", "## What several papers share", "", *_table(deviations.read(deviations.SHARED), True)]
+    parts = [
+        INTRO,
+        *kinds,
+        "",
+        "## What several papers share",
+        "",
+        *_table(deviations.read_deviations(deviations.SHARED), True),
+    ]
     for name, title in PAPERS.items():
-        parts += ["", f"## {title} (`conf/recipes/{name}.yaml`)", "", *_table(deviations.read(name), False)]
+        parts += ["", f"## {title} (`conf/recipes/{name}.yaml`)", "", *_table(deviations.read_deviations(name), False)]
     return "\n".join(parts) + "\n"
 
 

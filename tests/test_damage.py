@@ -100,8 +100,8 @@ def test_flipped_bits_in_weights_are_noticed_before_training(tmp_path, monkeypat
     for name in ("model", "sft", "grpo"):
         monkeypatch.setattr(train, name, fake)
     monkeypatch.setattr("pipelines.stages.filter_stage.filter_trajectories", lambda ctx: ctx.metrics({}))
-    monkeypatch.setattr("pipelines.stages.synthesize.build", lambda ctx: ctx.metrics({}))
-    monkeypatch.setattr("pipelines.stages.data.build", lambda ctx: ctx.metrics({}))
+    monkeypatch.setattr("pipelines.stages.synthesize.synthesize", lambda ctx: ctx.metrics({}))
+    monkeypatch.setattr("pipelines.stages.data.build_pools", lambda ctx: ctx.metrics({}))
     monkeypatch.setattr("pipelines.stages.prompt_fit.require_fit", lambda recipe, folders: ())
     store = Store(tmp_path)
     chain = "stages=[data, synthesize, filter, sft, grpo]"

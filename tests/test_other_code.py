@@ -32,7 +32,7 @@ def test_a_stage_resumes_from_the_work_of_the_same_code_alone(tmp_path, monkeypa
 
     progress = Silent()
     monkeypatch.setattr(progress, "say", said.append)
-    monkeypatch.setattr("pipelines.stages.data.build", interrupted)
+    monkeypatch.setattr("pipelines.stages.data.build_pools", interrupted)
     whys = []
     for digest in ("one", "one", "other"):
         monkeypatch.setattr(graph, "code_digest", lambda digest=digest: digest)

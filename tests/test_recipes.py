@@ -74,9 +74,9 @@ def test_what_another_file_lays_over_a_recipe():
     # TRUST-SQL draws 9,217 of SynSQL's levels; the generated world knows neither the count nor the levels
     source = recipes.load("mini_trust_sql").data.sft
     assert (source.kind, source.count, set(source.options)) == ("miniature", None, {"databases", "questions"})
-    data = recipes.resolve("mini_trust_sql", ["data.sft.kind=jsonl", "data.test=[data/spider_dk, data/spider_syn]"])[
-        "data"
-    ]
+    data = recipes.resolve_tree(
+        "mini_trust_sql", ["data.sft.kind=jsonl", "data.test=[data/spider_dk, data/spider_syn]"]
+    )["data"]
     assert data["sft"] == {"kind": "jsonl", "split": "train"}  # the options of another kind are gone
     assert [benchmark["name"] for benchmark in data["test"]] == ["spider_dk", "spider_syn"]
     below = {"a": {"b": 1}}

@@ -29,7 +29,7 @@ from pipelines.recipe.yaml_files import yaml_text
 from pipelines.report.terminal import plain
 from pipelines.serving.models import ENDPOINT
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.teachers.invent import Inventor, LoggedQuery, coverage, coverage_lines, read_log
+from pipelines.teachers.invent import Inventor, LoggedQuery, coverage_lines, read_log, schema_coverage
 
 app = typer.Typer()
 data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
@@ -132,7 +132,7 @@ def invent(
         lines_of.setdefault(reason, []).append(str(logged[number].line))
     for reason, numbers in lines_of.items():
         say(f"{log}: {reason} in the queries of the lines {', '.join(numbers)}")
-    covered = coverage(invented.examples, schema)
+    covered = schema_coverage(invented.examples, schema)
     for line in coverage_lines(covered):
         say(line)
     say(f"look through them with: sqltrain review {out}")
@@ -254,11 +254,11 @@ def add(
     nearest = next(place for place in (local, *local.resolve().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise DataError(f"{local} cannot be written", "Run this in a folder of your own.")
-    source, tree = downloads.source_of(name, path)
+    source, tree = downloads.download_source(name, path)
     for benchmark in tree["data"].get("test", []) if called is not None else []:
         benchmark["name"] = slot
     with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden_names()) as sql:
-        health = downloads.examine(name, source, Path(folder), sql)
+        health = downloads.examine_download(name, source, Path(folder), sql)
     published = downloads.BENCHMARKS[name]
     # Counts beside the authors' own, then what is bad and where to get it.
     tell(f"{name}: {health.usable:,} of {health.checked:,} questions can run, over {health.databases:,} databases")

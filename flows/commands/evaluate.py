@@ -45,7 +45,7 @@ from pipelines.stages import evaluate as asking
 from pipelines.stages import evaluations, graph
 from pipelines.stages.context import Context, examples
 from pipelines.stages.evaluate import latencies
-from pipelines.stages.fingerprints import cards, endpoints, folder_digest, prompt_digest
+from pipelines.stages.fingerprints import cards, endpoint_fingerprints, folder_digest, prompt_digest
 from pipelines.stages.gguf_folders import model_folder
 from pipelines.stages.report import of_systems, systems_of
 
@@ -302,7 +302,7 @@ def evaluated(
         "version": VERSIONS["evaluate_model"],
         "plugins": code,
         "options": recipe.rollout.options if f"policy {recipe.rollout.policy}" in code else {},
-        "user": endpoints(alone, "evaluate_model"),
+        "user": endpoint_fingerprints(alone, "evaluate_model"),
         "cards": cards(recipe.data.test[:1], store.root),
     }
     with_evaluation = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
@@ -375,7 +375,7 @@ def evaluated(
             "evaluation": evaluation,
             "code": plugin_code(evaluation),
             "report": VERSIONS["report"],  # not of the answers' key: another page asks no endpoint again
-            "endpoints": endpoints(recipe, "evaluate_model"),
+            "endpoints": endpoint_fingerprints(recipe, "evaluate_model"),
             "test": test.key,
             "test_schema": results["test_schema"].key if "test_schema" in results else None,
         }

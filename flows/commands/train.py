@@ -378,7 +378,7 @@ def show(
     """
     loaded, _ = open_recipe(recipe, overrides)
     if deviating:
-        for line in deviations.lines(loaded):
+        for line in deviations.deviation_lines(loaded):
             typer.echo(line)
         return
     typer.echo(yaml_text(loaded.model_dump(mode="json"), width=80), nl=False)

@@ -111,14 +111,14 @@ def connect(
     if schemas:
         openable = named.find(dialect.with_schemas(database, schemas))
     is_card = named.has_card(database)
-    title = name or (database if is_card else card.name_of(openable.address) or openable.database.id)
+    title = name or (database if is_card else card.described_by(openable.address) or openable.database.id)
     if not title or not all(sign.isalnum() or sign in "_-" for sign in title):
         raise DataError(f"{title!r} cannot be the name of a card", "Pass --name with letters, digits, _ and - only.")
     place = card.path_of(title)
     old = card.read(place) if place.is_file() else None
     if old is not None and old.location != openable.address:
         raise DataError(f"{place} describes another database", "Pass --name for this one.")
-    role, places = catalogue.role(openable)
+    role, places = catalogue.connection_role(openable)
     read = [schema for schema, place in places.items() if place is not None]
     if absent := [schema for schema in schemas or () if schema not in read]:
         hint = f"There are: {', '.join(places)}. An administrator grants a role the USAGE of another."
@@ -141,7 +141,7 @@ def connect(
             raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")
         if not allow_writes:
             raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
-    if old is None and (first := card.name_of(openable.address)) is not None:
+    if old is None and (first := card.described_by(openable.address)) is not None:
         say(f"note: {card.path_of(first)} describes this database, too; the hidden names of both hold")
     # The password of an address is not written; the card names a variable for it.
     is_address = engine_of_address(database) is not None
@@ -149,10 +149,10 @@ def connect(
     variable = f"{title.upper().replace('-', '_')}_PASSWORD" if has_password else None
     with Bars(console) as bars:
         bars.begin("read", 1, "tables")
-        fresh, problems = catalogue.read(openable, variable, in_file)
+        fresh, problems = catalogue.read_catalogue(openable, variable, in_file)
         bars.advance(1)
     # The edits of an earlier card stay.
-    database_card = fresh if old is None else card.merge(fresh, old)
+    database_card = fresh if old is None else card.merge_cards(fresh, old)
     lost = [] if old is None else card.lost_words(fresh, old)
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""

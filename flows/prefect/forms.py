@@ -105,7 +105,7 @@ def check_form(recipe: str, overrides: Sequence[str]) -> None:
         if key == "include" and not (recipes.CONF / f"{name}.yaml").resolve().is_relative_to(recipes.CONF.resolve()):
             raise RecipeError(f"a form includes no file outside conf/ (it is {name!r})")
     own = [override for override in overrides if override.partition("=")[0] in ("variant", "include")]
-    check_changes(recipes.resolve(recipe, own), recipes.resolve(recipe, overrides))
+    check_changes(recipes.resolve_tree(recipe, own), recipes.resolve_tree(recipe, overrides))
 
 
 def check_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.benchmarks import own_questions
 from pipelines.benchmarks.base import Questions as Read
-from pipelines.benchmarks.splitting import Part, Shares, cut
+from pipelines.benchmarks.splitting import Part, Shares, cut_questions
 from pipelines.core.errors import DataError
 from pipelines.core.registry import READERS
 from pipelines.core.rows import kind_of
@@ -38,7 +38,7 @@ def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQ
     mine, invented_file = (None if file is None else _whole(file, address) for file in (own, invented))
     own_examples, more = ([] if loaded is None else loaded.examples for loaded in (mine, invented_file))
     shares = HELD_OUT if own_examples and len(more) >= len(own_examples) else SHARES
-    parts, repeats = cut(own_examples, more, shares)
+    parts, repeats = cut_questions(own_examples, more, shares)
     options: dict[str, Any] = {"database": address, **shares._asdict()}
     if own is not None and invented is not None:
         options["invented"] = _place(invented)["path"]

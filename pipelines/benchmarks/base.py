@@ -69,7 +69,7 @@ def read(source: Source, seed: int, root: Path) -> Questions:
     Args:
         seed: decides which `count` examples are taken (and the miniature's world).
         root: the data stage's folder. Files are linked or made under `root/databases`, and an example's location is
-            relative to `root`: no record holds a path of this machine. `resolve` makes locations absolute.
+            relative to `root`: no record holds a path of this machine. `resolve_locations` makes them absolute.
     """
     import polars as pl
 
@@ -77,7 +77,7 @@ def read(source: Source, seed: int, root: Path) -> Questions:
     examples = with_hardness(list(loaded.examples))
     ids = pl.Series([example.id for example in examples], dtype=pl.String)
     levels = pl.Series([example.hardness for example in examples], dtype=pl.String)
-    rows, rejected = choose(ids, levels, loaded.quarantine, source, seed)
+    rows, rejected = choose_rows(ids, levels, loaded.quarantine, source, seed)
     return Questions([examples[row] for row in rows], rejected)
 
 
@@ -95,7 +95,7 @@ def load(source: Source, seed: int, root: Path) -> Loaded:
     return Loaded(corrections.correct(loaded.examples, path, unused), loaded.quarantine)
 
 
-def choose(
+def choose_rows(
     ids: pl.Series, levels: pl.Series, rejected: Sequence[Rejected], source: Source, seed: int
 ) -> tuple[pl.Series, list[Rejected]]:
     """The rows of a source that its levels and its count choose, rising, and all rejected rows.
@@ -162,7 +162,7 @@ def addresses(source: Source) -> Iterator[str]:
         yield from reader.addresses(source)
 
 
-def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
+def resolve_locations(examples: Iterable[Example], root: Path) -> list[Example]:
     """The same examples with absolute locations, ready to be executed; connection strings stay as they are."""
     resolved = []
     for example in examples:
@@ -187,7 +187,7 @@ def check_gold(
         root: the folder that the examples' locations are relative to.
         drop_empty: reject examples whose gold SQL returns nothing, too (MTIR-SQL, 4.1), as `EMPTY`.
     """
-    jobs = [(example.database, example.gold_sql or PROBE_SQL) for example in resolve(examples, root)]
+    jobs = [(example.database, example.gold_sql or PROBE_SQL) for example in resolve_locations(examples, root)]
     results = engine.execute_many(jobs, max_rows=1)
     good: list[Example] = []
     rejected: list[Rejected] = []
@@ -235,7 +235,7 @@ def by_name(rows: Iterable[dict[str, Any]], field: str, path: Path) -> dict[str,
     return named
 
 
-def link(target: Path, root: Path, source: Source, namespace: str = "") -> str:
+def link_database(target: Path, root: Path, source: Source, namespace: str = "") -> str:
     """Link a benchmark's database under `root` and return its location relative to `root`.
 
     The folder's name comes from the path as the recipe writes it, so that sources with equal file names do not clash;
@@ -261,7 +261,7 @@ def link(target: Path, root: Path, source: Source, namespace: str = "") -> str:
         number += 1
 
 
-def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> Loaded:
+def collect_examples(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> Loaded:
     """Make an example of each (name, row) as they are asked for; a `BadRow` goes to quarantine under that name."""
     quarantine: list[Rejected] = []
 
@@ -411,11 +411,11 @@ class Layout:
                 path = find_database(id, self.databases)
                 folder = path.parent.parent.name  # databases of two folders may have one name
                 namespace = "" if self.main_folder in (None, folder) else folder
-                database = Database(id, "sqlite", link(path, root, source, namespace))
+                database = Database(id, "sqlite", link_database(path, root, source, namespace))
             return finish(Example(f"{self.name}_{number}", question, database, sql, source=self.name, meta=meta), row)
 
         questions = ((numbered.place, numbered) for numbered in self.rows() if not self.skip(numbered.row))
-        return collect(questions, make)
+        return collect_examples(questions, make)
 
 
 def with_hardness(examples: list[Example]) -> list[Example]:

@@ -49,7 +49,7 @@ def read_bird(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; `meta` keeps BIRD's own difficulty and question id."""
     layout, home = _layout(source)
     is_described = BirdOptions.model_validate(source.options).descriptions
-    descriptions = functools.cache(describe)
+    descriptions = functools.cache(describe_columns)
 
     def finish(example: Example, row: Any) -> Example:
         fields = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
@@ -92,7 +92,7 @@ def _layout(source: Source) -> tuple[Layout, Path]:
     return layout, home
 
 
-def describe(folder: Path) -> str:
+def describe_columns(folder: Path) -> str:
     """The content of `database_description/*.csv`, a line a column: `table.column: meaning; its values`."""
     lines = []
     for path in description_tables(folder):

@@ -128,6 +128,6 @@ def _corrected(example: Example, entry: Entry) -> Example:
     )
 
 
-def count(examples: Iterable[Example]) -> int:
+def count_corrected(examples: Iterable[Example]) -> int:
     """How many examples are not as they were published."""
     return sum(example.annotations.corrected is not None for example in examples)

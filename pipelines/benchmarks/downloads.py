@@ -77,7 +77,7 @@ class Health:
     databases_sha256: str | None  # digest of the database files; None if they are too many bytes to hash.
 
 
-def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
+def download_source(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     """A benchmark's source with its path, and the configuration that lays it over a recipe."""
     if name not in BENCHMARKS:
         raise DataError(f"there is no benchmark {name!r}", f"There are: {', '.join(BENCHMARKS)}.")
@@ -93,7 +93,7 @@ def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     return source_type.model_validate(pools[0]), tree
 
 
-def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
+def examine_download(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
     """Read a download, look for its databases and run every gold SQL; `root` is a folder for links to the databases."""
     benchmark = BENCHMARKS[name]
     try:

@@ -87,7 +87,7 @@ def livesqlbench_files(source: Source) -> Iterator[Path]:
     yield from _gold(folder, options)
     rows = base.read_objects(folder / layout.file, HINT)
     for name in filter(is_plain_name, base.distinct_texts(rows, layout.database)):
-        yield _database(home, name)
+        yield _database_file(home, name)
         yield from (home / name / f"{name}{end}" for end in (KNOWLEDGE, MEANINGS))
 
 
@@ -109,15 +109,15 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
         id = text_field(row, "instance_id")
         name = text_field(row, layout.database)
         question = text_field(row, layout.question)
-        issue = _script(row, "issue_sql")
+        issue = _joined_script(row, "issue_sql")
         if issue:
             question += ISSUE + issue
         if not is_plain_name(name) or not is_plain_name(id):
             raise BadRow("bad_database_id", f"{name!r} or {id!r} is not a plain name")
-        setup = _script(row, "preprocess_sql")
-        path = _database(home, name)
+        setup = _joined_script(row, "preprocess_sql")
+        path = _database_file(home, name)
         base.check_file(path)
-        location = base.link(path, root, source)
+        location = base.link_database(path, root, source)
         if setup:
             location = _link_with_setup(path, root, location, id, setup)
         database = Database(name, "sqlite_stateful", location)
@@ -136,7 +136,7 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
 
     file = folder / layout.file
     rows = enumerate(base.read_objects(file, HINT))
-    return base.collect(((f"{file.name}[{index}]", row) for index, row in rows), make)
+    return base.collect_examples(((f"{file.name}[{index}]", row) for index, row in rows), make)
 
 
 def _link_with_setup(path: Path, root: Path, location: str, id: str, setup: str) -> str:
@@ -172,7 +172,7 @@ def _ambiguities(row: Row) -> list[dict[str, Any]]:
 
 def _gold_script(answer: Row, options: LiveSqlBenchOptions) -> str:
     """The gold SQL of a question that can be decided without its test cases."""
-    sql = _script(answer, "sol_sql")
+    sql = _joined_script(answer, "sol_sql")
     if not sql:
         raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
     changes = writes(sql)
@@ -200,12 +200,12 @@ def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
     return paths
 
 
-def _database(folder: Path, name: str) -> Path:
+def _database_file(folder: Path, name: str) -> Path:
     template = folder / name / f"{name}_template.sqlite"
     return template if template.is_file() else folder / name / f"{name}.sqlite"
 
 
-def _script(row: Row, field: str) -> str:
+def _joined_script(row: Row, field: str) -> str:
     """The statements of a field, which is a list of texts, as one script."""
     value = row.get(field) or []
     parts = [value] if isinstance(value, str) else value

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks import base
-from pipelines.benchmarks.splitting import Shares, cut
+from pipelines.benchmarks.splitting import Shares, cut_questions
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.rows import Row, csv_rows, json_rows, kind_of, reject
@@ -40,7 +40,7 @@ class OwnOptions(Section):
 
 def own_files(source: Source) -> Iterator[Path]:
     """The files, and those of the databases that they name; a server's databases have no file to look at."""
-    for file_source, options in _sources(source):
+    for file_source, options in _question_sources(source):
         file = base.source_folder(file_source)
         yield file
         for name in _database_names(file_source, options):
@@ -51,7 +51,7 @@ def own_files(source: Source) -> Iterator[Path]:
 
 def own_addresses(source: Source) -> Iterator[str]:
     """The servers' databases that the rows name."""
-    for file_source, options in _sources(source):
+    for file_source, options in _question_sources(source):
         for name in _database_names(file_source, options):
             if "://" in name:
                 yield name
@@ -66,9 +66,9 @@ def read_own_questions(source: Source, seed: int, root: Path) -> base.Loaded:
     if not (options.dev or options.test):
         return own
     invented = base.Loaded([], [])
-    for second, _ in _sources(source)[1:]:
+    for second, _ in _question_sources(source)[1:]:
         invented = _read_file(second, root)
-    parts, repeats = cut(list(own.examples), list(invented.examples), Shares(options.dev, options.test))
+    parts, repeats = cut_questions(list(own.examples), list(invented.examples), Shares(options.dev, options.test))
     rejected = []
     if source.split == "train":  # the rejected rows of both files are reported once
         rejected += own.quarantine
@@ -78,7 +78,7 @@ def read_own_questions(source: Source, seed: int, root: Path) -> base.Loaded:
     return base.Loaded(parts[source.split], rejected)
 
 
-def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:
+def _question_sources(source: Source) -> list[tuple[Source, OwnOptions]]:
     """The file of a person's own questions, and that of the invented ones if there is one."""
     options = OwnOptions.model_validate(source.options)
     sources = [(source, options)]
@@ -90,7 +90,7 @@ def _sources(source: Source) -> list[tuple[Source, OwnOptions]]:
 
 def _database_names(source: Source, options: OwnOptions) -> list[str]:
     """The databases that the rows, or the options, name."""
-    values = [row.value for _, row in _rows(source, options) if not isinstance(row.value, BadRow)]
+    values = [row.value for _, row in _read_rows(source, options) if not isinstance(row.value, BadRow)]
     return base.distinct_texts([*values, {"database": options.database}], *DATABASE)
 
 
@@ -108,10 +108,10 @@ def _read_file(source: Source, root: Path) -> base.Loaded:
         evidence = text_field(row, "evidence", required=False)
         if row.get("history"):
             meta["history"] = history_field(row)
-        database = _database(name, file.parent, source, root, options)
+        database = _find_own_database(name, file.parent, source, root, options)
         return Example(id, question, database, sql, evidence, source="jsonl", meta=meta)
 
-    return base.collect(_rows(source, options), make)
+    return base.collect_examples(_read_rows(source, options), make)
 
 
 def _id(row: dict[str, Any]) -> str:
@@ -142,7 +142,7 @@ def _identity(name: str, folder: Path, options: OwnOptions) -> str:
     return identity(name if "://" in name else str(_database_path(name, folder, options)))
 
 
-def _database(name: str, folder: Path, source: Source, root: Path, options: OwnOptions) -> Database:
+def _find_own_database(name: str, folder: Path, source: Source, root: Path, options: OwnOptions) -> Database:
     """The database of that name: a server's, or a file that is linked under `root`."""
     base.check_address(name)
     server_engine = engine_of_address(name)
@@ -164,10 +164,10 @@ def _database(name: str, folder: Path, source: Source, root: Path, options: OwnO
     engine = engine_of_file(path) or "sqlite"
     if engine == "sqlite":
         base.check_file(path)
-    return Database(id, engine, base.link(path, root, source, namespace))
+    return Database(id, engine, base.link_database(path, root, source, namespace))
 
 
-def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
+def _read_rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
     """Each row of a file behind its place."""
     file = base.source_folder(source)
     if file.is_dir():

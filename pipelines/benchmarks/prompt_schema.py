@@ -74,11 +74,11 @@ def published_descriptions(location: Path) -> Descriptions:
 def description_files(location: Path) -> Iterator[Path]:
     """The files that describe an SQLite database of a benchmark."""
     file = location.resolve()
-    yield from tables_of(file.parents[min(2, len(file.parents) - 1)])
+    yield from natural_name_files(file.parents[min(2, len(file.parents) - 1)])
     yield from description_tables(file.parent)
 
 
-def tables_of(folder: Path) -> Iterator[Path]:
+def natural_name_files(folder: Path) -> Iterator[Path]:
     """The files of a benchmark's folder that hold natural names."""
     for name in TABLES:
         if (folder / name).is_file():
@@ -141,7 +141,7 @@ NO_ENDPOINT = (None, GOLD, LOCAL, FIT)
 Schemas = Callable[[Database], Schema]
 
 
-def link(example: Example, items: SchemaItems | None, schema: Schema, key: str = LINKED) -> Example:
+def with_linked_schema(example: Example, items: SchemaItems | None, schema: Schema, key: str = LINKED) -> Example:
     """The example with the shown part of its schema; all of it if nothing was chosen."""
     if items is None:
         items = all_items(schema)
@@ -171,7 +171,7 @@ def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, Schema
 def gold_linked(examples: Sequence[Example], schema: Schemas) -> list[Example]:
     """The examples, each with the schema that its gold SQL reads (Reasoning-SQL, 5.1, "correct schema")."""
     gold = gold_items(examples, schema)
-    return [link(example, gold[example.id], schema(example.database)) for example in examples]
+    return [with_linked_schema(example, gold[example.id], schema(example.database)) for example in examples]
 
 
 # Stored values that a question mentions: an index of a database's texts, and its part in a prompt.
@@ -293,18 +293,18 @@ def retrieve(
                 else:
                     kept[database] = index
             for number in numbers:
-                enriched[number] = _with_values(enriched[number], index, count)
+                enriched[number] = _add_values(enriched[number], index, count)
     return enriched
 
 
-def _with_values(example: Example, index: ValueIndex, count: int) -> Example:
+def _add_values(example: Example, index: ValueIndex, count: int) -> Example:
     rows = []
     for value, columns in index.find(f"{example.in_context((' ', ' '))} {example.evidence}", count):
         rows += [[*column, value] for column in columns[:PLACES]]
     return example.with_meta(values=rows)
 
 
-def show(example: Example, schema: Schema) -> Schema:
+def with_question_values(example: Example, schema: Schema) -> Schema:
     """The schema with the question's own values before the examples of each column (at most as many as there were,
     or as the question has).
     """

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, source_folder
-from pipelines.benchmarks.prompt_schema import tables_of
+from pipelines.benchmarks.prompt_schema import natural_name_files
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import Example, history_field
@@ -83,7 +83,7 @@ class SpiderOptions(Section):
 
 def spider_files(source: Source) -> Iterator[Path]:
     """The question files, each database that they name in every folder where it may lie, and the natural names."""
-    return itertools.chain(_layout(source).paths(), tables_of(source_folder(source)))
+    return itertools.chain(_layout(source).paths(), natural_name_files(source_folder(source)))
 
 
 @reader("spider", options=SpiderOptions, files=spider_files)
@@ -98,7 +98,7 @@ def read_spider(source: Source, seed: int, root: Path) -> Loaded:
     return layout.read(source, root) if layout.turns is None else layout.read(source, root, finish)
 
 
-def turns(entry: Any) -> Iterator[Any]:
+def conversation_rows(entry: Any) -> Iterator[Any]:
     """The rows of a conversation, each with those before it as history; an entry that is none stays as it is."""
     rows = entry.get("interaction") if isinstance(entry, dict) else None
     if not isinstance(rows, list):
@@ -156,7 +156,7 @@ def _spider_layout(source: Source) -> Layout:
         lambda id: [home / id / f"{id}.sqlite" for home in homes],
         question=VARIANTS[options.variant].question,
         main_folder="database",
-        turns=turns if options.variant in CONVERSATIONS else None,
+        turns=conversation_rows if options.variant in CONVERSATIONS else None,
     )
 
 

@@ -70,14 +70,14 @@ def read_spider2(source: Source, seed: int, root: Path) -> base.Loaded:
         question = text_field(row, "question")
         evidence = _document(folder, row) if options.documents else ""
         gold = folder / GOLD / "sql" / f"{id}.sql"
-        sql = _text(gold).strip() if gold.is_file() else ""
+        sql = _file_text(gold).strip() if gold.is_file() else ""
         if id not in standards:
             raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
         meta = {"gold_results": _accepted_results(folder, id, standards[id])}
-        database = Database(name, "sqlite", base.link(database_path, root, source))
+        database = Database(name, "sqlite", base.link_database(database_path, root, source))
         return Example(f"spider2_{id}", question, database, sql, evidence, None if sql else "extra", "spider2", meta)
 
-    return base.collect(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
+    return base.collect_examples(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
 
 
 def _document(folder: Path, row: Any) -> str:
@@ -88,7 +88,7 @@ def _document(folder: Path, row: Any) -> str:
     path = folder / DOCUMENTS / Path(name).name
     if not path.is_file():
         raise BadRow("missing_document", f"no such file: {path}")
-    return _text(path).strip()
+    return _file_text(path).strip()
 
 
 def _accepted_results(folder: Path, id: str, standard: dict[str, Any]) -> AcceptedResults:
@@ -99,7 +99,7 @@ def _accepted_results(folder: Path, id: str, standard: dict[str, Any]) -> Accept
         raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
     results = []
     for path in paths:
-        rows = csv.reader(io.StringIO(_text(path)))
+        rows = csv.reader(io.StringIO(_file_text(path)))
         results.append([cells for cells in rows if cells])
     columns = _counted_columns(standard.get("condition_cols"), len(results))
     for result, counted in zip(results, columns, strict=True):
@@ -118,7 +118,7 @@ def _counted_columns(listed: Any, results: int) -> list[list[int]]:
     return [list(shared) for _ in range(results)]
 
 
-def _text(path: Path) -> str:
+def _file_text(path: Path) -> str:
     """The text of a file of the benchmark; `BadRow` for its question if it is not UTF-8."""
     try:
         return read_text(path)

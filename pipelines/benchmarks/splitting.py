@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     repeats: list[Example]  # invented questions like a held-out one, or in the words of a user's own: in no part.
 
 
-def cut(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> Cut:
+def cut_questions(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> Cut:
     """Cut a user's own questions; invented ones are trained on, or cut if there are no others.
 
     The part of a group depends on its questions, on no seed and on no order of the file.
@@ -65,10 +65,10 @@ def cut(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> 
     parts: dict[Part, list[Example]] = {"train": [], "dev": [], "test": []}
     for example in counted:
         parts[part_of[id(example)]].append(example)
-    words_of_counted = set(map(_words, counted))
+    words_of_counted = set(map(_question_words, counted))
     repeats = []
     for example in others:
-        if part_of[id(example)] == "train" and _words(example) not in words_of_counted:
+        if part_of[id(example)] == "train" and _question_words(example) not in words_of_counted:
             parts["train"].append(example)
         else:
             repeats.append(example)
@@ -98,7 +98,7 @@ def _assign_parts(sizes: Sequence[int], shares: Shares) -> list[Part]:
     return parts
 
 
-def _words(example: Example) -> str:
+def _question_words(example: Example) -> str:
     """A question's words, whatever their case, accents, fillers and order."""
     words = normalised(example.in_context()) or (example.question.strip(),)
     return "\0".join((example.database.id, "words", *words))
@@ -115,7 +115,7 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
         return key
 
     # Two keys that a question shares with those that are alike: its words, and its SQL without values.
-    keys = [(_words(one), "\0".join((one.database.id, "sql", example_shape(one)))) for one in examples]
+    keys = [(_question_words(one), "\0".join((one.database.id, "sql", example_shape(one)))) for one in examples]
     for by_words, by_sql in keys:
         parent[root(by_sql)] = root(by_words)
     groups: dict[str, list[Example]] = defaultdict(list)

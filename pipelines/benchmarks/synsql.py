@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.benchmarks.base import Loaded, collect, find_database, link, source_folder
+from pipelines.benchmarks.base import Loaded, collect_examples, find_database, link_database, source_folder
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.text_files import DECODER, SAVE_AS_UTF_8, RepeatedName
@@ -65,12 +65,12 @@ def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
         rows = iter(draw_by_level(rows, options.complexity, seed))
     elif source.count is not None:
         spare = SPARE if source.hardness else 1
-        rows = iter(draw(rows, source.count * spare, seed))
+        rows = iter(draw_rows(rows, source.count * spare, seed))
 
     @functools.cache  # a few databases, millions of rows
     def location(id: str) -> str:
         path = find_database(id, lambda name: [folder / "databases" / name / f"{name}.sqlite"])
-        return link(path, root, source)
+        return link_database(path, root, source)
 
     def make(numbered: NumberedRow) -> Example:
         number, row = numbered
@@ -87,19 +87,19 @@ def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
         evidence = text_field(row, "external_knowledge", required=False)
         return Example(f"synsql_{number}", question, database, sql, evidence, None, "synsql", meta)
 
-    return collect(((f"data.json[{numbered[0]}]", numbered) for numbered in rows), make)
+    return collect_examples(((f"data.json[{numbered[0]}]", numbered) for numbered in rows), make)
 
 
-def draw(rows: Iterator[NumberedRow], count: int, seed: int) -> list[NumberedRow]:
+def draw_rows(rows: Iterator[NumberedRow], count: int, seed: int) -> list[NumberedRow]:
     """`count` rows in their order, drawn by the smallest seeded digests of their numbers: memory of `count` rows."""
     best: list[tuple[int, int, Any]] = []
     for number, row in rows:
         _keep_smallest(best, count, seed, number, row)
-    return _in_order(best)
+    return _by_number(best)
 
 
 def draw_by_level(rows: Iterator[NumberedRow], counts: Mapping[Complexity, int], seed: int) -> list[NumberedRow]:
-    """That many rows of each of SynSQL's levels, in the file's order, each level drawn as `draw` does.
+    """That many rows of each of SynSQL's levels, in the file's order, each level drawn as `draw_rows` does.
 
     Raises:
         DataError: the file has fewer rows of a level.
@@ -119,7 +119,7 @@ def draw_by_level(rows: Iterator[NumberedRow], counts: Mapping[Complexity, int],
                 "Lower its number in the source's options.complexity.",
             )
     drawn = [entry for entries in best.values() for entry in entries]
-    return sorted([*_in_order(drawn), *rest], key=lambda pair: pair[0])
+    return sorted([*_by_number(drawn), *rest], key=lambda pair: pair[0])
 
 
 def _keep_smallest(best: list[tuple[int, int, Any]], count: int, seed: int, number: int, row: Any) -> None:
@@ -132,7 +132,7 @@ def _keep_smallest(best: list[tuple[int, int, Any]], count: int, seed: int, numb
         heapq.heapreplace(best, entry)
 
 
-def _in_order(best: list[tuple[int, int, Any]]) -> list[NumberedRow]:
+def _by_number(best: list[tuple[int, int, Any]]) -> list[NumberedRow]:
     return sorted(((number, row) for _, number, row in best), key=lambda pair: pair[0])
 
 
@@ -154,7 +154,7 @@ def stream(path: Path) -> Iterator[NumberedRow]:
                 place = _skip(text, place)
                 if text[place : place + 1] == "]":
                     return
-                item, end = _decode(text, place)
+                item, end = _decode_item(text, place)
                 if end < len(text):
                     yield number, item
                     number += 1
@@ -172,7 +172,7 @@ def stream(path: Path) -> Iterator[NumberedRow]:
             raise DataError(f"{path} is not UTF-8, behind item {number - 1}", SAVE_AS_UTF_8) from None
 
 
-def _decode(text: str, place: int) -> tuple[Any, int]:
+def _decode_item(text: str, place: int) -> tuple[Any, int]:
     """The item that begins at a place of a text, or its `BadRow`, and its end; the text's end for a cut item."""
     try:
         return DECODER.raw_decode(text, place)

@@ -22,7 +22,7 @@ VERSIONS = ("sqltrain", "sqlglot", "openai")
 
 
 def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
-    """Acceptance, reasons, diversity and size of the trajectories of a `filtering.select`, as JSON values."""
+    """Acceptance, reasons, diversity and size of trajectories after `select_demonstrations`, as JSON values."""
     reasons = selected["reason"].drop_nulls().cast(pl.String).value_counts()
     most_frequent_first = sorted(reasons.iter_rows(), key=lambda row: (-row[1], row[0]))
     kept = selected.filter(pl.col("reason").is_null())
@@ -74,7 +74,7 @@ def card_text(
 
     Args:
         figures: the result of `quality`.
-        leakage: the result of `leakage.report`.
+        leakage: the result of `leakage.leakage_report`.
         spent: answers, tokens and cost of each endpoint, as in `costs.json` of the synthesis.
     """
     source = recipe.data.sft
@@ -92,17 +92,19 @@ def card_text(
         "What a hosted teacher says falls under its provider's terms.",
         f"Protocol {recipe.protocol.name}, prompt {recipe.protocol.prompt}, at most {recipe.protocol.max_turns} turns; "
         f"kept when right by `{recipe.execution.equality}` equality and well-formed in every turn. Seed {recipe.seed}.",
-        *(_table(f"By {name}", rows) for name, rows in figures["acceptance"].items()),
-        _table("Left out", left_out),
-        _table("Diversity of what is kept", diversity),
-        _table(f"Leakage: {leakage['train']} training questions against {leakage['held_out']} held-out ones", leaks),
-        _table("What the answers cost, whichever run paid", costs),
+        *(_markdown_table(f"By {name}", rows) for name, rows in figures["acceptance"].items()),
+        _markdown_table("Left out", left_out),
+        _markdown_table("Diversity of what is kept", diversity),
+        _markdown_table(
+            f"Leakage: {leakage['train']} training questions against {leakage['held_out']} held-out ones", leaks
+        ),
+        _markdown_table("What the answers cost, whichever run paid", costs),
         f"Versions: {', '.join(versions)}.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _markdown_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     names = list(rows[0])

@@ -43,7 +43,7 @@ class RlSet:
     explore: list[str]
 
 
-def score(outcomes: Iterable[Outcome]) -> list[ScoredQuestion]:
+def score_questions(outcomes: Iterable[Outcome]) -> list[ScoredQuestion]:
     """Count each question's right rollouts, in the order in which questions first appear.
 
     A broken rollout is left out; a question whose every rollout broke has no score and is not returned: the stage
@@ -71,7 +71,7 @@ def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
     return ranked.drop("ticket")
 
 
-def select(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
+def select_rl_set(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
     """SQL-Trail's RL set: the first `keep` by S(q), and `explore` questions with no right rollout.
 
     A question with S(q) = 1 gives a group without variance, so a small pool gives a smaller set rather than fillers.
@@ -87,12 +87,12 @@ def select(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
     return RlSet(balanced, never["example_id"].head(settings.explore).to_list())
 
 
-def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Difficulty, seed: int) -> RlSet:
+def select_rl_set_by_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Difficulty, seed: int) -> RlSet:
     """SQL-Trail's own set (A.6): the balanced part of the first pool, and an exploration set in parts.
 
     `explore_parts` has the number of never-solved questions to take from the SFT pool, then from each RL pool in order.
     """
-    balanced = select(pools[0], settings.model_copy(update={"explore": 0}), seed).balanced
+    balanced = select_rl_set(pools[0], settings.model_copy(update={"explore": 0}), seed).balanced
     explore: list[str] = []
     for scored, count in zip((sft, *pools), settings.explore_parts, strict=False):
         never = (pl.col("right") == 0) & ~pl.col("example_id").is_in([*balanced, *explore])
@@ -100,7 +100,7 @@ def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Dif
     return RlSet(balanced, explore)
 
 
-def histogram(scored: Iterable[ScoredQuestion], group: int) -> list[int]:
+def right_histogram(scored: Iterable[ScoredQuestion], group: int) -> list[int]:
     """The numbers of questions with 0, 1, ..., G right rollouts.
 
     A group with broken rollouts counts at its share, rounded, but never as 0 or G if its share lies between.
@@ -114,7 +114,7 @@ def histogram(scored: Iterable[ScoredQuestion], group: int) -> list[int]:
     return bins
 
 
-def summary(scored: pl.DataFrame, group: int) -> dict[str, float]:
+def difficulty_figures(scored: pl.DataFrame, group: int) -> dict[str, float]:
     """Flat numbers for a stage's metrics: the histogram, the mean pass rate, pass@G, the zero-variance share."""
     count = scored.height
     if not count:
@@ -129,6 +129,6 @@ def summary(scored: pl.DataFrame, group: int) -> dict[str, float]:
     if full.height:
         pairs = full.select("samples", "right").iter_rows()
         numbers[f"pass_at_{group}"] = sum(pass_at_k(samples, right, group) for samples, right in pairs) / full.height
-    for number, size in enumerate(histogram(_each_question(scored), group)):
+    for number, size in enumerate(right_histogram(_each_question(scored), group)):
         numbers[f"right_{number}_of_{group}"] = float(size)
     return numbers

@@ -108,13 +108,13 @@ class CheckedTrajectory:
             detail,
             len(trajectory.turns),
             sum(len(turn.text) for turn in trajectory.turns),
-            plan=_digest(turns),
-            shape=_digest((sql_shape(answer),)),
-            signature=_digest(traits),
+            plan=_digest_of_parts(turns),
+            shape=_digest_of_parts((sql_shape(answer),)),
+            signature=_digest_of_parts(traits),
         )
 
 
-def _digest(parts: Iterable[str]) -> int:
+def _digest_of_parts(parts: Iterable[str]) -> int:
     """A digest of 63 bits, which fits into a signed column."""
     digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -146,7 +146,7 @@ def fault(outcome: Outcome, well_formed: bool = True) -> tuple[str, str] | None:
     return None
 
 
-def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
+def select_demonstrations(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
     """The table of checked trajectories with the reason of each left-out row in `reason`; null if the row is kept.
 
     Right and well-formed rows pass three bounds: the first `per_plan` near-duplicates of one another

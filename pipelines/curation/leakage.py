@@ -71,7 +71,7 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
                 yield elsewhere
 
 
-def report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
+def leakage_report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
     """Counts by kind, of all and of those on the same database, the databases that both have, and every leak."""
     name_of = database_names(held_out)
     train_count = 0

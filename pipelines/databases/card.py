@@ -112,11 +112,11 @@ class DatabaseCard(Section):
             if entries:
                 table = self.tables[name]
                 columns = [
-                    Column(column, entry.type, entry.key, entry.values, _description(entry))
+                    Column(column, entry.type, entry.key, entry.values, _card_description(entry))
                     for column, entry in entries.items()
                 ]
                 keys = filter(None, (self._key(reference, name, visible) for reference in table.references))
-                tables.append(Table(name, tuple(columns), tuple(keys), _description(table)))
+                tables.append(Table(name, tuple(columns), tuple(keys), _card_description(table)))
         return Schema(tuple(tables), self.engine, self.other_schemas)
 
     def _key(
@@ -148,19 +148,19 @@ class DatabaseCard(Section):
 
     def evidence(self, question: str) -> str:
         """The text of a prompt beside the schema: the notes, and the metrics that the question names."""
-        words = _plain(question)
-        metrics = [f"{name} = {formula}" for name, formula in self.metrics.items() if _plain(name) in words]
+        words = _spaced_words(question)
+        metrics = [f"{name} = {formula}" for name, formula in self.metrics.items() if _spaced_words(name) in words]
         return "\n".join(filter(None, [self.notes.strip()[:NOTES_CHARS], *metrics]))
 
 
-def _description(card: TableCard | ColumnCard) -> str:
+def _card_description(card: TableCard | ColumnCard) -> str:
     parts = [" ".join(card.description.split())]
     if card.synonyms:
         parts.append(f"also called {', '.join(card.synonyms)}")
     return "; ".join(filter(None, parts))
 
 
-def _plain(text: str) -> str:
+def _spaced_words(text: str) -> str:
     """The words of a text between single spaces, so that whole words are found in it."""
     words = re.findall(r"[^\W_]+", text.lower())
     return f" {' '.join(words)} "
@@ -207,7 +207,7 @@ def by_database() -> dict[str, DatabaseCard]:
     return cards
 
 
-def name_of(address: str) -> str | None:
+def described_by(address: str) -> str | None:
     """The name of the first card that describes this file or address; None if there is none."""
     for path in sorted(FOLDER.glob("*.yaml")):
         if identity(read(path).location) == identity(address):
@@ -230,7 +230,7 @@ def write(path: Path, card: DatabaseCard) -> None:
         write_atomic(path, HEAD.format(name=path.stem) + text)
 
 
-def merge(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
+def merge_cards(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
     """A catalogue that was read again, with the edits of the old card: nothing that was hidden comes back."""
     tables = dict(fresh.tables)
     for old_name, table in old.tables.items():
@@ -258,20 +258,21 @@ def merge(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
 
 
 def lost_words(fresh: DatabaseCard, old: DatabaseCard) -> list[str]:
-    """The tables and columns with a description or synonyms in the old card that `merge` does not keep: they are gone,
-    and were not hidden.
+    """The tables and columns that a person described and that are gone: `merge_cards` does not keep their words.
+
+    Hidden ones are kept.
     """
     lost = []
     for old_name, table in old.tables.items():
         name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
         hides = table.hidden or any(entry.hidden for entry in table.columns.values())
-        if name is None and not hides and _description(table):
+        if name is None and not hides and _card_description(table):
             lost.append(old_name)
         columns = fresh.tables[name].columns if name is not None else {}
         for old_column, entry in table.columns.items():
             column = _renewed_name(old_column, table.columns, columns, fresh.engine)
             is_kept = column is not None or table.hidden or entry.hidden
-            if not is_kept and _description(entry):
+            if not is_kept and _card_description(entry):
                 lost.append(f"{old_name}.{old_column}")
     return lost
 

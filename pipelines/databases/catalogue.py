@@ -59,7 +59,9 @@ class DatabaseFinding:
     advice: str
 
 
-def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, int | None]) -> list[DatabaseFinding]:
+def find_problems(
+    schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, int | None]
+) -> list[DatabaseFinding]:
     """All findings, table by table.
 
     Args:
@@ -122,7 +124,7 @@ def _holds_codes(name: str, values: Sequence[Scalar], texts: Sequence[str]) -> b
     return all(isinstance(value, int) for value in distinct) and _CODE_NAMES.search(name) is not None
 
 
-def role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None]]:
+def connection_role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None]]:
     """The rights of the connection's role, and the schemas that it may use (see `Dialect.schema_query`)."""
     dialect = DIALECTS[named.database.engine]
     try:
@@ -135,7 +137,7 @@ def role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None]]:
         raise DataError(f"{named.database.id} cannot be opened: {why}", hint) from None
 
 
-def read(
+def read_catalogue(
     named: OpenableDatabase, password_env: str | None, schemas: Sequence[str] = ()
 ) -> tuple[DatabaseCard, list[DatabaseFinding]]:
     """Read the card of a database that can be opened, and its likely problems.
@@ -155,7 +157,7 @@ def read(
         raise DataError(f"{database.id} has no tables that this role may read", hint)
     comments = catalogs.comments(database) if DIALECTS[database.engine].comments_query else {}
     samples, rows = _sample_tables(database, schema)
-    findings = examine(schema, samples, rows)
+    findings = find_problems(schema, samples, rows)
     for table in schema.tables:
         missing = [] if table.name in samples else ["its example values"]
         if rows.get(table.name) is None:

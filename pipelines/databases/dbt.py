@@ -72,8 +72,8 @@ class _Merger:
                 continue
             self._table_of[id] = name
             for column, entry in (node.get("columns") or {}).items():
-                self._describe_column(name, _bare(column), _description(entry or {}))
-            description = _description(node)
+                self._describe_column(name, _bare(column), _dbt_description(entry or {}))
+            description = _dbt_description(node)
             if description and not self.tables[name].description:
                 self.tables[name] = self.tables[name].model_copy(update={"description": description})
                 self.counts["descriptions"] += 1
@@ -125,7 +125,7 @@ class _Merger:
         elif test["name"] == "relationships":
             self._add_relationship(table, column, arguments)
         else:
-            self._add_note(table, column, _note(test["name"], arguments))
+            self._add_note(table, column, _test_note(test["name"], arguments))
 
     def _add_relationship(self, table: str, column: str, arguments: Mapping[str, Any]) -> None:
         to_table = self._table_of.get(_referred(str(arguments.get("to")), self._nodes) or "")
@@ -158,11 +158,11 @@ class _Merger:
                 self.counts["metrics"] += 1
 
 
-def _description(entry: Mapping[str, Any]) -> str:
+def _dbt_description(entry: Mapping[str, Any]) -> str:
     return str(entry.get("description") or "").strip()
 
 
-def _note(test: str, arguments: Mapping[str, Any]) -> str:
+def _test_note(test: str, arguments: Mapping[str, Any]) -> str:
     """A test's promise about a column's values."""
     if test == "accepted_values":
         return f"one of: {', '.join(map(str, arguments.get('values') or ()))}"

@@ -90,7 +90,7 @@ def password_of(engine: str, variable: str | None) -> str | None:
     return password
 
 
-def name_of(address: str) -> str:
+def short_name(address: str) -> str:
     """A short name for a database: the last part of its address, made of letters, digits and `_`."""
     last = unquote(urlsplit(address).path).rstrip("/").rpartition("/")[2].partition(".")[0]
     return re.sub(r"\W+", "_", last).strip("_").lower() or "database"
@@ -180,7 +180,9 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
     if engine is not None:
         bare, password = split_password(text)
         location = driver_address(bare, engine, password or password_of(engine, None))
-        return OpenableDatabase(Database(name_of(bare), engine, location), bare, card.by_database().get(identity(bare)))
+        return OpenableDatabase(
+            Database(short_name(bare), engine, location), bare, card.by_database().get(identity(bare))
+        )
     if has_card(text):
         return open_card(text, card.read(card.path_of(text)))
     file = Path(text).expanduser()

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pipelines.benchmarks.prompt_schema import FITTED, LINKED, STOP, Schemas, link
+from pipelines.benchmarks.prompt_schema import FITTED, LINKED, STOP, Schemas, with_linked_schema
 from pipelines.core.types import Example, SchemaItems
 from pipelines.sql.schema import Schema, Table, render
 
@@ -27,7 +27,7 @@ _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z])(?=\d)")
 
 
-def _words(name: str) -> list[str]:
+def _name_words(name: str) -> list[str]:
     return _WORD.findall(_CAMEL.sub(" ", name))
 
 
@@ -59,8 +59,8 @@ class SchemaFilter:
     def _add_table(self, table: Table) -> None:
         """Index a table and its columns, and measure them."""
         name = table.name.lower()
-        title = " ".join(_words(table.name))
-        texts = [" ".join(_words(column.name)) for column in table.columns]
+        title = " ".join(_name_words(table.name))
+        texts = [" ".join(_name_words(column.name)) for column in table.columns]
         rows = [(title, "", table.description, " ".join(texts))]
         self._items.append((name, ""))
         joining = {key.column for key in table.foreign_keys}
@@ -122,7 +122,7 @@ class SchemaFilter:
     def _scores(self, question: str, mentioned: Iterable[tuple[str, str]]) -> defaultdict[Item, float]:
         """The scores of tables and columns for a question, 0 for those without a match."""
         scores: defaultdict[Item, float] = defaultdict(float)
-        words = [word for word in map(str.lower, _words(question)) if word not in STOP]
+        words = [word for word in map(str.lower, _name_words(question)) if word not in STOP]
         words += [first + second for first, second in itertools.pairwise(words)]  # "grade point": gradepoint
         if words:
             query = f"SELECT rowid, bm25(searched, {WEIGHTS}) FROM searched WHERE searched MATCH ?"
@@ -163,9 +163,9 @@ def link_locally(
         schema = schemas(example.database)
         ranked = _filter_of(schema, is_brief)
         if ranked.fits(tokens):
-            linked.append(example if key == FITTED else link(example, None, schema))
+            linked.append(example if key == FITTED else with_linked_schema(example, None, schema))
             continue
         mentioned = [(table, column) for table, column, _ in example.prompt_context.values or ()]
         items = ranked.choose(f"{example.in_context((' ', ' '))} {example.evidence}", tokens, mentioned)
-        linked.append(link(example, items, schema, key))
+        linked.append(with_linked_schema(example, items, schema, key))
     return linked

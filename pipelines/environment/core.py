@@ -353,7 +353,7 @@ class Environment(contextlib.ExitStack):
         examples: list[Example] = []
         for source in pools[pool]:
             examples += base.read(source, self.recipe.seed, root).examples
-        return self.prepare(base.resolve(examples, root), is_served=True)
+        return self.prepare(base.resolve_locations(examples, root), is_served=True)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question: the `sample`-th of its group."""

@@ -184,7 +184,7 @@ class RewardTerm(Section):
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(REWARDS.check_options, "term"))] = {}
 
 
-def _in_order(bounds: tuple[float, float]) -> tuple[float, float]:
+def _check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     if bounds[0] > bounds[1]:
         raise ValueError(f"the lower bound, {bounds[0]}, is above the upper one, {bounds[1]}")
     return bounds
@@ -241,7 +241,7 @@ class Grpo(Section):
     # unit of that weight: each token, or the product over an episode.
     importance_level: Literal["token", "sequence"] = "token"
     # bounds of an episode's mean ratio of policy and sampler; others are left out. Null keeps all.
-    bounds: Annotated[tuple[Amount, Amount], pydantic.AfterValidator(_in_order)] | None = None
+    bounds: Annotated[tuple[Amount, Amount], pydantic.AfterValidator(_check_bounds)] | None = None
     sampling: Sampling = Sampling()  # sampling of the episodes.
     # optimiser and schedule.
     optimizer: Annotated[Optimizer, _beside(**GRPO_RATE)] = Optimizer(**GRPO_RATE)

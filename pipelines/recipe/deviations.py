@@ -68,12 +68,12 @@ def of_paper(paper: str) -> tuple[Deviation, ...]:
     """The deviations of a paper's recipe: its own, then those that it shares with others."""
     if paper not in papers():
         raise RecipeError(f"there are no deviations of {paper!r}", f"conf/deviations has: {', '.join(papers())}.")
-    shared = [each for each in read(SHARED) if paper in (each.papers or (paper,))]
-    return (*read(paper), *shared)
+    shared = [each for each in read_deviations(SHARED) if paper in (each.papers or (paper,))]
+    return (*read_deviations(paper), *shared)
 
 
 @cache
-def read(name: str) -> tuple[Deviation, ...]:
+def read_deviations(name: str) -> tuple[Deviation, ...]:
     """The deviations of one file."""
     path = FOLDER / f"{name}.yaml"
     try:
@@ -91,7 +91,7 @@ def acting(recipe: Recipe) -> list[Deviation]:
     return [each for each in of_paper(recipe.paper) if each.acts(recipe)]
 
 
-def lines(recipe: Recipe) -> Iterator[str]:
+def deviation_lines(recipe: Recipe) -> Iterator[str]:
     """The deviations that act in a recipe's runs, as text.
 
     Raises:

@@ -78,7 +78,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str
     A number of GRPO's steps ends a number of epochs that is below.
     """
     try:
-        merged = laid_over(_of_one_kind(below, above), _plain(above))
+        merged = laid_over(_of_one_kind(below, above), _plain_copy(above))
     except TypeError as error:
         raise RecipeError(f"{path}: {error}") from None
     except RecursionError:
@@ -98,12 +98,12 @@ def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _plain(value: Any) -> Any:
+def _plain_copy(value: Any) -> Any:
     """A copy of a value of YAML: mappings with texts as keys, lists, texts, numbers, truth values and null."""
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _plain_copy(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [_plain_copy(inner) for inner in value]
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(f"{value!r} is a {type(value).__name__}; a recipe holds texts, numbers, lists and mappings")
@@ -132,7 +132,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
     node: Any = tree
     for part in parents:
         if isinstance(node, list):
-            node = node[_index(node, part, key)]
+            node = node[_list_index(node, part, key)]
         elif isinstance(node, dict):
             if node.get(part) is None:
                 node[part] = {}
@@ -140,7 +140,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         else:
             raise RecipeError(f"cannot set {key!r}: {part!r} has no parts")
     if isinstance(node, list):
-        node[_index(node, last, key)] = value
+        node[_list_index(node, last, key)] = value
     elif isinstance(node, dict):
         if last in OWNERS and node.get(last, value) != value:
             for name in OWN_OF_A_KIND if last == "kind" else ("options",):
@@ -152,7 +152,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         _set(tree, "grpo.epochs=null")
 
 
-def _index(node: list[Any], part: str, key: str) -> int:
+def _list_index(node: list[Any], part: str, key: str) -> int:
     if part in map(str, range(len(node))):
         return int(part)
     for position, item in enumerate(node):
@@ -174,7 +174,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         RecipeError: no such recipe or variant, an unknown key, a wrong type.
     """
-    tree = resolve(name, overrides)
+    tree = resolve_tree(name, overrides)
     try:
         return Recipe.model_validate(tree)
     except pydantic.ValidationError as error:
@@ -207,7 +207,7 @@ def _recipe_error(title: str, first: ErrorDetails) -> RecipeError:
     return RecipeError(f"{title}: unknown key {key!r}", hint)
 
 
-def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def resolve_tree(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A recipe's tree of keys and values as `load` reads it, not yet checked; no plug-in is imported."""
     path = _locate(name)
     tree = _compose(path)

@@ -141,7 +141,7 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
     for number, source in enumerate(sources):
         if source in sources[:number]:
             continue
-        for example in base.resolve(base.read(source, recipe.seed, folder).examples, folder):
+        for example in base.resolve_locations(base.read(source, recipe.seed, folder).examples, folder):
             # Two sources may give one id to two questions, so the texts count too, as they were before any correction.
             published = example.annotations.corrected or {}
             texts = {"question": example.question, "sql": example.gold_sql, **published}

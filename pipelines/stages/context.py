@@ -9,7 +9,7 @@ from typing import Protocol
 
 import polars as pl
 
-from pipelines.benchmarks.base import resolve
+from pipelines.benchmarks.base import resolve_locations
 from pipelines.core import frames
 from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
@@ -102,7 +102,7 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
     frame = frames.read(folder / DATA).filter(pl.col("pool").is_in(pools))
     if part is not None:
         frame = frame.filter(pl.col("part") == part)
-    return resolve(frames.from_frame(frame, Example), folder)
+    return resolve_locations(frames.from_frame(frame, Example), folder)
 
 
 def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
@@ -118,13 +118,13 @@ def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
 
 def examples_at(folder: Path, rows: Sequence[int]) -> list[Example]:
     """The examples in these rows of the data stage's file, their databases resolved."""
-    return resolve(frames.from_frame(frames.take(folder / DATA, rows), Example), folder)
+    return resolve_locations(frames.from_frame(frames.take(folder / DATA, rows), Example), folder)
 
 
 def each_example(folder: Path, *pools: str) -> Iterator[Example]:
     """The examples of these pools, their databases resolved, of which few are in memory at a time."""
     for frame in frames.windows(folder / DATA):
-        yield from resolve(frames.from_frame(frame.filter(pl.col("pool").is_in(pools)), Example), folder)
+        yield from resolve_locations(frames.from_frame(frame.filter(pl.col("pool").is_in(pools)), Example), folder)
 
 
 def trajectories(folder: Path) -> list[Trajectory]:

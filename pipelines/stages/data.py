@@ -30,7 +30,7 @@ from pipelines.stages.data_sources import (
 )
 
 
-def build(ctx: Context) -> None:
+def build_pools(ctx: Context) -> None:
     """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl`, the counts, and `leakage.json`:
     the questions of each training pool that one of the dev pool repeats.
     """
@@ -74,7 +74,7 @@ def note_leakage(
     """
     if held_out is None:
         held_out = examples_of_data(folder, "dev", "test")
-    leaks = {pool: leakage.report(each_example(data or folder, pool), held_out) for pool in TRAINED}
+    leaks = {pool: leakage.leakage_report(each_example(data or folder, pool), held_out) for pool in TRAINED}
     write_json(folder / LEAKAGE, leaks)
     return leaks
 
@@ -128,7 +128,7 @@ def write_pools(ctx: Context, sources: Sequence[PoolSource]) -> None:
     if not faults:
         for pool_source, part, rows in zip(sources, parts, checked, strict=True):
             _add_source(ctx, pool_source, part, rows, writer, figures)
-    quarantined = _write_quarantine(ctx, parts, checked)
+    quarantined = _write_rejected(ctx, parts, checked)
     if faults:
         raise DataError(
             "; ".join(faults),
@@ -198,12 +198,12 @@ def _add_source(
         windows = iter([pool_frame(asked.examples, part.pool, part.part)] if asked.examples else [])
     for frame in windows:
         if pool_source.source.corrections is not None:
-            corrected = corrections.count(frames.from_frame(frame, Example))
+            corrected = corrections.count_corrected(frames.from_frame(frame, Example))
             figures[f"{name}_corrected"] = figures.get(f"{name}_corrected", 0.0) + corrected
         writer.add(frame)
 
 
-def _write_quarantine(ctx: Context, parts: Sequence[SourcePart], checked: Sequence[CheckedSource]) -> int:
+def _write_rejected(ctx: Context, parts: Sequence[SourcePart], checked: Sequence[CheckedSource]) -> int:
     """Write all rejected rows, and return their number."""
 
     def lines() -> Iterator[dict[str, Any]]:

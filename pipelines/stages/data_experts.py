@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipelines.benchmarks import prompt_schema
-from pipelines.benchmarks.base import Rejected, resolve
+from pipelines.benchmarks.base import Rejected, resolve_locations
 from pipelines.core.types import Example
 from pipelines.databases.of_recipe import Link, schemas, sql_engine, with_prompt_facts
 from pipelines.databases.schema_filter import link_locally
@@ -32,7 +32,7 @@ def ask_experts(ctx: Context, pool: str, examples: Sequence[Example]) -> ExpertR
         return ExpertResult([], [], {})
     figures: dict[str, float] = {}
     schema = schemas(ctx.recipe)
-    resolved = {example.id: example for example in resolve(examples, ctx.folder)}
+    resolved = {example.id: example for example in resolve_locations(examples, ctx.folder)}
     flagged: list[Rejected] = []
     if ctx.recipe.data.cleaners and pool in TRAINED:
         flagged = _flagged_by_cleaners(ctx, list(resolved.values()), schema, figures)
@@ -84,13 +84,13 @@ def _stage_linker(ctx: Context, pool: str, figures: dict[str, float]) -> Link:
             linked = link_locally(examples, schema, data.linker_tokens, ctx.recipe.protocol.is_brief)
         else:
             asker = Asker.named(str(data.linker), ctx.responses)
-            linked = experts.link(asker, examples, schema)
+            linked = experts.link_by_endpoint(asker, examples, schema)
             for measure, value in asker.take_used().items():
                 figures[f"linker_{measure}_{asker.name}"] = value
         for measure, value in experts.recall(linked, gold).items():
             figures[f"linker_{measure}"] = value
         if pool not in TRAINED:
             return linked
-        return [experts.unite(example, gold[example.id], schema(example.database)) for example in linked]
+        return [experts.unite_with_gold(example, gold[example.id], schema(example.database)) for example in linked]
 
     return link

@@ -75,7 +75,7 @@ def read_source(ctx: Context, number: int, pool_source: PoolSource) -> SourcePar
             names = frames.read(path, "id", "hardness")
         else:
             names = pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})
-        chosen, rejected = base.choose(names["id"], names["hardness"], loaded.quarantine, source, ctx.recipe.seed)
+        chosen, rejected = base.choose_rows(names["id"], names["hardness"], loaded.quarantine, source, ctx.recipe.seed)
         if len(chosen) < rows:
             frames.keep(path, chosen)
         write_json(note, {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]})

@@ -23,7 +23,7 @@ from pipelines.stages.context import Context, examples_at, rows_of, single_threa
 from pipelines.stages.shards import Run, Shards, policy_for_shards
 
 
-def build(ctx: Context) -> None:
+def score_difficulty(ctx: Context) -> None:
     """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`."""
     settings = ctx.recipe.difficulty
     pools = _candidates(ctx)
@@ -42,9 +42,9 @@ def build(ctx: Context) -> None:
     for pool in pools:
         parts.append(scored.join(pool.select("id"), left_on="example_id", right_on="id", maintain_order="right"))
     if settings.explore_parts:
-        chosen = difficulty.select_parts(parts[0], parts[1:], settings, ctx.recipe.seed)
+        chosen = difficulty.select_rl_set_by_parts(parts[0], parts[1:], settings, ctx.recipe.seed)
     else:
-        chosen = difficulty.select(pl.concat(parts), settings, ctx.recipe.seed)
+        chosen = difficulty.select_rl_set(pl.concat(parts), settings, ctx.recipe.seed)
     names = [(name, "balanced") for name in chosen.balanced] + [(name, "explore") for name in chosen.explore]
     if unscored and not len(scored):
         raise DataError(f"all episodes of {unscored} questions broke: none has a score", "The log says more.")
@@ -56,7 +56,7 @@ def build(ctx: Context) -> None:
     frames.write(ctx.folder / DATA, scored)
     frames.write(ctx.folder / "selected.parquet", pl.DataFrame(names, ["example_id", "set"], orient="row"))
     counts = {"balanced": len(chosen.balanced), "explore": len(chosen.explore), "unscored": unscored}
-    ctx.metrics({**counts, **difficulty.summary(scored, settings.group)})
+    ctx.metrics({**counts, **difficulty.difficulty_figures(scored, settings.group)})
 
 
 def _candidates(ctx: Context) -> list[pl.DataFrame]:
@@ -102,7 +102,7 @@ def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
             for sample in range(recipe.difficulty.group)
         ]
         trajectories = environment.run(scored_policy, requests, RolloutMode.difficulty(recipe))
-        scored = difficulty.score(environment.judge(trajectories, questions))
+        scored = difficulty.score_questions(environment.judge(trajectories, questions))
         write_lines(path, map(dataclasses.asdict, scored))
         right = sum(question.right for question in scored)
         samples = sum(question.samples for question in scored)

@@ -192,7 +192,7 @@ def select(
             for name, group in samples.items()
         ]
         if selector.startswith(MERGE):  # a merged answer need not be one of the samples
-            answers = experts.merge(asker, cases, schema, same, sql.execute_many)
+            answers = experts.merge_answers(asker, cases, schema, same, sql.execute_many)
             trajectories = [
                 evaluate.of_prediction(name, text or None, asker.name)
                 for name, text in zip(samples, answers, strict=True)
@@ -204,7 +204,7 @@ def select(
                 for trajectory, record in zip(trajectories, records, strict=True)
             ]
             return merged, {f"selector_{name}": n for name, n in asker.take_used().items()}
-    choices = experts.choose(asker, cases, schema, same)
+    choices = experts.choose_answers(asker, cases, schema, same)
     chosen = []
     for group, choice in zip(samples.values(), choices, strict=True):
         record = from_dict(EpisodeRecord, group[choice.winner]["record"])

@@ -33,14 +33,14 @@ def filter_trajectories(ctx: Context) -> None:
     shards = _check_trajectories(ctx, source)
     tables = [pl.DataFrame(shards.read(index), schema=filtering.COLUMNS) for index in range(len(shards))]
     checked = pl.concat([pl.DataFrame(schema=filtering.COLUMNS), *tables])
-    selected = filtering.select(checked, ctx.recipe.filter, ctx.recipe.seed)
+    selected = filtering.select_demonstrations(checked, ctx.recipe.filter, ctx.recipe.seed)
     kept_rows = selected["reason"].is_null().arg_true()
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     for frame in frames.windows(source, kept_rows):
         writer.add(frame)
     writer.close()
-    _write_quarantine(ctx, shards, selected["reason"].cast(pl.String))
-    quality = _write_card(ctx, source, selected, kept_rows)
+    _write_left_out(ctx, shards, selected["reason"].cast(pl.String))
+    quality = _write_dataset_card(ctx, source, selected, kept_rows)
 
     kept = len(kept_rows)
     reasons = {f"left_out_{reason}": float(count) for reason, count in quality["left_out"].items()}
@@ -61,7 +61,7 @@ def _check_trajectories(ctx: Context, source: Path) -> Shards[int]:
     return run_over_rows(ctx, question_rows, "trajectories", make_judging_run, source, data=data)
 
 
-def _write_quarantine(ctx: Context, shards: Shards[int], reasons: pl.Series) -> None:
+def _write_left_out(ctx: Context, shards: Shards[int], reasons: pl.Series) -> None:
     """Write a line for each trajectory with a reason to be left out; `reasons` are in the order of the shards' rows."""
 
     def lines() -> Iterator[dict[str, Any]]:
@@ -73,7 +73,7 @@ def _write_quarantine(ctx: Context, shards: Shards[int], reasons: pl.Series) -> 
     write_lines(ctx.folder / QUARANTINE, lines())
 
 
-def _write_card(ctx: Context, source: Path, selected: pl.DataFrame, kept_rows: pl.Series) -> dict[str, Any]:
+def _write_dataset_card(ctx: Context, source: Path, selected: pl.DataFrame, kept_rows: pl.Series) -> dict[str, Any]:
     """Write the dataset's card, and return the figures that it shows beside leakage and costs."""
     step = max(1, -(-len(kept_rows) // SAMPLED))
     sampled = frames.windows(source, kept_rows.gather_every(step))

@@ -115,7 +115,7 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
     by_name: dict[str, list[str]] = {}  # files of one name may lie in several folders
     for name, database_card in sorted(cards_by_database.items()):
         if name in identities or name.startswith(servers):
-            by_name.setdefault(named.name_of(name), []).append(_card_digest(database_card))
+            by_name.setdefault(named.short_name(name), []).append(_card_digest(database_card))
     return {name: digest(found) for name, found in by_name.items()}
 
 
@@ -232,7 +232,7 @@ def asked_endpoints(recipe: Recipe, stage: str) -> Iterator[str | None]:
             yield user
 
 
-def endpoints(recipe: Recipe, stage: str) -> dict[str, Any]:
+def endpoint_fingerprints(recipe: Recipe, stage: str) -> dict[str, Any]:
     """The model behind each endpoint that a stage asks, and the other fields of its entry that decide its answers.
 
     The address is not part of it: the same model behind another port answers the same. A name without an entry has

@@ -30,7 +30,7 @@ from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.recipe.recipes import digest
 from pipelines.stages import prompt_fit
 from pipelines.stages.context import Context, Progress, base_of
-from pipelines.stages.fingerprints import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
+from pipelines.stages.fingerprints import cards, endpoint_fingerprints, fingerprint, prompt_digest, stage_at, weights
 from pipelines.stages.stage_changes import nearest_changes
 
 SAMPLING = ("protocol", "execution", "seed")
@@ -72,7 +72,7 @@ GRAPH: tuple[Stage, ...] = (
         version=6,
         reads=(*LEARNED, *READING),
         needs=(),
-        build=f"{STAGES}.data:build",
+        build=f"{STAGES}.data:build_pools",
         about="read and check the questions",
         libraries=("sqlglot",),
     ),
@@ -100,7 +100,7 @@ GRAPH: tuple[Stage, ...] = (
         version=5,
         reads=("synthesis", *SAMPLING),
         needs=("data",),
-        build=f"{STAGES}.synthesize:build",
+        build=f"{STAGES}.synthesize:synthesize",
         about="teacher trajectories",
     ),
     Stage(
@@ -152,7 +152,7 @@ GRAPH: tuple[Stage, ...] = (
         version=4,
         reads=("difficulty", *SAMPLING),
         needs=("data", "filter", "model", "sft"),
-        build=f"{STAGES}.difficulty:build",
+        build=f"{STAGES}.difficulty:score_difficulty",
         about="pass@G and S(q)",
         asks_policy=True,
     ),
@@ -187,7 +187,7 @@ GRAPH: tuple[Stage, ...] = (
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
             *("evaluate_model", "evaluate_sft", "evaluate_grpo"),
         ),
-        build=f"{STAGES}.report:build",
+        build=f"{STAGES}.report:build_report",
         about="the HTML report",
         by_benchmark=True,
     ),
@@ -468,7 +468,7 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
         about["recipe"] |= recipe.slice("model")
     if kind == "model" or teaches_itself:
         about["weights"] = weights(recipe.model.source, store)
-    endpoints_asked = endpoints(recipe, kind)
+    endpoints_asked = endpoint_fingerprints(recipe, kind)
     if endpoints_asked:
         about["endpoints"] = endpoints_asked
     if stage.libraries:

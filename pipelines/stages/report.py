@@ -25,10 +25,10 @@ from pipelines.stages.evaluate import EFFICIENCY, SELECTED, SINGLE_TURN, latenci
 WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
 
-def build(ctx: Context) -> None:
+def build_report(ctx: Context) -> None:
     """Write `report.html`, which stands alone, and the same tables as Markdown, LaTeX and CSV."""
     ctx.progress.begin(ctx.stage, 1, "page")
-    data = gather(ctx)
+    data = gather_report(ctx)
     writer.write(data, ctx.folder / "report.html")
     tables = ctx.folder / "tables"
     tables.mkdir(exist_ok=True)
@@ -43,7 +43,7 @@ def build(ctx: Context) -> None:
     ctx.metrics({"systems": len(data.systems)})
 
 
-def gather(ctx: Context) -> ReportData:
+def gather_report(ctx: Context) -> ReportData:
     """The report's data, from the finished stages."""
     metrics = {name: read_json(folder / "metrics.json") for name, folder in ctx.inputs.items()}
     systems: list[System] = []
@@ -119,7 +119,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
             "turns at most": str(recipe.protocol.max_turns_eval),
             "samples": samples,
             **models,
-            **left_out(test, len(questions), recipe.benchmark),
+            **incomplete_benchmark(test, len(questions), recipe.benchmark),
         },
         ks=recipe.evaluation.ks,
         rule=Rule.of(recipe.evaluation),
@@ -150,7 +150,7 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
         yield system
 
 
-def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
+def incomplete_benchmark(test: Path, usable: int, source: Source) -> dict[str, str]:
     """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} if all of it can run."""
     reasons = evaluate.left_out(test)
     if not reasons:

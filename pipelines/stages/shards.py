@@ -151,11 +151,11 @@ class Shards(Generic[Item]):
             return
         if dask is not None:
             jobs = [(self.part(index), self.path(index)) for index in missing]
-            fan_out(dask, processes, _plan(make, args), jobs, progress.advance)
+            fan_out(dask, processes, _pickled_plan(make, args), jobs, progress.advance)
         elif processes == 1 or len(missing) == 1:
             self._run_here(make, args, missing, progress, enough)
         else:
-            self._run_in_processes(_plan(make, args), missing, processes, progress, enough)
+            self._run_in_processes(_pickled_plan(make, args), missing, processes, progress, enough)
 
     def _run_here(
         self,
@@ -274,7 +274,7 @@ def run_over_rows(
     return shards
 
 
-def _plan(make: Callable[..., Run], args: tuple[Any, ...]) -> bytes:
+def _pickled_plan(make: Callable[..., Run], args: tuple[Any, ...]) -> bytes:
     """The plan of `run_shard`; `make` and `args` are pickled once for all shards."""
     return pickle.dumps((make, args, card.FOLDER.absolute()))
 

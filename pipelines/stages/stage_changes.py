@@ -60,7 +60,7 @@ def _points(about: Mapping[str, Any]) -> dict[Point, Any]:
     points: dict[Point, Any] = {}
     for kind in KINDS:
         if kind in about:
-            points.update(_leaves((kind,), about[kind]))
+            points.update(_plain_values((kind,), about[kind]))
     return points
 
 
@@ -95,14 +95,14 @@ def _short_text(value: Any) -> str:
     return text if len(text) <= VALUE_CHARS else f"{text[: VALUE_CHARS - 3]}..."
 
 
-def _leaves(point: Point, value: Any) -> Iterator[tuple[Point, Any]]:
+def _plain_values(point: Point, value: Any) -> Iterator[tuple[Point, Any]]:
     """The plain values of a tree with their points; items of a list that name their `term` go by that name."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _leaves((*point, str(name)), inner)
+            yield from _plain_values((*point, str(name)), inner)
     elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
         for index, inner in enumerate(value):
             name = inner.get("term", index) if isinstance(inner, Mapping) else index
-            yield from _leaves((*point, str(name)), inner)
+            yield from _plain_values((*point, str(name)), inner)
     else:
         yield point, value

@@ -32,7 +32,7 @@ BROKE = "EndpointError"  # the failure of an episode that an endpoint broke
 ROUNDS = 2  # retries of episodes that an endpoint broke
 
 
-def build(ctx: Context) -> None:
+def synthesize(ctx: Context) -> None:
     """Write `data.parquet` (one trajectory a row) from shards that a killed run leaves behind."""
     questions = examples(ctx.inputs["data"], "sft")
     kinds = {teacher.kind for teacher in ctx.recipe.synthesis.teachers}

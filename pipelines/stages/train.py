@@ -40,11 +40,11 @@ def model(ctx: Context) -> None:
 
         protocol = build_protocol(ctx.recipe.protocol)
         make_tiny(ctx.recipe.model, _corpus(ctx, protocol), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
-        _write_card(ctx)
+        _write_checkpoint_card(ctx)
     elif is_gguf(source):
         store = Store(ctx.folder.parent.parent)
         link_folder(gguf_folder(Path(source), store, ctx.progress.say), ctx.folder / "model")
-        _write_card(ctx)
+        _write_checkpoint_card(ctx)
     else:
         # A checkpoint of the same store is referred to by a relative path, for a store may move.
         folder = ctx.folder.resolve()
@@ -151,26 +151,26 @@ def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str
 
     silence = max(SILENCE_S, plan.recipe.hardware.timeout_s + SPARE_S)
     train(plan, ctx.folder, on_event, devices, silence)
-    _write_card(ctx)
-    ctx.metrics(summary(ctx))
+    _write_checkpoint_card(ctx)
+    ctx.metrics(summarise_curves(ctx))
     if plan.kind == "grpo":
-        alarm = nothing_learned(_curves(ctx), ctx.recipe.grpo)
+        alarm = nothing_learned(_read_curves(ctx), ctx.recipe.grpo)
         if alarm is not None:
             ctx.progress.warn(f"{ctx.stage}: {alarm}")
 
 
-def _write_card(ctx: Context) -> None:
+def _write_checkpoint_card(ctx: Context) -> None:
     inputs = {name: folder.name for name, folder in sorted(ctx.inputs.items())}
     write_card(ctx.folder / "model", ctx.recipe, ctx.stage, inputs)
 
 
-def _curves(ctx: Context) -> list[dict[str, Any]]:
+def _read_curves(ctx: Context) -> list[dict[str, Any]]:
     return [row for _, row in read_lines(ctx.folder / "curves.jsonl")]
 
 
-def summary(ctx: Context) -> dict[str, float]:
+def summarise_curves(ctx: Context) -> dict[str, float]:
     """Steps, the mean of each curve over the last tenth of the run, and the last accuracy on held-out questions."""
-    lines = _curves(ctx)
+    lines = _read_curves(ctx)
     figures: dict[str, float] = {"steps": lines[-1]["step"]}
     last_tenth = lines[-max(1, len(lines) // 10) :]
     names: set[str] = set().union(*last_tenth)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, Schemas, all_items
-from pipelines.benchmarks.prompt_schema import link as link_shown
+from pipelines.benchmarks.prompt_schema import with_linked_schema as link_shown
 from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import Link
@@ -179,7 +179,7 @@ class GradeSource:
 # Schema experts behind endpoints: the linker of a question, and the extractor of a gold SQL's tables and columns.
 
 
-def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:
+def read_schema_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:
     """The tables and columns that an answer names, lower-cased; None if it cannot be read.
 
     Args:
@@ -211,10 +211,10 @@ def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Ex
     texts: dict[str, str | None] = {}
     for id, answer in zip(cases, asker.ask_all(prompts), strict=True):
         texts[id] = answer.text if answer else None
-    return lambda example: read_items(texts.get(example.id), schemas(example.database), strict=True)
+    return lambda example: read_schema_items(texts.get(example.id), schemas(example.database), strict=True)
 
 
-def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Example]:
+def link_by_endpoint(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Example]:
     """Examples with the linker's choice in `meta["linked_schema"]`, which `schema_view: filtered` shows.
 
     An answer that cannot be read keeps the whole schema: a linker's failure must not make a question unanswerable.
@@ -226,7 +226,7 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
     unread = 0
     for example, answer in zip(examples, asker.ask_all(prompts), strict=True):
         schema = schemas(example.database)
-        items = read_items(answer.text if answer else None, schema, strict=False)
+        items = read_schema_items(answer.text if answer else None, schema, strict=False)
         unread += items is None
         linked.append(link_shown(example, items, schema))
     if unread:
@@ -238,10 +238,10 @@ def linking(name: str | None) -> Link | None:
     """The link of a recipe's linker that is an endpoint, whose answers are not kept; None for any other."""
     if name is None or name in NO_ENDPOINT:
         return None
-    return functools.partial(link, Asker.named(name, None))
+    return functools.partial(link_by_endpoint, Asker.named(name, None))
 
 
-def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example:
+def unite_with_gold(example: Example, gold: SchemaItems | None, schema: Schema) -> Example:
     """A linked training example with its gold schema added, so that it can be answered (Reasoning-SQL, 4.1)."""
     if gold is None:
         return example
@@ -305,7 +305,7 @@ class Ballot(NamedTuple):
     chose_first: bool
 
 
-def choose(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature) -> list[Selection]:
+def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature) -> list[Selection]:
     """The best candidate of each question.
 
     Candidates with the same result stand together: the group is compared once, and votes count its size only among
@@ -388,7 +388,7 @@ _SQL_FENCE = re.compile(r"```sql\s+(.*?)```", re.DOTALL | re.IGNORECASE)
 Execute = Callable[[Sequence[tuple[Database, str]]], Sequence[ExecutionResult]]
 
 
-def merge(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature, execute: Execute) -> list[str]:
+def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature, execute: Execute) -> list[str]:
     """The final SQL of each question, in order."""
     # Groups of equal answers, the largest first; questions with several groups are revised.
     groups_by_case = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]

@@ -280,7 +280,7 @@ class Coverage:
     hardness: Mapping[str, int]  # questions of a level.
 
 
-def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
+def schema_coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     """The parts that the gold SQL of these questions uses; a query that cannot be read counts for its level alone."""
     engines = [analyst.reading(example.database) for example in examples]
     queries = [example.gold_sql for example in examples]

@@ -28,7 +28,7 @@ def stage(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def examples(stage):
-    return {split: base.resolve(read_miniature(split, stage).examples, stage) for split in SIZES}
+    return {split: base.resolve_locations(read_miniature(split, stage).examples, stage) for split in SIZES}
 
 
 @pytest.fixture(scope="session")
@@ -38,5 +38,7 @@ def databases():
     drawn = {"train": [], "dev": [], "test": []}
     for source in (data["sft"], *data["rl"], data["dev"], *data["test"]):
         first, count = source["options"].get("first", 0), source["options"]["databases"]
-        drawn[source["split"]] += [world.draw(source["split"], index, 0) for index in range(first, first + count)]
+        drawn[source["split"]] += [
+            world.draw_database(source["split"], index, 0) for index in range(first, first + count)
+        ]
     return drawn

@@ -338,7 +338,7 @@ ANSWERS = {  # right, abstained rightly and wrongly, and two that are wrong
 
 def test_an_agent_may_abstain_and_is_right_where_the_database_has_no_answer(records, tmp_path):
     loaded = read("ehrsql", records, tmp_path / "stage", options={"unanswerable": True})
-    asked = {example.id: example for example in base.resolve(loaded.examples, tmp_path / "stage")}
+    asked = {example.id: example for example in base.resolve_locations(loaded.examples, tmp_path / "stage")}
     assert [id for id, example in asked.items() if example.gold_sql == ABSTENTION] == ["ehrsql_q2", "ehrsql_q5"]
     recipe = recipes.load("sql_trail", ["protocol.abstains=true"])
     prompts, protocol = [], build(recipe.protocol)

@@ -46,7 +46,7 @@ def pooled(sft, rl, dev):
 
 def build(recipe, folder, steps=None):
     folder.mkdir(exist_ok=True)
-    data.build(Context("data", recipe, folder, {}, steps or Silent()))
+    data.build_pools(Context("data", recipe, folder, {}, steps or Silent()))
     return folder
 
 

@@ -45,7 +45,7 @@ def test_a_corrected_gold_sql_is_taken_and_the_published_one_kept(bird, tmp_path
     assert [one.gold_sql for one in found] == [PUBLISHED, BETTER, PUBLISHED]
     assert found[1].meta["corrected"] == {"reason": "ships were counted, not flags", "sql": PUBLISHED}
     assert found[1].meta["question_id"] == 41
-    assert corrections.count(found) == 1
+    assert corrections.count_corrected(found) == 1
 
 
 def test_corrections_of_a_table_are_read_and_one_without_a_header_is_refused(bird, tmp_path):

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.benchmarks.prompt_schema import ValueIndex, closeness, describe, description_files, retrieve, show
+from pipelines.benchmarks.prompt_schema import (
+    ValueIndex,
+    closeness,
+    describe,
+    description_files,
+    retrieve,
+    with_question_values,
+)
 from pipelines.core.types import Database, Example
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build
@@ -157,7 +164,7 @@ def test_a_prompt_shows_matching_values_first(database, sql):
     example = Example("q", "Which city of France is it?", database, "SELECT 1")
     (made,) = retrieve([example], 5, lambda _: schema, sql)
     assert made.meta["values"] == [["country", "name", "France"], ["city", "country", "France"]]
-    assert show(made, schema).tables[0].columns[1].values == ("France", "French Guiana")
-    assert show(example, schema) == schema
+    assert with_question_values(made, schema).tables[0].columns[1].values == ("France", "French Guiana")
+    assert with_question_values(example, schema) == schema
     text = "\n".join(text for _, text in build(recipes.load("mtir_sql").protocol).prompt(made, schema, 6))
     assert "name TEXT, -- e.g. 'France', 'French Guiana'" in text

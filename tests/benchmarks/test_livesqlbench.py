@@ -83,7 +83,7 @@ def digests(folder):
 
 def read(folder, root, kind="livesqlbench", **options):
     loaded = base.read(Source(kind=kind, path=str(folder), split="test", options=options), 0, root)
-    loaded.examples = base.resolve(loaded.examples, root)
+    loaded.examples = base.resolve_locations(loaded.examples, root)
     return loaded
 
 

@@ -156,11 +156,11 @@ def test_empty_gold_is_parted_off_only_where_a_recipe_asks_for_it(examples, engi
 
 def test_the_sql_means_the_same_in_another_engine(examples):
     """Rows of DuckDB over the same tables, as bags; no gold orders more than one row."""
-    drawn = {database.id: database for database in (world.draw("test", index, 0) for index in range(8))}
+    drawn = {database.id: database for database in (world.draw_database("test", index, 0) for index in range(8))}
     connections = {}
     for id, database in drawn.items():
         connections[id] = duckdb.connect()
-        for create, insert, rows_ in world.statements(database):
+        for create, insert, rows_ in world.create_statements(database):
             connections[id].execute(create)
             connections[id].executemany(insert, rows_)
     asked = [example for example in examples["test"] if example.database.id in drawn]
@@ -173,7 +173,7 @@ def test_the_sql_means_the_same_in_another_engine(examples):
 def test_a_follow_up_names_no_table_and_answers_otherwise_than_the_question_before(load, tmp_path):
     more = {"databases": 20, "questions": 2, "follow_ups": 6}
     loaded, alone = (load("test", tmp_path, **more, history=history).examples for history in (True, False))
-    followed = [one for one in base.resolve(loaded, tmp_path) if "history" in one.meta]
+    followed = [one for one in base.resolve_locations(loaded, tmp_path) if "history" in one.meta]
     assert len(followed) == 120
     for one in followed:
         ((_, before),) = one.meta["history"]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def tokenizer(load, tmp_path_factory):
     """Trained as the model stage does, on the teacher's trajectories over all databases of the recipe's SFT pool."""
     root = tmp_path_factory.mktemp("stage")
-    examples = base.resolve(load("train", root, databases=1000, questions=14).examples, root)
+    examples = base.resolve_locations(load("train", root, databases=1000, questions=14).examples, root)
     protocol = build(ProtocolSection(name="react", prompt="brief", observation_rows=8, cell_chars=24))
     with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as sql:
         engine = RolloutEngine(OraclePolicy(protocol), protocol, sql, Sampling(), 6, introspect)

@@ -84,8 +84,8 @@ def test_stored_forms_of_one_column_are_told_apart_and_evenly_drawn(databases):
 
 
 def test_the_file_holds_the_rows_with_keys_that_match(tmp_path):
-    drawn = world.draw("test", 5, 0)
-    world.build(drawn, tmp_path / "a.sqlite")
+    drawn = world.draw_database("test", 5, 0)
+    world.build_database(drawn, tmp_path / "a.sqlite")
     connection = sqlite3.connect(tmp_path / "a.sqlite")
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     for table in drawn.tables:
@@ -105,7 +105,7 @@ def test_measures_do_not_repeat_in_a_table_so_that_an_order_is_never_luck(databa
 def test_locations_are_relative_until_resolved_and_an_unknown_option_is_refused(load, tmp_path):
     (example, *_) = load("dev", tmp_path, databases=1, questions=2).examples
     assert example.database.location == f"databases/miniature/{example.database.id}.sqlite"
-    (resolved,) = base.resolve([example], tmp_path)
+    (resolved,) = base.resolve_locations([example], tmp_path)
     assert sqlite3.connect(resolved.database.location).execute(example.gold_sql).fetchall()
     with pytest.raises(ValueError, match="reader 'miniature' has no option 'tables'"):
         load("train", tmp_path, tables=3)

@@ -6,7 +6,7 @@ import pytest
 
 from flows.commands import data
 from pipelines.benchmarks import base
-from pipelines.benchmarks.splitting import Shares, cut
+from pipelines.benchmarks.splitting import Shares, cut_questions
 from pipelines.core.errors import DataError
 from pipelines.core.types import ABSTENTION, Database, Example
 from pipelines.curation.leakage import leaks
@@ -122,18 +122,21 @@ def test_one_database_has_one_name_however_the_rows_write_it(folder):
 
 def test_a_cut_has_nothing_on_two_sides_and_does_not_depend_on_the_order():
     # 60 questions: 2 wordings and 2 values of 20 queries, of which the last 20 rows lack some
-    found = cut(own(), [], Shares(dev=0.1, test=0.3)).parts
+    found = cut_questions(own(), [], Shares(dev=0.1, test=0.3)).parts
     assert {part: len(each) for part, each in found.items()} == {"train": 36, "dev": 6, "test": 18}
     for one, other in (("train", "test"), ("train", "dev"), ("dev", "test")):
         assert list(leaks(found[one], found[other])) == []
-    whole, half = cut(own(80), [], Shares(0.1, 0.3)).parts, cut(own(60)[::-1], [], Shares(0.1, 0.3)).parts
-    assert cut(own(80)[::-1], [], Shares(0.1, 0.3)).parts["test"] == whole["test"][::-1]
+    whole, half = (
+        cut_questions(own(80), [], Shares(0.1, 0.3)).parts,
+        cut_questions(own(60)[::-1], [], Shares(0.1, 0.3)).parts,
+    )
+    assert cut_questions(own(80)[::-1], [], Shares(0.1, 0.3)).parts["test"] == whole["test"][::-1]
     assert len({one.id for one in half["test"]} & {one.id for one in whole["test"]}) >= 12
 
 
 def test_questions_without_an_answer_are_different_ones_though_their_sql_is_one():
     asked_in_vain = [asked(f"what does the {n}th cloud weigh ?", ABSTENTION) for n in range(20)]
-    parts = cut([*own(), *asked_in_vain], [], Shares(0.1, 0.3)).parts
+    parts = cut_questions([*own(), *asked_in_vain], [], Shares(0.1, 0.3)).parts
     assert all(any(one in part for one in asked_in_vain) for part in parts.values())
     assert list(leaks(asked_in_vain[1:], asked_in_vain[:1])) == []
 
@@ -149,19 +152,21 @@ def test_own_questions_are_held_out_before_invented_ones():
     mine = [asked(f"count {table} ?", f"SELECT count(*) FROM {table}") for table in TABLES]
     like = asked("how many of customer ?", "SELECT COUNT(*) FROM customer")
     other = asked("name the customers", "SELECT name FROM customer")
-    found = cut(mine, [like, other], Shares(dev=0.25, test=0.75))
+    found = cut_questions(mine, [like, other], Shares(dev=0.25, test=0.75))
     assert len(found.parts["test"]) == 3
     assert len(found.parts["dev"]) == 1
     assert (found.parts["train"], found.repeats) == ([other], [like])
-    found = cut([], own(), Shares(0.1, 0.3))
+    found = cut_questions([], own(), Shares(0.1, 0.3))
     assert (len(found.parts["test"]), found.repeats) == (18, [])
 
 
 def test_a_small_file_has_something_of_each_and_questions_that_ask_the_same_cannot_be_cut():
     same = [asked(f"what costs {number} ?", f"SELECT name FROM shelf WHERE price = {number}") for number in range(9)]
     with pytest.raises(DataError, match="the 9 questions ask 1 different things: too few for dev, test, train"):
-        cut(same, [], Shares(0.1, 0.3))
-    found = cut([asked(f"{name} ?", f"SELECT {name} FROM shelf") for name in COLUMNS[:3]], [], Shares(0.1, 0.2)).parts
+        cut_questions(same, [], Shares(0.1, 0.3))
+    found = cut_questions(
+        [asked(f"{name} ?", f"SELECT {name} FROM shelf") for name in COLUMNS[:3]], [], Shares(0.1, 0.2)
+    ).parts
     assert {part: len(each) for part, each in found.items()} == {"train": 1, "dev": 1, "test": 1}
 
 
@@ -173,7 +178,7 @@ def test_more_questions_are_measured_than_watched_where_groups_are_larger_than_t
         for column in sizes
         for n in range(sizes[column])
     ]
-    found = cut(rows, [], Shares(0.1, 0.3)).parts
+    found = cut_questions(rows, [], Shares(0.1, 0.3)).parts
     assert {part: len(each) for part, each in found.items()} == {"train": 14, "dev": 2, "test": 14}
 
 

@@ -40,7 +40,7 @@ def ask(database):
 
 def countries(loaded, root):
     """What the database of each question holds."""
-    found = [sqlite3.connect(example.database.location) for example in base.resolve(loaded.examples, root)]
+    found = [sqlite3.connect(example.database.location) for example in base.resolve_locations(loaded.examples, root)]
     return [connection.execute("SELECT DISTINCT country FROM singer").fetchall() for connection in found]
 
 
@@ -64,10 +64,10 @@ def test_spider_rows_become_examples_with_official_hardness(spider, tmp_path):
     assert (len(loaded.examples), loaded.quarantine) == (2, [])
     # a location is relative until it is resolved, and an address stays
     assert first.database.location.startswith("databases/spider_")
-    (resolved,) = base.resolve([first], tmp_path / "stage")
+    (resolved,) = base.resolve_locations([first], tmp_path / "stage")
     assert sqlite3.connect(resolved.database.location).execute(first.gold_sql).fetchall() == [(2,)]
     example = Example("1", "q", Database("music", "postgres", "postgresql://host/music"), "SELECT 1")
-    assert base.resolve([example], tmp_path) == [example]
+    assert base.resolve_locations([example], tmp_path) == [example]
 
 
 @pytest.mark.parametrize(

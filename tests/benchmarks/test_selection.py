@@ -41,7 +41,7 @@ def build(spider, folder, *overrides):
     sources = [f"data.{pool}.{key}" for pool in pools for key in ("kind=spider", f"path={spider}")]
     recipe = recipes.load("sql_trail", [*sources, *overrides])
     folder.mkdir()
-    data.build(Context("data", recipe, folder, {}, Silent()))
+    data.build_pools(Context("data", recipe, folder, {}, Silent()))
 
 
 def test_the_largest_share_of_bad_rows_means_the_same_whatever_is_chosen(spider, tmp_path):

@@ -57,7 +57,7 @@ def test_bird_rows_are_read_as_far_as_their_databases_are_there(tmp_path):
 
 def test_two_static_extractors_agree_on_97_percent_of_the_gold_queries(loaded, root):
     """Each of the rest has its reason; `-s` prints them."""
-    examples = base.resolve([one for split in COUNTS for one in loaded[split].examples], root)
+    examples = base.resolve_locations([one for split in COUNTS for one in loaded[split].examples], root)
     extractors = gold_schema.static_extractors(functools.cache(introspect))
     found = [gold_schema.consensus(one.id, {name: view(one) for name, view in extractors.items()}) for one in examples]
     accepted = sum(one.items is not None for one in found)
@@ -74,7 +74,7 @@ def test_two_static_extractors_agree_on_97_percent_of_the_gold_queries(loaded, r
     "settings", [ProtocolSection(name="react"), ProtocolSection(name="phases", schema_view="hidden")]
 )
 def test_the_oracle_answers_every_dev_question(loaded, root, settings):
-    examples = base.resolve(loaded["dev"].examples, root)
+    examples = base.resolve_locations(loaded["dev"].examples, root)
     protocol = build(settings)
     with SqlEngine(Limits(timeout_s=20)) as sql:
         engine = RolloutEngine(OraclePolicy(protocol), protocol, sql, Sampling(), 10, functools.cache(introspect))

@@ -51,7 +51,7 @@ def select(outcomes, settings, seed=0, databases=None):
     by_question = databases or {}
     judged = [filtering.CheckedTrajectory.of(one, by_question.get(one.example_id, "d"), settings) for one in outcomes]
     table = pl.DataFrame(list(map(dataclasses.asdict, judged)), schema=filtering.COLUMNS)
-    found = filtering.select(table, settings, seed)
+    found = filtering.select_demonstrations(table, settings, seed)
     rows = list(found.select("example_id", "sample", pl.col("reason").cast(pl.String)).iter_rows())
     kept = [(id, sample) for id, sample, reason in rows if reason is None]
     return Selection(kept, [(id, reason) for id, _, reason in rows if reason], found)

@@ -7,7 +7,16 @@ import polars as pl
 import pytest
 
 from pipelines.core.errors import DataError, EndpointError
-from pipelines.curation.difficulty import COLUMNS, ScoredQuestion, histogram, rank, score, select, select_parts, summary
+from pipelines.curation.difficulty import (
+    COLUMNS,
+    ScoredQuestion,
+    difficulty_figures,
+    rank,
+    right_histogram,
+    score_questions,
+    select_rl_set,
+    select_rl_set_by_parts,
+)
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Difficulty
 from pipelines.rollout.policies.base import ScriptedPolicy
@@ -26,7 +35,7 @@ def test_s_of_q_is_the_pass_rate_without_broken_rollouts_and_one_at_its_ends(out
     found = [ScoredQuestion("q", 6, right).score for right in range(7)]
     assert found == pytest.approx([1, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
     outcomes = [outcome("a"), outcome("a", 1, correct=False), outcome("a", 2, broken=True), outcome("b", broken=True)]
-    assert score(outcomes) == [ScoredQuestion("a", 2, 1)]
+    assert score_questions(outcomes) == [ScoredQuestion("a", 2, 1)]
 
 
 @pytest.fixture
@@ -41,11 +50,11 @@ def scoring(tmp_path, monkeypatch):
     inputs = {"data": tmp_path / "data", "model": tmp_path / "model"}
     for folder in (*inputs.values(), tmp_path / "difficulty"):
         folder.mkdir()
-    data.build(Context("data", recipe, inputs["data"], {}, watched))
+    data.build_pools(Context("data", recipe, inputs["data"], {}, watched))
 
     def run(say):
         monkeypatch.setattr(stage, "policy", lambda *_: ScriptedPolicy(say))
-        stage.build(Context("difficulty", recipe, tmp_path / "difficulty", inputs, watched))
+        stage.score_difficulty(Context("difficulty", recipe, tmp_path / "difficulty", inputs, watched))
         return json.loads((tmp_path / "difficulty" / "metrics.json").read_text()), watched.warned
 
     return run
@@ -96,7 +105,7 @@ def test_ranking_puts_the_hardest_solvable_first_and_the_degenerate_last():
 
 def test_the_balanced_set_is_the_first_by_s_and_the_exploration_set_was_never_solved():
     scored = of(*((f"q{right}{copy}", 6, right) for right in range(7) for copy in range(3)))
-    chosen = select(scored, Difficulty(keep=7, explore=2), seed=0)
+    chosen = select_rl_set(scored, Difficulty(keep=7, explore=2), seed=0)
     assert sorted(chosen.balanced[:3]) == ["q10", "q11", "q12"]
     assert sorted(chosen.balanced[3:6]) == ["q20", "q21", "q22"]
     assert chosen.balanced[6].startswith("q3")
@@ -106,20 +115,22 @@ def test_the_balanced_set_is_the_first_by_s_and_the_exploration_set_was_never_so
 
 def test_a_small_pool_gives_a_smaller_set_and_explores_a_question_once():
     scored = of(("none", 6, 0), ("all", 6, 6), ("some", 6, 2))
-    assert select(scored, Difficulty(keep=700, explore=0), seed=0).balanced == ["some"]
+    assert select_rl_set(scored, Difficulty(keep=700, explore=0), seed=0).balanced == ["some"]
     both = of(("q", 6, 0))
-    assert select_parts(both, [both], Difficulty(keep=1, explore=2, explore_parts=(1, 1)), seed=0).explore == ["q"]
+    assert select_rl_set_by_parts(
+        both, [both], Difficulty(keep=1, explore=2, explore_parts=(1, 1)), seed=0
+    ).explore == ["q"]
 
 
 def test_bounds_and_seeds_of_a_selection():
     scored = of(*((f"q{right}", 8, right) for right in range(9)))
-    chosen = select(scored, Difficulty(group=8, keep=100, max_pass=6 / 8, explore=5), seed=0)
+    chosen = select_rl_set(scored, Difficulty(group=8, keep=100, max_pass=6 / 8, explore=5), seed=0)
     assert sorted(chosen.balanced) == ["q0", "q1", "q2", "q3", "q4", "q5"]
     assert chosen.explore == []  # the never-solved one is in the set already
     scored = of(*((f"q{number}", 6, 3) for number in range(20)))
-    first = select(scored, Difficulty(keep=5), seed=0).balanced
-    assert first == select(scored.reverse(), Difficulty(keep=5), seed=0).balanced
-    assert first != select(scored, Difficulty(keep=5), seed=1).balanced
+    first = select_rl_set(scored, Difficulty(keep=5), seed=0).balanced
+    assert first == select_rl_set(scored.reverse(), Difficulty(keep=5), seed=0).balanced
+    assert first != select_rl_set(scored, Difficulty(keep=5), seed=1).balanced
 
 
 def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
@@ -127,26 +138,30 @@ def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
     sft = of(*((f"sft{number}", 6, 0) for number in range(5)), ("learned", 6, 6))
     synsql = of(("syn_never", 6, 0), ("syn_some", 6, 1), ("syn_more", 6, 4))
     spider = of(("spider_never", 6, 0), ("spider_some", 6, 1))
-    chosen = select_parts(sft, [synsql, spider], Difficulty(keep=700, explore=4, explore_parts=(2, 1, 1)), seed=0)
+    chosen = select_rl_set_by_parts(
+        sft, [synsql, spider], Difficulty(keep=700, explore=4, explore_parts=(2, 1, 1)), seed=0
+    )
     assert chosen.balanced == ["syn_some", "syn_more"]  # of the first pool only
     assert [id.rstrip("0123456789") for id in chosen.explore] == ["sft", "sft", "syn_never", "spider_never"]
     assert len(set(chosen.explore)) == 4
 
 
 def test_the_histogram_counts_questions_by_right_rollouts():
-    assert histogram([ScoredQuestion("q", 4, right) for right in (0, 4, 4, 1)], 4) == [1, 1, 0, 0, 2]
-    assert histogram([ScoredQuestion("a", 2, 1)], 6) == [0, 0, 0, 1, 0, 0, 0]
-    assert histogram([ScoredQuestion("a", 20, 1)], 6) == [0, 1, 0, 0, 0, 0, 0]
-    assert histogram([ScoredQuestion("a", 20, 19)], 6) == [0, 0, 0, 0, 0, 1, 0]
+    assert right_histogram([ScoredQuestion("q", 4, right) for right in (0, 4, 4, 1)], 4) == [1, 1, 0, 0, 2]
+    assert right_histogram([ScoredQuestion("a", 2, 1)], 6) == [0, 0, 0, 1, 0, 0, 0]
+    assert right_histogram([ScoredQuestion("a", 20, 1)], 6) == [0, 1, 0, 0, 0, 0, 0]
+    assert right_histogram([ScoredQuestion("a", 20, 19)], 6) == [0, 0, 0, 0, 0, 1, 0]
 
 
 def test_the_summary_by_hand():
     # Pass rates 0, 1/4, 1: mean 5/12. Zero variance: 2 of 3. pass@4 of full groups: (0 + 1 + 1) / 3
-    found = summary(of(("a", 4, 0), ("b", 4, 1), ("c", 4, 4)), group=4)
+    found = difficulty_figures(of(("a", 4, 0), ("b", 4, 1), ("c", 4, 4)), group=4)
     assert found["questions"] == 3
     assert found["pass_rate"] == pytest.approx(5 / 12)
     assert found["zero_variance_share"] == pytest.approx(2 / 3)
     assert found["pass_at_4"] == pytest.approx(2 / 3)
-    assert summary(of(("a", 4, 0), ("b", 4, 4), ("c", 3, 3)), 4)["pass_at_4"] == 1 / 2  # c's group is not full
+    assert (
+        difficulty_figures(of(("a", 4, 0), ("b", 4, 4), ("c", 3, 3)), 4)["pass_at_4"] == 1 / 2
+    )  # c's group is not full
     assert [found[f"right_{n}_of_4"] for n in range(5)] == [1, 1, 0, 0, 1]
-    assert summary(of(), 6) == {"questions": 0.0}
+    assert difficulty_figures(of(), 6) == {"questions": 0.0}

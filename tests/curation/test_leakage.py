@@ -37,7 +37,9 @@ def test_each_kind_is_found_once_and_the_strictest_wins():
 
 
 def test_the_same_words_about_another_database_are_told_apart():
-    found = leakage.report([ask("a", "How many singers are there?", "SELECT count(*) FROM singer", "e")], HELD_OUT)
+    found = leakage.leakage_report(
+        [ask("a", "How many singers are there?", "SELECT count(*) FROM singer", "e")], HELD_OUT
+    )
     assert found["any_database"] == {"exact": 1, "normalised": 0, "sql": 0}
     assert found["same_database"] == {"exact": 0, "normalised": 0, "sql": 0}
     assert found["shared_databases"] == []
@@ -75,7 +77,7 @@ def test_a_database_is_the_same_by_whatever_name_a_source_calls_it(tmp_path):
     held_out = [Example("h", question, Database("shop", "sqlite", str(file)), sql)]
     named = Database(str(file), "sqlite", str(tmp_path / "link.sqlite"))
     train = [Example("a", question, named, sql), Example("b", "Other words", named, "select COUNT(*) from singer")]
-    found = leakage.report(train, held_out)
+    found = leakage.leakage_report(train, held_out)
     assert found["same_database"] == {"exact": 1, "normalised": 0, "sql": 1}
     assert found["shared_databases"] == ["shop"]
 

@@ -63,12 +63,12 @@ def test_a_table_that_was_made_again_in_another_case_keeps_what_a_person_wrote()
     )
     columns = {"email": card.ColumnCard(), "id": card.ColumnCard()}
     fresh = old.model_copy(update={"tables": {"customer": card.TableCard(columns=columns)}})
-    merged = card.merge(fresh, old)
+    merged = card.merge_cards(fresh, old)
     assert list(merged.tables) == ["customer"]
     assert merged.tables["customer"].description == "ours"
     assert merged.hidden == ((), {"customer": ("email",)})
     both = old.model_copy(update={"tables": {**old.tables, **fresh.tables}})  # of which the upper one is gone
-    merged = card.merge(fresh, both.model_copy(update={"engine": "postgres"}))
+    merged = card.merge_cards(fresh, both.model_copy(update={"engine": "postgres"}))
     assert merged.hidden == ((), {"Customer": ("EMail",)})
 
 

@@ -91,7 +91,7 @@ def test_a_server_gets_its_password_from_the_environment(monkeypatch, tmp_path):
         monkeypatch.delenv("PGPASSWORD", raising=False)
         assert not one(shop).ok
         with pytest.raises(DataError, match=r"cannot be opened: .* or password\. A password comes from .* PGPASSWORD"):
-            catalogue.role(named.find(shop.location))
+            catalogue.connection_role(named.find(shop.location))
         known = card.DatabaseCard(engine="postgres", location=shop.location, tables={"t": {"columns": {"a": {}}}})
         with SqlEngine(Limits()) as sql, pytest.raises(DatabaseError, match=r"is away: .* comes from PGPASSWORD"):
             named.OpenableDatabase(shop, shop.location, known).schema(sql)  # before a model is paid

@@ -10,4 +10,4 @@ from pipelines.recipe.config import Source
 def questions(tmp_path_factory):
     root = tmp_path_factory.mktemp("world")
     source = Source(kind="miniature", split="train", options={"databases": 2, "questions": 4})
-    return base.resolve(base.read(source, 0, root).examples, root)
+    return base.resolve_locations(base.read(source, 0, root).examples, root)

@@ -166,7 +166,7 @@ def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_do
     recipe = recipes.load("miniature", words)
     with Environment(recipe) as environment:
         given = [environment.reset(example).messages[-1]["content"] for example in environment.questions("dev")]
-        data.build(Context("data", recipe, tmp_path, {}, Silent()))
+        data.build_pools(Context("data", recipe, tmp_path, {}, Silent()))
         made = examples(tmp_path, "dev")
         protocol = build(recipe.protocol)
         ours = [protocol.prompt(each, environment.schema(each.database), recipe.protocol.max_turns) for each in made]
@@ -187,7 +187,7 @@ def test_a_question_has_the_same_prompt_everywhere(tmp_path, monkeypatch):
         return "<reasoning>x</reasoning><solution>SELECT 1</solution>"
 
     policy = ScriptedPolicy(say, "script")
-    data.build(Context("data", recipe, tmp_path, {}, Silent()))
+    data.build_pools(Context("data", recipe, tmp_path, {}, Silent()))
     made = examples(tmp_path, "dev")
     with Environment(recipe) as environment:
         ours = [build(recipe.protocol).prompt(one, environment.schema(one.database), 5) for one in made]

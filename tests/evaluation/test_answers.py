@@ -95,12 +95,14 @@ def test_latency_is_the_mean_over_episodes_by_pass(tmp_path):
 
 def test_an_incomplete_benchmark_is_marked(tmp_path):
     source = Source(kind="spider", split="dev")
-    assert report.left_out(tmp_path, 972, source) == {}
+    assert report.incomplete_benchmark(tmp_path, 972, source) == {}
     row = '{"pool": "test", "row": "dev.json[1]", "reason": "missing_database", "detail": ""}\n'
     (tmp_path / "quarantine.jsonl").write_text(row * 62 + row.replace("test", "sft"))
-    assert report.left_out(tmp_path, 972, source) == {"questions": "972 of 1,034 (62 missing database)"}
+    assert report.incomplete_benchmark(tmp_path, 972, source) == {"questions": "972 of 1,034 (62 missing database)"}
     drawn = source.model_copy(update={"count": 100})
-    assert report.left_out(tmp_path, 100, drawn) == {"questions": "100 drawn; left out: 62 missing database"}
+    assert report.incomplete_benchmark(tmp_path, 100, drawn) == {
+        "questions": "100 drawn; left out: 62 missing database"
+    }
 
 
 PASSES = [("greedy", 0), ("greedy", 1), ("sampled", 0), ("selected", 1)]

@@ -17,7 +17,7 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
 from pipelines.databases import card, catalogue, named
 from pipelines.databases import named as addresses
-from pipelines.databases.catalogue import examine
+from pipelines.databases.catalogue import find_problems
 from pipelines.recipe import yaml_files
 from pipelines.recipe.config import Execution
 from pipelines.sql.dialects.dialect import has_password
@@ -91,7 +91,7 @@ def test_a_renewed_card_keeps_what_is_hidden_also_of_what_is_not_there_now():
     }
     fresh = {"t": card.TableCard(columns={"c": plain}), "u": card.TableCard(rows=2, columns={"a": card.ColumnCard()})}
     old, new = (card.DatabaseCard(engine="sqlite", location="x", tables=each) for each in (tables, fresh))
-    renewed = card.merge(new, old)
+    renewed = card.merge_cards(new, old)
     found = {name: sorted(table.columns) for name, table in renewed.tables.items()}
     assert found == {"t": ["a", "c"], "u": ["a"], "pay": ["x"], "log": ["ip"]}
     assert renewed.hidden == (("pay",), {"t": ("a",), "u": ("a",), "log": ("ip",)})
@@ -253,7 +253,7 @@ def test_findings_are_few_on_a_plain_table():
     )
     other = Table("customer", (Column("id", "INTEGER", True), Column("cst_nm", "TEXT")))
     samples = {"orders": {"id": [1, 2, 3, 4], "customer_id": [1, 1, 1, 2]}, "customer": {"cst_nm": ["Ada", "Bob"]}}
-    found = examine(Schema((table, other)), samples, {"orders": 4, "customer": 2})
+    found = find_problems(Schema((table, other)), samples, {"orders": 4, "customer": 2})
     assert [(one.kind, one.where) for one in found] == [("cryptic name", "customer.cst_nm")]
 
 

@@ -116,7 +116,7 @@ def test_several_files_of_ones_own_lie_side_by_side_under_names(spider, tmp_path
 @pytest.mark.parametrize("name", downloads.BENCHMARKS)
 def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name):
     recipe = recipes.load("sql_trail", [f"include=data/{name}"])
-    source, _ = downloads.source_of(name, Path("/data"))
+    source, _ = downloads.download_source(name, Path("/data"))
     assert source.kind in {pool.kind for pool in (recipe.data.sft, *recipe.data.rl, *recipe.data.test)}
     assert source.path == "/data"
 

@@ -83,7 +83,7 @@ def test_an_include_of_the_owner_may_set_a_key_that_a_form_may_not(monkeypatch, 
     (tmp_path / "recipes" / "miniature.yaml").write_text("seed: 1\n")
     (tmp_path / "gpu.yaml").write_text("hardware: {python: /opt/gpu/bin/python}\n")
     monkeypatch.setattr(recipes, "CONF", tmp_path)
-    assert recipes.resolve("miniature", ["include=gpu"])["hardware"] == {"python": "/opt/gpu/bin/python"}
+    assert recipes.resolve_tree("miniature", ["include=gpu"])["hardware"] == {"python": "/opt/gpu/bin/python"}
     forms.check_form("miniature", ["include=gpu"])
     with pytest.raises(RecipeError, match=r"may not set hardware\.python"):
         forms.check_form("miniature", ["include=gpu", "hardware.python=/tmp/python"])

@@ -38,7 +38,7 @@ schemas = functools.cache(introspect)
 def examples(tmp_path_factory):
     root = tmp_path_factory.mktemp("stage")
     source = Source(kind="miniature", split="dev", options={"databases": 14, "questions": 12})
-    return base.resolve(base.read(source, 0, root).examples, root)
+    return base.resolve_locations(base.read(source, 0, root).examples, root)
 
 
 def play(examples, settings, sql, error_rate=0.0, max_turns=None):

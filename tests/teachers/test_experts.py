@@ -278,9 +278,9 @@ def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path, servers, name_en
 def test_an_answer_whose_columns_are_no_list_cannot_be_read(strict):
     """Its columns would be lost in silence: a schema without them is shown, or agreed on."""
     schema = Schema((Table("t", (Column("a", "TEXT"), Column("b", "TEXT"))),))
-    right = experts.read_items('{"tables": ["t"], "columns": {"t": ["a"]}}', schema, strict)
+    right = experts.read_schema_items('{"tables": ["t"], "columns": {"t": ["a"]}}', schema, strict)
     assert right == SchemaItems(frozenset({"t"}), frozenset({("t", "a")}))
-    assert experts.read_items('{"tables": ["t"], "columns": {"t": "a"}}', schema, strict) is None
+    assert experts.read_schema_items('{"tables": ["t"], "columns": {"t": "a"}}', schema, strict) is None
 
 
 def test_the_linker_gold_shows_what_the_gold_sql_reads_and_asks_nobody(tmp_path):
@@ -360,7 +360,7 @@ def test_the_selector_asks_each_pair_in_both_orders(asker, music, reply, winner,
         results = sql.execute_many([(music, one) for one in sqls])
     candidates = list(zip(sqls, results, strict=True))
     cases = [(question(0, music), candidates), (question(1, music), candidates[3:])]
-    chosen, none = experts.choose(choosing, cases, introspect, signature)
+    chosen, none = experts.choose_answers(choosing, cases, introspect, signature)
     assert (chosen.winner, chosen.points, chosen.first) == (winner, points, first)
     assert (none.winner, none.points, none.first) == (0, (0.0,), 0.5)
     assert sum(server.delivered.values()) == 2  # one pair of results, two orders
@@ -451,7 +451,7 @@ def test_the_two_answers_with_most_votes_are_merged(asker, music, caplog):
     with SqlEngine(Limits(timeout_s=5)) as sql:
         candidates = list(zip(sqls, sql.execute_many([(music, one) for one in sqls]), strict=True))
         cases = [(question(0, music), candidates), (question(1, music), candidates[1:3]), (question(2, music), [])]
-        merged = experts.merge(merging_model, cases, introspect, signature, sql.execute_many)
+        merged = experts.merge_answers(merging_model, cases, introspect, signature, sql.execute_many)
     assert merged == [f"{GOLD} -- merged", GOLD, ""]
     assert "1 of 8 answers of the merging model hold no SQL" in caplog.text
     assert sum(server.delivered.values()) == experts.SAMPLES  # answers that agree are asked about never

@@ -18,7 +18,7 @@ from pipelines.endpoints.client import Endpoint
 from pipelines.recipe.config import Source
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect
-from pipelines.teachers.invent import STYLES, Coverage, Inventor, coverage, coverage_lines, read_log, read_sql
+from pipelines.teachers.invent import STYLES, Coverage, Inventor, coverage_lines, read_log, read_sql, schema_coverage
 
 ESCAPED = "\\x3c"  # what a prompt has in place of a tag's first character
 PROPOSALS = [
@@ -212,7 +212,7 @@ def test_tables_joins_functions_and_levels_are_counted():
     examples = [
         Example(str(number), "?", SHOP, sql, hardness=level) for number, (sql, level) in enumerate(QUERIES.items())
     ]
-    found = coverage(examples, SCHEMA)
+    found = schema_coverage(examples, SCHEMA)
     assert found == Coverage(
         {"Customer": 3, "purchase": 2, "refund": 0},
         {"purchase.customer_id = Customer.id": 1, "refund.purchase_id = purchase.id": 0},

@@ -73,7 +73,7 @@ def test_a_stages_figure_is_the_mean_over_the_steps_that_have_it(tmp_path):
     lines = [{"step": step, "reward": step / 10} for step in range(1, 21)]
     lines[18] |= {"drift_mean": 0.5, "fault_no_action": 0.2, "ex_held_out": 0.25}
     (tmp_path / "curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert train.summary(SimpleNamespace(folder=tmp_path)) == {
+    assert train.summarise_curves(SimpleNamespace(folder=tmp_path)) == {
         "steps": 20, "reward": pytest.approx(1.95), "drift_mean": 0.5, "fault_no_action": 0.1, "ex_held_out": 0.25,
     }  # fmt: skip
 

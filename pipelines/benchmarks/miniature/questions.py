@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks.base import Loaded
-from pipelines.benchmarks.miniature.world import CATEGORIES, MEASURES, MiniDatabase, Split, build, draw, stored
+from pipelines.benchmarks.miniature.world import (
+    CATEGORIES,
+    MEASURES,
+    MiniDatabase,
+    Split,
+    build_database,
+    draw_database,
+    stored,
+)
 from pipelines.core.registry import reader
 from pipelines.core.types import Database, Example, Hardness, StoredValueFilter
 from pipelines.recipe.config import Count, Positive, Section, Source
@@ -246,7 +254,7 @@ class MiniatureQuestion:
         return meta
 
 
-def ask(
+def draw_questions(
     database: MiniDatabase, connection: sqlite3.Connection, split: Split, count: int, rng: random.Random
 ) -> list[MiniatureQuestion]:
     """`count` different questions about a database whose rows stand behind `connection`.
@@ -268,7 +276,7 @@ def ask(
     return list(questions.values())
 
 
-def follow(
+def draw_follow_ups(
     database: MiniDatabase, connection: sqlite3.Connection, split: Split, count: int, rng: random.Random
 ) -> list[MiniatureQuestion]:
     """`count` different follow-ups, each with one question as history; a value in its SQL needs no look."""
@@ -343,7 +351,7 @@ def _filters(family: Family, slots: Slots, database: MiniDatabase) -> Iterator[t
             yield value, StoredValueFilter(owner.name, slots[column], slots[value], stored_value)
 
 
-def render(family: Family, slots: Slots, database: MiniDatabase) -> str:
+def render_sql(family: Family, slots: Slots, database: MiniDatabase) -> str:
     """The SQL with values in the form that the database stores."""
     values = {slot: filter.stored for slot, filter in _filters(family, slots, database)}
     return family.sql.format(**(slots | values))
@@ -355,7 +363,7 @@ def _decides(family: Family, slots: Slots, database: MiniDatabase, connection: s
     def rows(sql: str) -> list[tuple[Any, ...]]:
         return connection.execute(sql).fetchall()
 
-    sql = render(family, slots, database)
+    sql = render_sql(family, slots, database)
     answer = rows(sql)
     if not answer or answer[0][-1] in (None, 0):
         return False
@@ -371,7 +379,7 @@ def _decides(family: Family, slots: Slots, database: MiniDatabase, connection: s
     for slot, others in choices.items():
         if f"{{{slot}}}" in family.sql:
             misses += [(family, {**slots, slot: other}) for other in others if other != slots[slot]]
-    return all(rows(render(wrong, wrong_slots, database)) != answer for wrong, wrong_slots in misses)
+    return all(rows(render_sql(wrong, wrong_slots, database)) != answer for wrong, wrong_slots in misses)
 
 
 def _make_question(
@@ -394,7 +402,7 @@ def _make_question(
         if column not in reads[slots[owner]]:
             reads[slots[owner]].append(column)
     filters = tuple(filter for _, filter in _filters(family, slots, database))
-    return MiniatureQuestion(family, template.format(**words), render(family, slots, database), filters, reads)
+    return MiniatureQuestion(family, template.format(**words), render_sql(family, slots, database), filters, reads)
 
 
 # The reader of the miniature world: the databases of a split, built as files, with their questions.
@@ -419,14 +427,14 @@ def read_miniature(source: Source, seed: int, root: Path) -> Loaded:
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     examples: list[Example] = []
     for index in range(options.first, options.first + options.databases):
-        drawn = draw(source.split, index, seed)
+        drawn = draw_database(source.split, index, seed)
         path = root / FOLDER / f"{drawn.id}.sqlite"
-        build(drawn, path)
+        build_database(drawn, path)
         rng = random.Random(f"{seed}/questions/{drawn.id}")
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
-            questions = ask(drawn, connection, source.split, options.questions, rng)
+            questions = draw_questions(drawn, connection, source.split, options.questions, rng)
             rng = random.Random(f"{seed}/follow_ups/{drawn.id}")  # its own: other questions stay as they are
-            questions += follow(drawn, connection, source.split, options.follow_ups, rng)
+            questions += draw_follow_ups(drawn, connection, source.split, options.follow_ups, rng)
         database = Database(drawn.id, "sqlite", str(FOLDER / path.name))
         for number, made in enumerate(questions):
             meta = {"domain": drawn.domain, **made.meta}

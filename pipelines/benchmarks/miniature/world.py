@@ -131,7 +131,7 @@ def held_out_columns(table: str, split: Split) -> tuple[str, str] | None:
     return categories[index % len(categories)], measures[index % len(measures)]
 
 
-def columns_of(table: str, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def allowed_columns(table: str, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The categories and measures that this table may carry in databases of this split."""
     held_out_splits: tuple[Split, ...] = ("dev", "test")
     banned: set[str] = set()
@@ -188,7 +188,7 @@ def stored(column: str, word: str, form: Form) -> str:
     return CATEGORIES[column][word] if form == "code" else word
 
 
-def draw(split: Split, index: int, seed: int) -> MiniDatabase:
+def draw_database(split: Split, index: int, seed: int) -> MiniDatabase:
     """Database number `index` of a split: the same for the same seed, whatever else is drawn."""
     rng = random.Random(f"{seed}/{split}/{index}")
     domain = DOMAINS[index % len(DOMAINS)]
@@ -198,7 +198,7 @@ def draw(split: Split, index: int, seed: int) -> MiniDatabase:
     tables = []
     for name in names:
         own = held_out_columns(name, split) if name in held_out else None
-        tables.append(_draw_table(name, parents[name], columns_of(name, split), own, rng))
+        tables.append(_draw_table(name, parents[name], allowed_columns(name, split), own, rng))
     rows: dict[str, list[Row]] = {}
     for table in tables:
         n_parents = len(rows[table.parent]) if table.parent else 0
@@ -283,7 +283,7 @@ def _draw_rows(table: MiniTable, n_parents: int, rng: random.Random) -> list[Row
     return rows
 
 
-def build(database: MiniDatabase, path: Path) -> None:
+def build_database(database: MiniDatabase, path: Path) -> None:
     """Write the database as an SQLite file; a file that is already there is replaced whole."""
     partial = path.with_suffix(".partial")
     partial.unlink(missing_ok=True)
@@ -291,14 +291,14 @@ def build(database: MiniDatabase, path: Path) -> None:
         for pragma in ("page_size = 1024", "journal_mode = OFF", "synchronous = OFF"):
             connection.execute(f"PRAGMA {pragma}")
         connection.execute("BEGIN")
-        for create, insert, rows in statements(database):
+        for create, insert, rows in create_statements(database):
             connection.execute(create)
             connection.executemany(insert, rows)
         connection.execute("COMMIT")
     os.replace(partial, path)
 
 
-def statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple[str, str, list[Row]]]:
+def create_statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple[str, str, list[Row]]]:
     """CREATE TABLE, INSERT and its rows for each table, parents first, in any engine's SQL with the driver's mark."""
     for table in database.tables:
         columns = ["id INTEGER PRIMARY KEY"]
