@@ -401,16 +401,16 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
     ],
     "recipes": [
         ("laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value", "value"),
-        ("    merged = dict(below)\n    for key", "    merged = below\n    for key"),
+        ("    merged = dict(base)\n    for key", "    merged = base\n    for key"),
         (
-            'above.get("kind", below.get("kind")):\n        return {}',
-            'above.get("kind", below.get("kind")):\n        return dict(below)',
+            'overlay.get("kind", base.get("kind")):\n        return {}',
+            'overlay.get("kind", base.get("kind")):\n        return dict(base)',
         ),
         (
             "merged = _merge(merged, _compose(_included(name), (*trail, path)), path)",
             "merged = _merge(_compose(_included(name), (*trail, path)), merged, path)",
         ),
-        ("return _merge(merged, own, path)", "return _merge(own, merged, path)"),
+        ("return _merge(merged, tree, path)", "return _merge(tree, merged, path)"),
         ('"steps" in grpo and "epochs" not in grpo and', '"steps" in grpo and'),
         ('if key == "grpo.steps":  #', 'if key == "grpo.epochs" and value:  #'),
         ("if last in OWNERS and node.get(last, value) != value:", "if last in OWNERS and last not in node:"),
@@ -423,7 +423,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
             "json.dumps(value, ensure_ascii=False, separators",
         ),
         ("if _size(value, {}) > max(MOST_VALUES, len(text)):", "if len(text) > MOST_VALUES:"),
-        ("        benchmarks += own\n", "        benchmarks = own\n"),
+        ("        benchmarks += listed_there\n", "        benchmarks = listed_there\n"),
     ],
 }
 EQUIVALENT = {  # (code, faulty code): why it changes no result

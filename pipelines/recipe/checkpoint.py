@@ -69,12 +69,12 @@ def require_sound(folder: Path) -> None:
 
     Some 0.4 to 2 GB a second, once in a process.
     """
-    place = folder.resolve().parent
-    if not (place / MANIFEST).is_file():
+    stage = folder.resolve().parent
+    if not (stage / MANIFEST).is_file():
         return
-    wrong = Store(place.parent.parent).damage(place.parent.name, place.name, whole=True)
-    if wrong:
+    damaged = Store(stage.parent.parent).damage(stage.parent.name, stage.name, whole=True)
+    if damaged:
         raise DataError(
-            f"{place} is damaged: {wrong[0]} is not what was written",
+            f"{stage} is damaged: {damaged[0]} is not what was written",
             "Run again: what is damaged is made again; or fetch it: sqltrain store pull URL STAGE/KEY.",
         )

@@ -80,8 +80,8 @@ def read_deviations(name: str) -> tuple[Deviation, ...]:
         return tuple(Deviation.model_validate(entry) for entry in read_yaml(path)["deviations"])
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "an entry"
-        raise RecipeError(f"{path}: {place}: {first['msg']}") from None
+        key = ".".join(map(str, first["loc"])) or "an entry"
+        raise RecipeError(f"{path}: {key}: {first['msg']}") from None
 
 
 def acting(recipe: Recipe) -> list[Deviation]:
@@ -99,15 +99,15 @@ def deviation_lines(recipe: Recipe) -> Iterator[str]:
     """
     if not recipe.paper:
         raise RecipeError(f"{recipe.name} follows no paper", f"Recipes of papers: {', '.join(papers())}.")
-    shown = acting(recipe)
-    for each in shown:
+    deviations = acting(recipe)
+    for each in deviations:
         yield f"{each.where} ({each.kind}: {KINDS[each.kind]})"
         yield f"  paper   {each.paper}"
         yield f"  here    {each.ours}"
         if each.setting:
             yield f"  setting {' '.join(each.setting)}"
         yield f"  test    {each.test}"
-    yield f"{len(shown)} of {len(of_paper(recipe.paper))} deviations of {recipe.paper} act here"
+    yield f"{len(deviations)} of {len(of_paper(recipe.paper))} deviations of {recipe.paper} act here"
 
 
 def _settings(overrides: tuple[str, ...], paper: str) -> Iterator[tuple[str, Any]]:

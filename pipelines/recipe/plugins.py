@@ -59,16 +59,16 @@ def is_ours(module: str) -> bool:
 
 def for_workers(engine: str) -> list[tuple[str, str]]:
     """The plug-ins that a SQL worker needs: each module with its file or, of a package, the folder that holds it."""
-    modules = {EQUALITIES.entry(name).module for name in EQUALITIES}
+    names = {EQUALITIES.entry(name).module for name in EQUALITIES}
     if engine in DIALECTS:
-        modules.add(DIALECTS.entry(engine).module)
-    places = []
-    for name in sorted(modules):
+        names.add(DIALECTS.entry(engine).module)
+    modules = []
+    for name in sorted(names):
         if not is_ours(name):
             file = Path(str(sys.modules[name].__file__))
             folder = file.parents[name.count(".") + (file.name == "__init__.py")]
-            places.append((name, str(file if name.startswith(FILE) else folder)))
-    return places
+            modules.append((name, str(file if name.startswith(FILE) else folder)))
+    return modules
 
 
 def import_in_worker(modules: Sequence[tuple[str, str]]) -> None:
@@ -77,12 +77,12 @@ def import_in_worker(modules: Sequence[tuple[str, str]]) -> None:
     A part whose module is gone by now is missing in the worker: a job that needs it is then reported as broken.
     """
     Registry.reads_installed = False
-    for name, place in modules:
+    for name, path in modules:
         with contextlib.suppress(Exception):
             if name.startswith(FILE):
-                _import_file(Path(place))
+                _import_file(Path(path))
             else:
-                sys.path.append(place)
+                sys.path.append(path)
                 importlib.import_module(name)
 
 
@@ -92,14 +92,14 @@ def plugin_code(values: Mapping[str, Any]) -> dict[str, str]:
     A stage's key holds it, so that a change of a plug-in's code makes the stage again. The digest is of the file that
     registered the part; for a package, of all its Python files.
     """
-    digests: dict[str, str] = {}
     tree: dict[str, Any] = {}
     for path, value in values.items():
         *parents, last = path.split(".")
         node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
+        for name in parents:
+            node = node.setdefault(name, {})
         node[last] = value
+    digests: dict[str, str] = {}
     for registry in ALL:
         for name in sorted(registry.used(tree)):
             module = registry.entry(name).module
@@ -114,20 +114,24 @@ def dialect_code(plugins: Sequence[str]) -> dict[str, str]:
     Which engines are needed depends on the recipe's questions, so all that it could use count.
     """
     files = {str(Path(name).resolve()) for name in plugins if name.endswith(".py")}
-    modules = {name: DIALECTS.entry(name).module for name in sorted(DIALECTS)}
-    return {
-        f"{DIALECTS.noun} {name}": _code_digest(module)
-        for name, module in modules.items()
-        if not is_ours(module) and (not module.startswith(FILE) or sys.modules[module].__file__ in files)
-    }
+    digests = {}
+    for name in sorted(DIALECTS):
+        module = DIALECTS.entry(name).module
+        is_used = not module.startswith(FILE) or sys.modules[module].__file__ in files
+        if is_used and not is_ours(module):
+            digests[f"{DIALECTS.noun} {name}"] = _code_digest(module)
+    return digests
 
 
 def _code_digest(module: str) -> str:
     """16 hex digits over the Python files of a module's package, or over its one file."""
     top = sys.modules.get(module.partition(".")[0]) or sys.modules[module]
     folders = list(getattr(top, "__path__", ()))
-    files = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
-    files = files or [Path(str(sys.modules[module].__file__))]
+    files: list[Path] = []
+    for folder in folders:
+        files += sorted(Path(folder).rglob("*.py"))
+    if not files:
+        files = [Path(str(sys.modules[module].__file__))]
     total = hashlib.sha256()
     for path in files:
         total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -50,14 +50,14 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A file's own keys over those of the files that it includes, in order."""
     if path in trail:
         raise RecipeError(f"{path} includes itself through {' -> '.join(p.name for p in trail)}")
-    own = read_yaml(path)
-    if "plugins" in own:
-        plugins = _texts(own["plugins"], f"{path}: plugins")
-        own["plugins"] = [str(path.resolve().parent / name) if name.endswith(".py") else name for name in plugins]
+    tree = read_yaml(path)
+    if "plugins" in tree:
+        plugins = _texts(tree["plugins"], f"{path}: plugins")
+        tree["plugins"] = [str(path.resolve().parent / name) if name.endswith(".py") else name for name in plugins]
     merged: dict[str, Any] = {}
-    for name in _texts(own.pop("include", []), f"{path}: include"):
+    for name in _texts(tree.pop("include", []), f"{path}: include"):
         merged = _merge(merged, _compose(_included(name), (*trail, path)), path)
-    return _merge(merged, own, path)
+    return _merge(merged, tree, path)
 
 
 def _included(name: str) -> Path:
@@ -73,27 +73,28 @@ def _texts(value: Any, what: str) -> list[str]:
     return value
 
 
-def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Mappings are merged key by key; anything else of `above` replaces what is below, and so does another `kind`.
-    A number of GRPO's steps ends a number of epochs that is below.
+def _merge(base: dict[str, Any], overlay: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Mappings are merged key by key; anything else of `overlay` replaces the base, and so does another `kind`.
+
+    A number of GRPO's steps ends a number of epochs in the base.
     """
     try:
-        merged = laid_over(_of_one_kind(below, above), _plain_copy(above))
+        merged = laid_over(_of_one_kind(base, overlay), _plain_copy(overlay))
     except TypeError as error:
         raise RecipeError(f"{path}: {error}") from None
     except RecursionError:
         raise RecipeError(f"{path}: it nests too deep, or holds itself") from None
-    grpo = above.get("grpo")
+    grpo = overlay.get("grpo")
     if isinstance(grpo, dict) and "steps" in grpo and "epochs" not in grpo and "epochs" in merged["grpo"]:
         merged["grpo"] = {**merged["grpo"], "epochs": None}  # `_set` does the same
     return merged
 
 
-def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """A new mapping; neither of the two is changed."""
-    merged = dict(below)
-    for key, value in above.items():
-        known = below.get(key)
+def laid_over(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """A new mapping with the values of `overlay`, and those of `base` that it does not name."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        known = base.get(key)
         merged[key] = laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
     return merged
 
@@ -109,15 +110,15 @@ def _plain_copy(value: Any) -> Any:
     raise TypeError(f"{value!r} is a {type(value).__name__}; a recipe holds texts, numbers, lists and mappings")
 
 
-def _of_one_kind(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`below` without the settings of another kind than `above` names: a reader's options mean nothing to another."""
-    if below.get("kind", above.get("kind")) != above.get("kind", below.get("kind")):
+def _of_one_kind(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """`base` without the settings of another kind than `overlay` names: a reader's options mean nothing to another."""
+    if base.get("kind", overlay.get("kind")) != overlay.get("kind", base.get("kind")):
         return {}
-    kept = dict(below)
-    for key, value in above.items():
-        if isinstance(value, dict) and isinstance(below.get(key), dict):
-            kept[key] = _of_one_kind(below[key], value)
-    return kept
+    remaining = dict(base)
+    for key, value in overlay.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            remaining[key] = _of_one_kind(base[key], value)
+    return remaining
 
 
 def _set(tree: dict[str, Any], override: str) -> None:
@@ -250,10 +251,10 @@ def _put_benchmarks(tree: dict[str, Any]) -> None:
         if not re.fullmatch(r"[\w-]+/[\w-]+", entry):
             raise RecipeError(f"data.test: {entry!r} is no file of conf/", hint)
         named = _compose(_included(entry)).get("data")
-        own = named.get("test") if isinstance(named, dict) else None
-        if not isinstance(own, list) or not all(isinstance(benchmark, dict) for benchmark in own):
+        listed_there = named.get("test") if isinstance(named, dict) else None
+        if not isinstance(listed_there, list) or not all(isinstance(each, dict) for each in listed_there):
             raise RecipeError(f"data.test: {entry} has no benchmarks", hint)
-        benchmarks += own
+        benchmarks += listed_there
     tree["data"] = {**tree["data"], "test": benchmarks}
 
 
