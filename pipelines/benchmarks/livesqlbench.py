@@ -45,7 +45,8 @@ ISSUE = "\n\nThe SQL that has the issue:\n"
 AMBIGUITY_GROUPS = {"critical_ambiguity": True, "non_critical_ambiguity": False, "knowledge_ambiguity": True}
 # Calls of the published default test case; a test case with other calls is a test of its own.
 DEFAULT_TEST = frozenset(("remove_comments", "remove_distinct", "remove_round", "ex_base"))
-KNOWLEDGE, MEANINGS = "_kb.jsonl", "_column_meaning_base.json"
+KNOWLEDGE = "_kb.jsonl"
+MEANINGS = "_column_meaning_base.json"
 Row = Mapping[str, Any]
 
 

@@ -35,7 +35,8 @@ from pipelines.recipe.config import Section, Source
 
 OTHERS = "train_others.json"
 HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sqlite"
-KAGGLE, KAGGLE_ENDINGS = "kaggledbqa", {"train": "_fewshot", "test": "_test", "dev": ""}
+KAGGLE = "kaggledbqa"
+KAGGLE_ENDINGS = {"train": "_fewshot", "test": "_test", "dev": ""}  # ends of its question files, by split
 KAGGLE_HINT = "KaggleDBQA's layout is examples/<db_id>_test.json and databases/<db_id>/<db_id>.sqlite"
 
 

@@ -43,8 +43,8 @@ def cut_questions(own: Sequence[Example], invented: Sequence[Example], shares: S
     counted = own or invented  # the questions that the shares are measured on
     others = invented if own else ()
     groups = _groups([*own, *invented])
-    counted_ids = {id(example) for example in counted}
-    sizes = [sum(id(example) in counted_ids for example in group) for group in groups]
+    counted_ids = set(map(id, counted))
+    sizes = [len(counted_ids.intersection(map(id, group))) for group in groups]
     group_parts = _assign_parts(sizes, shares)
 
     needed: set[Part] = {part for part in HELD_OUT if getattr(shares, part)}

@@ -11,6 +11,7 @@ while the file goes by.
 import functools
 import hashlib
 import heapq
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -118,7 +119,7 @@ def draw_by_level(rows: Iterator[NumberedRow], counts: Mapping[Complexity, int],
                 f"SynSQL's file has {len(best[level])} rows of the level {level!r}, and {count} are asked for",
                 "Lower its number in the source's options.complexity.",
             )
-    drawn = [entry for entries in best.values() for entry in entries]
+    drawn = list(itertools.chain.from_iterable(best.values()))
     return sorted([*_by_number(drawn), *rest], key=lambda pair: pair[0])
 
 

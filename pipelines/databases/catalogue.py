@@ -224,7 +224,10 @@ def _sample_tables(database: Database, schema: Schema) -> tuple[dict[str, Sample
 
 def _by_column(table: Table, sample: ExecutionResult) -> Samples:
     """The values of a sample by the names of the table's columns."""
-    return {column.name: [row[index] for row in sample.rows] for index, column in enumerate(table.columns)}
+    values = {}
+    for index, column in enumerate(table.columns):
+        values[column.name] = [row[index] for row in sample.rows]
+    return values
 
 
 def _example_values(values: Sequence[Scalar]) -> tuple[str | int | float, ...]:

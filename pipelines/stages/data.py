@@ -190,7 +190,9 @@ def _add_source(
     windows = kept_frames(part, rows)
     # Experts are asked about all examples of a source at once, which are then all in memory; so are values.
     if data.cleaners or data.linker or data.values:
-        examples = [example for frame in windows for example in frames.from_frame(frame, Example)]
+        examples: list[Example] = []
+        for frame in windows:
+            examples += frames.from_frame(frame, Example)
         asked = ask_experts(ctx, part.pool, examples)
         rows.rejected += asked.rejected
         for figure, value in asked.figures.items():

@@ -6,6 +6,7 @@ half million rows need no more memory than a laptop has.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def _write_dataset_card(ctx: Context, source: Path, selected: pl.DataFrame, kept
     """Write the dataset's card, and return the figures that it shows beside leakage and costs."""
     step = max(1, -(-len(kept_rows) // SAMPLED))
     sampled = frames.windows(source, kept_rows.gather_every(step))
-    trajectories = (trajectory for frame in sampled for trajectory in frames.from_frame(frame, Trajectory))
+    trajectories = chain.from_iterable(frames.from_frame(frame, Trajectory) for frame in sampled)
     quality = card.quality(selected, similarity.distinct_2(trajectories))
     write_json(ctx.folder / "quality.json", quality)
     leakage = read_json(ctx.inputs["data"] / LEAKAGE)["sft"]

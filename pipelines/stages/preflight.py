@@ -119,7 +119,9 @@ def _check_hardware(recipe: Recipe, kinds: Set[str]) -> None:
 
 def _check_endpoints(recipe: Recipe, kinds: Set[str]) -> None:
     """Look for the entries, and the keys, of the endpoints that will be asked."""
-    names = [name for kind in sorted(kinds) for name in asked_endpoints(recipe, kind)]
+    names: list[str | None] = []
+    for kind in sorted(kinds):
+        names += asked_endpoints(recipe, kind)
     if None in names:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
     for name in dict.fromkeys(filter(None, names)):

@@ -55,7 +55,8 @@ def read_object(text: str | None) -> dict[str, Any] | None:
         return None
     fenced = _FENCE.findall(text)
     body = fenced[-1] if fenced else text
-    start, end = body.find("{"), body.rfind("}")
+    start = body.find("{")
+    end = body.rfind("}")
     if start < 0 or end < start:
         return None
     try:

@@ -6,13 +6,14 @@ answers it. Pairs on which both queries agree are kept, as many of each hardness
 """
 
 import dataclasses
+import itertools
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import HARDNESS_LEVELS, Database, EngineName, Example
+from pipelines.core.types import HARDNESS_LEVELS, Database, EngineName, Example, ExecutionResult
 from pipelines.endpoints.asker import Asker
 from pipelines.recipe.config import Sampling
 from pipelines.sql import analyst
@@ -198,7 +199,7 @@ class Inventor:
                 invented.lose(number, "no_sql")
             elif not result.ok:
                 invented.lose(number, f"sql_{result.error_class or result.status.value}")
-            elif not any(cell is not None and cell != 0 for row in result.rows for cell in row):
+            elif not _has_content(result):
                 invented.lose(number, "empty_result")
             elif shape in self.shapes:
                 invented.lose(number, "near_duplicate")
@@ -206,6 +207,11 @@ class Inventor:
                 drafts.append(Draft(number, text, style, level))
                 self.shapes.add(shape)
         return drafts
+
+
+def _has_content(result: ExecutionResult) -> bool:
+    """Whether a result has a cell that is neither null nor zero."""
+    return any(cell is not None and cell != 0 for cell in itertools.chain.from_iterable(result.rows))
 
 
 def read_sql(text: str | None) -> str | None:

@@ -113,7 +113,7 @@ _PHRASE = re.compile(r"\[(\w+)(?::(\w))?\]")
 @functools.cache
 def templates(family: str, split: Split) -> tuple[str, ...]:
     """The templates of a family that belong to a split, in a fixed order; their slots are `{t}`, `{c}`, `{v}`, ..."""
-    every = [template for sentence in SENTENCES[family] for template in expand(sentence)]
+    every = itertools.chain.from_iterable(map(expand, SENTENCES[family]))
     ranked = sorted(every, key=lambda text: zlib.crc32(f"{family}/{text}".encode()))
     start = 0
     for name, share in SHARES:
@@ -127,12 +127,15 @@ def templates(family: str, split: Split) -> tuple[str, ...]:
 def expand(sentence: str) -> list[str]:
     """All templates of one sentence: `[names:h]` is any phrase of that list, said of {h} in place of {t}."""
     matches = list(_PHRASE.finditer(sentence))
-    choices = [[_SUBJECT.sub(f"{{{m[2]}\\1}}", phrase) for phrase in PHRASES[m[1]]] for m in matches]
-    results = []
-    for chosen in itertools.product(*choices):
-        parts = iter(chosen)
-        results.append(_PHRASE.sub(lambda _, parts=parts: next(parts), sentence))  # type: ignore[misc]
-    return results
+    choices = []
+    for match in matches:
+        subject = f"{{{match[2]}\\1}}"
+        choices.append([_SUBJECT.sub(subject, phrase) for phrase in PHRASES[match[1]]])
+    templates = []
+    for phrases in itertools.product(*choices):
+        following = iter(phrases)
+        templates.append(_PHRASE.sub(lambda _, following=following: next(following), sentence))  # type: ignore[misc]
+    return templates
 
 
 JOIN = "FROM {h} JOIN {p} ON {h} . {p}_id = {p} . id"
