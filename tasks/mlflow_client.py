@@ -259,8 +259,9 @@ def metric_name(name: str, stage: str) -> str:
     """
     group, _, rest = name.strip("/").partition("/")
     if not rest:
-        group, rest = stage, group
-    return f"{_NOT_ALLOWED.sub('_', group)}/{_NOT_ALLOWED.sub('_', rest.replace('/', '.'))}"[:250]
+        rest = group
+        group = stage
+    return f"{_NOT_ALLOWED.sub('_', group)}/{_NOT_ALLOWED.sub('_', rest.replace('/', '.'))}"[:MAX_KEY]
 
 
 def to_metrics(

@@ -53,41 +53,14 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     machine, and weights are found by stage and key in whatever store the reader has. `run` trained it; its
     `run_id` is "" if the stage was cached.
     """
-    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
     from mlflow.exceptions import MlflowException
 
     client = run.client
     name = model_name(recipe.name)
-    manifest = read_json(result.folder / MANIFEST)
-    # The version's digest covers all files of the checkpoint, by the manifest's own digests.
-    files = {}
-    for file, entry in manifest["files"].items():
-        if file.startswith("model/"):
-            files[file] = entry["sha256"]
-    tags = provenance.as_tags(manifest.get("made_by", {})) | {
-        "stage": result.name,
-        "key": result.key,
-        "digest": hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
-        "manifest": f"{result.name}/{result.key}/{MANIFEST}",
-    }
+    tags = _version_tags(result)
     model = find_logged_model(client, run.experiment_id, result.key)
     if model is None:
-        settings = list(mlflow_client.flatten(recipe.slice("model", result.name, "seed")).items())
-        model = client.create_logged_model(
-            run.experiment_id,
-            name=f"{result.name}-{result.key[:8]}",
-            source_run_id=run.run_id or None,
-            tags=tags,
-            params={key: value[:PARAM_CHARS] for key, value in settings[:MAX_PARAMS]},
-            model_type="text-to-sql agent",
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            write_folder(Path(folder), recipe, result, model.model_id)
-            client.log_model_artifacts(model.model_id, folder)
-        model = client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-        if run.run_id:
-            output = LoggedModelOutput(model.model_id, int(result.metrics.get("steps", 0)))
-            client.log_outputs(run.run_id, [output])
+        model = _log_model(run, recipe, result, tags)
     try:
         client.create_registered_model(name)
     except MlflowException as error:
@@ -96,6 +69,47 @@ def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
     if find_version(client, name, result.key) is None:
         source = f"models:/{model.model_id}"
         client.create_model_version(name, source, run_id=run.run_id or None, tags=tags, model_id=model.model_id)
+
+
+def _version_tags(result: StageResult) -> dict[str, str]:
+    """The origin of a checkpoint, and where its weights are."""
+    manifest = read_json(result.folder / MANIFEST)
+    # The version's digest covers all files of the checkpoint, by the manifest's own digests.
+    files = {}
+    for file, entry in manifest["files"].items():
+        if file.startswith("model/"):
+            files[file] = entry["sha256"]
+    return {
+        **provenance.as_tags(manifest.get("made_by", {})),
+        "stage": result.name,
+        "key": result.key,
+        "digest": hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
+        "manifest": f"{result.name}/{result.key}/{MANIFEST}",
+    }
+
+
+def _log_model(run: MlflowRun, recipe: Recipe, result: StageResult, tags: Mapping[str, str]) -> LoggedModel:
+    """Make the logged model of a checkpoint, as an output of the run that trained it."""
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+
+    client = run.client
+    settings = list(mlflow_client.flatten(recipe.slice("model", result.name, "seed")).items())
+    model = client.create_logged_model(
+        run.experiment_id,
+        name=f"{result.name}-{result.key[:8]}",
+        source_run_id=run.run_id or None,
+        tags=dict(tags),
+        params={key: value[:PARAM_CHARS] for key, value in settings[:MAX_PARAMS]},
+        model_type="text-to-sql agent",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(Path(folder), recipe, result, model.model_id)
+        client.log_model_artifacts(model.model_id, folder)
+    model = client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+    if run.run_id:
+        output = LoggedModelOutput(model.model_id, int(result.metrics.get("steps", 0)))
+        client.log_outputs(run.run_id, [output])
+    return model
 
 
 def note_accuracy(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: StageResult) -> None:

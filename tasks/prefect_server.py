@@ -41,33 +41,10 @@ def prefect_server() -> Iterator[None]:
 
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
-    parent = os.getpid()
-    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
     key = f"sqltrain:{secrets.token_urlsafe(24)}"
-    environment = {
-        **os.environ,
-        "PREFECT_API_URL": url,
-        "PREFECT_SERVER_UI_API_URL": url,
-        "PREFECT_SERVER_API_AUTH_STRING": key,
-        "PREFECT_API_AUTH_STRING": key,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url.removesuffix("/api"),
-    }
-    server = subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(parent))
+    server = _start_server(port, url, key)
     try:
-        deadline = time.monotonic() + STARTUP_S
-        while True:
-            if server.poll() is not None:
-                raise ResourceError(
-                    f"the Prefect server ended with code {server.returncode} before it was up",
-                    "Its messages are above; or start one yourself (prefect server start) and set PREFECT_API_URL.",
-                )
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
-                break
-            if time.monotonic() >= deadline:
-                message = f"the Prefect server was not up after {STARTUP_S:.0f} s"
-                raise ResourceError(message, "The machine may be too busy.")
-            time.sleep(0.2)
+        _wait_until_up(server, url)
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: key}):
             yield
             # Prefect's background threads send their last log lines and events while there is a server to take them.
@@ -80,6 +57,38 @@ def prefect_server() -> Iterator[None]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def _start_server(port: int, url: str, key: str) -> subprocess.Popen[bytes]:
+    """A server that answers those who hold a key, and dies with this process."""
+    parent = os.getpid()
+    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_UI_API_URL": url,
+        "PREFECT_SERVER_API_AUTH_STRING": key,
+        "PREFECT_API_AUTH_STRING": key,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url.removesuffix("/api"),
+    }
+    return subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(parent))
+
+
+def _wait_until_up(server: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + STARTUP_S
+    while True:
+        if server.poll() is not None:
+            raise ResourceError(
+                f"the Prefect server ended with code {server.returncode} before it was up",
+                "Its messages are above; or start one yourself (prefect server start) and set PREFECT_API_URL.",
+            )
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            return
+        if time.monotonic() >= deadline:
+            message = f"the Prefect server was not up after {STARTUP_S:.0f} s"
+            raise ResourceError(message, "The machine may be too busy.")
+        time.sleep(0.2)
 
 
 def check_server() -> None:

@@ -306,46 +306,82 @@ def _chunks(events: Iterator[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
             yield value
 
 
+@dataclasses.dataclass
+class _StreamedAnswer:
+    """What the chunks of a stream add up to so far."""
+
+    text: str = ""
+    thought: str = ""
+    refusal: str = ""
+    calls: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    finish_reason: Any = None
+    stop_reason: Any = None
+    usage: Any = None
+    is_ended: bool = False  # the server sent its mark of the end
+    has_choice: bool = False
+    has_delta: bool = False
+
+    def add(self, chunk: Mapping[str, Any]) -> None:
+        """Add a chunk; an empty one is the mark of the end."""
+        self.is_ended = self.is_ended or not chunk
+        self.usage = chunk.get("usage") or self.usage
+        for choice in (chunk.get("choices") or ())[:1]:  # requests ask for one
+            self._add_choice(choice)
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> None:
+        self.has_choice = True
+        delta = choice.get("delta")
+        if delta:
+            self.has_delta = True
+        elif not self.has_delta:  # a server that does not stream may send its whole message as one event
+            delta = choice.get("message")
+        delta = delta or {}
+        text, thought, refusal = _read_message(delta)
+        self.text += text
+        self.thought += thought
+        self.refusal += refusal
+        for call in delta.get("tool_calls") or ():
+            _add_call(self.calls, call)
+        if delta.get("function_call"):
+            _add_call(self.calls, {"function": delta["function_call"]})
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self.stop_reason = choice.get("stop_reason") or self.stop_reason
+
+    def as_completion(self) -> dict[str, Any]:
+        """The chat completion that it stands for."""
+        message = {
+            "content": self.text,
+            "reasoning_content": self.thought,
+            "refusal": self.refusal,
+            "tool_calls": self.calls,
+        }
+        choice = {"message": message, "finish_reason": self.finish_reason, "stop_reason": self.stop_reason}
+        return {"choices": [choice] if self.has_choice else [], "usage": self.usage}
+
+
 def _add_up(events: Iterator[tuple[str, str]]) -> dict[str, Any]:
     """The chat completion that a stream's chunks add up to; a stream that was cut is no answer."""
-    text, thought, refusal = "", "", ""
-    calls: list[dict[str, Any]] = []
-    last: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
-    usage: Any = None
-    is_whole = has_choice = has_delta = False
-    for value in _chunks(events):
-        is_whole = is_whole or not value
-        usage = value.get("usage") or usage
+    answer = _StreamedAnswer()
+    for chunk in _chunks(events):
         try:
-            for choice in (value.get("choices") or ())[:1]:  # requests ask for one
-                has_choice = True
-                # A server that does not stream may send its whole message as one event; others repeat it in the last.
-                delta = choice.get("delta") or (choice.get("message") if not has_delta else None) or {}
-                has_delta = has_delta or bool(choice.get("delta"))
-                pieces = _read_message(delta)
-                text, thought, refusal = text + pieces[0], thought + pieces[1], refusal + pieces[2]
-                for call in delta.get("tool_calls") or ():
-                    _add_call(calls, call)
-                if delta.get("function_call"):
-                    _add_call(calls, {"function": delta["function_call"]})
-                last = {name: choice.get(name) or value for name, value in last.items()}
+            answer.add(chunk)
         except (AttributeError, TypeError, ValueError):
-            raise Malformed(f"with a piece of a stream that cannot be read: {_as_sent(value)}") from None
-    if not is_whole and last["finish_reason"] is None:
+            raise Malformed(f"with a piece of a stream that cannot be read: {_as_sent(chunk)}") from None
+    if not answer.is_ended and answer.finish_reason is None:
         raise Malformed("the stream was cut")
-    message = {"content": text, "reasoning_content": thought, "refusal": refusal, "tool_calls": calls}
-    choices = [{"message": message, **last}] if has_choice else []
-    return {"choices": choices, "usage": usage}
+    return answer.as_completion()
 
 
 def _add_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
-    """Add a piece of a tool call to the calls so far: to that of its number, unless its id begins another one, for some
-    servers give all calls the same number, or none.
+    """Add a piece of a tool call to the call of its number, unless its id begins another one.
+
+    Some servers give all calls the same number, or none.
     """
-    number, id = piece.get("index"), piece.get("id")
+    number = piece.get("index")
+    call_id = piece.get("id")
     begun = next((call for call in reversed(calls) if call["index"] == number), None)
-    if begun is None or (id and begun["id"] and id != begun["id"]):
-        begun = {"index": number, "id": id, "function": {"name": "", "arguments": ""}}
+    if begun is None or (call_id and begun["id"] and call_id != begun["id"]):
+        begun = {"index": number, "id": call_id, "function": {"name": "", "arguments": ""}}
         calls.append(begun)
     function = piece.get("function") or {}
     begun["function"]["name"] += function.get("name") or ""

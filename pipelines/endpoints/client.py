@@ -295,13 +295,18 @@ class Connection:
         return wait_s
 
     async def close(self) -> None:
-        """Close the running event loop's connections, once what is on its way has come; the next request opens new
-        ones. What another asker of the endpoint still waits for is waited for; what nobody does, for a minute.
+        """Close the running event loop's connections, once the requests on their way have come.
+
+        A request that another asker waits for is waited for; one that nobody waits for, for a minute. The next request
+        opens new connections.
         """
-        client, self._client, self._loop = self._client, None, None
+        client = self._client
+        self._client = None
+        self._loop = None
         on_way = set(self._on_way)
-        if unfinished := on_way & self._left:
-            _, late = await asyncio.wait(unfinished, timeout=LAST_WAIT_S)
+        without_asker = on_way & self._left
+        if without_asker:
+            _, late = await asyncio.wait(without_asker, timeout=LAST_WAIT_S)
             for request in late:
                 request.cancel()
         await asyncio.gather(*on_way, return_exceptions=True)
@@ -314,14 +319,15 @@ class Connection:
             import openai
 
             self._loop = asyncio.get_running_loop()
-            self._client = openai.AsyncOpenAI(
-                api_key=self._key, base_url=self.endpoint.base_url, timeout=None, max_retries=0
-            )  # `within` bounds the whole request
+            url = self.endpoint.base_url
+            # `within` bounds the request in place of a time-out here.
+            self._client = openai.AsyncOpenAI(api_key=self._key, base_url=url, timeout=None, max_retries=0)
         return self._client
 
     def _explain(self, error: Any) -> SqltrainError:
         """An error of the client as one of ours: what repeating cannot mend is the user's."""
-        status, code = status_of(error), getattr(error, "code", None) or ""
+        status = status_of(error)
+        code = getattr(error, "code", None) or ""
         words = self._words(error)
         message = shortened(words)
         entry = f"Check the entry {self.name!r} of {ENDPOINTS.name}"
@@ -366,11 +372,17 @@ class Connection:
         if isinstance(error, ErrorInAnswer):
             return self._without_key(error.words)
         response = getattr(error, "response", None)
-        body = response.text.strip() if response is not None and response.is_stream_consumed else ""
-        words = server_words(body) if body not in ("", "{}", "[]", "null") else ""
-        words = words or " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
-        if getattr(error, "message", "") == NO_CONNECTION and str(error.__cause__ or ""):
-            words = f"{NO_CONNECTION.rstrip('.')}: {' '.join(str(error.__cause__).split())}"
+        message = getattr(error, "message", "")
+        cause = str(error.__cause__ or "")
+        words = ""
+        if response is not None and response.is_stream_consumed:
+            body = response.text.strip()
+            if body not in ("", "{}", "[]", "null"):
+                words = server_words(body)
+        if message == NO_CONNECTION and cause:
+            words = f"{NO_CONNECTION.rstrip('.')}: {' '.join(cause.split())}"
+        elif not words:
+            words = " ".join(str(message or error or type(error).__name__).split())
         return self._without_key(words)
 
     def _without_key(self, text: str) -> str:

@@ -95,9 +95,11 @@ class ResponseLog:
     async def claim(self, key: str) -> AsyncIterator[dict[str, Any] | None]:
         """The answer under a key, or None and the right to buy it: nobody else asks while the block runs."""
         pause = POLL_S
-        while (answer := self.find(key)) is None and not self.take(key):
+        answer = self.find(key)
+        while answer is None and not self.take(key):
             await asyncio.sleep(pause)
             pause = min(pause * 2, MOST_POLL_S)
+            answer = self.find(key)
         if answer is not None:
             yield answer
             return

@@ -173,8 +173,10 @@ class Agent:
         work = asyncio.create_task(self._play(example, model or self.model(), events.put_nowait))
         work.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            while (event := await events.get()) is not None:
+            event = await events.get()
+            while event is not None:
                 yield event
+                event = await events.get()
         finally:
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -156,7 +156,8 @@ def _decide_contrast(contrast: Contrast, runs: Runs, seeds: Sequence[str]) -> Co
     low = difference.low
     high = difference.high
     if contrast.less:
-        low, high = -high, -low
+        low = -difference.high
+        high = -difference.low
     margin = None
     if contrast.margin is not None:
         margin = contrast.margin * contrast.unit

@@ -220,7 +220,8 @@ def _difference(row: SweepRow, sweep: Sweep, rows: Sequence[SweepRow], measure: 
     if reference is None or measure.kind != "percent":
         return None
     reference_runs = {cell.seed: cell.run for cell in reference.cells}
-    before, after = [], []
+    before = []
+    after = []
     for cell in row.cells:
         old = reference_runs.get(cell.seed)
         new = cell.run
