@@ -333,7 +333,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
     ],
     "verdicts execution": [
         ("scores[name] = min(scores[name], score)", "scores[name] = max(scores[name], score)"),
-        ("for location in locations if equality.suite else locations[:1]:", "for location in locations[:1]:"),
+        ("compared_on = locations if equality.suite else locations[:1]", "compared_on = locations[:1]"),
         (
             "raw = base.untruncated(self.run(location, sql, self._bounds.max_rows))",
             "raw = self.run(location, sql, self._bounds.max_rows)",

@@ -40,9 +40,9 @@ def make_outcomes(
             mapping, the gold SQL's own tables and columns are taken.
         reads: the analyses (`core.registry.ANALYSES`) that the outcomes hold. They cost more than the execution.
     """
-    asked = [examples[trajectory.example_id] for trajectory in trajectories]
+    questions = [examples[trajectory.example_id] for trajectory in trajectories]
     pairs = []
-    for example, trajectory in zip(asked, trajectories, strict=True):
+    for example, trajectory in zip(questions, trajectories, strict=True):
         pairs.append(Pair.of(example, trajectory.final_sql))
     verdicts = sql.verdicts(pairs, [equality])
     broken = []
@@ -54,12 +54,20 @@ def make_outcomes(
     if "schema" in reads or reads_gold_items:
         unbroken = [pair for pair, is_broken in zip(pairs, broken, strict=True) if not is_broken]
         analysis.parse_queries(unbroken, predicted="schema" in reads)
-    level_of = levels(asked) if "level" in reads else {}
+    level_of = levels(questions) if "level" in reads else {}
     outcomes = []
-    for trajectory, example, verdict, is_broken in zip(trajectories, asked, verdicts, broken, strict=True):
-        database = example.database
-        final_sql = trajectory.final_sql
+    for trajectory, example, verdict, is_broken in zip(trajectories, questions, verdicts, broken, strict=True):
         readable = () if is_broken else reads  # The database of a broken one may be gone.
+        predicted_schema = None
+        gold_items = None
+        if "schema" in readable:
+            predicted_schema = analysis.items(trajectory.final_sql, example.database)
+            gold_items = analysis.items(example.gold_sql, example.database)
+        predicted_bigrams: frozenset[tuple[str, str]] = frozenset()
+        gold_bigrams: frozenset[tuple[str, str]] = frozenset()
+        if "bigrams" in readable:
+            predicted_bigrams = bigrams(trajectory.final_sql or "")
+            gold_bigrams = bigrams(example.gold_sql)
         outcome = Outcome(
             example_id=trajectory.example_id,
             trajectory=trajectory,
@@ -70,11 +78,11 @@ def make_outcomes(
             broken=is_broken,
             hardness=example.hardness or level_of.get(example.id),
             max_turns=max_turns,
-            predicted_schema=analysis.items(final_sql, database) if "schema" in readable else None,
-            gold_items=analysis.items(example.gold_sql, database) if "schema" in readable else None,
+            predicted_schema=predicted_schema,
+            gold_items=gold_items,
             gold_schema=analysis.gold(example) if "gold_schema" in readable else None,
-            predicted_bigrams=bigrams(final_sql or "") if "bigrams" in readable else frozenset(),
-            gold_bigrams=bigrams(example.gold_sql) if "bigrams" in readable else frozenset(),
+            predicted_bigrams=predicted_bigrams,
+            gold_bigrams=gold_bigrams,
         )
         outcomes.append(outcome)
     return outcomes

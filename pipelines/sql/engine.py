@@ -408,7 +408,9 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
     def _pump(self, events: Sequence[tuple[selectors.SelectorKey, int]] | None = None) -> None:
         with self._lock:
-            for key, mask in self._selector.select(0) if events is None else events:
+            if events is None:
+                events = self._selector.select(0)
+            for key, mask in events:
                 pool, slot = key.data
                 pool.ready(slot, mask)
             for pool in self._pools.values():
@@ -475,7 +477,8 @@ def _best(verdicts: Sequence[Verdict]) -> Verdict:
     base = matching[0] if matching else sound[0]
     scores = {name: max(verdict.scores[name] for verdict in sound) for name in base.scores}
     is_refuted = any(EQUALITIES[name].proof and not score for name, score in scores.items())
-    return replace(base, scores=scores, counterexample=base.counterexample if is_refuted else "")
+    counterexample = base.counterexample if is_refuted else ""
+    return replace(base, scores=scores, counterexample=counterexample)
 
 
 @functools.lru_cache(4096)

@@ -78,7 +78,9 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
             where = ", ".join(missing.elsewhere)
             clues.append(Hint("column_of_another_table", f"{missing.name} is not there; {where} has such a column"))
             continue
-        names = sorted(tables if missing.kind == "table" else every_column)
+        names = sorted(tables)
+        if missing.kind == "column":
+            names = sorted(every_column)
         bare_name = missing.name.split(".")[-1].lower()
         close = difflib.get_close_matches(bare_name, names, n=2)
         fact = f"no {missing.kind} {missing.name}"

@@ -34,7 +34,7 @@ class Condition:
     values: tuple[Constant, ...]
 
     def __str__(self) -> str:
-        values = ("NULL" if value is None else repr(value) for value in self.values)
+        values = ["NULL" if value is None else repr(value) for value in self.values]
         return f"{'.'.join(self.column)} {self.operator} {', '.join(values)}"
 
 

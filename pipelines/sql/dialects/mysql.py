@@ -374,6 +374,8 @@ def _query_names(
             columns |= {(owner, word) for owner in owners}
             if before != ".":
                 uses.add((word,))
+    if reads_all:
+        starred |= names
     outer_names = {words[at] for at in outer if tokens[at][0] in ("word", "name") and at not in given}
     return base.StatementNames(
         relations=frozenset(names),
@@ -382,7 +384,7 @@ def _query_names(
         unnamed=False,
         catalogue=False,
         columns=frozenset(columns),
-        starred=frozenset(starred | names if reads_all else starred),
+        starred=frozenset(starred),
         outer=frozenset(outer_names),
     )
 

@@ -145,9 +145,10 @@ def _duckdb_tables(tree: Any) -> Iterator[str]:
         for entry in item.get("cte_map", {}).get("map", ()):
             name = str(entry["key"])
             query = entry["value"]
+            with_this = common | {name}
             is_recursive = query.get("query_node", {}).get("type") == "RECURSIVE_CTE_NODE"
-            waiting.append((query, common | {name} if is_recursive else common))
-            common |= {name}
+            waiting.append((query, with_this if is_recursive else common))
+            common = with_this
         waiting += [(value, common) for key, value in item.items() if key != "cte_map"]
 
 
@@ -230,7 +231,8 @@ def postgres_names(sql: str, visible: Mapping[str, str], pure: Container[str]) -
 
 def _syntax_error(message: str) -> RawResult:
     """What the parser cannot read is never run: another version of it might."""
-    return failure(ERROR, "too_complex" if "depth" in message else "syntax", message)
+    error_class = "too_complex" if "depth" in message else "syntax"
+    return failure(ERROR, error_class, message)
 
 
 def _tree_refusal(

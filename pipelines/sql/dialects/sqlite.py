@@ -535,10 +535,12 @@ class SqliteSession(base.DatabaseSession):
                 answers.append(answer)
                 return answer
 
-            is_explain = self._sql.lstrip()[:7].lower() == "explain"
+            explanation = self._sql
+            if explanation.lstrip()[:7].lower() != "explain":
+                explanation = f"EXPLAIN {explanation}"
             self._connection.set_authorizer(watch)
             with contextlib.suppress(sqlite3.Error, sqlite3.Warning):
-                self._connection.execute(self._sql if is_explain else f"EXPLAIN {self._sql}").close()
+                self._connection.execute(explanation).close()
             self._connection.set_authorizer(self._guard)
             if DENY in answers:
                 status, error_class = REFUSED, "not_authorized"
@@ -635,8 +637,9 @@ def _rows_digest(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]
     for row in rows:
         cells = []
         for cell in rounded_cells(row):
-            is_today = isinstance(cell, str) and cell.startswith(today)
-            cells.append("now" if is_today else cell)
+            if isinstance(cell, str) and cell.startswith(today):
+                cell = "now"
+            cells.append(cell)
         total = (total + int(texts_digest([repr(cells)]), 16)) % (1 << 128)
         count += 1
     return count, total
@@ -644,8 +647,14 @@ def _rows_digest(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]
 
 def rounded_cells(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """A row's cells, numbers to `OUTCOME_PLACES`; a whole number is the same whatever its type."""
-    cells = [round(cell, OUTCOME_PLACES) if isinstance(cell, float) else cell for cell in row]
-    return tuple([int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells])
+    cells: list[Any] = []
+    for cell in row:
+        if isinstance(cell, float):
+            number = round(cell, OUTCOME_PLACES)
+            cells.append(int(number) if number.is_integer() else number)
+        else:
+            cells.append(cell)
+    return tuple(cells)
 
 
 def texts_digest(texts: Iterable[str]) -> str:

@@ -375,7 +375,10 @@ def _key_names(entry: Mapping[str, Any]) -> dict[str, str]:
     tables = entry["table_names_original"]
     columns = []
     for table, column in entry["column_names_original"]:
-        columns.append("*" if table < 0 else f"{tables[table]}.{column}".lower())
+        if table < 0:
+            columns.append("*")
+        else:
+            columns.append(f"{tables[table]}.{column}".lower())
     groups: list[set[int]] = []
     for left, right in entry["foreign_keys"]:
         group = next((group for group in groups if left in group or right in group), None)

@@ -289,7 +289,8 @@ class JobServer:
                 predicted_text = _rewritten(predicted_sql, equality.rewrite)
             # The score under an equality is the lowest over the databases.
             scores[name] = 1.0
-            for location in locations if equality.suite else locations[:1]:
+            compared_on = locations if equality.suite else locations[:1]
+            for location in compared_on:
                 expected = gold
                 given = predicted
                 if location is not locations[0] or gold_text is not gold_sql or predicted_text is not predicted_sql:
