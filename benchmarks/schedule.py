@@ -179,7 +179,7 @@ def _divisions(devices: int) -> list[int]:
 
 
 def table(profile: Profile, devices: Sequence[int], episodes: int, slots: int) -> list[str]:
-    """The rows of docs/results/gpu.md."""
+    """The rows of docs/results/schedule.csv and gpu.md."""
     rows = [
         "| devices | together, in turns | apart, in turns | apart, one ahead | apart, four ahead |",
         "|---" * 5 + "|",
