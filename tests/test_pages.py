@@ -1,6 +1,7 @@
 """Pages name only what exists, the site builds, and docs/reference/ is what the code says."""
 
 import ast
+import csv
 import importlib
 import importlib.util
 import re
@@ -250,6 +251,31 @@ def test_every_page_says_one_range_of_vllm():
         for found in re.findall(r"vLLM[ (]+0\.(\d+)(?: to 0\.(\d+))?", text)
     }
     assert {(first, last) for _, first, last in named} == {(low, str(int(high) - 1))}, named
+
+
+def test_the_page_of_learning_shows_figures_of_its_data():
+    learning = load_script(ROOT / "benchmarks" / "learning.py")
+    page = learning.PAGE.read_text(encoding="utf-8")
+    with learning.DATA.open(encoding="utf-8", newline="") as file:
+        figures = {tuple(row) for row in csv.reader(file)}
+    for name in learning.TABLES:
+        _, _, rest = page.partition(f"<!-- {name}: begin -->")
+        lines = rest.partition(f"<!-- {name}: end -->")[0].splitlines()
+        shown = set(learning.long_rows(name, lines))
+        assert len(shown) >= 10
+        assert shown <= figures
+
+
+def test_the_page_of_learning_leaves_seeds_and_seconds_to_its_data():
+    learning = load_script(ROOT / "benchmarks" / "learning.py")
+    accuracies = ["| model | EX | sampled | seeds | seeds |", "|---|---|---|---|---|", "| SFT | 1 | 2 | 3 | 4 |"]
+    lines = [*accuracies, "", "| difference | EX |", "|---|---|", "| a over b | 5 |", "", "| arm | s |", "|---|---|"]
+    assert learning.page_lines(lines) == [
+        "| model | EX | sampled |",
+        "|---|---|---|",
+        "| SFT | 1 | 2 |",
+        *lines[3:7],
+    ]
 
 
 @pytest.fixture(scope="module")
