@@ -33,12 +33,7 @@ def page(result: Sweep) -> str:
     if curves:
         sections["curves"] = "Curves"
 
-    charted_measure = None
-    for name in result.measures:
-        measure = measures.measure(name)
-        if measure.kind == "percent":
-            charted_measure = measure
-            break
+    share = first_share(result)
     figures = {}
     for name, lines in curves.items():
         figures[name] = (name.replace("_", " "), chart(lines, name, row_names))
@@ -52,13 +47,22 @@ def page(result: Sweep) -> str:
         sections=sections,
         verdicts=sweep_table.verdicts(result),
         rows=_with_short_errors(sweep_table.table(result)),
-        first=measures.title(charted_measure.name) if charted_measure is not None else "",
-        chart_of_rows=rows_chart(result, charted_measure) if charted_measure is not None else None,
+        first=measures.title(share.name) if share is not None else "",
+        chart_of_rows=rows_chart(result, share) if share is not None else None,
         has_held_out=sweep_table.HELD_OUT in curves,
         legend=_legend(curves, row_names),
         first_curves=[figures[name] for name in result.curves if name in figures],
         other_curves=[figure for name, figure in figures.items() if name not in result.curves],
     )
+
+
+def first_share(sweep: Sweep) -> Measure | None:
+    """The first of a sweep's measures that is a share, of which its rows are a chart; None without a share."""
+    for name in sweep.measures:
+        measure = measures.measure(name)
+        if measure.kind == "percent":
+            return measure
+    return None
 
 
 def _with_short_errors(table: ReportTable) -> ReportTable:

@@ -277,6 +277,16 @@ def test_a_claim_that_was_run_is_decided_and_drawn(builder, tmp_path):
     assert min(float(whisker.attrib["x1"]), float(whisker.attrib["x2"])) > 630  # fewer is what is claimed: right of 0
 
 
+@pytest.mark.parametrize(("names", "has_figure"), [(("turns", "greedy"), True), (("turns",), False)])
+def test_a_claim_without_curves_is_drawn_by_its_rows(builder, names, has_figure):
+    """The share among its measures is drawn; a claim about counts alone has no figure."""
+    figures = importlib.import_module("laboratory_figures")
+    cells = tuple(FinishedCell({"row": row}, FinishedEvaluation((RECORD,))) for row in ("a", "b"))
+    decided = claims.ContrastResult(claim().contrasts[0], None, (), 0, "cannot be told", None)
+    tested = figures.Tested("claims/x", claim(), Sweep("t", cells, {}, names), (decided,), 0.0, "", "")
+    assert (figures.figure(tested) is not None) == has_figure
+
+
 def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_experiment(
     builder, tmp_path, monkeypatch
 ):
