@@ -244,7 +244,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ('set(arguments) - DATABASE_NAMES != {"sql"}', 'not {"sql"} <= set(arguments)'),
     ],
     "decoder sampling": [
-        ("self._held < self._hold and", "self._held <= self._hold and"),
+        ("self._deferred < self._max_deferred and", "self._deferred <= self._max_deferred and"),
         ("if leader is not row and row.cached < shared:", "if row.cached < shared:"),
         ("len(request.token_ids) - 1)\n        row.ids", "len(request.token_ids))\n        row.ids"),
         ("self._slots.copy(row.slot, target, row.cached)", "self._slots.copy(row.slot, target, 1)"),

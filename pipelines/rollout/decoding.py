@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -53,7 +52,8 @@ class Slots:
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self.count, self.device = count, device
+        self.count = count
+        self.device = device
         self.capacity = GROWTH
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys, values
         self.groups: list[_Group] = []
@@ -70,16 +70,21 @@ class Slots:
         self.slot_of = index([span.slot for span in spans for _ in range(span.start, span.end)])
         self.position = index([i for span in spans for i in range(span.start, span.end)])
         keys = torch.arange(self.capacity, device=self.device)
-        order, self.groups, base = [0] * len(self.position), [], 0
+        order = [0] * len(self.position)  # where each token of the flat batch is in the groups' joined output
+        self.groups = []
+        base = 0  # tokens of the groups so far, padding included
 
         # Conversations with one new token are read in place. Slots between them that do not decode are computed too,
         # and dropped.
         single = [span for span in spans if span.end - span.start == 1]
         if single:
             base = max(span.slot for span in single) + 1
-            ends, take = [1] * base, [0] * base
+            ends = [1] * base
+            take = [0] * base
             for place, span in enumerate(single):
-                ends[span.slot], take[span.slot], order[place] = span.end, place, span.slot
+                ends[span.slot] = span.end
+                take[span.slot] = place
+                order[place] = span.slot
             seen = keys[: -(-max(ends) // STRIDE) * STRIDE] < index(ends)[:, None]  # (E, K)
             is_ordered = take == list(range(base))
             self.groups.append(_Group(None, None if is_ordered else index(take), seen[:, None, None]))
@@ -92,10 +97,12 @@ class Slots:
             offset += span.end - span.start
         for members in (by_length[key] for key in sorted(by_length)):
             width = max(span.end - span.start for _, span in members)
-            take, last = [], []
+            take = []
+            last = []  # (E, C) the position of each token, which is the last key that it sees
             for offset, span in members:
-                inside = [min(i, span.end - span.start - 1) for i in range(width)]
-                order[offset : offset + span.end - span.start] = range(base, base + span.end - span.start)
+                length = span.end - span.start
+                inside = [min(i, length - 1) for i in range(width)]  # padding repeats the last token
+                order[offset : offset + length] = range(base, base + length)
                 take += [offset + i for i in inside]
                 last.append([span.start + i for i in inside])
                 base += width
@@ -135,7 +142,10 @@ def attend_slots(
     """Attention of a model's layer under `slot_attention`: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D)."""
     if sliding_window is not None or softcap is not None:
         raise ResourceError("the in-process policy has no sliding window and no soft cap", "use rollout.policy=vllm")
-    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))  # (N, H, D)
+    v = value[0].transpose(0, 1)  # (N, H_kv, D)
+    # Under autocast a norm leaves queries and keys in float32.
+    q = query[0].transpose(0, 1).to(v.dtype)
+    k = key[0].transpose(0, 1).to(v.dtype)
 
     # The new keys and values are kept, in tensors that grow to the capacity.
     layer = int(module.layer_idx)  # type: ignore[arg-type]
@@ -146,24 +156,32 @@ def attend_slots(
             new[:, :, : old.shape[2]] = old
         kept = slots.layers[layer] = (grown[0], grown[1])
     keys, values = kept
-    q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of queries and keys gives them in float32
     keys[slots.slot_of, :, slots.position] = k
     values[slots.slot_of, :, slots.position] = v
 
     # Query heads that share a key head are folded into its query positions.
-    heads, fold, parts = k.shape[1], q.shape[1] // k.shape[1], []
+    heads = k.shape[1]
+    fold = q.shape[1] // heads
+    outputs = []
     for group in slots.groups:
         n_rows, _one, width, n_keys = group.mask.shape
         rows = slice(n_rows) if group.rows is None else group.rows
-        part = q[:n_rows] if group.take is None else q.index_select(0, group.take)
-        part = part.reshape(n_rows, width, heads, fold, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (E, H_kv, F * C, D)
+        queries = q[:n_rows] if group.take is None else q.index_select(0, group.take)
+        queries = queries.reshape(n_rows, width, heads, fold, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
         mask = group.mask if fold == 1 else group.mask.repeat(1, 1, fold, 1)
-        k, v = keys[rows, :, :n_keys], values[rows, :, :n_keys]
-        out = F.scaled_dot_product_attention(part, k, v, attn_mask=mask, scale=scaling)
-        out = out.view(n_rows, heads, fold, width, -1).permute(0, 3, 1, 2, 4)  # (E, C, H_kv, F, D)
-        parts.append(out.reshape(n_rows * width, heads * fold, -1))
-    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return (joined if slots.order is None else joined.index_select(0, slots.order))[None], None
+        output = F.scaled_dot_product_attention(
+            queries,  # (E, H_kv, F * C, D)
+            keys[rows, :, :n_keys],
+            values[rows, :, :n_keys],
+            attn_mask=mask,
+            scale=scaling,
+        )
+        output = output.view(n_rows, heads, fold, width, -1).permute(0, 3, 1, 2, 4)  # (E, C, H_kv, F, D)
+        outputs.append(output.reshape(n_rows * width, heads * fold, -1))
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if slots.order is not None:
+        joined = joined.index_select(0, slots.order)
+    return joined[None], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend_slots)
@@ -275,7 +293,7 @@ class Recording:
 
 LEAST_PREFIX = 256  # tokens: a shorter prefix of another prompt is computed about as fast as it is copied
 STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are prefilled over several steps
-HOLD = 16  # most steps for which, on a GPU, several new tokens of a conversation wait for those of others
+MAX_DEFERRED_STEPS = 16  # on a GPU, steps for which several new tokens of a conversation wait for those of others
 SEEDS = 2**64
 
 
@@ -296,19 +314,22 @@ class Decoder:
     """A batch of at most `count` conversations over one causal LM; `step` must run inside `slot_attention(model)`."""
 
     def __init__(self, model: Any, codec: ChatCodec, count: int) -> None:
-        self._model, self._codec, self._count = model, codec, count
+        self._model = model
+        self._codec = codec
+        self._count = count
         self._slots = Slots(count, model.device)
         self.rows: dict[str, _Conversation] = {}  # session -> conversation
         self._leaders: dict[tuple[int, ...], _Conversation] = {}  # prompt -> the conversation that others copy it from
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         # Ids that end a turn: the chat template's, the tokenizer's and the model's own.
-        own = getattr(model.generation_config, "eos_token_id", None)
-        many = (*(own if isinstance(own, list) else [own]), codec.tokenizer.eos_token_id, codec.end_id)
-        self._end_ids = frozenset(index for index in many if index is not None)
-        self._own_mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=model.device)
+        models_own = getattr(model.generation_config, "eos_token_id", None)
+        end_ids = [codec.tokenizer.eos_token_id, codec.end_id]
+        end_ids += models_own if isinstance(models_own, list) else [models_own]
+        self._end_ids = frozenset(index for index in end_ids if index is not None)
+        self._any_mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=model.device)
         self._recorded: dict[tuple[int, int], Recording] = {}  # on a GPU, by the slots' capacity and the keys read
-        self._hold = HOLD if model.device.type == "cuda" else 0
-        self._held = 0  # steps for which some conversation that lacks several tokens was held by now
+        self._max_deferred = MAX_DEFERRED_STEPS if model.device.type == "cuda" else 0
+        self._deferred = 0  # steps for which conversations that lack several tokens have waited by now
 
     @property
     def room(self) -> int:
@@ -332,9 +353,13 @@ class Decoder:
             self.rows[request.session] = row
             self._leaders.setdefault(row.prompt, row)
         # Keys and values are good as far as the new context begins like the old one; one token must be left to predict.
-        pairs = enumerate(zip(row.ids[: row.cached], request.token_ids, strict=False))
-        row.cached = min(next((i for i, (a, b) in pairs if a != b), row.cached), len(request.token_ids) - 1)
-        row.ids, row.logprobs, row.request, row.generating = list(request.token_ids), [], request, True
+        ids = list(request.token_ids)
+        shared = common_prefix(row.ids[: row.cached], ids)
+        row.cached = min(shared, len(request.token_ids) - 1)
+        row.ids = ids
+        row.logprobs = []
+        row.request = request
+        row.generating = True
         if request.stop not in self._stops:
             self._stops[request.stop] = StopStrings(self._codec.tokenizer, request.stop, self._codec.decode)
 
@@ -352,67 +377,111 @@ class Decoder:
         """One forward pass: each conversation is prefilled further and, once it is whole, draws a token. Returns the
         turns that ended, with their sessions.
         """
-        # The highest conversations move into free low slots: attention reads all slots up to the highest.
+        self._fill_free_slots()
+        batch = self._next_batch(self._rows_to_compute())
+        drawing, logits = self._predict(batch)
+        if not drawing:
+            return []
+        drawn, logprobs = self._draw([row.request for row in drawing], [len(row.ids) for row in drawing], logits)
+        finished = []
+        for row, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            turn = self._ended_turn(row)
+            if turn is not None:
+                row.generating = False
+                finished.append((row.request.session, turn))
+        return finished
+
+    def _fill_free_slots(self) -> None:
+        """Move the highest conversations into free low slots: attention reads all slots up to the highest."""
         used = {row.slot for row in self.rows.values()}
-        holes = [slot for slot in range(len(used)) if slot not in used]
+        free = [slot for slot in range(len(used)) if slot not in used]
         for row in self.rows.values():
             if row.slot >= len(used):
-                target = holes.pop(0)
+                target = free.pop(0)
                 self._slots.copy(row.slot, target, row.cached)
                 row.slot = target
 
-        # A conversation whose prompt another one is just prefilling waits, and then copies it.
-        lacking: list[_Conversation] = []
-        for row in sorted((row for row in self.rows.values() if row.generating), key=lambda row: row.slot):
-            leader, shared = self._leaders[row.prompt], len(row.prompt) - 1  # each runs the last one, for its logits
+    def _rows_to_compute(self) -> list[_Conversation]:
+        """Conversations with a turn to go on with, by their slots.
+
+        A conversation whose prompt another one is just prefilling waits, and then copies it.
+        """
+        generating = [row for row in self.rows.values() if row.generating]
+        generating.sort(key=lambda row: row.slot)
+        ready: list[_Conversation] = []
+        for row in generating:
+            leader = self._leaders[row.prompt]
+            shared = len(row.prompt) - 1  # each computes the last token, for its logits
             if leader is not row and row.cached < shared:
                 if leader.cached < shared:
                     continue
                 self._slots.copy(leader.slot, row.slot, shared)
                 row.cached = shared
-            elif row.cached == 0 and self._waits_for_prefix(row, lacking):
+            elif row.cached == 0 and self._waits_for_prefix(row, ready):
                 continue
-            lacking.append(row)
-        # The batch: conversations that lack one token first, then the others, as far as a step's tokens go. On a GPU a
-        # pass of single tokens is recorded, and another one takes as long as several of them: others wait for company.
-        batch = [(row, Span(row.slot, row.cached, len(row.ids))) for row in lacking if len(row.ids) - row.cached == 1]
-        others = [row for row in lacking if len(row.ids) - row.cached > 1]
-        tokens, waiting = len(batch), sum(len(row.ids) - row.cached for row in others)
-        is_held = bool(batch and others) and self._held < self._hold and tokens + waiting < STEP_TOKENS
-        self._held = self._held + 1 if is_held else 0
-        for row in others if not is_held else ():
-            if STEP_TOKENS - tokens > 1:
-                end = min(len(row.ids), row.cached + STEP_TOKENS - tokens)
+            ready.append(row)
+        return ready
+
+    def _next_batch(self, rows: Sequence[_Conversation]) -> list[tuple[_Conversation, Span]]:
+        """The conversations of a step with the tokens that it computes, at most `STEP_TOKENS` in all.
+
+        Those that lack one token come first. On a GPU a pass of single tokens is recorded, and another pass takes as
+        long as several recorded ones: conversations that lack more tokens are deferred until others join them.
+        """
+        batch = []
+        others = []
+        waiting = 0  # tokens of the others
+        for row in rows:
+            missing = len(row.ids) - row.cached
+            if missing == 1:
+                batch.append((row, Span(row.slot, row.cached, len(row.ids))))
+            else:
+                others.append(row)
+                waiting += missing
+        tokens = len(batch)
+        has_both = bool(batch) and bool(others)
+        if has_both and self._deferred < self._max_deferred and tokens + waiting < STEP_TOKENS:
+            self._deferred += 1
+            return batch
+        self._deferred = 0
+        for row in others:
+            room = STEP_TOKENS - tokens
+            if room > 1:
+                end = min(len(row.ids), row.cached + room)
                 batch.append((row, Span(row.slot, row.cached, end)))
                 tokens += end - row.cached
+        return batch
 
-        drawing, predicted = self._predict(batch)
-        if not drawing:
-            return []
-        device, requests = self._model.device, [row.request for row in drawing]
+    def _draw(self, requests: Sequence[Request], positions: Sequence[int], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Each of R conversations' next token and its log-probability, (R,) each.
+
+        Args:
+            positions: the next token's position in each conversation.
+            logits: (R, V).
+        """
+        device = self._model.device
         seeds = np.array([request.seed % SEEDS for request in requests], dtype=np.uint64)
-        places = np.array([len(row.ids) for row in drawing], dtype=np.uint64)
-        drawn, logprobs = draw(
-            predicted,
+        uniform = uniforms(seeds, np.array(positions, dtype=np.uint64))
+        return draw(
+            logits,
             temperature=torch.tensor([request.sampling.temperature for request in requests], device=device),
             top_p=torch.tensor([request.sampling.top_p for request in requests], device=device),
-            uniform=torch.from_numpy(uniforms(seeds, places)).to(device),
+            uniform=torch.from_numpy(uniform).to(device),
         )
 
-        # A turn ends with an end-of-turn token, a stop string or its budget.
-        finished = []
-        for row, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
-            row.ids.append(token)
-            row.logprobs.append(logprob)
-            request, new_ids = row.request, row.ids[len(row.request.token_ids) :]
-            spoken = new_ids[:-1] if token in self._end_ids else new_ids
-            stopped = spoken is not new_ids or self._stops[request.stop].ended(new_ids)
-            if stopped or len(new_ids) >= request.max_tokens:
-                row.generating = False
-                text = truncate_at_stop(self._codec.decode(spoken), request.stop)
-                turn = Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
-                finished.append((request.session, turn))
-        return finished
+    def _ended_turn(self, row: _Conversation) -> Completion | None:
+        """The turn, if it has ended: by an end-of-turn token, a stop string or its budget."""
+        request = row.request
+        new_ids = row.ids[len(request.token_ids) :]
+        has_end = new_ids[-1] in self._end_ids
+        is_stopped = has_end or self._stops[request.stop].ended(new_ids)
+        if not is_stopped and len(new_ids) < request.max_tokens:
+            return None
+        spoken = new_ids[:-1] if has_end else new_ids
+        text = truncate_at_stop(self._codec.decode(spoken), request.stop)
+        return Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if is_stopped else "length")
 
     def _waits_for_prefix(self, row: _Conversation, prefilling: Sequence[_Conversation]) -> bool:
         """Copy the longest prefix that another conversation has for a new one; True if a longer one is on its way.
@@ -423,13 +492,16 @@ class Decoder:
         Args:
             prefilling: conversations that this step computes.
         """
-        source, ready, coming = None, 0, 0
+        source = None
+        ready = 0  # tokens of the longest prefix that can be copied now
+        coming = 0  # tokens of the longest prefix that this step computes
         for other in self.rows.values():
             if other is row:
                 continue
             shared = min(common_prefix(other.prompt, row.prompt), len(row.prompt) - 1)
             if min(shared, other.cached) > ready:
-                source, ready = other, min(shared, other.cached)
+                source = other
+                ready = min(shared, other.cached)
             if shared > other.cached and other in prefilling:
                 coming = max(coming, shared)
         if coming >= LEAST_PREFIX and coming > ready:
@@ -447,15 +519,21 @@ class Decoder:
         drawing = [row for row, span in batch if span.end == len(row.ids)]
         if self._model.device.type == "cuda" and spans[-1].end - spans[-1].start == 1:  # single tokens alone
             n_keys = -(-self._slots.grow(spans) // GROWTH) * GROWTH
-            key = self._slots.capacity, n_keys
+            key = (self._slots.capacity, n_keys)
             if key not in self._recorded:
-                self._recorded = {at: one for at, one in self._recorded.items() if at[0] == key[0]}
+                # Recordings over slots of another capacity read tensors that are gone.
+                for other_key in list(self._recorded):
+                    if other_key[0] != self._slots.capacity:
+                        del self._recorded[other_key]
                 self._recorded[key] = Recording(self._forward, self._slots, n_keys)
             return drawing, self._recorded[key].replay([(row.ids[-1], span) for row, span in batch])
+        ids: list[int] = []
+        keep = []  # positions in the flat batch of the last tokens of conversations that draw
+        for row, span in batch:
+            ids += row.ids[span.start : span.end]
+            if span.end == len(row.ids):
+                keep.append(len(ids) - 1)
         index = functools.partial(torch.tensor, dtype=torch.long, device=self._model.device)
-        ids = [token for row, span in batch for token in row.ids[span.start : span.end]]
-        ends = itertools.accumulate(span.end - span.start for span in spans)
-        keep = [end - 1 for end, (row, span) in zip(ends, batch, strict=True) if span.end == len(row.ids)]
         return drawing, self._forward(index(ids), self._slots.plan(spans), index(keep))
 
     @torch.no_grad()
@@ -463,7 +541,7 @@ class Decoder:
         """(R, V) what follows R of a flat batch's N tokens, whose keys and values go where the slots' plan says."""
         output = self._model(
             input_ids=ids[None],
-            attention_mask=self._own_mask,  # any four-dimensional mask keeps the model from making one
+            attention_mask=self._any_mask,  # any four-dimensional mask keeps the model from making one
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=keep,

@@ -202,7 +202,7 @@ def test_long_conversations_and_prompts_over_several_steps(model, codec, counted
 
 def test_on_a_gpu_several_new_tokens_wait_for_company(model, codec, counted):
     decoder = Decoder(model, codec, 2)
-    decoder._hold = 2  # steps; a GPU's are HOLD
+    decoder._max_deferred = 2  # steps; a GPU's are MAX_DEFERRED_STEPS
     decoder.begin(request("0", prompt(0, 20), max_tokens=6))
     with slot_attention(model):
         decoder.step()
