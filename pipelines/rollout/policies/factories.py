@@ -39,8 +39,14 @@ def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     from pipelines.rollout.policies.vllm import VllmPolicy
 
     probe = functools.cache(lambda: served_weights.probe(checkpoint, recipe.model))
-    carries, adapters = recipe.grpo.partial == "carry", recipe.model.sends_adapters
-    return VllmPolicy(recipe.rollout.servers, checkpoint, probe, carries, adapters, recipe.model.revision)
+    return VllmPolicy(
+        recipe.rollout.servers,
+        checkpoint,
+        probe,
+        carries=recipe.grpo.partial == "carry",
+        adapters=recipe.model.sends_adapters,
+        revision=recipe.model.revision,
+    )
 
 
 def teaching(recipe: Recipe) -> str:
@@ -57,7 +63,8 @@ def device(recipe: Recipe, number: int) -> str:
     """The device on which a stage's worker process of that number, from 0, decodes: the GPUs are dealt out in turn."""
     import torch
 
-    wanted, count = recipe.hardware.device, torch.cuda.device_count()
+    wanted = recipe.hardware.device
+    count = torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and not count):
         return "cpu"
     if not count:

@@ -27,10 +27,10 @@ HOST = "127.0.0.1"  # whoever reaches a server in development mode may run code 
 SERVED_NAME = "policy"
 START_S = 1800.0  # a large model read from a shared disk
 POLL_S = 0.5
-HEALTH_S = 10.0  # between two looks at a server that runs, and for its answer
-HANG_S = 120.0  # without a good answer, after which a server is ended and started again
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
-RESTARTS = 5  # in a row, of a server that does not come up
+HEALTH_S = 10.0  # seconds between two looks at a server that runs, and for its answer
+HANG_S = 120.0  # seconds without a good answer after which a server is ended and started again
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM makes room for
+RESTARTS = 5  # starts in a row of a server that does not come up
 SHARED_MEMORY = "0.4"  # share of the only GPU, which training uses too
 INFRA = CONF.parent / "infra"
 
@@ -58,15 +58,20 @@ def visible_gpus() -> tuple[str, ...]:
 
 def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
     """How a machine's GPUs are divided among servers and, in GRPO, training, which gets the first ones."""
-    rollout, span = recipe.rollout, recipe.rollout.tensor_parallel
+    rollout = recipe.rollout
+    span = rollout.tensor_parallel  # GPUs of one server
     if recipe.hardware.device == "cpu" or not devices:
         if recipe.hardware.device == "cuda":
             raise ResourceError("this machine has no CUDA device", "Set hardware.device=auto, or cpu.")
         return GpuLayout(((),) * (rollout.replicas or 1), None)
     if trains and len(devices) == 1 and span == 1 and rollout.replicas in (None, 1):
         return GpuLayout((tuple(devices),), tuple(devices), shared=True)
-    most = (len(devices) - (1 if trains else 0)) // span
-    count = rollout.replicas or max(1, len(devices) // (2 if trains else 1) // span)
+    most = len(devices) // span
+    wanted = max(1, most)
+    if trains:
+        most = (len(devices) - 1) // span
+        wanted = max(1, len(devices) // 2 // span)
+    count = rollout.replicas or wanted
     if count > most:
         needs = f"{count} servers on {span} GPUs each{' and training' if trains else ''}"
         raise ResourceError(
@@ -91,18 +96,26 @@ class Replica:
 
     # `trains`: whether it is sent the weights under training.
     def __init__(self, checkpoint: str, trains: bool, recipe: Recipe, plan: GpuLayout, number: int, log: Path):
-        self.checkpoint, self.trains, self.recipe, self.plan = checkpoint, trains, recipe, plan
+        self.checkpoint = checkpoint
+        self.trains = trains
+        self.recipe = recipe
+        self.plan = plan
         # The folder of the weights that it was last sent, if they are a whole model: it starts again with them.
         self.newest: Path | None = None
-        self.devices, self.log, self.port = plan.serving[number], log, free_port()
+        self.devices = plan.serving[number]
+        self.log = log
+        self.port = free_port()
         self.url = f"http://{HOST}:{self.port}/v1"
-        self.seen, self.restarts = time.monotonic(), 0
+        self.seen = time.monotonic()
+        self.restarts = 0
         self.start()
 
     def start(self) -> None:
         """Start its process, with the newest weights that there are."""
-        is_model = self.newest is not None and (self.newest / "config.json").is_file()  # adapters alone are none
-        model, settings = str(self.newest) if is_model else self.checkpoint, self.recipe.model
+        settings = self.recipe.model
+        model = self.checkpoint
+        if self.newest is not None and (self.newest / "config.json").is_file():  # adapters alone are no model
+            model = str(self.newest)
         command = [vllm_python(self.recipe), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--host", HOST, "--port", str(self.port), "--served-model-name", SERVED_NAME]
         command += ["--dtype", settings.compute_dtype, "--logprobs-mode", "processed_logprobs"]
@@ -145,13 +158,16 @@ class Replica:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        self.well, self.seen = False, time.monotonic()
+        self.well = False
+        self.seen = time.monotonic()
 
     def healthy(self) -> bool:
         """Whether it answers that it is well; an engine that died says 503."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self.port}/health", timeout=HEALTH_S):
-                self.well, self.seen, self.restarts = True, time.monotonic(), 0
+                self.well = True
+                self.seen = time.monotonic()
+                self.restarts = 0
                 return True
         except urllib.error.HTTPError:
             self.seen = min(self.seen, time.monotonic() - HANG_S)
@@ -236,10 +252,14 @@ def running_servers(
 
 def vllm_python(recipe: Recipe) -> str:
     """The Python that has vLLM."""
-    named, command = recipe.rollout.python, shutil.which("vllm")
-    beside = str(Path(command).resolve().parent / "python") if command else None
-    path = shutil.which(named) if named else beside
-    if path is None:
-        hint = "Set rollout.python to the Python of an environment with vLLM, or name servers in rollout.servers."
-        raise ResourceError(f"no such Python for vLLM: {named}" if named else "vLLM is not installed here", hint)
-    return path
+    hint = "Set rollout.python to the Python of an environment with vLLM, or name servers in rollout.servers."
+    named = recipe.rollout.python
+    if named:
+        path = shutil.which(named)
+        if path is None:
+            raise ResourceError(f"no such Python for vLLM: {named}", hint)
+        return path
+    command = shutil.which("vllm")
+    if command is None:
+        raise ResourceError("vLLM is not installed here", hint)
+    return str(Path(command).resolve().parent / "python")

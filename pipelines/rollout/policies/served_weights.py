@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
 ATTEMPTS = 3
 BACKOFF_S = 2.0
-WAIT_S, WAITS = 10.0, 60  # for servers that are started again, when none is there to take weights
+WAIT_S = 10.0  # between tries, while all servers that are to take weights may be starting again
+WAITS = 60  # such tries
 ADAPTER_CONFIG = "adapter_config.json"  # marks a folder that holds low-rank adapters alone
 CLOSED_STATUSES = frozenset({403, 404, 405})  # answers of a server that was not started to take weights
 TOLERANCES = {"float32": 2e-3, "bfloat16": 3e-2}  # mean difference a token that rounding alone does not make
@@ -52,9 +53,9 @@ class Probe:
     """A text and its log-probabilities under a checkpoint."""
 
     checkpoint: str  # its folder or hub name.
-    ids: tuple[int, ...]  # (T,) of the text.
-    logprobs: tuple[float, ...]  # (T - 1,) of each id but the first, given those before it.
-    far: float  # the mean difference from which on another model must have answered.
+    ids: tuple[int, ...]  # (T,) the text's.
+    logprobs: tuple[float, ...]  # (T - 1,) for each id but the first, given the ids before it.
+    far: float  # mean difference above which another model must have answered.
 
     def check(self, url: str, answered: Sequence[float | None]) -> None:
         """Hold a server's log-probabilities of `ids`, (T,) or more, none of the first, against the checkpoint's."""
@@ -111,8 +112,8 @@ def send_weights(servers: Sequence[str], checkpoint: str, step: int | None = Non
                 reload(url, checkpoint, step if carry else None)
                 return None
             # Adapters get the name of their step; the last ones stay for what is on its way.
-            new, names = f"step-{step}", served_names(url)
-            held = sorted((name for name in names if adapter_step(name) >= 0), key=adapter_step)
+            new = f"step-{step}"
+            held = sorted((name for name in served_names(url) if adapter_step(name) >= 0), key=adapter_step)
             for name in {*held[:-1], *({new} & set(held))}:
                 _call(f"{url}/unload_lora_adapter", {"lora_name": name})
             _call(f"{url}/load_lora_adapter", {"lora_name": new, "lora_path": checkpoint})

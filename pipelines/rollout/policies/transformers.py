@@ -27,8 +27,8 @@ REJOIN_STEPS = 2  # decode steps that an episode is away for its SQL at the leas
 # Work of a statement for which it stays away one more step. SQLite does some 500 in the 10 ms of a step of the tiny
 # model on an idle core: with several long statements at once on busy ones they still come back before they are due.
 STEP_WORK = 160
-MOST_STEPS = 1024  # for which one is away; also what a statement costs that its time limit ended
-POLL_S = 0.002  # between two looks at the work of statements that hold the batch
+MOST_STEPS = 1024  # steps that one is away at the most; also the cost of a statement that its time limit ended
+POLL_S = 0.002  # seconds between two looks at the work of statements that hold the batch
 SETTLE_TICKS = 3  # event-loop turns after a step: finished turns are read, and their SQL is sent off
 
 
@@ -47,7 +47,28 @@ class _Session:
 
     def rejoins(self) -> int:
         """The step at which it is due as far as is known: never later than it will be."""
-        return self.due if self.work is None else self.due + int(min(self.work() / STEP_WORK, MOST_STEPS))
+        if self.work is None:
+            return self.due
+        return self.due + int(min(self.work() / STEP_WORK, MOST_STEPS))
+
+    def settle(self) -> None:
+        """Fix the step at which it is due: its statement is done, and the statement's cost known."""
+        self.due = self.rejoins()
+        self.work = None
+        self.acting = False
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is away, neither in the batch nor waiting to join it."""
+        return not (self.generating or self.wanted or self.over)
+
+    def fail(self, error: Exception) -> None:
+        """Fail the turn that is in the batch or waits for it."""
+        if (self.generating or self.wanted) and self.answer and not self.answer.done():
+            self.generating = False
+            self.wanted = None
+            self.acting = True
+            self.answer.set_exception(error)
 
 
 class TransformersPolicy(Policy):
@@ -78,7 +99,9 @@ class TransformersPolicy(Policy):
         self.context = getattr(model.config, "max_position_embeddings", None)
         # Seconds of its life with nothing to decode, or held back for an episode that was due: the wait for SQL.
         self.waiting_s = 0.0
-        self._model, self._deterministic, self._compute = model, deterministic, compute
+        self._model = model
+        self._deterministic = deterministic
+        self._compute = compute
         self._sessions: dict[str, _Session] = {}  # in the order of their opening
         self._step = 0
         self._changed = asyncio.Event()
@@ -89,20 +112,23 @@ class TransformersPolicy(Policy):
 
     def away(self, session: str, work: Callable[[], float] | None = None) -> None:
         state = self._sessions[session]
-        state.acting, state.due = False, self._step
+        state.acting = False
+        state.due = self._step
         if self._deterministic:
-            state.due, state.work = self._step + REJOIN_STEPS, work
+            state.due += REJOIN_STEPS
+            state.work = work
         self._changed.set()
 
     def release(self, session: str) -> None:
         state = self._sessions[session]
-        state.due, state.work, state.acting = state.rejoins(), None, False
-        state.over, state.wanted = True, None
+        state.settle()
+        state.over = True
+        state.wanted = None
         self._changed.set()
 
     async def generate(self, request: Request) -> Completion:
         state = self._sessions[request.session]
-        state.due, state.work, state.acting = state.rejoins(), None, False  # its statement is done: its cost is known
+        state.settle()
         state.wanted = request
         state.answer = asyncio.get_running_loop().create_future()
         if self._loop is None:
@@ -142,18 +168,17 @@ class TransformersPolicy(Policy):
                     self._step += 1
                     for session, completion in finished:
                         state = self._sessions[session]
-                        state.generating, state.acting, state.due = False, True, self._step
+                        state.generating = False
+                        state.acting = True
+                        state.due = self._step
                         if state.answer and not state.answer.done():
                             state.answer.set_result(completion)
                 except Exception as error:
                     if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
                         reason = f"no memory left while decoding {self.live} episodes together"
                         error = ResourceError(reason, "lower rollout.slots or sampling.episode_tokens")
-                    # Every turn that is in the batch or waits for it fails.
                     for state in self._sessions.values():
-                        if (state.generating or state.wanted) and state.answer and not state.answer.done():
-                            state.generating, state.wanted, state.acting = False, None, True
-                            state.answer.set_exception(error)
+                        state.fail(error)
                     decoder = Decoder(self._model, self.codec, self.live)
                 for _ in range(SETTLE_TICKS):
                     await asyncio.sleep(0)
@@ -161,11 +186,8 @@ class TransformersPolicy(Policy):
     def _admit(self, decoder: Decoder) -> bool:
         """Bring in all that is due, in the order of opening; False if the next step must wait for an episode."""
         while True:
-            if self._deterministic and any(
-                state.acting or (not (state.generating or state.wanted or state.over) and state.rejoins() <= self._step)
-                for state in self._sessions.values()
-            ):
-                return False  # an episode that is due is not back yet
+            if self._deterministic and self._is_someone_late():
+                return False
             for session, state in list(self._sessions.items()):
                 if state.over and (state.generating or state.due <= self._step):
                     decoder.end(session)
@@ -173,12 +195,34 @@ class TransformersPolicy(Policy):
             for session, state in self._sessions.items():
                 if state.wanted and state.due <= self._step and (session in decoder.rows or decoder.room):
                     decoder.begin(state.wanted)
-                    state.wanted, state.generating = None, True
+                    state.wanted = None
+                    state.generating = True
             if decoder.generating:
                 return True
             # With nothing to decode the clock of steps goes on to the first episode that is due.
-            later = [(due, state) for state in self._sessions.values() if (due := state.rejoins()) > self._step]
-            first = min((due for due, _ in later), default=self._step)
-            if not later or any(state.work is not None for due, state in later if due == first):
-                return False  # whoever is next may yet turn out to be later
+            first = self._first_due()
+            if first is None:
+                return False
             self._step = first
+
+    def _is_someone_late(self) -> bool:
+        """Whether an episode that is due is not back yet."""
+        for state in self._sessions.values():
+            if state.acting or (state.is_awaited and state.rejoins() <= self._step):
+                return True
+        return False
+
+    def _first_due(self) -> int | None:
+        """The step of the first episode that is due later; None without one, or if it may turn out to be later yet."""
+        first: int | None = None
+        is_certain = True
+        for state in self._sessions.values():
+            due = state.rejoins()
+            if due <= self._step:
+                continue
+            if first is None or due < first:
+                first = due
+                is_certain = state.work is None
+            elif due == first and state.work is not None:
+                is_certain = False
+        return first if is_certain else None

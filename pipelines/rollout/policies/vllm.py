@@ -24,7 +24,7 @@ LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
 CONNECT_S = 10.0
 FAILOVER_S = 10.0  # seconds of failures after which a server is left for another
 RESTART_S = 600.0  # seconds of failures after which the only server, which may be starting again, ends the run
-MOST_STOPS = 4  # that a server takes; at others the turn is cut here
+MOST_STOPS = 4  # stop strings that a server takes; at others the turn is truncated here
 OWN_KEYS = {
     "return_token_ids": True,
     "skip_special_tokens": False,  # a protocol's tag may be one, and stop strings are sought in the text
@@ -48,8 +48,8 @@ class VllmPolicy(Policy):
         self,
         servers: Sequence[str],  # base URLs, up to and with `/v1`
         checkpoint: str | Path,  # a folder or a hub name with the servers' tokenizer
-        probe: Callable[[], Probe]
-        | None = None,  # recognises the checkpoint that they must hold; None if they may hold any
+        # The probe of the checkpoint that they must hold; None if they may hold any.
+        probe: Callable[[], Probe] | None = None,
         # They get new weights while they sample, and report which sampled each token (`/inference/v1/generate`).
         carries: bool = False,
         adapters: bool = False,  # they may be sent low-rank adapters alone; the newest are asked for by their name
@@ -63,7 +63,9 @@ class VllmPolicy(Policy):
         commit = None if Path(checkpoint).is_dir() else revision
         self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint), revision=commit))
         self.live = LIVE_PER_SERVER * len(servers)
-        retries, patience_s = (2, FAILOVER_S) if len(servers) > 1 else (12, RESTART_S)
+        has_others = len(servers) > 1
+        retries = 2 if has_others else 12
+        patience_s = FAILOVER_S if has_others else RESTART_S
         self._connections: dict[str, Connection] = {}
         contexts = []
         for url in servers:
@@ -80,9 +82,13 @@ class VllmPolicy(Policy):
             contexts.append(getattr(listed[0], "max_model_len", None))
         self.context = min(filter(None, contexts), default=None)
         self._models = {url: connection.endpoint.model for url, connection in self._connections.items()}
-        self._up, self._probe, self._drawn = list(servers), probe, False
+        self._up = list(servers)  # servers that have not failed
+        self._probe = probe
+        self._drawn = False  # whether log-probabilities are those of the distribution that tokens were drawn from
         self._adapters = adapters
-        self._having, self._carries, self._followed = list(servers), carries, False
+        self._having = list(servers)  # servers that have the weights
+        self._carries = carries
+        self._followed = False  # whether weights under training are sent to the servers
         self._versions: dict[str, list[int]] = {}
         self._home: dict[str, str] = {}
         self._stops: dict[tuple[str, ...], StopStrings] = {}
@@ -125,17 +131,20 @@ class VllmPolicy(Policy):
         text = truncate_at_stop(self.codec.decode(spoken), request.stop)
         # A server's log-probabilities are before temperature by default, not those of the distribution it drew from.
         is_comparable = self._drawn or request.sampling.temperature in (0.0, 1.0)
-        told = (choice.logprobs.token_logprobs or ()) if choice.logprobs else ()
+        told: Sequence[float] = ()
+        if choice.logprobs:
+            told = choice.logprobs.token_logprobs or ()
         # Each log-probability is taken for the token of its place; a server that was seen to tell them must go on.
         if len(told) != len(ids) and (told or self._drawn):
             raise EndpointError(f"{url} gave {len(told)} log-probabilities for {len(ids)} tokens")
         logprobs = tuple(told[:end]) if is_comparable else ()
-        cut_short = end == len(ids) and choice.finish_reason == "length"
-        return Completion(text, tuple(ids[:end]), logprobs, "length" if cut_short else "stop")
+        is_budget_spent = end == len(ids) and choice.finish_reason == "length"
+        return Completion(text, tuple(ids[:end]), logprobs, "length" if is_budget_spent else "stop")
 
     async def _ask(self, url: str, request: Request) -> Any:
         """A server's choice. By vLLM's own interface, if weights change meanwhile: it reports each token's version."""
-        connection, model = self._connections[url], self._models[url]
+        connection = self._connections[url]
+        model = self._models[url]
         sampling: dict[str, Any] = {
             "max_tokens": request.max_tokens,
             "temperature": request.sampling.temperature,
@@ -159,7 +168,8 @@ class VllmPolicy(Policy):
             hint = "Start it with --enable-scale-out, or set grpo.partial=wait."
             raise ResourceError(f"{address} tells no versions of tokens ({error.message})", hint) from None
         choice = answer["choices"][0]
-        ids, content = choice["token_ids"] or [], (choice["logprobs"] or {}).get("content") or []
+        ids = choice["token_ids"] or []
+        content = (choice["logprobs"] or {}).get("content") or []
         versions = [-1] * len(ids)
         for span in choice.get("weight_versions") or ():
             version = int(span["version"]) if span["version"].isdecimal() else adapter_step(model)
@@ -170,14 +180,18 @@ class VllmPolicy(Policy):
         )
 
     def follow_weights(self, places: Sequence[str] | None = None) -> None:
-        self._probe, self._followed = None, True
-        if places is not None:
-            self._having = self._up = list(places)
-        if places is not None and self._adapters:
-            self._models |= {url: max(served_names(url), key=adapter_step) for url in places}
+        self._probe = None
+        self._followed = True
+        if places is None:
+            return
+        self._having = self._up = list(places)
+        if self._adapters:
+            for url in places:
+                self._models[url] = max(served_names(url), key=adapter_step)
 
     def take_versions(self) -> dict[str, list[int]]:
-        taken, self._versions = self._versions, {}
+        taken = self._versions
+        self._versions = {}
         return taken
 
     async def check(self) -> None:
