@@ -453,7 +453,8 @@ def asked_question(
     server can.
     """
     if "pool" in asked:
-        pool, index = asked["pool"], asked.get("index", 0)
+        pool = asked["pool"]
+        index = asked.get("index", 0)
         if not isinstance(pool, str) or not isinstance(index, int):
             raise DataError("a question is named by its pool (a text) and its index (a whole number)")
         examples = questions(pool)

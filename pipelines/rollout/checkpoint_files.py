@@ -12,7 +12,8 @@ from typing import Any
 
 from pipelines.core.errors import DataError
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER_CONFIG = "adapter_config.json"
 AGAIN = "Copy the whole folder again, or train it again."
@@ -79,8 +80,9 @@ def require_files(folder: Path) -> None:
         index = _index(folder)
         for name in sorted(index.keys() | place_of.keys()):
             if index.get(name) != place_of.get(name):
-                said, found = index.get(name, "no file"), place_of.get(name, "no file")
-                raise DataError(f"{folder}: {name} is in {found}, and the index says {said}", AGAIN)
+                file_there = place_of.get(name, "no file")
+                file_named = index.get(name, "no file")
+                raise DataError(f"{folder}: {name} is in {file_there}, and the index says {file_named}", AGAIN)
     if HEAD in place_of and _config(folder).get("tie_word_embeddings"):
         _require_same_head(folder, place_of)
 

@@ -14,7 +14,10 @@ from pipelines.core import processes
 from pipelines.core.errors import DataError
 from pipelines.core.messages import without_system
 
-_AGENT, _USER, _SYSTEM = "agentmarker", "usermarker", "systemmarker"  # plain words: no template alters them
+# Marker strings are plain words: no template alters them.
+_AGENT = "agentmarker"
+_USER = "usermarker"
+_SYSTEM = "systemmarker"
 TEMPLATE_HINT = "Mend chat_template.jinja, or take that of the model's own folder."
 _CONTROL_SHAPE = re.compile(r"<\|.*\|>")
 MAX_PROMPTS = 512  # prompts whose ids stay in memory: a group's samples share one
@@ -40,6 +43,21 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return shared
 
 
+def _control_pattern(tokenizer: Any, rendered: str) -> re.Pattern[str]:
+    """A pattern of the tokens that steer a conversation; a protocol's own tags are not among them.
+
+    Args:
+        rendered: a conversation by the chat template.
+    """
+    control = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special or token.content in rendered or _CONTROL_SHAPE.fullmatch(token.content):
+            control.add(token.content)
+    tokens = [token for token in control if token is not None and len(token) > 1]
+    tokens.sort(key=lambda token: (-len(token), token))  # the longest first
+    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+
+
 class ChatCodec:
     """Turns messages into ids and ids into text.
 
@@ -57,14 +75,7 @@ class ChatCodec:
         self._before_user, also, self._after_user = after.partition(_USER)
         if not (marked and also):
             raise DataError("the tokenizer's chat template does not repeat the messages that it is given")
-        # The tokens that steer a conversation; a protocol's own tags are not among them.
-        added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
-        control = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
-        control |= {
-            token for token, special in added.items() if special or token in rendered or _CONTROL_SHAPE.fullmatch(token)
-        }
-        longest_first = sorted((token for token in control if len(token) > 1), key=lambda token: (-len(token), token))
-        self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._control = _control_pattern(tokenizer, rendered)
         # Some templates refuse the system role, as Gemma's do, and some leave its message out.
         try:
             self._has_system = _SYSTEM in self._render((("system", _SYSTEM), ("user", "q")))
@@ -86,20 +97,29 @@ class ChatCodec:
         if key not in self._prompts:
             if len(self._prompts) >= MAX_PROMPTS:
                 self._prompts.clear()
-            first = next((i for i, (role, _) in enumerate(key) if role == "assistant"), len(key))
-            begun = [(role, self._defuse(text)) for role, text in key[:first]]
-            ids = self._encode(self._render(begun if self._has_system else without_system(begun)))
-            for role, text in key[first:]:
-                ids += self.agent(text) if role == "assistant" else self.observation(text)
-            self._prompts[key] = ids
+            self._prompts[key] = self._prompt_ids(key)
         return list(self._prompts[key])
+
+    def _prompt_ids(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """The ids of messages: by the template up to the first assistant one, then turn by turn."""
+        roles = [role for role, _ in messages]
+        first = roles.index("assistant") if "assistant" in roles else len(roles)
+        begun = [(role, self._defuse(text)) for role, text in messages[:first]]
+        if not self._has_system:
+            begun = without_system(begun)
+        ids = self._encode(self._render(begun))
+        for role, text in messages[first:]:
+            ids += self.agent(text) if role == "assistant" else self.observation(text)
+        return ids
 
     def observation(self, text: str, last: int | None = None) -> list[int]:
         """(T,) ids that follow an agent's turn: its end, the user's message, and where the agent speaks again. An
         end-of-turn token that the agent generated itself, as its `last` id, is not repeated.
         """
         ids = self._encode(self._before_user + self._defuse(text) + self._after_user)
-        return ids[1:] if last is not None and last == self.end_id else ids
+        if last is not None and last == self.end_id:
+            return ids[1:]
+        return ids
 
     def agent(self, text: str) -> list[int]:
         """(T,) ids of an agent's turn that is known as text only."""

@@ -74,8 +74,8 @@ class Slots:
         self.groups = []
         base = 0  # tokens of the groups so far, padding included
 
-        # Conversations with one new token are read in place. Slots between them that do not decode are computed too,
-        # and dropped.
+        # Conversations with one new token are read in place; results of slots between them that do not decode are
+        # dropped.
         single = [span for span in spans if span.end - span.start == 1]
         if single:
             base = max(span.slot for span in single) + 1
@@ -264,8 +264,8 @@ class Recording:
     """
 
     def __init__(self, forward: Callable[[Tensor, Tensor, Tensor], Tensor], slots: Slots, n_keys: int) -> None:
-        # For each slot: its token, the slot and position that its keys and values go to, and the end of its span. Keys
-        # and values of a slot that does not decode go to the last slot, which is nobody's.
+        # For each slot: its token, the slot and position that its keys and values go to, and the end of its span. The
+        # last slot, which is nobody's, takes those of a slot that does not decode.
         self._idle = [(0, slots.count, 0, 1)] * slots.count
         self._inputs = torch.tensor(self._idle, device=slots.device).T.contiguous()  # (4, E)
         self._every = torch.arange(slots.count, device=slots.device)  # a graph keeps none of the tensors that it reads
@@ -273,7 +273,8 @@ class Recording:
         def step() -> Tensor:
             ids, slots.slot_of, slots.position, ends = self._inputs
             seen = torch.arange(n_keys, device=slots.device) < ends[:, None]  # (E, K)
-            slots.groups, slots.order = [_Group(None, None, seen[:, None, None])], None
+            slots.groups = [_Group(None, None, seen[:, None, None])]
+            slots.order = None
             return forward(ids, slots.position, self._every)
 
         step()  # makes first what is made once, such as weights in the compute dtype

@@ -93,7 +93,7 @@ class RolloutEngine:
         sampling: Sampling,
         max_turns: int,  # the turn cap T; 0 forces an answer in the first turn
         schemas: Callable[[Database], Schema],  # cached by the caller
-        user: User | None = None,  # None for the user that the protocol names
+        user: User | None = None,  # the default is the user that the protocol names
     ) -> None:
         self._policy = policy
         self._sql = sql

@@ -134,7 +134,7 @@ class Episode:
         policy: str,  # its name
         session: str,  # the episode's name within its run
         prompt: tuple[Message, ...],  # () for an episode that is broken before it begins
-        codec: ChatCodec | None,  # None for policies that speak text only
+        codec: ChatCodec | None,  # the policy's; None if it speaks text only
     ) -> None:
         self._request = request
         self._rules = rules

@@ -18,7 +18,7 @@ def load(
     """A causal language model and its tokenizer from a checkpoint folder or a hub name.
 
     Args:
-        dtype: of the weights; None takes `model.compute_dtype`, which is right where they only sample.
+        dtype: dtype of the weights; None takes `model.compute_dtype`, which is right for weights that only sample.
         quantized: holds the matrices of all linear layers but the head in NF4, on the device of this process.
     """
     from transformers import BitsAndBytesConfig
@@ -26,7 +26,8 @@ def load(
 
     hide_bars()
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each new shape, and here most are new
-    name, revision = str(path_or_name), None if Path(path_or_name).is_dir() else model.revision
+    name = str(path_or_name)
+    revision = None if Path(path_or_name).is_dir() else model.revision
     dtype = dtype or getattr(torch, model.compute_dtype)
     if model.compute_dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         raise ResourceError("this CUDA device has no bfloat16", "Set model.compute_dtype=float32.")
@@ -43,9 +44,10 @@ def load(
         options["device_map"] = {"": f"cuda:{rank}" if torch.cuda.is_available() else "cpu"}
     tokenizer = tokenizer_of(name, revision=revision, padding_side="left")
     network = network_of(name, revision=revision, dtype=dtype, attn_implementation="sdpa", **options)
-    for layer in network.modules() if quantized else ():
-        if hasattr(layer, "support_avx512bf16_for_cpu"):
-            layer.support_avx512bf16_for_cpu = False  # it samples with coarser scales than it trains with
+    if quantized:
+        for layer in network.modules():
+            if hasattr(layer, "support_avx512bf16_for_cpu"):
+                layer.support_avx512bf16_for_cpu = False  # it samples with coarser scales than it trains with
     if revision is not None:  # TRL reads a reference network by this name, and would take the newest commit
         file = cached_file(name, "config.json", revision=revision, local_files_only=True)
         network.config._name_or_path = str(Path(file).parent)

@@ -71,10 +71,11 @@ def _prepare(plan: Plan, emit: Any) -> None:
 
     place = device(plan.recipe, 0)
     if place != "cpu":
-        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-        if here > gpus:
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        gpus = torch.cuda.device_count()
+        if processes > gpus:
             raise ResourceError(
-                f"{here} processes train on this machine, which has {gpus} GPU{'s' if gpus > 1 else ''}",
+                f"{processes} processes train on this machine, which has {gpus} GPU{'s' if gpus > 1 else ''}",
                 "Lower hardware.processes, or --nproc-per-node in hardware.launch.",
             )
         free, total = torch.cuda.mem_get_info(place)  # a vLLM server of this run may have its part already

@@ -51,46 +51,16 @@ def train(
     path = folder / PLAN
     write_atomic(path, plan.model_dump_json())  # other machines may be looking for it
     (folder / STOP).unlink(missing_ok=True)
-    own = {PARENT: str(os.getpid())}
-    if devices is not None:
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    child = subprocess.Popen(
-        [*parent_bound_prefix(), *launcher(plan.recipe.hardware), "-m", CHILD, str(path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=environment(plan) | own,
-        start_new_session=True,
-    )
-    # Each stream is read in a thread of its own: the child must never wait for its parent to read.
-    lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
-
-    def pump(name: str, stream: IO[str]) -> None:
-        with stream:
-            for line in stream:
-                lines.put((name, line))
-        lines.put(None)
-
-    assert child.stdout is not None
-    assert child.stderr is not None
-    streams = (("out", child.stdout), ("err", child.stderr))
-    pumps = [threading.Thread(target=pump, args=stream, daemon=True) for stream in streams]
-    for thread in pumps:
-        thread.start()
+    child = _start(plan, path, devices)
+    lines, readers = _read_streams(child)
     try:
         with (folder / LOG).open("w", encoding="utf-8") as log, on_sigterm((folder / STOP).touch, once=True):
             # launchers would kill their workers soon after a SIGTERM; the file lets them end their step
             last = _follow(lines, log, on_metrics, silence_s)
     finally:
-        for sign, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):  # ask first, then kill
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(patience)
+        _end(child)
         path.unlink(missing_ok=True)  # nobody joins a training that is over
-        for thread in pumps:
+        for thread in readers:
             thread.join()
     if not (child.returncode == 0 and (folder / MODEL).is_dir()):
         raise _death(child.returncode, last, plan)
@@ -98,6 +68,60 @@ def train(
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (LOG, STOP):  # they hold this machine's paths, and nothing that is needed any more
         (folder / name).unlink(missing_ok=True)
+
+
+Lines = queue.Queue[tuple[str, str] | None]  # (stream, line); None at the end of a stream
+
+
+def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.Popen[str]:
+    """Start the child in a session of its own.
+
+    Args:
+        path: the plan's file.
+        devices: the GPUs that it may use, as CUDA names them; None for all.
+    """
+    variables = environment(plan) | {PARENT: str(os.getpid())}
+    if devices is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    return subprocess.Popen(
+        [*parent_bound_prefix(), *launcher(plan.recipe.hardware), "-m", CHILD, str(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=variables,
+        start_new_session=True,
+    )
+
+
+def _read_streams(child: subprocess.Popen[str]) -> tuple[Lines, list[threading.Thread]]:
+    """Read each stream in a thread of its own: the child must never wait for its parent to read."""
+    lines: Lines = queue.Queue()
+
+    def read(name: str, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                lines.put((name, line))
+        lines.put(None)
+
+    assert child.stdout is not None
+    assert child.stderr is not None
+    readers = []
+    for name, stream in (("out", child.stdout), ("err", child.stderr)):
+        thread = threading.Thread(target=read, args=(name, stream), daemon=True)
+        thread.start()
+        readers.append(thread)
+    return lines, readers
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End the child and all that it started: ask first, then kill."""
+    for sign, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience)
 
 
 def launcher(hardware: Hardware) -> list[str]:
@@ -132,9 +156,7 @@ def environment(plan: Plan) -> dict[str, str]:
     }
 
 
-def _follow(
-    lines: "queue.Queue[tuple[str, str] | None]", log: IO[str], on_metrics: OnMetrics, silence_s: float
-) -> dict[str, Any]:
+def _follow(lines: Lines, log: IO[str], on_metrics: OnMetrics, silence_s: float) -> dict[str, Any]:
     """Pass events on until the child's output ends; its error event, or its last lines on standard error."""
     tail: deque[str] = deque(maxlen=_LAST_LINES)
     streams = 2  # standard output and standard error, each of which ends with None
@@ -169,11 +191,10 @@ def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainErr
         error: errors.SqltrainError = kind(str(last["message"]), str(last["hint"]))
         return error
     tail: Sequence[str] = last.get("tail", [])
-    if late := [line.strip() for line in tail if LATE in line]:
+    late = [line.strip() for line in tail if LATE in line]
+    if late:
         return lost_process(plan.recipe.hardware.timeout_s, late[0])
-    # The line that names the exception, or the last lines; a launcher's own report comes after its worker's.
-    exceptions = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
-    words = (exceptions or [" | ".join(line for line in tail[-5:] if line.strip())])[-1] or "it said nothing"
+    words = _last_words(tail)
     if "silent" in last:
         return TrainingError(
             f"training said nothing for {last['silent']:.0f} s and was stopped; last: {words}",
@@ -185,3 +206,11 @@ def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainErr
             f"Lower micro_batch or rollout.slots if memory was short. {resume}",
         )
     return TrainingError(f"training died with exit code {code}: {words}", f"See {plan.out / LOG}. {resume}")
+
+
+def _last_words(tail: Sequence[str]) -> str:
+    """The line that names the exception, or the last lines; a launcher's own report comes after its worker's."""
+    exceptions = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
+    if exceptions:
+        return exceptions[-1]
+    return " | ".join(line for line in tail[-5:] if line.strip()) or "it said nothing"

@@ -11,11 +11,13 @@ import torch
 from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pipelines.recipe.config import Lora, Model
+from pipelines.recipe.config import Lora, Model, TinyModel
 from pipelines.rollout.model_loading import hide_bars, load
 from pipelines.training.plan import SERVED
 
-PAD, END, ROLES = "<|pad|>", "<|end|>", ("<|system|>", "<|user|>", "<|assistant|>")
+PAD = "<|pad|>"
+END = "<|end|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -40,11 +42,39 @@ def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Pat
         tags: protocol tags; each becomes a single token.
         seed: of the weights.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     hide_bars()
-    tiny, special = model.tiny, [PAD, END, *ROLES]
+    tiny = model.tiny
+    tokenizer = _tiny_tokenizer(tiny, corpus, tags)
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=tiny.width,
+        intermediate_size=tiny.ffn,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        num_key_value_heads=tiny.heads,
+        head_dim=tiny.width // tiny.heads,
+        max_position_embeddings=tiny.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    torch.manual_seed(seed)
+    network = Qwen3ForCausalLM(shape)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(out)
+    network.save_pretrained(out)
+
+
+def _tiny_tokenizer(tiny: TinyModel, corpus: Iterable[str], tags: Sequence[str]) -> Any:
+    """A tokenizer that knows the corpus; each tag is one token."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [PAD, END, *ROLES]
     # A byte-level BPE: any text encodes and decodes back exactly.
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -75,30 +105,11 @@ def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Pat
         clean_up_tokenization_spaces=False,
     )
     tokenizer.response_template = ANSWER
-    shape = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=tiny.width,
-        intermediate_size=tiny.ffn,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads,
-        num_key_value_heads=tiny.heads,
-        head_dim=tiny.width // tiny.heads,
-        max_position_embeddings=tiny.context,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    torch.manual_seed(seed)
-    network = Qwen3ForCausalLM(shape)
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(out)
-    network.save_pretrained(out)
+    return tokenizer
 
 
 def load_to_train(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
-    """As `load`, with the weights under training in float32: all of them, or none of a base under adapters."""
+    """A model and its tokenizer, with the weights under training in float32: all, or none of a base under adapters."""
     if model.lora is None:
         return load(path_or_name, model, torch.float32)
     return load(path_or_name, model, quantized=model.lora.bits is not None)
@@ -129,7 +140,7 @@ def whole_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not hasattr(network, "peft_config"):
         return network, weights
-    # 4-bit matrices as the forward computes with them, and without their scales.
+    # The forward computes with 4-bit matrices in this form; their scales are left out.
     whole = dict(weights)
     for name, value in network.named_parameters():
         state = getattr(value, "quant_state", None)
@@ -137,8 +148,9 @@ def whole_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
             continue
         from bitsandbytes.functional import dequantize_4bit
 
-        for key in [key for key in whole if key.startswith(f"{name}.")]:
-            del whole[key]
+        for key in list(whole):
+            if key.startswith(f"{name}."):
+                del whole[key]
         whole[name] = dequantize_4bit(value.data, state)
     lora = network.peft_config[ADAPTER]
     return plain(network.get_base_model()), merged(whole, lora.lora_alpha / lora.r)
@@ -190,7 +202,9 @@ class WeightSync:
         adapters: bool = False,  # low-rank adapters alone are sent, to servers that have the base
         dtype: torch.dtype = torch.float32,  # the servers' own: rounded here, half as many bytes are written and read
     ) -> None:
-        self._give, self._adapters, self._dtype = give, adapters, dtype
+        self._give = give
+        self._adapters = adapters
+        self._dtype = dtype
         self.folder = out / SERVED
         self.places: Sequence[str] | None = None  # the servers that have the weights last sent, if they are known
         self._pushed: int | None = None
@@ -198,27 +212,32 @@ class WeightSync:
     def push(self, trainer: Any) -> float:
         """Bring the servers up to the trainer's step, unless they are; the seconds that it took."""
         started = time.perf_counter()
-        if self._pushed != trainer.state.global_step:
-            step, took = trainer.state.global_step, []
-            # Low-rank adapters alone, which the network saves of its state dict, or the whole policy.
-            network = trainer.accelerator.unwrap_model(trainer.model)
-            if self._adapters:
-                weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-            else:
-                network, weights = whole_weights(trainer)
-            if trainer.accelerator.is_main_process:
-                partial = self.folder.with_name(f"{SERVED}.partial")
-                network.save_pretrained(partial, state_dict=rounded(weights, self._dtype))
-                trainer.processing_class.save_pretrained(partial)
-                shutil.rmtree(self.folder, ignore_errors=True)
-                partial.rename(self.folder)
+        step = trainer.state.global_step
+        if self._pushed != step:
+            self._write(trainer)
             trainer.accelerator.wait_for_everyone()  # every process has what was sampled by the weights before
+            places: list[Sequence[str] | None] = [None]
             if trainer.accelerator.is_main_process:
-                took = [self._give(self.folder, step)]
-            took = took or [None]
-            broadcast_object_list(took)
-            self.places, self._pushed = took[0], step
+                places = [self._give(self.folder, step)]
+            broadcast_object_list(places)
+            self.places = places[0]
+            self._pushed = step
         return time.perf_counter() - started
+
+    def _write(self, trainer: Any) -> None:
+        """Write the policy's folder: its low-rank adapters alone, or all its weights."""
+        network = trainer.accelerator.unwrap_model(trainer.model)
+        if self._adapters:
+            weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        else:
+            network, weights = whole_weights(trainer)
+        if not trainer.accelerator.is_main_process:
+            return
+        partial = self.folder.with_name(f"{SERVED}.partial")
+        network.save_pretrained(partial, state_dict=rounded(weights, self._dtype))
+        trainer.processing_class.save_pretrained(partial)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        partial.rename(self.folder)
 
 
 def rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

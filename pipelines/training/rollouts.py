@@ -41,8 +41,8 @@ class PaidEpisode:
     """One episode of a generation with what it is worth."""
 
     trajectory: Trajectory
-    outcome: Outcome | None  # None if it was broken before there was a verdict.
-    # None if it takes no part in its group (broken, dropped by a rule, or older than is allowed).
+    outcome: Outcome | None  # the verdict on it; None if it was broken before there was one.
+    # the payments; None if it takes no part in its group (broken, dropped by a rule, or older than is allowed).
     rewards: Rewards | None
     # the step whose weights sampled it, for each token of the agent; -1 if that is unknown; () if it is its
     # generation's `version` for all.
@@ -113,7 +113,7 @@ class Rollouts:
         examples: Mapping[str, Example],  # the pool, by id
         policy: Policy,
         environment: Environment,
-        gold_schemas: Mapping[str, SchemaItems] | None = None,  # by example id; None takes the gold SQL's own
+        gold_schemas: Mapping[str, SchemaItems] | None = None,  # example id -> items; the default is the gold SQL's own
     ) -> None:
         self.recipe = plan.recipe
         self.grpo = plan.recipe.grpo
