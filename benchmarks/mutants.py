@@ -248,7 +248,7 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("if leader is not row and row.cached < shared:", "if row.cached < shared:"),
         ("len(request.token_ids) - 1)\n        row.ids", "len(request.token_ids))\n        row.ids"),
         ("self._slots.copy(row.slot, target, row.cached)", "self._slots.copy(row.slot, target, 1)"),
-        ("mask = keys[:n_keys] <= index(last)", "mask = keys[:n_keys] < index(last)"),
+        ("mask = keys <= self._index(last)", "mask = keys < self._index(last)"),
         ("before = ordered.cumsum(dim=-1) - ordered", "before = ordered.cumsum(dim=-1)"),
         ("torch.where(probs > own, probs, 0.0)", "torch.where(probs >= own, probs, 0.0)"),
         ("seeds + _GOLDEN) + positions * _GOLDEN", "seeds + _GOLDEN)"),

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -65,53 +66,87 @@ class Slots:
 
         Returns the tokens' positions (N,).
         """
-        index = functools.partial(torch.tensor, dtype=torch.long, device=self.device)
         self.grow(spans)
-        self.slot_of = index([span.slot for span in spans for _ in range(span.start, span.end)])
-        self.position = index([i for span in spans for i in range(span.start, span.end)])
-        keys = torch.arange(self.capacity, device=self.device)
-        order = [0] * len(self.position)  # where each token of the flat batch is in the groups' joined output
+        self.slot_of = self._index([span.slot for span in spans for _ in range(span.start, span.end)])
+        self.position = self._index([i for span in spans for i in range(span.start, span.end)])
         self.groups = []
+        order = [0] * len(self.position)  # where each token of the flat batch is in the groups' joined output
         base = 0  # tokens of the groups so far, padding included
-
-        # Conversations with one new token are read in place; results of slots between them that do not decode are
-        # dropped.
         single = [span for span in spans if span.end - span.start == 1]
         if single:
-            base = max(span.slot for span in single) + 1
-            ends = [1] * base
-            take = [0] * base
-            for place, span in enumerate(single):
-                ends[span.slot] = span.end
-                take[span.slot] = place
-                order[place] = span.slot
-            seen = keys[: -(-max(ends) // STRIDE) * STRIDE] < index(ends)[:, None]  # (E, K)
-            is_ordered = take == list(range(base))
-            self.groups.append(_Group(None, None if is_ordered else index(take), seen[:, None, None]))
-
-        # Several new tokens a conversation: padded to the longest of those of like length, never over 4 times.
+            base = self._add_single(single, order)
         by_length: dict[int, list[tuple[int, Span]]] = defaultdict(list)
         offset = len(single)
         for span in spans[offset:]:
-            by_length[(span.end - span.start).bit_length() // 2].append((offset, span))
-            offset += span.end - span.start
-        for members in (by_length[key] for key in sorted(by_length)):
-            width = max(span.end - span.start for _, span in members)
-            take = []
-            last = []  # (E, C) the position of each token, which is the last key that it sees
-            for offset, span in members:
-                length = span.end - span.start
-                inside = [min(i, length - 1) for i in range(width)]  # padding repeats the last token
-                order[offset : offset + length] = range(base, base + length)
-                take += [offset + i for i in inside]
-                last.append([span.start + i for i in inside])
-                base += width
-            n_keys = -(-max(span.end for _, span in members) // STRIDE) * STRIDE
-            mask = keys[:n_keys] <= index(last)[:, None, :, None]  # (E, 1, C, K)
-            self.groups.append(_Group(index([span.slot for _, span in members]), index(take), mask))
-
-        self.order = None if base == len(order) and order == list(range(base)) else index(order)
+            length = span.end - span.start
+            by_length[length.bit_length() // 2].append((offset, span))
+            offset += length
+        for _, members in sorted(by_length.items()):
+            base = self._add_padded(members, order, base)
+        is_in_order = base == len(order) and order == list(range(base))
+        self.order = None if is_in_order else self._index(order)
         return self.position
+
+    def _add_single(self, spans: Sequence[Span], order: list[int]) -> int:
+        """Add the group of conversations with one new token, which are read in place; its number of tokens.
+
+        Results of slots between them that do not decode are dropped.
+        """
+        count = max(span.slot for span in spans) + 1
+        ends = [1] * count
+        take = [0] * count
+        for place, span in enumerate(spans):
+            ends[span.slot] = span.end
+            take[span.slot] = place
+            order[place] = span.slot
+        keys = torch.arange(math.ceil(max(ends) / STRIDE) * STRIDE, device=self.device)
+        seen = keys < self._index(ends)[:, None]  # (E, K)
+        is_in_order = take == list(range(count))
+        self.groups.append(_Group(None, None if is_in_order else self._index(take), seen[:, None, None]))
+        return count
+
+    def _add_padded(self, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
+        """Add a group of conversations with several new tokens, padded to the longest of it, never over 4 times.
+
+        Args:
+            members: (place in the flat batch of its first token, span) of each.
+            base: tokens of the groups so far; the number with this one is returned.
+        """
+        width = max(span.end - span.start for _, span in members)
+        take = []
+        last = []  # (E, C) the position of each token, which is the last key that it sees
+        for offset, span in members:
+            length = span.end - span.start
+            inside = [min(i, length - 1) for i in range(width)]  # padding repeats the last token
+            order[offset : offset + length] = range(base, base + length)
+            take += [offset + i for i in inside]
+            last.append([span.start + i for i in inside])
+            base += width
+        n_keys = math.ceil(max(span.end for _, span in members) / STRIDE) * STRIDE
+        keys = torch.arange(n_keys, device=self.device)
+        mask = keys <= self._index(last)[:, None, :, None]  # (E, 1, C, K)
+        self.groups.append(_Group(self._index([span.slot for _, span in members]), self._index(take), mask))
+        return base
+
+    def _index(self, values: Sequence[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
+
+    def put(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep a layer's keys and values of the flat batch, (N, H_kv, D) each; all that the layer has by now."""
+        old_keys, old_values = self.layers.get(layer, (None, None))
+        if old_keys is None or old_keys.shape[2] != self.capacity:
+            self.layers[layer] = (self._grown(keys, old_keys), self._grown(values, old_values))
+        all_keys, all_values = self.layers[layer]
+        all_keys[self.slot_of, :, self.position] = keys
+        all_values[self.slot_of, :, self.position] = values
+        return all_keys, all_values
+
+    def _grown(self, new: Tensor, old: Tensor | None) -> Tensor:
+        """A tensor for keys or values like `new`, of today's capacity, that begins with those of an older one."""
+        grown = new.new_zeros((self.count + 1, new.shape[1], self.capacity, new.shape[2]))
+        if old is not None:
+            grown[:, :, : old.shape[2]] = old
+        return grown
 
     def grow(self, spans: Sequence[Span]) -> int:
         """Have room for all of the spans; the number of positions up to the last of them."""
@@ -146,18 +181,7 @@ def attend_slots(
     # Under autocast a norm leaves queries and keys in float32.
     q = query[0].transpose(0, 1).to(v.dtype)
     k = key[0].transpose(0, 1).to(v.dtype)
-
-    # The new keys and values are kept, in tensors that grow to the capacity.
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    kept = slots.layers.get(layer)
-    if kept is None or kept[0].shape[2] != slots.capacity:
-        grown = tuple(v.new_zeros((slots.count + 1, new.shape[1], slots.capacity, new.shape[2])) for new in (k, v))
-        for old, new in zip(kept or (), grown, strict=False):
-            new[:, :, : old.shape[2]] = old
-        kept = slots.layers[layer] = (grown[0], grown[1])
-    keys, values = kept
-    keys[slots.slot_of, :, slots.position] = k
-    values[slots.slot_of, :, slots.position] = v
+    keys, values = slots.put(int(module.layer_idx), k, v)  # type: ignore[arg-type]
 
     # Query heads that share a key head are folded into its query positions.
     heads = k.shape[1]
