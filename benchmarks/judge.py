@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows import terminal
-from flows.terminal import Bars, open_recipe
+from flows.terminal import Bars
 from pipelines.core.errors import DataError, SqltrainError
 from pipelines.core.store import Store
 from pipelines.core.types import Example, Outcome, Trajectory
@@ -25,6 +25,7 @@ from pipelines.databases.of_recipe import sql_engine
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
+from pipelines.recipe.opening import open_recipe
 from pipelines.report.terminal import plain
 from pipelines.rewards import panel
 from pipelines.rewards.outcome import make_outcomes

@@ -24,12 +24,13 @@ from pathlib import Path
 from rich.table import Table
 
 from flows.commands.evaluate import Answerer, evaluated
-from flows.terminal import Bars, console, open_recipe, say
+from flows.terminal import Bars, console, say
 from pipelines.core.errors import EndpointError, SqltrainError
 from pipelines.core.files import read_json
 from pipelines.endpoints.client import ENDPOINTS_VARIABLE, endpoint
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
+from pipelines.recipe.opening import open_recipe
 from pipelines.stages import evaluations
 from pipelines.stages.evaluate import ENDPOINT, texts
 from pipelines.stages.fingerprints import folder_digest
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--store", default="store")
     given = parser.parse_intermixed_args()
     words = [f"store={given.store}", *OVERRIDES, *given.overrides]
-    recipe, store = open_recipe(given.recipe, words, given.checkpoint)
+    recipe, store = open_recipe(given.recipe, words, model=given.checkpoint)
     with tempfile.TemporaryDirectory() as room, Bars(console) as bars:
         out = Path(room, "model")
         for note in exports.write(lineage_of(given.checkpoint), "gguf", out, given.quantize.split(",")):

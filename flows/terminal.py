@@ -4,14 +4,10 @@ On a terminal progress is bars, elsewhere plain lines.
 """
 
 import contextlib
-import functools
-import inspect
 import json
-import os
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
@@ -20,14 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column
 from rich.text import Text
 
-from pipelines.core.errors import DataError, UserError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.core.types import from_dict
 from pipelines.evaluation.summary import Summary
 from pipelines.nightly.store_gc import claimed
-from pipelines.recipe import recipes
-from pipelines.recipe.checkpoint import read_card
 from pipelines.recipe.config import Recipe
 from pipelines.report import terminal
 from pipelines.report.terminal import plain
@@ -48,48 +41,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on t
 QUIET_SECONDS = 10.0
 MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 console = Console(highlight=False)
-
-
-def with_store(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with `--store DIR`, which it gets as the last of its overrides."""
-    signature = inspect.signature(command, eval_str=True)
-    (words,) = signature.parameters.keys() & {"overrides", "axes"}
-
-    @functools.wraps(command)
-    def run(store: str | None = None, **values: Any) -> None:
-        more = [] if store is None else [f"store={store}"]
-        command(**{**values, words: [*(values[words] or []), *more]})
-
-    option = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=StoreOption)
-    run.__annotations__ = {**command.__annotations__, "store": StoreOption}
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-    return run
-
-
-def open_recipe(name: str, overrides: Sequence[str] | None, model: Path | None = None) -> tuple[Recipe, Store]:
-    """A recipe with its overrides, and the store that they name. The card of a checkpoint, `model`, gives the protocol;
-    overrides come last and win.
-    """
-    words = [*(overrides or [])]
-    if model is not None:
-        if not (model / "config.json").is_file():
-            raise DataError(
-                f"no model in {model}", "Pass a checkpoint folder that holds a config.json, or endpoint:NAME."
-            )
-        card = read_card(model)
-        words = [*(card.overrides() if card else ()), *words]
-    rest, store = split_store(words)
-    return recipes.load(name, rest), store
-
-
-def split_store(overrides: Sequence[str] | None) -> tuple[list[str], Store]:
-    """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from the recipe's own overrides."""
-    words = overrides or []
-    roots = [word.removeprefix("store=") for word in words if word.startswith("store=")]
-    root = roots[-1] if roots else os.environ.get("SQLTRAIN_STORE") or "store"
-    if not root:
-        raise UserError("--store names no folder", "Write --store DIR, or leave it out for ./store.")
-    return [word for word in words if not word.startswith("store=")], Store(Path(root).expanduser())
 
 
 def emit(value: Mapping[str, Any]) -> None:

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from flows.commands import use
-from flows.terminal import open_recipe
 from pipelines.core.errors import DataError
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import CARD, folder_of, read_card, require_sound, write_card
+from pipelines.recipe.opening import open_recipe
 from pipelines.serving import models
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
@@ -27,12 +27,12 @@ def checkpoint(tmp_path):
 
 def test_a_checkpoint_is_asked_by_its_card_unless_overridden(checkpoint):
     taught = recipes.load("mini_trust_sql")
-    recipe, _ = open_recipe("miniature", [], checkpoint)
+    recipe, _ = open_recipe("miniature", [], model=checkpoint)
     assert recipe.protocol == taught.protocol
     assert recipe.protocol.name == "phases"
     assert recipe.evaluation.sampling == taught.evaluation.sampling
     assert recipe.data == recipes.load("miniature").data
-    recipe, store = open_recipe("miniature", ["protocol.max_turns_eval=2", f"store={checkpoint}"], checkpoint)
+    recipe, store = open_recipe("miniature", ["protocol.max_turns_eval=2", f"store={checkpoint}"], model=checkpoint)
     assert recipe.protocol.name == "phases"
     assert recipe.protocol.max_turns_eval == 2
     assert store.root == checkpoint
@@ -46,20 +46,20 @@ def test_the_card_says_what_the_model_was_made_from(checkpoint):
     assert (card.recipe, card.stage, card.inputs) == ("mini_trust_sql", "grpo", {"sft": "abc"})
     assert [word for word in card.overrides() if word.startswith("data.")] == ["data.linker=null", "data.values=0"]
     (checkpoint / CARD).unlink()
-    assert open_recipe("miniature", [], checkpoint)[0] == recipes.load("miniature")
+    assert open_recipe("miniature", [], model=checkpoint)[0] == recipes.load("miniature")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"recipe": 1}', "\udcff"])
 def test_a_damaged_card_is_told_in_one_line(checkpoint, text):
     (checkpoint / CARD).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=r"sqltrain.json cannot be read") as caught:
-        open_recipe("miniature", [], checkpoint)
+        open_recipe("miniature", [], model=checkpoint)
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_a_model_is_the_users_mistake(tmp_path):
     with pytest.raises(DataError, match="no model in"):
-        open_recipe("miniature", [], tmp_path)
+        open_recipe("miniature", [], model=tmp_path)
 
 
 def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_path):

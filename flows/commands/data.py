@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.terminal import NO_PATH, AsJson, Bars, Overrides, console, emit, open_recipe, say, with_store
+from flows.terminal import NO_PATH, AsJson, Bars, Overrides, StoreOption, console, emit, say
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.files import write_atomic, writing_to
@@ -24,6 +24,7 @@ from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution
+from pipelines.recipe.opening import open_recipe
 from pipelines.recipe.recipes import LOCAL
 from pipelines.recipe.yaml_files import yaml_text
 from pipelines.report.terminal import plain
@@ -48,7 +49,6 @@ def shown(sql: str) -> str:
 
 
 @app.command()
-@with_store
 def invent(
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
     model: Annotated[
@@ -64,6 +64,7 @@ def invent(
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("invented.jsonl"),
     overrides: Overrides = None,
     as_json: AsJson = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Make questions with gold SQL for a database that has none.
 
@@ -73,7 +74,7 @@ def invent(
 
       sqltrain invent --database shop --model endpoint:big --from queries.sql --out shop.jsonl
     """
-    recipe, store = open_recipe("miniature", overrides)
+    recipe, store = open_recipe("miniature", overrides, store_folder)
     where = named.find(database)
     logged: Sequence[LoggedQuery] = ()
     if log is not None:

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from flows import terminal
-from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, console, emit, open_recipe, say, with_store
+from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, StoreOption, console, emit, say
 from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_json, write_atomic, writing_to
 from pipelines.core.registry import DIALECTS, EQUALITIES
@@ -31,6 +31,7 @@ from pipelines.nightly import store_gc
 from pipelines.protocols.base import single_turn
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
+from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.recipe.plugins import plugin_code
 from pipelines.report import terminal as report_terminal
 from pipelines.report import writer
@@ -67,7 +68,6 @@ SHOWN = 12  # item numbers of a disagreement, and left-out items
 
 
 @app.command()
-@with_store
 def evaluate(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -95,6 +95,7 @@ def evaluate(
         typer.Option(metavar="METRIC=VALUE", help="Exit with 3 if a figure is lower, such as ex=0.80; repeatable."),
     ] = None,
     as_json: AsJson = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
 
@@ -138,13 +139,13 @@ def evaluate(
     is_named = model is not None and (model == asking.ORACLE or model.startswith(asking.ENDPOINT))
     folder = None
     if model is not None and not is_named:
-        folder = model_folder(model, terminal.split_store(words)[1], say)
-    loaded, store = open_recipe(recipe, words, folder)
+        folder = model_folder(model, split_store(words, store_folder)[1], say)
+    loaded, store = open_recipe(recipe, words, store_folder, folder)
     more = [] if limit is None else [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
     if questions is not None and loaded.data.linker is None:  # one's own database is shown as `ask` and `serve` show it
         more += ["data.linker=fit", f"data.linker_tokens={of_recipe.served_tokens(loaded)}"]
     if more:
-        loaded, store = open_recipe(recipe, [*words, *more], folder)
+        loaded, store = open_recipe(recipe, [*words, *more], store_folder, folder)
     if folder is not None:
         name = Path(str(model)).stem if is_gguf(str(model)) else folder.name
         about = {"digest": folder_digest(folder), "dtype": loaded.model.compute_dtype, "decoder": loaded.rollout.policy}
@@ -462,17 +463,17 @@ def compare(
 
 
 @app.command()
-@with_store
 def report(
     recipe: RecipeName,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Copy the page to this file.")] = None,
+    store_folder: StoreOption = None,
 ) -> None:
     """Write the HTML report of a finished run and say where it is.
 
     Example: sqltrain report miniature --out report.html
     """
-    loaded, store = open_recipe(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides, store_folder)
     steps = graph.plan(loaded, store)
     if not any(step.kind == "report" for step in steps):
         raise DataError(f"the stages of recipe {loaded.name} end without a report", "Add report to `stages`.")

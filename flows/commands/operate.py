@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows import terminal
-from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, emit, open_recipe, split_store, with_store
+from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, emit
 from pipelines.core.errors import DataError, SqltrainError, UserError
 from pipelines.core.files import write_atomic
 from pipelines.core.store import MANIFEST, Store
@@ -23,6 +23,7 @@ from pipelines.core.store_remote import Remote, select_stages
 from pipelines.nightly import inbox, ledger_remote, store_gc
 from pipelines.nightly.ledger import PROD, STAGING, TIERS, Ledger, ledgers
 from pipelines.nightly.night import NightContext, run_night, title
+from pipelines.recipe.opening import explicit_store_folder, open_recipe, split_store
 from pipelines.report.terminal import plain
 from tasks import contracts
 from tasks.models import announce_champion, announce_if_stale
@@ -48,7 +49,6 @@ app.add_typer(store_app, name="store")
 
 
 @app.command()
-@with_store
 def nightly(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -60,6 +60,7 @@ def nightly(
         typer.Option(formats=["%Y-%m-%d"], help="Replay: a night for each day from this one on with new questions."),
     ] = None,
     as_json: AsJson = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Run one night: take new questions, train a challenger, promote it only if it is better.
 
@@ -78,7 +79,7 @@ def nightly(
       sqltrain nightly miniature --since 2026-11-01
 
     """
-    words, store = split_store(overrides)
+    words, store = split_store(overrides, store_folder)
     if deployment is not None:
         from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
         from prefect.settings import PREFECT_API_URL
@@ -89,8 +90,8 @@ def nightly(
         if not PREFECT_API_URL.value():
             raise UserError("PREFECT_API_URL is not set", "Set it to the Prefect server that has the deployment.")
         check_server()
-        stores = [word.removeprefix("store=") for word in overrides or [] if word.startswith("store=")]
-        parameters: dict[str, Any] = {"store": stores[-1]} if stores else {}
+        named_folder = explicit_store_folder(overrides, store_folder)
+        parameters: dict[str, Any] = {} if named_folder is None else {"store": named_folder}
         parameters |= {} if since is None else {"since": str(since.date())}
         unknown = UserError(f"the server has no deployment {deployment!r}", "See: prefect deployment ls")
         if deployment.count("/") != 1:
@@ -106,7 +107,7 @@ def nightly(
         line = {"decision": str(state.name).lower(), "reason": state.message}
         typer.echo(json.dumps(line, sort_keys=True) if as_json else f"{line['decision']}: {line['reason']}")
         return
-    loaded, store = open_recipe(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides, store_folder)
     announce_if_stale(loaded.name, store, terminal.say)
     days = [None] if since is None else inbox.delivery_days(loaded.nightly, since.date())
     for day in days:
@@ -123,13 +124,14 @@ def nightly(
 
 
 @champion_app.command("show")
-@with_store
-def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def champion_show(
+    recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False, store_folder: StoreOption = None
+) -> None:
     """Print the champions of prod and staging, and those that a rollback goes back to; MLflow's aliases are put right.
 
     Example: sqltrain champion show miniature
     """
-    loaded, store = open_recipe(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides, store_folder)
     announce_if_stale(loaded.name, store, lambda line: typer.echo(line, err=True))
     ledger = Ledger(store, loaded.name)
     by_tier: dict[str, list[dict[str, Any]]] = {tier: [] for tier in TIERS}
@@ -148,11 +150,11 @@ def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJs
 
 
 @champion_app.command("rollback")
-@with_store
 def champion_rollback(
     recipe: RecipeName,
     overrides: Overrides = None,
     tier: Annotated[Tier, typer.Option(help="prod or staging; what leaves prod leaves staging too.")] = "prod",
+    store_folder: StoreOption = None,
 ) -> None:
     """Make the previous champion the champion again; the one that leaves is not promoted again.
 
@@ -165,7 +167,7 @@ def champion_rollback(
 
       sqltrain champion rollback miniature --tier staging
     """
-    loaded, store = open_recipe(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides, store_folder)
     former, came = Ledger(store, loaded.name).rollback(tier)
     announce_champion(loaded.name, store, typer.echo)
     who = "champion" if tier == PROD else tier
@@ -173,15 +175,14 @@ def champion_rollback(
 
 
 @champion_app.command("promote")
-@with_store
-def champion_promote(recipe: RecipeName, overrides: Overrides = None) -> None:
+def champion_promote(recipe: RecipeName, overrides: Overrides = None, store_folder: StoreOption = None) -> None:
     """Make the champion of staging, to which nights with nightly.tier=staging promote, the champion of prod too.
 
     It may be done while a night runs. The deployment promote/prod does the same from Prefect's UI.
 
     Example: sqltrain champion promote miniature
     """
-    loaded, store = open_recipe(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides, store_folder)
     made = Ledger(store, loaded.name).promote()["challenger"]
     announce_champion(loaded.name, store, typer.echo)
     typer.echo(f"champion: {store.folder(made['stage'], made['key']) / 'model'} (from staging)")
@@ -214,7 +215,7 @@ def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where infra
 
 
 @app.command()
-def status(store: Stores = None, as_json: AsJson = False) -> None:
+def status(store_folders: Stores = None, as_json: AsJson = False) -> None:
     """Show what runs, what the last night decided, and held-out accuracy over the nights.
 
     Examples:
@@ -223,7 +224,8 @@ def status(store: Stores = None, as_json: AsJson = False) -> None:
 
       sqltrain status --store /data/sales --store /data/farms --json
     """
-    states = [state_of(_store(root)) for root in store] if store else [state_of(_store(None))]
+    folders: Sequence[str | None] = store_folders or [None]
+    states = [state_of(existing_store(folder)) for folder in folders]
     texts = [json.dumps(state, sort_keys=True) if as_json else render_state(state) for state in states]
     typer.echo(("\n" if as_json else "\n\n").join(texts))
 
@@ -301,7 +303,7 @@ def plot(nights: list[dict[str, Any]]) -> list[str]:
 
 @store_app.command("ls")
 def store_ls(
-    store: StoreOption = None,
+    store_folder: StoreOption = None,
     every: Annotated[bool, typer.Option("--all", help="Each finished stage, with who needs it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -313,18 +315,18 @@ def store_ls(
 
       sqltrain store ls --all --store /data/store
     """
-    there = _store(store)
-    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage_by_kind(there).items()}
+    store = existing_store(store_folder)
+    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage_by_kind(store).items()}
     stages: list[dict[str, Any]] = []
     if every:
-        why = store_gc.reasons_to_keep(there)
-        for name in there.made():
-            n_bytes = store_gc.size_of(there.folder(*name))
+        why = store_gc.reasons_to_keep(store)
+        for name in store.made():
+            n_bytes = store_gc.size_of(store.folder(*name))
             stages.append({"name": "/".join(name), "bytes": n_bytes, "needed": why.get(name, "")})
     if as_json:
-        emit({"store": str(there.root), "kinds": kinds, **({"stages": stages} if every else {})})
+        emit({"store": str(store.root), "kinds": kinds, **({"stages": stages} if every else {})})
         return
-    typer.echo(there.root)
+    typer.echo(store.root)
     for kind, use in kinds.items():
         typer.echo(f"{human(use['bytes']):>10}  {use['stages']:>5} finished  {kind}")
     typer.echo(f"{human(sum(use['bytes'] for use in kinds.values())):>10}  in all")
@@ -334,7 +336,7 @@ def store_ls(
 
 @store_app.command("gc")
 def collect(
-    store: StoreOption = None,
+    store_folder: StoreOption = None,
     days: Annotated[float, typer.Option(min=0, max=36_500, help="Keep what is younger than this.")] = 7.0,
     delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this, only say what would go.")] = False,
 ) -> None:
@@ -346,13 +348,11 @@ def collect(
 
       sqltrain store gc --days 30 --delete
     """
-    there = _store(store)
-    candidates = store_gc.gc_candidates(there, days, typer.echo)
+    store = existing_store(store_folder)
+    candidates = store_gc.gc_candidates(store, days, typer.echo)
     count = n_bytes = 0
-    for entry, went in (
-        store_gc.collect_garbage(there, candidates) if delete else ((entry, False) for entry in candidates)
-    ):
-        where = entry.folder.relative_to(there.root)
+    for entry, went in store_gc.collect_garbage(store, candidates) if delete else ((entry, False) for entry in candidates):
+        where = entry.folder.relative_to(store.root)
         if delete and not went:
             typer.echo(f"left {where}: it is needed by now, or gone")
             continue
@@ -363,19 +363,19 @@ def collect(
 
 
 @store_app.command("verify")
-def verify(store: StoreOption = None) -> None:
+def verify(store_folder: StoreOption = None) -> None:
     """Read every finished stage and compare its bytes with its manifest; exit code 1 when something is damaged.
 
     Example: sqltrain store verify --store /data/store
     """
-    there = _store(store)
+    store = existing_store(store_folder)
     bad = count = 0
-    for stage, key in there.made():
+    for stage, key in store.made():
         count += 1
-        wrong = there.damage(stage, key, whole=True)
+        wrong = store.damage(stage, key, whole=True)
         if wrong:
             bad += 1
-            typer.echo(f"damaged: {there.folder(stage, key)}: {', '.join(wrong[:5])}")
+            typer.echo(f"damaged: {store.folder(stage, key)}: {', '.join(wrong[:5])}")
     typer.echo(f"{count} stages, {bad} damaged")
     if bad:
         raise SqltrainError(f"{bad} stages are damaged", "Remove their folders and run again.")
@@ -384,7 +384,7 @@ def verify(store: StoreOption = None) -> None:
 @store_app.command("pin")
 def store_pin(
     name: Annotated[str, typer.Argument(help="STAGE/KEY, or the beginning of the key.")],
-    store: StoreOption = None,
+    store_folder: StoreOption = None,
     off: Annotated[bool, typer.Option("--off", help="Keep it no longer.")] = False,
 ) -> None:
     """Keep a stage, with all that it was made of, whatever gc thinks of it.
@@ -395,12 +395,12 @@ def store_pin(
 
       sqltrain store pin report/da120b4f --off
     """
-    stage, key = store_gc.pin(_store(store), name, not off)
+    stage, key = store_gc.pin(existing_store(store_folder), name, not off)
     typer.echo(f"{'no longer kept' if off else 'kept'}: {stage}/{key}")
 
 
 @store_app.command("push")
-def store_push(url: Url, names: Names = None, store: StoreOption = None) -> None:
+def store_push(url: Url, names: Names = None, store_folder: StoreOption = None) -> None:
     """Copy finished stages, and without names the nights too, to object storage; what is there unchanged is left alone.
 
     Examples:
@@ -409,7 +409,7 @@ def store_push(url: Url, names: Names = None, store: StoreOption = None) -> None
 
       sqltrain store push file:///backup grpo report/da120b4f
     """
-    push(_store(store), url, names or [], typer.echo)
+    push(existing_store(store_folder), url, names or [], typer.echo)
 
 
 def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
@@ -443,12 +443,12 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
 
 
 @store_app.command("pull")
-def store_pull(url: Url, names: Names = None, store: StoreOption = None) -> None:
+def store_pull(url: Url, names: Names = None, store_folder: StoreOption = None) -> None:
     """Fetch finished stages that are lacking or damaged, and without names the nights too, checked against manifests.
 
     Example: sqltrain store pull s3://bucket/sqltrain data synthesize filter
     """
-    pull(split_store([] if store is None else [f"store={store}"])[1], url, names or [], typer.echo)
+    pull(split_store(None, store_folder)[1], url, names or [], typer.echo)
 
 
 def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
@@ -478,9 +478,9 @@ def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
         raise DataError(f"{_sum(len(failures), 'not pulled')}; the first: {failures[0].message}", failures[0].hint)
 
 
-def _store(root: str | None) -> Store:
-    """The store that an option or the environment names, which must be there already."""
-    store = split_store([] if root is None else [f"store={root}"])[1]
+def existing_store(folder: str | None) -> Store:
+    """The store that `--store` or the environment names; a UserError if there is none yet."""
+    _, store = split_store(None, folder)
     if not store.root.is_dir():
         raise UserError(f"no store at {store.root}", "Pass --store DIR or set SQLTRAIN_STORE; a run makes one.")
     return store

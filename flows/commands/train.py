@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows import terminal
-from flows.terminal import FIRST_RUN, NO_PATH, AsJson, Bars, Overrides, RecipeName, emit, open_recipe, say, with_store
+from flows.terminal import FIRST_RUN, NO_PATH, AsJson, Bars, Overrides, RecipeName, StoreOption, emit, say
 from pipelines.adaptation import estimate, outcome, recipe_file
 from pipelines.adaptation.questions import counts_of, gather
 from pipelines.core.errors import DataError, RecipeError, UserError
@@ -33,6 +33,7 @@ from pipelines.nightly.ledger import PROD, Champion, Ledger
 from pipelines.protocols.base import build
 from pipelines.recipe import deviations, recipes
 from pipelines.recipe.config import Recipe
+from pipelines.recipe.opening import explicit_store_folder, open_recipe, split_store
 from pipelines.recipe.yaml_files import read_yaml, yaml_text
 from pipelines.report import formats, writer
 from pipelines.report import terminal as report_terminal
@@ -60,13 +61,13 @@ TRAINED = ("sft", "grpo")
 
 
 @app.command()
-@with_store
 def run(
     recipe: RecipeName,
     overrides: Overrides = None,
     until: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
     engine: Annotated[Engine, typer.Option(help="plain: this process. prefect: a flow in a Prefect server.")] = "plain",
     as_json: AsJson = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Run a recipe: every stage that the store lacks, then a table of the figures.
 
@@ -79,7 +80,7 @@ def run(
       sqltrain run sql_trail data.sft.path=~/spider data.rl.0.path=~/synsql data.rl.1.path=~/spider \
 data.dev.path=~/spider data.test.0.path=~/spider --until filter
     """
-    loaded, store = open_recipe(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides, store_folder)
     if engine == "prefect":
         from flows.prefect.pipeline import run_with_prefect
 
@@ -90,13 +91,14 @@ data.dev.path=~/spider data.test.0.path=~/spider --until filter
 
 
 @app.command()
-@with_store
-def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def stages(
+    recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False, store_folder: StoreOption = None
+) -> None:
     """List a recipe's stages: key, whether the store has it, and its figures, or why not.
 
     Example: sqltrain stages miniature rewards.exec.weight=3
     """
-    loaded, store = open_recipe(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides, store_folder)
     steps = graph.plan(loaded, store)
     table = Table("stage", "key", "state", "figures, or why", box=None, pad_edge=False)
     left = max(len(step.name) for step in steps) + 28  # before the figures, which rich would break at any space
@@ -112,7 +114,6 @@ def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = Fa
 
 
 @app.command()
-@with_store
 def adapt(
     database: Annotated[str, typer.Argument(help="A name of databases/, as `sqltrain connect` wrote it.")],
     overrides: Overrides = None,
@@ -131,6 +132,7 @@ def adapt(
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Write the recipe, say what it takes, and stop.")] = False,
     as_json: AsJson = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Teach a model one database: write recipes/NAME.yaml, run it, and say whether its model may serve.
 
@@ -177,8 +179,9 @@ def adapt(
         if old is not None:
             say(f"the recipe that was there is kept as {old}")
         say(f"recipe  {place}: {start.about}")
-    rest, store = terminal.split_store(overrides)
-    stores = [f"--store={word.removeprefix('store=')}" for word in overrides or [] if word.startswith("store=")][-1:]
+    rest, store = split_store(overrides, store_folder)
+    named_folder = explicit_store_folder(overrides, store_folder)
+    stores = [] if named_folder is None else [f"--store={named_folder}"]
     command = shlex.join(["sqltrain", "adapt", database, *rest, *stores])
     loaded = recipes.load(str(place), rest)
     recipe_file.last_training_stage(loaded)  # fails if it cannot be adapted
@@ -239,12 +242,12 @@ def adapt(
 
 
 @app.command()
-@with_store
 def watch(
     recipe: RecipeName,
     overrides: Overrides = None,
     every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print it once and leave.")] = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Watch a run train: rewards by term, accuracy, entropy, turns, format errors, where the time goes, alarms.
 
@@ -256,7 +259,7 @@ def watch(
 
       sqltrain watch miniature grpo.steps=40 --store /tmp/s --once
     """
-    loaded, store = open_recipe(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides, store_folder)
     steps = [step for step in graph.plan(loaded, store) if step.name in TRAINED]
     if not steps:
         raise DataError(f"recipe {loaded.name} trains nothing", f"Its stages: {', '.join(loaded.stages)}.")
@@ -288,12 +291,12 @@ def watch(
 
 
 @app.command()
-@with_store
 def plan(
     recipe: RecipeName,
     overrides: Overrides = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="What fits which GPU, for models of 0.5B to 14B.")] = False,
     as_json: AsJson = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Say what training takes of each GPU: GiB by use, for 1 to 8 of them.
 
@@ -309,7 +312,7 @@ def plan(
     """
     from pipelines.training import memory
 
-    loaded, _ = open_recipe(recipe, overrides)
+    loaded, _ = open_recipe(recipe, overrides, store_folder)
     if sizes:
         lines = fitting(loaded)
         for line in lines:
@@ -360,13 +363,13 @@ def fitting(recipe: Recipe) -> list[str]:
 
 
 @app.command()
-@with_store
 def show(
     recipe: RecipeName,
     overrides: Overrides = None,
     deviating: Annotated[
         bool, typer.Option("--deviations", help="Print the deviations from the paper that act in this run.")
     ] = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Print the resolved recipe as YAML: includes, variant and overrides applied.
 
@@ -376,7 +379,7 @@ def show(
 
       sqltrain show trust_sql --deviations
     """
-    loaded, _ = open_recipe(recipe, overrides)
+    loaded, _ = open_recipe(recipe, overrides, store_folder)
     if deviating:
         for line in deviations.deviation_lines(loaded):
             typer.echo(line)
@@ -394,7 +397,6 @@ def list_recipes() -> None:
 
 
 @app.command()
-@with_store
 def check(
     recipe: Annotated[str | None, typer.Argument(help="One recipe; all of them when left out.")] = None,
     overrides: Overrides = None,
@@ -402,6 +404,7 @@ def check(
         bool, typer.Option("--data", help="Also report on the health of the gold SQL, and on what empty answers earn.")
     ] = False,
     as_json: AsJson = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Check that every recipe loads, and that the gold SQL of one (the miniature by default) earns the full reward.
 
@@ -411,7 +414,7 @@ def check(
 
       sqltrain check miniature --data
     """
-    rest, store = terminal.split_store(overrides)
+    rest, store = split_store(overrides, store_folder)
     if recipe is not None and "=" in recipe:
         hint = f"Name one before overrides: sqltrain check miniature {recipe}"
         raise RecipeError(f"there is no recipe {recipe!r}", hint)
@@ -613,7 +616,6 @@ SweepAxes = Annotated[
 
 
 @app.command()
-@with_store
 def sweep(
     what: SweepName,
     axes: SweepAxes = None,
@@ -623,6 +625,7 @@ def sweep(
     engine: Annotated[Engine, typer.Option(help="plain: this process. prefect: a flow a cell.")] = "plain",
     out: Annotated[Path | None, typer.Option(help="Folder of table and page; one in the store by default.")] = None,
     as_json: AsJson = False,
+    store_folder: StoreOption = None,
 ) -> None:
     """Make the cells of a table, each common stage once, and the table that they fill, with a page of their curves.
 
@@ -636,7 +639,7 @@ def sweep(
 
       sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
     """
-    words, store = terminal.split_store(axes or [])
+    words, store = split_store(axes, store_folder)
     if "/" in what and not what.endswith((".yaml", ".yml")):  # a table's name, such as sql_trail/table6
         cells, empty = sweep_plan.cells_of_paper_table(what, words, baseline, miniature)
     elif miniature:

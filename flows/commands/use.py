@@ -13,8 +13,7 @@ from typing import Annotated
 
 import typer
 
-from flows import terminal
-from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, console, emit, say, with_store
+from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, console, emit, say
 from pipelines.core.errors import BoundaryError, DataError, ResourceError, UserError
 from pipelines.core.files import replacing, write_atomic
 from pipelines.core.registry import DIALECTS
@@ -31,6 +30,7 @@ from pipelines.nightly.ledger import ledgers
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import require_sound
 from pipelines.recipe.config import Execution, Recipe
+from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.report.terminal import plain
 from pipelines.rollout.episode import EpisodeEvent, EpisodeRequest, ResultEvent
 from pipelines.rollout.gguf_model import is_gguf
@@ -265,7 +265,6 @@ def ask_model(
 
 
 @app.command()
-@with_store
 def ask(
     question: Annotated[str, typer.Argument(help="The question, in words.")],
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
@@ -279,6 +278,7 @@ def ask(
             help="Instead: a checkpoint folder, a GGUF file, champion:RECIPE, endpoint:NAME or script:FILE.jsonl."
         ),
     ] = None,
+    store_folder: StoreOption = None,
 ) -> None:
     """Ask a trained model about a database and watch its turns.
 
@@ -295,17 +295,16 @@ def ask(
     if not question.strip() or not is_valid_unicode(question):
         raise UserError("there is no question", 'As in: sqltrain ask "how many farms are there ?" --database FILE')
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
-        rest, store = terminal.split_store(overrides)
+        rest, store = split_store(overrides, store_folder)
         opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)
         ask_model(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
-    folder = None if model is None else model_folder(model, terminal.split_store(overrides)[1], say)
-    loaded, store = terminal.open_recipe(recipe or "miniature", overrides, folder)
+    folder = None if model is None else model_folder(model, split_store(overrides, store_folder)[1], say)
+    loaded, store = open_recipe(recipe or "miniature", overrides, store_folder, folder)
     ask_model(loaded, store, question, database, folder, typer.echo)
 
 
 @app.command()
-@with_store
 def serve(
     database: Annotated[str, typer.Argument(help="A name of databases/, a file, or an address.")],
     overrides: Overrides = None,
@@ -320,6 +319,7 @@ def serve(
     rows: Annotated[int, typer.Option(min=1, max=100_000, help="Rows of one answer, at most.")] = 1_000,
     per_minute: Annotated[int, typer.Option(min=1, max=100_000, help="Questions of a user in a minute.")] = 60,
     at_once: Annotated[int, typer.Option(min=1, max=10_000, help="Questions of a user at a time.")] = 8,
+    store_folder: StoreOption = None,
 ) -> None:
     """Serve the agent of a database: a chat page, and OpenAI's protocol for any client.
 
@@ -338,7 +338,7 @@ def serve(
         from pipelines.serving.web import require_bindable, require_keys
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
-    rest, store = terminal.split_store(overrides)
+    rest, store = split_store(overrides, store_folder)
     openable = named.find(database)
     access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
     require_keys(host, access)
@@ -376,7 +376,6 @@ def serve(
 
 
 @app.command()
-@with_store
 def export(
     model: Annotated[str, typer.Argument(help="A checkpoint folder, champion:RECIPE, STAGE/KEY, or a trained recipe.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
@@ -387,6 +386,7 @@ def export(
         typer.Option(help="Types of the GGUF files, with commas between: bf16 (without it), q8_0, q4_0, q4_k_m."),
     ] = None,
     push: Annotated[str | None, typer.Option(help="Also upload it to the hub as OWNER/NAME, private.")] = None,
+    store_folder: StoreOption = None,
 ) -> None:
     """Write a trained model as others take it, with a filled card: weights, tokenizer, prompt, protocol, figures.
 
@@ -400,7 +400,7 @@ def export(
 
       sqltrain export grpo/0a1b2c3d4e5f ~/agent --push me/agent
     """
-    rest, store = terminal.split_store(overrides)
+    rest, store = split_store(overrides, store_folder)
     out = out.expanduser()
     types = ("bf16" if quantize is None else quantize).split(",")
     if quantize is not None and to not in ("gguf", "ollama"):
@@ -449,7 +449,7 @@ def mcp(
         str | None, typer.Option(help="Also a tool that asks the agent: its model, as `sqltrain serve` takes it.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
-    store: StoreOption = None,
+    store_folder: StoreOption = None,
 ) -> None:
     """Serve the sandboxed SQL tool to any MCP client, and the agent beside it.
 
@@ -468,7 +468,7 @@ def mcp(
     if model is None:
         serve_tool(databases, Execution(), rows, port)
         return
-    served = CurrentModel(model, recipe, [], terminal.split_store([] if store is None else [f"store={store}"])[1])
+    served = CurrentModel(model, recipe, [], split_store(None, store_folder)[1])
     serve_tool(databases, Execution(), rows, port, lambda: served.model, served.follow)
 
 

@@ -11,11 +11,11 @@ from prefect.states import Cancelled, Completed
 
 from flows.prefect.forms import UNCHANGED, CommonOverrides
 from flows.prefect.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
-from flows.terminal import split_store
 from pipelines.core.errors import DataError
 from pipelines.nightly import inbox as inboxes
 from pipelines.nightly.ledger import Ledger, NightInProgress
 from pipelines.nightly.night import NightContext, run_night, title
+from pipelines.recipe.opening import split_store
 from tasks import contracts, events
 from tasks.events import night_markdown
 from tasks.models import announce_champion, announce_if_stale

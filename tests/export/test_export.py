@@ -94,7 +94,7 @@ def store(tmp_path):
 
 
 def export(store, out, kind="hub-folder", push=None):
-    use.export(model="grpo/grpo1", out=out, overrides=[], to=kind, push=push, store=str(store.root))
+    use.export(model="grpo/grpo1", out=out, overrides=[], to=kind, push=push, store_folder=str(store.root))
     return (out / "README.md").read_text(encoding="utf-8")
 
 
@@ -222,7 +222,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(store, tmp_path):
     (store.folder("grpo", "grpo1") / "manifest.json").unlink()
     model, out = str(store.folder("grpo", "grpo1") / "model"), tmp_path / "agent"
     with pytest.raises(DataError, match="refuses a conversation"):
-        use.export(model=model, out=out, overrides=[], to="ollama", store=str(store.root))
+        use.export(model=model, out=out, overrides=[], to="ollama", store_folder=str(store.root))
     assert {path.name for path in tmp_path.iterdir()} == {"store"}
 
 
@@ -307,14 +307,16 @@ def test_every_protocol_has_words_for_its_card(name, tmp_path):
 )
 def test_an_impossible_export_is_one_plain_line(store, tmp_path, what, kind, kinds, said):
     with pytest.raises(kinds, match=said):
-        use.export(model=what, out=tmp_path / "out", overrides=[], to=kind, store=str(store.root))
+        use.export(model=what, out=tmp_path / "out", overrides=[], to=kind, store_folder=str(store.root))
     for to, types, refused in (
         ("gguf", "q8_0,q5", "there is no type 'q5'"),
         ("gguf", "", "there is no type ''"),
         ("hub-folder", "q8_0", "is of GGUF files"),
     ):
         with pytest.raises(UserError, match=refused):
-            use.export(model=what, out=tmp_path / "out", overrides=[], to=to, quantize=types, store=str(store.root))
+            use.export(
+                model=what, out=tmp_path / "out", overrides=[], to=to, quantize=types, store_folder=str(store.root)
+            )
     assert {path.name for path in tmp_path.iterdir()} == {"store"}
     (tmp_path / "there").mkdir()
     with pytest.raises(DataError, match="exists"):
