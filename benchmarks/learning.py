@@ -31,11 +31,11 @@ from pathlib import Path
 from pipelines.core.store import Store
 from pipelines.evaluation import stats
 from pipelines.evaluation.measures import FinishedEvaluation, measure
+from pipelines.evaluation.record_files import read_records
 from pipelines.evaluation.stats import Scores
 from pipelines.recipe import recipes
 from pipelines.stages import graph
 from pipelines.stages.context import examples
-from pipelines.stages.evaluate import records
 from pipelines.training import watch
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "learning.md"
@@ -171,7 +171,7 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
     """
     runs = {
         name: {
-            seed: FinishedEvaluation(tuple(records(folder, "greedy", "sampled")), seed=seed)
+            seed: FinishedEvaluation(tuple(read_records(folder, "greedy", "sampled")), seed=seed)
             for seed, folder in folders.items()
         }
         for name, folders in arms.items()

@@ -28,9 +28,9 @@ from pathlib import Path
 from pipelines.core.store import Store
 from pipelines.evaluation import stats
 from pipelines.evaluation.measures import FinishedEvaluation, measure
+from pipelines.evaluation.record_files import read_records
 from pipelines.recipe import recipes
 from pipelines.stages import graph
-from pipelines.stages.evaluate import records
 from pipelines.training import watch
 from pipelines.training.watch import Curves
 
@@ -96,7 +96,7 @@ def whole(seed: int, processes: int, stores: Path) -> Whole:
     known = json.loads(times.read_text(encoding="utf-8")) if times.is_file() else {}
     folder = next(step.folder for step in steps if step.name == "evaluate_grpo")
     answers = FinishedEvaluation(
-        tuple(records(folder, "greedy", "sampled")), equality=recipe.headline, seed=recipe.seed
+        tuple(read_records(folder, "greedy", "sampled")), equality=recipe.headline, seed=recipe.seed
     )
     return Whole(answers, **known)
 

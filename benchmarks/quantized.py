@@ -23,7 +23,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from flows.commands.evaluate import Answerer, evaluated
 from flows.terminal import Bars, console, say
 from pipelines.core.errors import EndpointError, SqltrainError
 from pipelines.core.files import read_json
@@ -31,9 +30,11 @@ from pipelines.endpoints.client import ENDPOINTS_VARIABLE, endpoint
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
 from pipelines.recipe.opening import open_recipe
-from pipelines.stages import evaluations
-from pipelines.stages.evaluate import ENDPOINT, texts
+from pipelines.stages import find_evaluations
+from pipelines.stages.evaluation_stage import ENDPOINT
+from pipelines.stages.evaluation_texts import read_texts
 from pipelines.stages.fingerprints import folder_digest
+from pipelines.stages.policy_evaluation import Answerer, evaluate_benchmark
 
 OVERRIDES = ("evaluation.samples=0", "evaluation.forced_single_turn=false")  # greedy answers alone
 START_S = 120.0
@@ -47,7 +48,7 @@ def same_tokens(model: Path, checkpoint: Path, evaluation: Path) -> tuple[int, i
     theirs = llama_cpp.Llama(str(model), vocab_only=True, verbose=False)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     n_prompts = differ = n_tokens = 0
-    for played in texts(evaluation, ("greedy",)).trajectories:
+    for played in read_texts(evaluation, ("greedy",)).trajectories:
         chat = [{"role": role, "content": text} for role, text in played.prompt]
         for turn in played.turns:
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -101,7 +102,9 @@ def main() -> None:
         for note in exports.write(lineage_of(given.checkpoint), "gguf", out, given.quantize.split(",")):
             say(f"note: {note}")
         about = {"digest": folder_digest(given.checkpoint), "dtype": recipe.model.compute_dtype}
-        runs = {"checkpoint": evaluated(recipe, store, Answerer(str(given.checkpoint), "checkpoint", about), bars)}
+        runs = {
+            "checkpoint": evaluate_benchmark(recipe, store, Answerer(str(given.checkpoint), "checkpoint", about), bars)
+        }
         files = {
             path.stem.removeprefix("model-"): path
             for path in sorted(out.glob("*.gguf"), key=lambda one: -one.stat().st_size)
@@ -116,14 +119,14 @@ def main() -> None:
                 entries.write_text(json.dumps({"gguf": {"base_url": url, "model": weights}}), encoding="utf-8")
                 os.environ[ENDPOINTS_VARIABLE] = str(entries)
                 answerer = Answerer(f"{ENDPOINT}gguf", name, {"weights": weights}, entry=endpoint("gguf"))
-                runs[name] = evaluated(recipe, store, answerer, bars)
+                runs[name] = evaluate_benchmark(recipe, store, answerer, bars)
         table = Table("weights", "MB", "accuracy, %", "to the checkpoint", "gained, lost")
         sizes = {name: path.stat().st_size for name, path in files.items()}
         sizes["checkpoint"] = sum(path.stat().st_size for path in given.checkpoint.glob("*.safetensors"))
     for name, folder in runs.items():
         figures, paired, flips = read_json(folder / "metrics.json"), "", ""
         if name != "checkpoint":
-            both = evaluations.comparison([f"checkpoint={runs['checkpoint']}", f"{name}={folder}"], None)[0]
+            both = find_evaluations.compare_runs([f"checkpoint={runs['checkpoint']}", f"{name}={folder}"], None)[0]
             (change,) = both.comparisons
             low, high = (100 * bound for bound in (change.paired.low, change.paired.high))
             paired = f"{100 * change.paired.difference:+.1f} [{low:+.1f}, {high:+.1f}]"

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column
 from rich.text import Text
 
+from pipelines.core.claims import claimed
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.core.types import from_dict
 from pipelines.evaluation.summary import Summary
-from pipelines.nightly.store_gc import claimed
 from pipelines.recipe.config import Recipe
 from pipelines.report import terminal
 from pipelines.report.terminal import plain
@@ -35,7 +35,6 @@ Overrides = Annotated[
 ]
 StoreOption = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
 FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # the hint where a run is missing
-NO_PATH = "{} without a path: these questions are not checked"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
 
 QUIET_SECONDS = 10.0

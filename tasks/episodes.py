@@ -22,10 +22,10 @@ from pipelines.core import frames
 from pipelines.core.errors import BoundaryError, SqltrainError
 from pipelines.core.types import Example, Trajectory
 from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.record_files import RECORDS, read_records
 from pipelines.recipe.config import Recipe
 from pipelines.serving.feedback import Feedback
 from pipelines.stages.context import examples
-from pipelines.stages.evaluate import RECORDS, records
 from pipelines.stages.graph import StageResult, Step
 from tasks import mlflow_client, models
 from tasks.mlflow_client import MlflowRun
@@ -47,7 +47,7 @@ def log_traces(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: St
             questions |= {example.id: example for example in examples(step.folder, "test")}
     verdicts = {}
     if (result.folder / RECORDS).is_file():
-        verdicts = {record.example_id: record for record in records(result.folder, "greedy")}
+        verdicts = {record.example_id: record for record in read_records(result.folder, "greedy")}
     with warnings.catch_warnings(), mlflow_client.tracking_at(run.uri):
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
         judged: dict[str, EpisodeRecord] = {}  # id of a trace -> our verdict

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.core import provenance
+from pipelines.core.claims import claimed
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.store import MANIFEST, Store
 from pipelines.nightly.ledger import PROD, STAGING, Ledger
-from pipelines.nightly.store_gc import claimed
 from pipelines.protocols.base import PROMPTS
 from pipelines.recipe.config import ProtocolSection, Recipe
 from pipelines.recipe.recipes import digest

@@ -25,8 +25,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core import provenance
+from pipelines.core.claims import claimed
 from pipelines.core.store import Store
-from pipelines.nightly.store_gc import claimed
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import digest
 from pipelines.stages import graph

@@ -10,11 +10,12 @@ from flows import terminal
 from flows.commands import evaluate as evaluating
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
+from pipelines.evaluation.record_files import RECORDS
 from pipelines.nightly import night
 from pipelines.recipe import recipes
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
-from pipelines.stages.evaluate import RECORDS
+from pipelines.stages.policy_evaluation import named_answerer
 from tasks.events import accuracy_markdown
 
 
@@ -170,9 +171,7 @@ def test_a_ready_policy_is_evaluated_on_all(tmp_path, monkeypatch, capsys):
     store = Store(tmp_path)
     for sources in (FAR, f"{FAR}, {NEAR}"):
         few = ("evaluation.samples=0", "evaluation.forced_single_turn=false", f"data.test=[{sources}]")
-        evaluating.evaluate_policy(
-            recipes.load("miniature", [*QUICK, *few]), store, evaluating.named_answerer("oracle"), True
-        )
+        evaluating.evaluate_policy(recipes.load("miniature", [*QUICK, *few]), store, named_answerer("oracle"), True)
     shown = capsys.readouterr().out
     assert "accuracy on near, equality strict" in shown
     last = [line for line in shown.splitlines() if line.startswith("{")][-1]

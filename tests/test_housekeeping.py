@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flows.commands import operate
+from pipelines.core import claims
 from pipelines.core.errors import DataError
+from pipelines.core.removal import remove_folder
 from pipelines.core.store import Store
 from pipelines.nightly import store_gc
 from pipelines.nightly.ledger import Ledger
@@ -111,20 +113,20 @@ def test_a_model_made_from_a_champion_keeps_its_weights(store):
 def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store):
     code = (
         "import sys, time; from pathlib import Path; from pipelines.core.store import Store;"
-        "from pipelines.nightly.store_gc import claimed\n"
+        "from pipelines.core.claims import claimed\n"
         "with claimed(Store(Path(sys.argv[1])), [('sft', 's1')], {'recipe': 'farms'}):\n"
         "    print('on', flush=True); time.sleep(60)"
     )
     run = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stdout=subprocess.PIPE)
     run.stdout.readline()
-    (claim,) = store_gc.live_runs(store)
+    (claim,) = claims.live_runs(store)
     assert (claim["recipe"], claim["pid"]) == ("farms", run.pid)
     assert gone(store) == {"report/r1"}
     run.send_signal(signal.SIGKILL)
     run.wait()
     run.stdout.close()
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
-    assert store_gc.live_runs(store) == []
+    assert claims.live_runs(store) == []
 
 
 def test_looking_while_a_run_begins_does_not_take_its_claim(store):
@@ -132,18 +134,18 @@ def test_looking_while_a_run_begins_does_not_take_its_claim(store):
 
     def look():
         while not done.is_set():
-            store_gc.live_runs(store)
+            claims.live_runs(store)
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
         for _ in range(200):
-            with store_gc.claimed(store, [("sft", "s1")], {}):
-                assert len(store_gc.live_runs(store)) == 1
+            with claims.claimed(store, [("sft", "s1")], {}):
+                assert len(claims.live_runs(store)) == 1
     finally:
         done.set()
         looking.join()
-    assert list((store.root / store_gc.RUNS).iterdir()) == []
+    assert list((store.root / claims.RUNS).iterdir()) == []
 
 
 def test_a_live_claim_that_cannot_be_read_stops_a_collection(store):
@@ -163,7 +165,7 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store):
     (work / "shard").write_text("half")
     os.utime(work, (time.time() - 10 * 86400,) * 2)
     assert "sft/.work-new" in gone(store, days=7)
-    with store_gc.claimed(store, [("sft", "new")], {}):
+    with claims.claimed(store, [("sft", "new")], {}):
         assert "sft/.work-new" not in gone(store, days=7)
 
 
@@ -196,7 +198,7 @@ def test_gc_leaves_what_is_needed_since_it_looked(store):
     collecting = store_gc.collect_garbage(store, entries)
     os.utime(store.folder("data", "used"))
     with (
-        store_gc.claimed(store, [("sft", "s1")], {"recipe": "farms"}),  # and data/d1, which it was made of
+        claims.claimed(store, [("sft", "s1")], {"recipe": "farms"}),  # and data/d1, which it was made of
         store.locked("sft", "s3", lambda: None),
     ):
         assert {entry.folder.name for entry, went in collecting if went} == {"r1", "made"}
@@ -227,7 +229,7 @@ def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(store, nam
     assert lines == [why, "removed sft/.work-new  0 B", "1 folders, 0 B"]
     assert f"perhaps needed by what is damaged: {name}" in store_gc.reasons_to_keep(store).values()
     assert len(list(store.made())) == 6
-    store_gc.remove(store.root / name)
+    remove_folder(store.root / name)
     assert "report/r1" in gone(store) or name == "report/r2"
 
 

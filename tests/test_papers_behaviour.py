@@ -13,6 +13,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.registry import LOSSES
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.curation.difficulty import ScoredQuestion
+from pipelines.evaluation.record_files import SINGLE_TURN
 from pipelines.protocols.base import build, single_turn
 from pipelines.recipe import deviations, recipes
 from pipelines.recipe.config import Grpo
@@ -26,7 +27,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import introspect
 from pipelines.stages import difficulty
-from pipelines.stages.evaluate import SINGLE_TURN, passes
+from pipelines.stages.evaluation_stage import passes
 from pipelines.stages.synthesize import TeacherEngines
 from pipelines.teachers.experts import GradeSource
 from pipelines.teachers.policy import teacher_policies

@@ -14,6 +14,7 @@ from flows.commands import operate
 from pipelines.core.errors import DataError, ResourceError, SqltrainError
 from pipelines.core.store import Store
 from pipelines.core.store_remote import Remote, select_stages
+from pipelines.nightly.store_transfer import pull_stages, push_stages
 from tests.services.conftest import wait_for
 
 
@@ -45,9 +46,9 @@ SENT = {"model/weights.bin": bytes(range(256)) * 100, "timing.jsonl": b"{}\n", "
 def test_a_pushed_stage_is_pulled_with_the_same_files_and_links(request, tmp_path, place):
     url = f"{request.getfixturevalue('bucket')}/store" if place == "s3" else f"file://{tmp_path}/there"
     here, other, said = filled(tmp_path / "here"), Store(tmp_path / "other"), []
-    operate.push(here, url, [], said.append)
-    operate.push(here, url, [], said.append)
-    operate.pull(other, url, ["sft"], said.append)
+    push_stages(here, url, [], said.append)
+    push_stages(here, url, [], said.append)
+    pull_stages(other, url, ["sft"], said.append)
     assert contents(other.folder("sft", "s1")) == contents(here.folder("sft", "s1"))
     assert said == SAID
     assert list(other.made()) == [("sft", "s1")]
@@ -60,15 +61,15 @@ def test_a_changed_contract_leaves_a_pulled_stage_sound(tmp_path, capsys):
     here, other, url = filled(tmp_path / "here"), Store(tmp_path / "other"), f"file://{tmp_path}/there"
     (here.folder("data", "d1") / "contract.json").write_text('{"terms": 1}')
     (here.folder("data", "d1") / "contract.html").write_text("<p>1</p>")
-    operate.push(here, url, [], lambda line: None)
-    operate.pull(other, url, [], lambda line: None)
+    push_stages(here, url, [], lambda line: None)
+    pull_stages(other, url, [], lambda line: None)
     assert contents(other.folder("data", "d1")) == contents(here.folder("data", "d1"))
     (other.folder("data", "d1") / "contract.json").write_text('{"terms": "other"}')
     said = []
     operate.verify(str(other.root))
     assert capsys.readouterr().out == "2 stages, 0 damaged\n"
     for store in (other, here):
-        operate.push(store, url, [], said.append)
+        push_stages(store, url, [], said.append)
     assert said == ["0 stages pushed", "0 stages pushed"]
 
 
@@ -77,7 +78,7 @@ def test_a_stage_that_two_machines_made_otherwise_is_pushed_by_the_first_alone(t
     here, other, url = filled(tmp_path / "here"), Store(tmp_path / "other"), f"file://{tmp_path}/there"
     other.make("data", "d1", lambda folder: (folder / "data.txt").write_text("sorw") and None, {}, lambda: None)
     for store in (here, other, here):
-        operate.push(store, url, ["data"], said.append)
+        push_stages(store, url, ["data"], said.append)
     left = "not pushed: data/d1 is whole there, with another manifest than here"
     assert said == ["pushed data/d1", "1 stage pushed", left, "0 stages pushed", "0 stages pushed"]
     assert (tmp_path / "there" / "data" / "d1" / "data.txt").read_text() == "rows"
@@ -88,7 +89,7 @@ def test_a_stage_too_large_for_the_disk_does_not_keep_the_others_from_coming(tmp
     """Its manifest claims 10**15 bytes; the file there has 4, or it has them (a hole that takes no room)."""
     said = []
     url, other, folder = f"file://{tmp_path}/there", Store(tmp_path / "other"), tmp_path / "there" / "data" / "d1"
-    operate.push(filled(tmp_path / "here"), url, [], lambda line: None)
+    push_stages(filled(tmp_path / "here"), url, [], lambda line: None)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["data.txt"]["bytes"] = size = 10**13 if is_there else 10**15
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -96,7 +97,7 @@ def test_a_stage_too_large_for_the_disk_does_not_keep_the_others_from_coming(tmp
         os.truncate(folder / "data.txt", size)
     why = r"only \d+ MiB free" if is_there else "has 4 bytes, and its manifest says 1000"
     with pytest.raises(DataError, match=why):
-        operate.pull(other, url, [], said.append)
+        pull_stages(other, url, [], said.append)
     assert said[0].startswith("not pulled: data/d1: ")
     assert said[1:] == ["pulled sft/s1", "1 stage pulled"]
 
@@ -138,7 +139,7 @@ def test_a_damaged_stage_is_not_pushed_and_the_others_are(tmp_path):
     here, said = filled(tmp_path / "here"), []
     (here.folder("data", "d1") / "data.txt").write_text("rowz")
     with pytest.raises(SqltrainError, match="1 stage damaged here and not pushed") as caught:
-        operate.push(here, f"file://{tmp_path}/there", [], said.append)
+        push_stages(here, f"file://{tmp_path}/there", [], said.append)
     assert caught.value.exit_code == 1
     assert said == ["damaged, not pushed: data/d1 (data.txt)", "pushed sft/s1", "1 stage pushed"]
     assert not (tmp_path / "there" / "data").exists()
@@ -147,11 +148,11 @@ def test_a_damaged_stage_is_not_pushed_and_the_others_are(tmp_path):
 @pytest.mark.parametrize("name", ["data.txt", "manifest.json", "links.json"])
 def test_a_stage_that_differs_there_is_pushed_again(tmp_path, name):
     here, url, said = filled(tmp_path / "here"), f"file://{tmp_path}/there", []
-    operate.push(here, url, [], lambda line: None)
+    push_stages(here, url, [], lambda line: None)
     path = tmp_path / "there" / "data" / "d1" / name
     whole = path.read_bytes()
     path.unlink() if name == "links.json" else path.write_bytes(whole.replace(b"rows", b"row").replace(b"d1", b"d2"))
-    operate.push(here, url, [], said.append)
+    push_stages(here, url, [], said.append)
     assert said == ["pushed data/d1", "1 stage pushed"]
     assert path.read_bytes() == whole
 
@@ -159,23 +160,23 @@ def test_a_stage_that_differs_there_is_pushed_again(tmp_path, name):
 def test_a_stage_that_cannot_be_pulled_does_not_keep_the_others_from_coming(tmp_path):
     said = []
     url, other = f"file://{tmp_path}/there", Store(tmp_path / "other")
-    operate.push(filled(tmp_path / "here"), url, [], lambda line: None)
+    push_stages(filled(tmp_path / "here"), url, [], lambda line: None)
     (tmp_path / "there" / "data" / "d1" / "links.json").unlink()
     with pytest.raises(DataError, match=r"links\.json is refused: it is missing"):
-        operate.pull(other, url, [], said.append)
+        pull_stages(other, url, [], said.append)
     assert said[0].startswith("not pulled: data/d1: ")
     assert said[1:] == ["pulled sft/s1", "1 stage pulled"]
     (tmp_path / "there" / "sft" / "s1" / "model" / "weights.bin").unlink()
     with pytest.raises(DataError, match=r"2 stages not pulled; the first: .*links\.json") as caught:
-        operate.pull(Store(tmp_path / "third"), url, [], said.append)
+        pull_stages(Store(tmp_path / "third"), url, [], said.append)
     assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_stage_is_set_aside_and_pulled(tmp_path):
     here, url, said = filled(tmp_path / "here"), f"file://{tmp_path}/there", []
-    operate.push(here, url, [], lambda line: None)
+    push_stages(here, url, [], lambda line: None)
     (here.folder("data", "d1") / "data.txt").write_text("rowz")
-    operate.pull(here, url, [], said.append)
+    pull_stages(here, url, [], said.append)
     assert said == ["data/d1 is damaged (data.txt): set aside as .damaged-d1-0", "pulled data/d1", "1 stage pulled"]
     assert here.damage("data", "d1", whole=True) == []
 
@@ -235,12 +236,12 @@ ABOVE = {"../../../escaped": {"bytes": 0, "sha256": HASH}}
 )
 def test_a_hostile_remote_writes_no_file_outside_the_stage(tmp_path, manifest, links, said):
     there, other = tmp_path / "there", Store(tmp_path / "other")
-    operate.push(filled(tmp_path / "here"), f"file://{there}", ["data"], lambda line: None)
+    push_stages(filled(tmp_path / "here"), f"file://{there}", ["data"], lambda line: None)
     folder = there / "data" / "d1"
     (folder / "manifest.json").write_text(json.dumps(json.loads((folder / "manifest.json").read_text()) | manifest))
     (folder / "links.json").write_text(json.dumps(links))
     with pytest.raises((DataError, ResourceError), match=said) as caught:
-        operate.pull(other, f"file://{there}", ["data"], lambda line: None)
+        pull_stages(other, f"file://{there}", ["data"], lambda line: None)
     assert "\n" not in str(caught.value)
     assert not other.has("data", "d1")
     assert not list(tmp_path.rglob("escaped"))
@@ -249,7 +250,7 @@ def test_a_hostile_remote_writes_no_file_outside_the_stage(tmp_path, manifest, l
 def test_a_file_below_another_file_is_refused_in_one_line(tmp_path, monkeypatch):
     """Object storage may have both names."""
     url = f"file://{tmp_path}/there"
-    operate.push(filled(tmp_path / "here"), url, ["data"], lambda line: None)
+    push_stages(filled(tmp_path / "here"), url, ["data"], lambda line: None)
     path = tmp_path / "there" / "data" / "d1" / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["files"]["data.txt/x/y"] = {"bytes": 0, "sha256": HASH}
@@ -257,28 +258,28 @@ def test_a_file_below_another_file_is_refused_in_one_line(tmp_path, monkeypatch)
     listed = Remote.files_below
     monkeypatch.setattr(Remote, "files_below", lambda remote, place: listed(remote, place) | {"data.txt/x/y": 0})
     with pytest.raises(DataError, match=r"'data\.txt/x/y' points out of its folder"):
-        operate.pull(Store(tmp_path / "other"), url, ["data"], lambda line: None)
+        pull_stages(Store(tmp_path / "other"), url, ["data"], lambda line: None)
 
 
 def test_a_pull_does_not_write_through_a_link_that_an_earlier_pull_left(tmp_path):
     """A link in the work folder, planted by a pull that was refused, leads a second pull's file out of the store."""
-    operate.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
+    push_stages(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
     other, outside = Store(tmp_path / "other"), tmp_path / "outside"
     outside.mkdir()
     other.work("sft", "s1").mkdir(parents=True)
     (other.work("sft", "s1") / "model").symlink_to(outside)
-    operate.pull(other, f"file://{tmp_path}/there", ["sft"], lambda line: None)
+    pull_stages(other, f"file://{tmp_path}/there", ["sft"], lambda line: None)
     assert not list(outside.iterdir())
     assert other.damage("sft", "s1", whole=True) == []
 
 
 def test_a_file_that_no_manifest_lists_is_not_fetched(tmp_path):
-    operate.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
+    push_stages(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
     (tmp_path / "there" / "sft" / "s1" / "model" / "modeling_evil.py").write_text("import os")
     (tmp_path / "there" / "sft" / "...").mkdir()
     (tmp_path / "there" / "sft" / "..." / "manifest.json").write_text("{}")
     other = Store(tmp_path / "other")
-    operate.pull(other, f"file://{tmp_path}/there", [], lambda line: None)
+    pull_stages(other, f"file://{tmp_path}/there", [], lambda line: None)
     assert sorted(path.name for path in other.folder("sft", "s1").rglob("*")) == [
         "0", "manifest.json", "model", "parts", "timing.jsonl", "weights.bin",
     ]  # fmt: skip
@@ -286,7 +287,7 @@ def test_a_file_that_no_manifest_lists_is_not_fetched(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"7"])
 def test_a_broken_manifest_of_the_remote_is_refused(tmp_path, content):
-    operate.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["data"], lambda line: None)
+    push_stages(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["data"], lambda line: None)
     (tmp_path / "there" / "data" / "d1" / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match="is refused"):
-        operate.pull(Store(tmp_path / "other"), f"file://{tmp_path}/there", [], lambda line: None)
+        pull_stages(Store(tmp_path / "other"), f"file://{tmp_path}/there", [], lambda line: None)

@@ -1,13 +1,11 @@
 """Commands of operation: nightly retraining, its champion, what runs, and the housekeeping of a store."""
 
-import contextlib
 import functools
 import json
 import re
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,15 +14,16 @@ import typer
 
 from flows import terminal
 from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, emit
-from pipelines.core.errors import DataError, SqltrainError, UserError
+from pipelines.core.errors import SqltrainError, UserError
 from pipelines.core.files import write_atomic
-from pipelines.core.store import MANIFEST, Store
-from pipelines.core.store_remote import Remote, select_stages
-from pipelines.nightly import inbox, ledger_remote, store_gc
-from pipelines.nightly.ledger import PROD, STAGING, TIERS, Ledger, ledgers
-from pipelines.nightly.night import NightContext, run_night, title
+from pipelines.core.store import Store
+from pipelines.nightly import inbox, store_gc
+from pipelines.nightly.ledger import PROD, STAGING, TIERS, Ledger
+from pipelines.nightly.night import NightContext, run_night
+from pipelines.nightly.night import title as night_title
+from pipelines.nightly.store_status import status_text, store_status
+from pipelines.nightly.store_transfer import pull_stages, push_stages
 from pipelines.recipe.opening import explicit_store_folder, open_recipe, split_store
-from pipelines.report.terminal import plain
 from tasks import contracts
 from tasks.models import announce_champion, announce_if_stale
 from tasks.run import Tracker
@@ -38,8 +37,6 @@ Names = Annotated[
 ]
 INFRA = Path(__file__).resolve().parents[2] / "infra"
 Tier = Literal["prod", "staging"]
-HEIGHT, NIGHTS = 8, 60  # of the plot of `status`: lines, and columns at most
-MARKS = {"promoted": "●", "kept": "○", "worse": "×"}
 
 app = typer.Typer()
 champion_app = typer.Typer(help="The checkpoint that nightly retraining promoted.", no_args_is_help=True)
@@ -79,40 +76,22 @@ def nightly(
       sqltrain nightly miniature --since 2026-11-01
 
     """
-    words, store = split_store(overrides, store_folder)
+    words, _ = split_store(overrides, store_folder)
     if deployment is not None:
-        from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-        from prefect.settings import PREFECT_API_URL
-
-        from flows.prefect.remote import run_elsewhere
-        from tasks.prefect_server import check_server
-
-        if not PREFECT_API_URL.value():
-            raise UserError("PREFECT_API_URL is not set", "Set it to the Prefect server that has the deployment.")
-        check_server()
+        parameters: dict[str, Any] = {"recipe": recipe, "overrides": words}
         named_folder = explicit_store_folder(overrides, store_folder)
-        parameters: dict[str, Any] = {} if named_folder is None else {"store": named_folder}
-        parameters |= {} if since is None else {"since": str(since.date())}
-        unknown = UserError(f"the server has no deployment {deployment!r}", "See: prefect deployment ls")
-        if deployment.count("/") != 1:
-            raise unknown
-        try:
-            state = run_elsewhere(
-                deployment, parameters | {"recipe": recipe, "overrides": words}, lambda line: typer.echo(line, err=True)
-            )
-        except ObjectNotFound:
-            raise unknown from None
-        except PrefectHTTPStatusError as error:
-            raise UserError(f"the server refuses {deployment}: {error.response.text[:500]}") from None
-        line = {"decision": str(state.name).lower(), "reason": state.message}
-        typer.echo(json.dumps(line, sort_keys=True) if as_json else f"{line['decision']}: {line['reason']}")
+        if named_folder is not None:
+            parameters["store"] = named_folder
+        if since is not None:
+            parameters["since"] = str(since.date())
+        run_deployment(deployment, parameters, as_json)
         return
     loaded, store = open_recipe(recipe, overrides, store_folder)
     announce_if_stale(loaded.name, store, terminal.say)
     days = [None] if since is None else inbox.delivery_days(loaded.nightly, since.date())
     for day in days:
         with Bars(terminal.console) as bars:
-            with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
+            with Tracker(loaded, store, bars.say, night_title(loaded, store)) as tracker:
                 walk = functools.partial(terminal.walk, progress=bars, tracker=tracker)
                 line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check), day)
                 tracker.note_decision(line)
@@ -120,7 +99,35 @@ def nightly(
         if as_json:
             emit(line)
         else:
-            terminal.say(f"{'' if day is None else f'{day}: '}{line['decision']}: {line['reason']}")
+            prefix = "" if day is None else f"{day}: "
+            terminal.say(f"{prefix}{line['decision']}: {line['reason']}")
+
+
+def run_deployment(deployment: str, parameters: dict[str, Any], as_json: bool) -> None:
+    """Run a deployment of a Prefect server, wait for its end, and print how it ended."""
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+    from prefect.settings import PREFECT_API_URL
+
+    from flows.prefect.remote import run_elsewhere
+    from tasks.prefect_server import check_server
+
+    if not PREFECT_API_URL.value():
+        raise UserError("PREFECT_API_URL is not set", "Set it to the Prefect server that has the deployment.")
+    check_server()
+    unknown = UserError(f"the server has no deployment {deployment!r}", "See: prefect deployment ls")
+    if deployment.count("/") != 1:
+        raise unknown
+    try:
+        state = run_elsewhere(deployment, parameters, lambda line: typer.echo(line, err=True))
+    except ObjectNotFound:
+        raise unknown from None
+    except PrefectHTTPStatusError as error:
+        raise UserError(f"the server refuses {deployment}: {error.response.text[:500]}") from None
+    line = {"decision": str(state.name).lower(), "reason": state.message}
+    if as_json:
+        emit(line)
+    else:
+        typer.echo(f"{line['decision']}: {line['reason']}")
 
 
 @champion_app.command("show")
@@ -136,15 +143,18 @@ def champion_show(
     ledger = Ledger(store, loaded.name)
     by_tier: dict[str, list[dict[str, Any]]] = {tier: [] for tier in TIERS}
     for tier, rows in by_tier.items():
-        for one in reversed(ledger.champions(tier)):
-            model = str(store.folder(one.stage, one.key) / "model")
-            rows.append({"stage": one.stage, "key": one.key, "model": model, "batches": len(one.batches)})
+        for champion in reversed(ledger.champions(tier)):
+            model = str(store.folder(champion.stage, champion.key) / "model")
+            n_batches = len(champion.batches)
+            rows.append({"stage": champion.stage, "key": champion.key, "model": model, "batches": n_batches})
     if as_json:
         emit({"champions": by_tier[PROD], STAGING: by_tier[STAGING]})
         return
-    for first, champions in zip(("champion", STAGING), by_tier.values(), strict=True):
-        for place, champion in zip([first, *["before"] * len(champions)], champions, strict=False):
-            typer.echo(f"{place:<9} {champion['model']}  ({champion['batches']} batches learned)")
+    titles = {PROD: "champion", STAGING: STAGING}
+    for tier, rows in by_tier.items():
+        for number, row in enumerate(rows):
+            title = titles[tier] if number == 0 else "before"
+            typer.echo(f"{title:<9} {row['model']}  ({row['batches']} batches learned)")
     if not any(by_tier.values()):
         typer.echo(f"{loaded.name} has no champion yet; run: sqltrain nightly {recipe}")
 
@@ -197,21 +207,29 @@ def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where infra
     Example: sqltrain init ~/deployment
     """
     home = folder.expanduser().resolve()
-    ready, ignored, work = home / "infra", home / ".dockerignore", home / ".infra"
-    for path in (path for path in (ready, ignored) if path.exists()):
-        raise UserError(f"{path} is there already", "Nothing was written: name another folder, or move it away.")
-    shutil.rmtree(work, ignore_errors=True)  # of an earlier command that was killed
+    infra = home / "infra"
+    ignore_file = home / ".dockerignore"
+    for path in (infra, ignore_file):
+        if path.exists():
+            raise UserError(f"{path} is there already", "Nothing was written: name another folder, or move it away.")
+    work = home / ".infra"
+    shutil.rmtree(work, ignore_errors=True)  # an earlier command may have been killed
     shutil.copytree(INFRA, work, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in work.glob("images/*.Dockerfile"):  # the wheel instead of a checkout's folders and pinned versions
-        text = re.sub(r"\nCOPY (pipelines|tasks|flows|conf) .*", "", path.read_text(encoding="utf-8"))
-        text = text.replace("COPY pyproject.toml constraints.txt", "COPY sqltrain-*.whl")
-        text = text.replace("-c constraints.txt ", "")
-        write_atomic(path, re.sub(r"-e '\.(\[[\w,]+\])'", r'"$(echo ./sqltrain-*.whl)\1"', text))
-    write_atomic(ignored, "*\n!infra\n!sqltrain-*.whl\n")
-    work.rename(ready)
-    typer.echo(f"wrote {ready}: its README.md has every step, from the server's key on; run them in {home}")
+    for path in work.glob("images/*.Dockerfile"):
+        write_atomic(path, wheel_dockerfile(path.read_text(encoding="utf-8")))
+    write_atomic(ignore_file, "*\n!infra\n!sqltrain-*.whl\n")
+    work.rename(infra)
+    typer.echo(f"wrote {infra}: its README.md has every step, from the server's key on; run them in {home}")
     typer.echo("images are built of the wheel of this version: put it there first")
     typer.echo(f"next: cd {shlex.quote(str(home))} && export SQLTRAIN_HOME=$PWD && python infra/deploy.py")
+
+
+def wheel_dockerfile(text: str) -> str:
+    """A Dockerfile that installs the wheel in its folder, from one that copies a checkout and pinned versions."""
+    text = re.sub(r"\nCOPY (pipelines|tasks|flows|conf) .*", "", text)
+    text = text.replace("COPY pyproject.toml constraints.txt", "COPY sqltrain-*.whl")
+    text = text.replace("-c constraints.txt ", "")
+    return re.sub(r"-e '\.(\[[\w,]+\])'", r'"$(echo ./sqltrain-*.whl)\1"', text)
 
 
 @app.command()
@@ -225,80 +243,13 @@ def status(store_folders: Stores = None, as_json: AsJson = False) -> None:
       sqltrain status --store /data/sales --store /data/farms --json
     """
     folders: Sequence[str | None] = store_folders or [None]
-    states = [state_of(existing_store(folder)) for folder in folders]
-    texts = [json.dumps(state, sort_keys=True) if as_json else render_state(state) for state in states]
-    typer.echo(("\n" if as_json else "\n\n").join(texts))
-
-
-def state_of(store: Store) -> dict[str, Any]:
-    """The state of a store as JSON values; no server is asked."""
-    # A run claims the stages that it makes and, for as long as it is recorded, itself: with stages it is shown once.
-    runs = {
-        (row["host"], row["pid"]): row for row in sorted(store_gc.live_runs(store), key=lambda row: bool(row["stages"]))
-    }
-    running = []
-    for row in runs.values():
-        waiting = [stage for stage, key in row["stages"] if not store.has(stage, key)]
-        names = ("recipe", "host", "pid", "since", "flow_run_name")
-        known: dict[str, Any] = {name: row[name] for name in names if name in row}
-        n_stages = len(row["stages"])
-        running.append({**known, "stage": next(iter(waiting), ""), "done": n_stages - len(waiting), "of": n_stages})
-    by_recipe: dict[str, Any] = {}
-    for name, ledger in ledgers(store).items():
-        lines = ledger.lines()
-        champions = {tier: ledger.champion(tier) for tier in TIERS}
-        keys = {tier: None if one is None else f"{one.stage}/{one.key}" for tier, one in champions.items()}
-        by_recipe[name] = {
-            "champion": keys[PROD],
-            "staging": keys[STAGING],
-            "last": lines[-1] if lines else None,
-            "nights": [
-                {"at": row["at"], "decision": row["decision"], "ex": row.get("numbers", {}).get("challenger_ex")}
-                for row in lines
-                if row["event"] == "night"
-            ],
-        }
-    return {"store": str(store.root), "running": running, "recipes": by_recipe}
-
-
-def render_state(state: dict[str, Any]) -> str:
-    """The state for a person."""
-    lines = [f"store {state['store']}", ""]
-    for row in state["running"]:
-        minutes = max(0.0, time.time() - row["since"]) / 60  # the clock may have been set back
-        where = f"{row['stage']}, {row['done']} of {row['of']} stages done"
-        where = where if row["stage"] else "between two stages, or waits for MLflow"
-        lines.append(f"runs: {row['recipe']}: {where}, for {minutes:.0f} min (process {row['pid']} on {row['host']})")
-    if not state["running"]:
-        lines.append("nothing runs")
-    for name, recipe in state["recipes"].items():
-        staging = f", in staging {recipe['staging']}" if recipe.get("staging") else ""
-        lines += ["", f"{name}: champion {recipe['champion'] or 'none yet'}{staging}"]
-        last = recipe["last"]
-        if last is not None and last["event"] == "night":
-            lines.append(f"last night, {last['at']}: {last['decision']}: {last['reason']}")
-        elif last is not None and last["event"] == "promotion":
-            lines.append(f"promoted from staging, {last['at']}: {last['challenger']['key']}")
-        elif last is not None:
-            lines.append(f"rolled back, {last['at']}: from {last['from']} to {last['to']}")
-        lines += plot(recipe["nights"])
-    if not state["recipes"]:
-        lines.append("no night yet; see: sqltrain nightly --help")
-    return "\n".join(map(plain, lines))
-
-
-def plot(nights: list[dict[str, Any]]) -> list[str]:
-    """Challengers' held-out EX over the nights, in per cent: one column a night that trained one."""
-    points = [(100 * night["ex"], MARKS[night["decision"]]) for night in nights if night["ex"] is not None][-NIGHTS:]
-    if not points:
-        return []
-    low, high = min(value for value, _ in points), max(value for value, _ in points)
-    step = (high - low) / (HEIGHT - 1) or 1.0
-    rows = [[" "] * len(points) for _ in range(HEIGHT)]
-    for column, (value, mark) in enumerate(points):
-        rows[round((value - low) / step)][column] = mark
-    lines = [f"{low + step * index:6.1f} ┤{' '.join(row)}".rstrip() for index, row in reversed(list(enumerate(rows)))]
-    return ["EX %, a column a night: ● promoted, ○ kept, × worse", *lines]
+    states = [store_status(existing_store(folder)) for folder in folders]
+    if as_json:
+        texts = [json.dumps(state, sort_keys=True) for state in states]
+        typer.echo("\n".join(texts))
+    else:
+        texts = [status_text(state) for state in states]
+        typer.echo("\n\n".join(texts))
 
 
 @store_app.command("ls")
@@ -317,21 +268,30 @@ def store_ls(
     """
     store = existing_store(store_folder)
     kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage_by_kind(store).items()}
-    stages: list[dict[str, Any]] = []
-    if every:
-        why = store_gc.reasons_to_keep(store)
-        for name in store.made():
-            n_bytes = store_gc.size_of(store.folder(*name))
-            stages.append({"name": "/".join(name), "bytes": n_bytes, "needed": why.get(name, "")})
+    stages = stages_with_reasons(store) if every else []
     if as_json:
-        emit({"store": str(store.root), "kinds": kinds, **({"stages": stages} if every else {})})
+        values: dict[str, Any] = {"store": str(store.root), "kinds": kinds}
+        if every:
+            values["stages"] = stages
+        emit(values)
         return
     typer.echo(store.root)
     for kind, use in kinds.items():
         typer.echo(f"{human(use['bytes']):>10}  {use['stages']:>5} finished  {kind}")
-    typer.echo(f"{human(sum(use['bytes'] for use in kinds.values())):>10}  in all")
+    total = sum(use["bytes"] for use in kinds.values())
+    typer.echo(f"{human(total):>10}  in all")
     for stage in stages:
         typer.echo(f"{human(stage['bytes']):>10}  {stage['name']:<40} {stage['needed']}".rstrip())
+
+
+def stages_with_reasons(store: Store) -> list[dict[str, Any]]:
+    """Each finished stage with its bytes, and why it is kept."""
+    reasons = store_gc.reasons_to_keep(store)
+    stages = []
+    for name in store.made():
+        n_bytes = store_gc.size_of(store.folder(*name))
+        stages.append({"name": "/".join(name), "bytes": n_bytes, "needed": reasons.get(name, "")})
+    return stages
 
 
 @store_app.command("gc")
@@ -350,15 +310,23 @@ def collect(
     """
     store = existing_store(store_folder)
     candidates = store_gc.gc_candidates(store, days, typer.echo)
-    count = n_bytes = 0
-    for entry, went in store_gc.collect_garbage(store, candidates) if delete else ((entry, False) for entry in candidates):
-        where = entry.folder.relative_to(store.root)
-        if delete and not went:
-            typer.echo(f"left {where}: it is needed by now, or gone")
+    if delete:
+        decided = store_gc.collect_garbage(store, candidates)
+        verb = "removed"
+    else:
+        decided = ((candidate, True) for candidate in candidates)
+        verb = "would remove"
+    count = 0
+    n_bytes = 0
+    for candidate, is_removed in decided:
+        path = candidate.folder.relative_to(store.root)
+        if not is_removed:
+            typer.echo(f"left {path}: it is needed by now, or gone")
             continue
-        count, n_bytes = count + 1, n_bytes + entry.n_bytes
-        typer.echo(f"{'removed' if delete else 'would remove'} {where}  {human(entry.n_bytes)}")
-    hint = "" if delete or not candidates else "; with --delete they go"
+        count += 1
+        n_bytes += candidate.n_bytes
+        typer.echo(f"{verb} {path}  {human(candidate.n_bytes)}")
+    hint = "; with --delete they go" if candidates and not delete else ""
     typer.echo(f"{count} folders, {human(n_bytes)}{hint}")
 
 
@@ -409,37 +377,7 @@ def store_push(url: Url, names: Names = None, store_folder: StoreOption = None) 
 
       sqltrain store push file:///backup grpo report/da120b4f
     """
-    push(existing_store(store_folder), url, names or [], typer.echo)
-
-
-def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Upload the finished stages that are not whole there; without names, the nights too.
-
-    Of a stage that two machines made with different bytes, the first to come stays: others may have pulled it.
-    """
-    remote = Remote(url)
-    there = set(remote.names())
-    pushed = damaged = 0
-    for name in select_stages(list(store.made()), names, str(store.root)):
-        manifest = None
-        if name in there:
-            with contextlib.suppress(DataError):  # a stage that is not whole there is pushed again
-                manifest, *_ = remote.listed(*name)
-        if manifest is not None:
-            if manifest != (store.folder(*name) / MANIFEST).read_bytes():
-                say(f"not pushed: {'/'.join(name)} is whole there, with another manifest than here")
-        elif wrong := store.damage(*name, whole=True):
-            damaged += 1
-            say(f"damaged, not pushed: {'/'.join(name)} ({wrong[0]})")
-        else:
-            remote.push(store, *name)
-            pushed += 1
-            say(f"pushed {'/'.join(name)}")
-    say(_sum(pushed, "pushed"))
-    if not names:
-        ledger_remote.push(remote, store, say)
-    if damaged:
-        raise SqltrainError(f"{_sum(damaged, 'damaged')} here and not pushed", "Run again what made them, then push.")
+    push_stages(existing_store(store_folder), url, names or [], typer.echo)
 
 
 @store_app.command("pull")
@@ -448,34 +386,7 @@ def store_pull(url: Url, names: Names = None, store_folder: StoreOption = None) 
 
     Example: sqltrain store pull s3://bucket/sqltrain data synthesize filter
     """
-    pull(split_store(None, store_folder)[1], url, names or [], typer.echo)
-
-
-def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Download the finished stages that the store lacks or has damaged, saying each; without names, the nights too."""
-    remote = Remote(url)
-    failures: list[DataError] = []
-    count = 0
-    for name in select_stages(remote.names(), names, url):
-        if store.has(*name):
-            store.set_aside(*name, whole=True, say=say)
-            if store.has(*name):
-                continue
-        try:
-            remote.pull(store, *name)
-        except DataError as error:
-            failures.append(error)
-            say(f"not pulled: {'/'.join(name)}: {error.message}")
-            continue
-        count += 1
-        say(f"pulled {'/'.join(name)}")
-    say(_sum(count, "pulled"))
-    if not names:
-        ledger_remote.pull(remote, store, say)
-    if len(failures) == 1:
-        raise failures[0]
-    if failures:
-        raise DataError(f"{_sum(len(failures), 'not pulled')}; the first: {failures[0].message}", failures[0].hint)
+    pull_stages(split_store(None, store_folder)[1], url, names or [], typer.echo)
 
 
 def existing_store(folder: str | None) -> Store:
@@ -484,10 +395,6 @@ def existing_store(folder: str | None) -> Store:
     if not store.root.is_dir():
         raise UserError(f"no store at {store.root}", "Pass --store DIR or set SQLTRAIN_STORE; a run makes one.")
     return store
-
-
-def _sum(count: int, what: str) -> str:
-    return f"{count} stage{'' if count == 1 else 's'} {what}"
 
 
 def human(n_bytes: int) -> str:

@@ -17,10 +17,10 @@ from pydantic import Field
 
 from flows.prefect.forms import UNCHANGED, CommonOverrides, check_changes, check_form
 from flows.prefect.remote import run_elsewhere
+from pipelines.core.claims import claimed
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
-from pipelines.nightly.store_gc import claimed
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe, split_store

@@ -2,66 +2,114 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.types import HARDNESS_LEVELS, Example
 from pipelines.databases.of_recipe import schemas
+from pipelines.evaluation.metrics import unbroken
 from pipelines.evaluation.paired_comparison import compare
 from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.record_files import read_records
 from pipelines.recipe.config import Recipe
-from pipelines.report.data import ReportData
-from pipelines.report.formats import ReportTable, TableColumn
+from pipelines.report.data import ReportData, System
+from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sql import analyst
-from pipelines.stages.evaluate import records
 from pipelines.stages.report import of_systems, systems_of
 
 BEFORE, AFTER = "before", "after"
-CHARS = 300  # of a text in the table of failures
+MAX_TEXT_CHARS = 300  # characters of a text in the table of failures
 NO_TABLE = "no table"
-FAILED = "failed"
+FAILED = "failed"  # slug of the table of failures
 Records = Sequence[EpisodeRecord]
 Groups = Mapping[str, Sequence[str]]  # ids of questions by a common property
 
 
-def page(recipe: Recipe, test: Path, before: tuple[Path, str], after: tuple[Path, str], verdict: str) -> ReportData:
-    """The page of an adaptation, from the `test` stage and two evaluations: a folder and its checkpoint each."""
-    systems = tuple(
-        system
-        for (folder, note), name in ((before, BEFORE), (after, AFTER))
-        for system in systems_of(folder, name, note=note)
-    )
+@dataclass(frozen=True)
+class EvaluatedCheckpoint:
+    """A checkpoint with the folder of its evaluation."""
+
+    folder: Path
+    stage: str
+    key: str
+
+    def systems(self, name: str) -> list[System]:
+        """Its systems in a report."""
+        return list(systems_of(self.folder, name, note=f"{self.stage} {self.key}"))
+
+    def greedy_records(self) -> list[EpisodeRecord]:
+        """Its unbroken greedy episodes."""
+        return unbroken(read_records(self.folder, "greedy"))
+
+
+def outcome_report(
+    recipe: Recipe, test: Path, before: EvaluatedCheckpoint, after: EvaluatedCheckpoint, verdict: str
+) -> ReportData:
+    """The page of an adaptation.
+
+    Args:
+        test: the folder of the `test` stage, whose questions both answered.
+        verdict: the decision and its reason.
+    """
+    systems = (*before.systems(BEFORE), *after.systems(AFTER))
     data = of_systems(recipe, systems, test)
-    old, new = ([record for record in records(folder, "greedy") if not record.broken] for folder, _ in (before, after))
-    levels: Groups = {
-        level: [record.example_id for record in new if record.hardness == level] for level in HARDNESS_LEVELS
-    }
-    tables = tables_of(recipe, list(data.examples.values()))
-    parts = (
-        paired("paired_hardness", "Before and after by hardness", "hardness", levels, old, new, recipe),
-        paired("paired_tables", "Before and after by table", "table that gold reads", tables, old, new, recipe),
-        failed(data.examples, new, recipe.headline),
+    old = before.greedy_records()
+    new = after.greedy_records()
+    tables = (
+        paired_table(
+            "paired_hardness",
+            "Before and after by hardness",
+            "hardness",
+            _questions_by_hardness(new),
+            old,
+            new,
+            recipe,
+        ),
+        paired_table(
+            "paired_tables",
+            "Before and after by table",
+            "table that gold reads",
+            questions_by_table(recipe, list(data.examples.values())),
+            old,
+            new,
+            recipe,
+        ),
+        failure_table(data.examples, new, recipe.headline),
     )
-    filled = tuple(table for table in parts if table.rows)
-    return dataclasses.replace(data, title=f"{recipe.name}: before and after", verdict=verdict, tables=filled)
+    with_rows = tuple(table for table in tables if table.rows)
+    return dataclasses.replace(data, title=f"{recipe.name}: before and after", verdict=verdict, tables=with_rows)
 
 
-def tables_of(recipe: Recipe, questions: Sequence[Example]) -> dict[str, list[str]]:
-    """The questions by each table that their gold SQL reads, the commonest first; a join stands under each."""
-    schema = schemas(recipe)
-    queries = [
-        (question.gold_sql, schema(question.database), analyst.reading(question.database)) for question in questions
-    ]
+def _questions_by_hardness(records: Records) -> dict[str, list[str]]:
+    by_level: dict[str, list[str]] = {level: [] for level in HARDNESS_LEVELS}
+    for record in records:
+        by_level[record.hardness].append(record.example_id)
+    return by_level
+
+
+def questions_by_table(recipe: Recipe, questions: Sequence[Example]) -> dict[str, list[str]]:
+    """The ids of questions by each table that their gold SQL reads, the commonest first; a join counts for each."""
+    read_schema = schemas(recipe)
+    queries = []
+    for question in questions:
+        database = question.database
+        queries.append((question.gold_sql, read_schema(database), analyst.reading(database)))
     ids: dict[str, list[str]] = {}
     for question, items in zip(questions, analyst.schema_items(queries), strict=True):
-        for table in sorted(items.tables if items is not None else ()) or [NO_TABLE]:
+        tables = sorted(items.tables) if items is not None else []
+        for table in tables or [NO_TABLE]:
             ids.setdefault(table, []).append(question.id)
     return dict(sorted(ids.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
-def paired(
+def paired_table(
     slug: str, title: str, what: str, groups: Groups, before: Records, after: Records, recipe: Recipe
 ) -> ReportTable:
-    """EX before and after of each group of questions, greedy, with the paired difference."""
+    """EX before and after of each group of questions, greedy, with the paired difference.
+
+    Args:
+        what: the heading of the groups' column.
+    """
     columns = (
         TableColumn(what),
         TableColumn("questions", "count"),
@@ -71,35 +119,50 @@ def paired(
         TableColumn("gained", "count"),
         TableColumn("lost", "count"),
     )
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for name, ids in groups.items():
-        old, new = ([record for record in side if record.example_id in set(ids)] for side in (before, after))
+        old = [record for record in before if record.example_id in ids]
+        new = [record for record in after if record.example_id in ids]
         comparison = compare(old, new, recipe.headline, (BEFORE, AFTER), seed=recipe.seed)
-        if comparison is not None:
-            figures = (comparison.paired.n, comparison.accuracy_before, comparison.accuracy_after)
-            rows.append((name, *figures, comparison.paired, comparison.gained, comparison.lost))
-    return ReportTable(
-        slug, title, columns, tuple(rows), "Question by question, with 95 % intervals of the difference."
-    )
-
-
-def failed(questions: Mapping[str, Example], after: Records, equality: str) -> ReportTable:
-    """The questions that the adapted model answers wrong, with its SQL and the gold SQL."""
-    columns = tuple(map(TableColumn, ("question", "hardness", "why", "its SQL", "gold SQL")))
-    wrong = [record for record in after if not record.right(equality) and record.example_id in questions]
-    rows = tuple(
-        (
-            _short(questions[record.example_id].question),
-            record.hardness,
-            record.diagnosis.error.replace("_", " ") if record.diagnosis is not None else "",
-            _short(record.final_sql or ""),
-            _short(questions[record.example_id].gold_sql),
+        if comparison is None:
+            continue
+        row = (
+            name,
+            comparison.paired.n,
+            comparison.accuracy_before,
+            comparison.accuracy_after,
+            comparison.paired,
+            comparison.gained,
+            comparison.lost,
         )
-        for record in wrong
-    )
-    return ReportTable(FAILED, "Still failed", columns, rows, f"{len(wrong)} of {len(after)} held-out questions.")
+        rows.append(row)
+    note = "Question by question, with 95 % intervals of the difference."
+    return ReportTable(slug, title, columns, tuple(rows), note)
 
 
-def _short(text: str) -> str:
+def failure_table(questions: Mapping[str, Example], after: Records, equality: str) -> ReportTable:
+    """The questions that the adapted model answers wrong, with its SQL and the gold SQL."""
+    columns = tuple(TableColumn(title) for title in ("question", "hardness", "why", "its SQL", "gold SQL"))
+    rows: list[tuple[Cell, ...]] = []
+    for record in after:
+        if record.right(equality) or record.example_id not in questions:
+            continue
+        question = questions[record.example_id]
+        why = ""
+        if record.diagnosis is not None:
+            why = record.diagnosis.error.replace("_", " ")
+        row = (
+            _shortened(question.question),
+            record.hardness,
+            why,
+            _shortened(record.final_sql or ""),
+            _shortened(question.gold_sql),
+        )
+        rows.append(row)
+    note = f"{len(rows)} of {len(after)} held-out questions."
+    return ReportTable(FAILED, "Still failed", columns, tuple(rows), note)
+
+
+def _shortened(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= CHARS else f"{line[: CHARS - 1]}…"
+    return line if len(line) <= MAX_TEXT_CHARS else f"{line[: MAX_TEXT_CHARS - 1]}…"

@@ -1,4 +1,4 @@
-"""The questions that a model is adapted with: a file of one's own, invented ones, or both, and how they are parted."""
+"""The questions that a model is adapted with: a file of one's own, invented ones, or both, in three parts."""
 
 import tempfile
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks import own_questions
-from pipelines.benchmarks.base import Questions as Read
+from pipelines.benchmarks.base import Questions
 from pipelines.benchmarks.splitting import Part, Shares, cut_questions
 from pipelines.core.errors import DataError
 from pipelines.core.registry import READERS
@@ -16,8 +16,9 @@ from pipelines.recipe.config import Recipe, Source
 from pipelines.sql.dialects.base import identity
 
 SHARES = Shares(dev=0.1, test=0.3)
-HELD_OUT = Shares(dev=0.25, test=0.75)  # of one's own questions, if there are as many invented ones to train on
+HELD_OUT = Shares(dev=0.25, test=0.75)  # shares of one's own questions, if as many invented ones are there to train on
 PARTS: tuple[Part, ...] = ("train", "dev", "test")
+Counts = Mapping[Part, int]
 
 
 @dataclass(frozen=True)
@@ -25,57 +26,75 @@ class AdaptationQuestions:
     """The questions of an adaptation, by part."""
 
     source: Mapping[str, Any]  # a source of a recipe without its `split`: kind, path and options
-    counts: Mapping[Part, int]
+    counts: Counts
     bad: int  # rows that cannot be used; the run gives the reason of each
-    repeats: int  # invented questions that are left out, for one of one's own asks the same
+    repeats: int  # invented questions that are left out, because one of one's own asks the same
 
 
 def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQuestions:
-    """Read one's own questions (JSON lines or CSV), invented ones (JSON lines), or both, and part them."""
-    files = [file for file in (own, invented) if file is not None]
-    if not files:
+    """Read one's own questions (JSON lines or CSV), invented ones (JSON lines), or both, and split them into parts.
+
+    Args:
+        address: the address of the database that all questions ask.
+    """
+    if own is None and invented is None:
         raise DataError("no questions are named", "Pass --questions FILE, or make some: sqltrain invent.")
-    mine, invented_file = (None if file is None else _whole(file, address) for file in (own, invented))
-    own_examples, more = ([] if loaded is None else loaded.examples for loaded in (mine, invented_file))
-    shares = HELD_OUT if own_examples and len(more) >= len(own_examples) else SHARES
-    parts, repeats = cut_questions(own_examples, more, shares)
+    own_read = Questions([], []) if own is None else _read_file(own, address)
+    invented_read = Questions([], []) if invented is None else _read_file(invented, address)
+    own_examples = list(own_read.examples)
+    invented_examples = list(invented_read.examples)
+    shares = SHARES
+    if own_examples and len(invented_examples) >= len(own_examples):
+        shares = HELD_OUT
+    parts, repeats = cut_questions(own_examples, invented_examples, shares)
     options: dict[str, Any] = {"database": address, **shares._asdict()}
     if own is not None and invented is not None:
-        options["invented"] = _place(invented)["path"]
+        options["invented"] = str(_absolute(invented))
+    main_file = own if own is not None else invented
+    assert main_file is not None
     return AdaptationQuestions(
-        {**_place(files[0]), "options": options},
-        {part: len(parts[part]) for part in PARTS},
-        bad=sum(len(loaded.quarantine) for loaded in (mine, invented_file) if loaded is not None),
+        source={**_source_fields(main_file), "options": options},
+        counts={part: len(parts[part]) for part in PARTS},
+        bad=len(own_read.quarantine) + len(invented_read.quarantine),
         repeats=len(repeats),
     )
 
 
-def counts_of(recipe: Recipe) -> dict[Part, int]:
-    """The questions of a recipe's parts, whatever it reads; of several pools or benchmarks, of the first."""
+def count_questions(recipe: Recipe) -> dict[Part, int]:
+    """The number of questions in a recipe's parts; the first of several pools or benchmarks counts."""
     sources: dict[Part, Source] = {"train": recipe.data.sft, "dev": recipe.data.dev, "test": recipe.benchmark}
+    counts: dict[Part, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        return {
-            part: sum(1 for _ in READERS[source.kind].read(source, recipe.seed, Path(folder)).examples)
-            for part, source in sources.items()
-        }
+        for part, source in sources.items():
+            read = READERS[source.kind].read(source, recipe.seed, Path(folder))
+            counts[part] = sum(1 for _ in read.examples)
+    return counts
 
 
-def _place(file: Path) -> dict[str, str]:
-    return {"kind": kind_of(file), "path": str(file.expanduser().resolve())}
+def _absolute(file: Path) -> Path:
+    return file.expanduser().resolve()
 
 
-def _whole(file: Path, address: str) -> Read:
-    """The questions of a file, their gold SQL not yet looked at."""
-    source = Source.model_validate({**_place(file), "options": {"database": address}})
+def _source_fields(file: Path) -> dict[str, str]:
+    return {"kind": kind_of(file), "path": str(_absolute(file))}
+
+
+def _read_file(file: Path, address: str) -> Questions:
+    """All questions of a file, their gold SQL not yet run; an error if they ask another database, or none is left."""
+    source = Source.model_validate({**_source_fields(file), "options": {"database": address}})
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         lazy = own_questions.read_own_questions(source, 0, root)
-        loaded = Read(list(lazy.examples), lazy.quarantine)
-        places = {example.database.location for example in loaded.examples}
-        addresses = {identity(place if "://" in place else str(root / place)) for place in places}
-    if others := len(addresses - {identity(address)}):
+        read = Questions(list(lazy.examples), lazy.quarantine)
+        identities = set()
+        for example in read.examples:
+            location = example.database.location
+            is_server = "://" in location
+            identities.add(identity(location if is_server else str(root / location)))
+    others = len(identities - {identity(address)})
+    if others:
         raise DataError(f"{file} asks {others} other databases, too", "Take their rows out.")
-    if not loaded.examples:
-        first = "".join(f"; {row.row}: {row.detail}" for row in loaded.quarantine[:1])
-        raise DataError(f"no question of {file} can be used{first}", "Each has a question and its SQL.")
-    return loaded
+    if not read.examples:
+        reason = "".join(f"; {row.row}: {row.detail}" for row in read.quarantine[:1])
+        raise DataError(f"no question of {file} can be used{reason}", "Each has a question and its SQL.")
+    return read

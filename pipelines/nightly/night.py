@@ -9,8 +9,10 @@ from typing import Any
 
 from pipelines.core.errors import BoundaryError, DataError, RecipeError
 from pipelines.core.files import read_json
+from pipelines.core.removal import remove_folder
 from pipelines.core.store import Store
-from pipelines.nightly import inbox, store_gc
+from pipelines.evaluation.record_files import read_records
+from pipelines.nightly import inbox
 from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger
 from pipelines.nightly.promotion import (
     HeldOutRecords,
@@ -24,7 +26,6 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.stages import graph
 from pipelines.stages.context import LEAKAGE, QUARANTINE, examples
-from pipelines.stages.evaluate import records
 
 Walk = Callable[[Recipe, Store, Sequence[graph.Step], str], list[graph.StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
@@ -358,8 +359,8 @@ def _held_out_records(
         test = context.store.folder("test", test_key)
         standing = (champion.stage, champion.key)
         seen = trained_on(context.store, standing, (challenger.stage, challenger.key), test)
-    old = [row for row in records(before.folder, "greedy") if row.example_id not in seen]
-    new = [row for row in records(after.folder, "greedy") if row.example_id not in seen]
+    old = [row for row in read_records(before.folder, "greedy") if row.example_id not in seen]
+    new = [row for row in read_records(after.folder, "greedy") if row.example_id not in seen]
     return HeldOutRecords(old, new, recipe.headline), len(seen)
 
 
@@ -373,10 +374,10 @@ def evaluated(
     among = ("test", "test_schema", checkpoint.stage, name)
     steps = graph.plan(evaluation_recipe, context.store, name, {checkpoint.stage: checkpoint.key}, among)
     result = context.make(evaluation_recipe, steps, role)[name]
-    greedy = records(result.folder, "greedy")
+    greedy = read_records(result.folder, "greedy")
     broken = [record for record in greedy if record.broken]
     if len(broken) > recipe.contracts.max_broken * len(greedy):
-        store_gc.remove(result.folder)
+        remove_folder(result.folder)
         raise BoundaryError(
             f"{len(broken)} of {len(greedy)} held-out questions of {recipe.benchmark.name} broke: {broken[0].failure}",
             "Nothing is decided. Mend the database or the endpoint; the next night asks these questions again.",

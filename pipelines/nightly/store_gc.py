@@ -1,10 +1,7 @@
 """Garbage collection of a store: live runs, pins, champions and newest reports keep their stages."""
 
 import contextlib
-import json
 import os
-import platform
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -13,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core import files
-from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.files import folder_names, locked_file, read_json, require_room, try_lock, unused_path, write_json
-from pipelines.core.store import DAMAGED, MANIFEST, MIN_FREE_MB, WORK, Store
+from pipelines.core.claims import StageName, claimed_names, live_runs
+from pipelines.core.errors import DataError
+from pipelines.core.files import folder_names, read_json, try_lock, unused_path, write_json
+from pipelines.core.removal import GONE, delete_tree
+from pipelines.core.store import DAMAGED, MANIFEST, WORK, Store
 from pipelines.nightly.ledger import TIERS, ledgers
 from pipelines.stages.context import base_of
 from pipelines.stages.fingerprints import stage_at
 
-RUNS = ".runs"  # the folder of runs' claims
 PINS = "pins.json"
-GONE = ".gone-"  # prefix of a folder that is being removed
 KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
 DAY_S = 86400
-Name = tuple[str, str]  # stage, key
 
 
 @dataclass(frozen=True)
@@ -37,62 +33,7 @@ class GcCandidate:
     touched: int  # when the folder was changed or used last, in ns since 1970
 
 
-@contextlib.contextmanager
-def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
-    """Claim stages, made or not, for a run for the time of the block; the claims of a killed run are free."""
-    folder = store.root / RUNS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        require_room(folder, MIN_FREE_MB)
-    except OSError as error:
-        raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass --store DIR.") from None
-    host = platform.node()
-    pid = os.getpid()
-    claim = {**about, "host": host, "pid": pid, "since": time.time(), "stages": list(names)}
-    with locked_file(folder / f"{host}-{pid}-{time.monotonic_ns()}.json", claim):
-        yield
-
-
-def live_runs(store: Store) -> list[dict[str, Any]]:
-    """The claims of runs that are at work, the oldest first; those of runs that have ended are removed.
-
-    Raises:
-        DataError: a live run's claim cannot be read, so nobody knows which stages it needs.
-    """
-    claims = []
-    for path in sorted((store.root / RUNS).glob("*.json")):
-        try:
-            claim = _live_claim(path)
-        except FileNotFoundError:  # its run has just ended
-            continue
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-            hint = "A run that is at work wrote it: wait until it is over."
-            raise DataError(f"cannot read {path}: {reason}", hint) from None
-        if claim is not None:
-            claims.append(claim)
-    return sorted(claims, key=lambda row: float(row["since"]))
-
-
-def _live_claim(path: Path) -> dict[str, Any] | None:
-    """The claim of a run that is at work; None if the run has ended, and then its file is removed."""
-    with path.open(encoding="utf-8") as file:
-        if not try_lock(file, shared=True):
-            claim: dict[str, Any] = json.load(file)
-            return claim
-        with contextlib.suppress(OSError):  # a store that may only be read, or another process was first
-            path.unlink()
-    return None
-
-
-def _claimed_names(store: Store) -> set[Name]:
-    names: set[Name] = set()
-    for run in live_runs(store):
-        names.update((stage, key) for stage, key in run["stages"])
-    return names
-
-
-def pins(store: Store) -> list[Name]:
+def pins(store: Store) -> list[StageName]:
     """The stages that a person keeps."""
     rows = read_json(store.root / PINS) or []
     if not all(isinstance(row, list) and len(row) == 2 for row in rows):
@@ -100,7 +41,7 @@ def pins(store: Store) -> list[Name]:
     return [(stage, key) for stage, key in rows]
 
 
-def pin(store: Store, name: str, keep: bool) -> Name:
+def pin(store: Store, name: str, keep: bool) -> StageName:
     """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer."""
     stage, _, start = name.partition("/")
     with files.lock(store.root / f".{PINS}"):
@@ -123,8 +64,8 @@ def pin(store: Store, name: str, keep: bool) -> Name:
 
 
 def reasons_to_keep(
-    store: Store, sealed: Mapping[Name, float] | None = None, damaged: set[Name] | None = None
-) -> dict[Name, str]:
+    store: Store, sealed: Mapping[StageName, float] | None = None, damaged: set[StageName] | None = None
+) -> dict[StageName, str]:
     """Every stage that must stay, with the first reason for it.
 
     Only manifests that could decide something are read: of reports, leakage, champions' evaluations, and kept stages.
@@ -138,7 +79,7 @@ def reasons_to_keep(
         sealed = store.made()
     if damaged is None:
         damaged = set()
-    reasons: dict[Name, str] = {}
+    reasons: dict[StageName, str] = {}
     for reason, roots in _roots(store, sealed, damaged):
         for name in _closure(store, sealed, roots, damaged):
             reasons.setdefault(name, reason)
@@ -154,11 +95,13 @@ def reasons_to_keep(
     return reasons
 
 
-def _names_in_words(names: Iterable[Name]) -> str:
+def _names_in_words(names: Iterable[StageName]) -> str:
     return ", ".join("/".join(name) for name in sorted(names))
 
 
-def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> Iterator[tuple[str, list[Name]]]:
+def _roots(
+    store: Store, sealed: Mapping[StageName, float], damaged: set[StageName]
+) -> Iterator[tuple[str, list[StageName]]]:
     """The stages that are kept for their own sake: (reason, stages), the first reason for a stage first."""
     for run in live_runs(store):
         claimed_stages = [(stage, key) for stage, key in run["stages"]]
@@ -177,7 +120,7 @@ def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> It
             if row["event"] == "night":
                 curated += [(stage, key) for stage, key in row.get("stages", [])]
         yield f"batches of {recipe}", curated
-    newest: dict[tuple[str, str], Name] = {}  # (recipe, benchmark) -> its newest report
+    newest: dict[tuple[str, str], StageName] = {}  # (recipe, benchmark) -> its newest report
     for name in sorted(sealed, key=sealed.__getitem__):
         if name[0] == "report":
             made_of = _manifest(store, name, damaged).get("recipe", {})
@@ -187,8 +130,8 @@ def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> It
 
 
 def _evaluations_with(
-    store: Store, sealed: Iterable[Name], checkpoints: Sequence[Name], damaged: set[Name]
-) -> list[Name]:
+    store: Store, sealed: Iterable[StageName], checkpoints: Sequence[StageName], damaged: set[StageName]
+) -> list[StageName]:
     """The evaluations of checkpoints."""
     evaluations = []
     for stage, key in checkpoints:
@@ -200,7 +143,9 @@ def _evaluations_with(
     return evaluations
 
 
-def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damaged: set[Name]) -> Iterator[Name]:
+def _closure(
+    store: Store, sealed: Container[StageName], roots: Iterable[StageName], damaged: set[StageName]
+) -> Iterator[StageName]:
     """The roots and all that they were made of, as far as the store has it and its manifests can be read."""
     waiting = list(roots)
     seen = set()
@@ -226,7 +171,7 @@ def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damag
                     yield base
 
 
-def _manifest(store: Store, name: Name, damaged: set[Name]) -> dict[str, Any]:
+def _manifest(store: Store, name: StageName, damaged: set[StageName]) -> dict[str, Any]:
     """A stage's manifest; {} if that is damaged, which is noted."""
     with contextlib.suppress(DataError, KeyError):
         manifest = store.manifest(*name)
@@ -246,7 +191,7 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
     """
     before = time.time() - days * DAY_S
     sealed = store.made()
-    damaged: set[Name] = set()
+    damaged: set[StageName] = set()
     needed = reasons_to_keep(store, sealed, damaged)
     if damaged:
         names = _names_in_words(damaged)
@@ -266,7 +211,7 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
 
 def _unsealed(store: Store) -> Iterator[Path]:
     """Work folders without a process, folders that were set aside, and the remains of a killed gc."""
-    claims = _claimed_names(store)
+    claims = claimed_names(store)
     for kind in os.scandir(store.root):
         if not kind.is_dir(follow_symlinks=False):
             continue
@@ -297,11 +242,11 @@ def collect_garbage(store: Store, candidates: Iterable[GcCandidate]) -> Iterator
     The list may be minutes old: a run may have claimed a stage, used it or begun to make it, and a person pinned it.
     """
     sealed = store.made()
-    roots: frozenset[Name] | None = None
-    needed: set[Name] = set()
-    damaged: set[Name] = set()
+    roots: frozenset[StageName] | None = None
+    needed: set[StageName] = set()
+    damaged: set[StageName] = set()
     for candidate in candidates:
-        roots_now = frozenset([*_claimed_names(store), *pins(store)])
+        roots_now = frozenset([*claimed_names(store), *pins(store)])
         if roots_now != roots:
             roots = roots_now
             needed = {*roots, *_closure(store, sealed, roots, damaged)}
@@ -309,11 +254,11 @@ def collect_garbage(store: Store, candidates: Iterable[GcCandidate]) -> Iterator
                 needed |= set(sealed)
         removed = _set_aside(store, candidate, needed)
         if removed is not None:
-            _clear(removed)
+            delete_tree(removed)
         yield candidate, removed is not None
 
 
-def _set_aside(store: Store, candidate: GcCandidate, needed: Container[Name]) -> Path | None:
+def _set_aside(store: Store, candidate: GcCandidate, needed: Container[StageName]) -> Path | None:
     """Rename a candidate so that nobody uses it any more; None if it is needed, in use or gone.
 
     No run begins to make it, or sets it aside, meanwhile.
@@ -331,18 +276,6 @@ def _set_aside(store: Store, candidate: GcCandidate, needed: Container[Name]) ->
                 return None
         return folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
     return None
-
-
-def remove(folder: Path) -> None:
-    """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
-    # To an unused name: a gc that was killed may have left an older making of the same stage.
-    _clear(folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name}"))))
-
-
-def _clear(folder: Path) -> None:
-    while folder.exists():
-        with contextlib.suppress(FileNotFoundError):  # another gc removes the same remains
-            shutil.rmtree(folder)
 
 
 def usage_by_kind(store: Store) -> dict[str, tuple[int, int]]:

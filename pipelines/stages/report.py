@@ -12,15 +12,16 @@ from pipelines.core.files import read_json, read_lines, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.types import Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.evaluation.record_files import SELECTED, SINGLE_TURN
 from pipelines.evaluation.voting import Rule
 from pipelines.recipe import deviations
 from pipelines.recipe.config import Recipe, Source
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System, with_texts
 from pipelines.report.formats import ReportTable, TableColumn
-from pipelines.stages import evaluate
+from pipelines.stages.answer_latency import EFFICIENCY
 from pipelines.stages.context import Context, examples
-from pipelines.stages.evaluate import EFFICIENCY, SELECTED, SINGLE_TURN, latencies, records
+from pipelines.stages.evaluation_texts import count_left_out
 
 WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
@@ -37,7 +38,7 @@ def build_report(ctx: Context) -> None:
     for stage, when in WHEN.items():
         if stage in ctx.inputs:
             folder = ctx.inputs[stage]
-            clock[when] = evaluate.answer_costs(latencies(folder), read_json(folder / EFFICIENCY).get("r_ves"))
+            clock[when] = answer_costs(read_latencies(folder), read_json(folder / EFFICIENCY).get("r_ves"))
     write_json(tables / EFFICIENCY, clock)  # wall-clock times: beside the tables, not among the results
     ctx.progress.advance(1)
     ctx.metrics({"systems": len(data.systems)})
@@ -140,19 +141,19 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
     frame = frames.read(folder / DATA)
     missing = read_json(folder / "summary.json").get("left_out", {})
     for title, passes in ((name, ("greedy", "sampled")), (f"{name}, selected", (SELECTED,))):
-        pass_records = tuple(records(folder, *passes))
+        pass_records = tuple(read_records(folder, *passes))
         if not pass_records:
             continue
         trajectories = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
         system = System(title, pass_records, tuple(trajectories), trained, left_out=missing)
         if title == name:
-            system = dataclasses.replace(system, note=note, single_turn=tuple(records(folder, SINGLE_TURN)))
+            system = dataclasses.replace(system, note=note, single_turn=tuple(read_records(folder, SINGLE_TURN)))
         yield system
 
 
 def incomplete_benchmark(test: Path, usable: int, source: Source) -> dict[str, str]:
     """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} if all of it can run."""
-    reasons = evaluate.left_out(test)
+    reasons = count_left_out(test)
     if not reasons:
         return {}
     why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())

@@ -15,12 +15,12 @@ from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, User
 from pipelines.core.files import read_json_lines, write_atomic, writing_to
 from pipelines.core.store import Store
 from pipelines.evaluation.measures import FinishedEvaluation
+from pipelines.evaluation.record_files import SINGLE_TURN, read_records
 from pipelines.evaluation.voting import Rule
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.report import formats
 from pipelines.stages import graph
-from pipelines.stages.evaluate import SINGLE_TURN, records
 from pipelines.sweeps import paper_tables
 from pipelines.sweeps.sweep_page import page
 from pipelines.sweeps.sweep_table import ROW, SEED, FinishedCell, Sweep, cell_title, table, verdicts
@@ -263,8 +263,8 @@ class _CellMaker:
         settings = recipe.evaluation
         curves = tuple(read_json_lines(trained.folder / "curves.jsonl"))
         run = FinishedEvaluation(
-            records=tuple(records(evaluation.folder, "greedy", "sampled")),
-            single_turn=tuple(records(evaluation.folder, SINGLE_TURN)),
+            records=tuple(read_records(evaluation.folder, "greedy", "sampled")),
+            single_turn=tuple(read_records(evaluation.folder, SINGLE_TURN)),
             equality=recipe.headline,
             k=max((k for k in settings.ks if k <= settings.samples), default=1),
             rule=Rule.of(settings),

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from flows.commands import data
 from pipelines.benchmarks import base
 from pipelines.benchmarks.splitting import Shares, cut_questions
 from pipelines.core.errors import DataError
@@ -13,6 +12,7 @@ from pipelines.curation.leakage import leaks
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
 from pipelines.recipe.yaml_files import read_yaml
+from pipelines.stages.added_benchmarks import add_benchmark
 from tests.fakes import build_database
 
 SHOP = Database("shop", "sqlite", "shop.sqlite")
@@ -197,7 +197,7 @@ def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder):
 
 def test_a_csv_file_of_own_questions_can_be_added(folder, tmp_path):
     (folder / "own.csv").write_text("question,sql,database\nwho ?,SELECT name FROM customer,shop.sqlite\n")
-    found = data.add("own", folder / "own.csv", lambda line: None, tmp_path / "local", called="sales")
+    found = add_benchmark("own", folder / "own.csv", lambda line: None, tmp_path / "local", called="sales")
     assert (found["usable"], found["rows"]) == (1, 1)
     (noted,) = read_yaml(tmp_path / "local" / "sales.yaml")["data"]["test"]
     assert (noted["kind"], noted["name"]) == ("csv", "sales")

@@ -175,8 +175,8 @@ WITHOUT_CARDS = {
     "pipelines/sql/analyst.py": "what two queries return decides; a database with hidden names has no counterexample",
     "pipelines/sql/dialects/sqlite.py": "example values of a view, for whoever reads the schema",
     "pipelines/sql/equalities/spider_grammar.py": "names by which an equality aligns columns; none is kept or shown",
-    "flows/commands/data.py": "it passes what the cards hide",
-    "flows/commands/evaluate.py": "it passes what the cards hide",
+    "pipelines/stages/added_benchmarks.py": "it passes what the cards hide",
+    "pipelines/stages/prediction_scoring.py": "it passes what the cards hide",
 }
 
 

@@ -24,6 +24,7 @@ from pipelines.core.types import (
     Turn,
 )
 from pipelines.evaluation import metrics, result_files
+from pipelines.evaluation.record_files import read_records
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
 from pipelines.report import page, terminal
@@ -31,8 +32,11 @@ from pipelines.report.data import ReportData, System
 from pipelines.rollout.engine import Timing
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.policies.factories import device
-from pipelines.stages import data, evaluate, report, shards
+from pipelines.stages import data, evaluation_stage, report, shards
+from pipelines.stages.answer_latency import Latency, answer_costs, note_latency, read_latencies
 from pipelines.stages.context import Context, Silent, examples, trajectories
+from pipelines.stages.evaluation_texts import count_left_out, read_texts, write_texts
+from pipelines.stages.kept_answers import KeptAnswers
 from pipelines.stages.shards import Shards
 from tests.fakes import build_database
 
@@ -46,50 +50,50 @@ def question_of(database):
 
 
 def test_whole_answers_are_kept_by_sample(harbour, tmp_path):
-    question, kept = question_of(harbour), evaluate.KeptAnswers(tmp_path / "answers")
-    assert kept.of(question) == {}
-    kept.keep(question, {0: episode(0, StopReason.BROKEN)})
+    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
+    assert kept.read(question) == {}
+    kept.write(question, {0: episode(0, StopReason.BROKEN)})
     assert not (tmp_path / "answers").exists()
-    kept.keep(question, {0: episode(0, StopReason.BROKEN), 1: episode(1)})
-    assert kept.of(question) == {1: episode(1)}
-    kept.keep(question, {1: episode(1), 0: episode(0)})
-    assert kept.of(question) == {0: episode(0), 1: episode(1)}
-    assert kept.of(dataclasses.replace(question, id="q1")) == {}
-    nowhere = evaluate.KeptAnswers(None)
-    nowhere.keep(question, {0: episode(0)})
-    assert nowhere.of(question) == {}
+    kept.write(question, {0: episode(0, StopReason.BROKEN), 1: episode(1)})
+    assert kept.read(question) == {1: episode(1)}
+    kept.write(question, {1: episode(1), 0: episode(0)})
+    assert kept.read(question) == {0: episode(0), 1: episode(1)}
+    assert kept.read(dataclasses.replace(question, id="q1")) == {}
+    nowhere = KeptAnswers(None)
+    nowhere.write(question, {0: episode(0)})
+    assert nowhere.read(question) == {}
 
 
 def test_a_damaged_file_holds_no_answers_and_is_written_anew(harbour, tmp_path):
-    question, kept = question_of(harbour), evaluate.KeptAnswers(tmp_path / "answers")
-    kept.keep(question, {0: episode(0)})
+    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
+    kept.write(question, {0: episode(0)})
     (path,) = (tmp_path / "answers").iterdir()
     whole = path.read_bytes()
     for damaged in (whole[:40], b"", b"\0" * len(whole), b"null", b'[{"sample": 0}]', b"[" * 100_000):
         path.write_bytes(damaged)
-        assert kept.of(question) == {}
-    kept.keep(question, {0: episode(0)})
-    assert kept.of(question) == {0: episode(0)}
+        assert kept.read(question) == {}
+    kept.write(question, {0: episode(0)})
+    assert kept.read(question) == {0: episode(0)}
 
 
 def test_a_moved_database_is_the_same_and_a_changed_one_or_question_is_not(harbour, tmp_path):
-    question, kept = question_of(harbour), evaluate.KeptAnswers(tmp_path / "answers")
-    kept.keep(question, {0: episode(0)})
+    question, kept = question_of(harbour), KeptAnswers(tmp_path / "answers")
+    kept.write(question, {0: episode(0)})
     place = tmp_path / "elsewhere.sqlite"
     shutil.copyfile(harbour.location, place)
     moved = dataclasses.replace(question, database=dataclasses.replace(harbour, location=str(place)))
-    assert list(kept.of(moved)) == [0]
+    assert list(kept.read(moved)) == [0]
     place.write_bytes(place.read_bytes() + b"more")
-    assert kept.of(moved) == {}
-    assert kept.of(dataclasses.replace(question, evidence="NO is Norway")) == {}
+    assert kept.read(moved) == {}
+    assert kept.read(dataclasses.replace(question, evidence="NO is Norway")) == {}
 
 
 def test_latency_is_the_mean_over_episodes_by_pass(tmp_path):
-    assert evaluate.latencies(tmp_path) == {}
-    evaluate.note_time(tmp_path / "timing.jsonl", "greedy", 10, Timing(5.0, 20.0, 1.0, 12))
-    evaluate.note_time(tmp_path / "timing.jsonl", "greedy", 30, Timing(9.0, 40.0, 3.0, 30))
-    evaluate.note_time(tmp_path / "timing.jsonl", "sampled", 0, Timing())
-    (found,) = evaluate.latencies(tmp_path).values()
+    assert read_latencies(tmp_path) == {}
+    note_latency(tmp_path / "timing.jsonl", "greedy", 10, Timing(5.0, 20.0, 1.0, 12))
+    note_latency(tmp_path / "timing.jsonl", "greedy", 30, Timing(9.0, 40.0, 3.0, 30))
+    note_latency(tmp_path / "timing.jsonl", "sampled", 0, Timing())
+    (found,) = read_latencies(tmp_path).values()
     assert (found.episodes, found.generate_s, found.sql_s, found.total_s) == (40, 1.5, 0.1, 1.6)
 
 
@@ -125,52 +129,52 @@ def folder(tmp_path):
 
 
 def test_questions_come_from_the_test_stage_that_the_manifest_names(folder):
-    found = evaluate.texts(folder, ("greedy", "sampled"))
+    found = read_texts(folder, ("greedy", "sampled"))
     assert [each.example_id for each in found.trajectories] == ["q0", "q1", "q0"]
     assert [each.id for each in found.examples] == ["q0", "q1"]  # the training question is another pool's
-    assert [each.example_id for each in evaluate.texts(folder, ("selected",)).trajectories] == ["q1"]
+    assert [each.example_id for each in read_texts(folder, ("selected",)).trajectories] == ["q1"]
     stage = {"stage": "evaluations", "key": "e1", "inputs": {"test": "d1"}}
     (folder / "manifest.json").write_text(json.dumps(stage))
-    assert len(evaluate.texts(folder, ("greedy",)).examples) == 2
+    assert len(read_texts(folder, ("greedy",)).examples) == 2
 
 
 def test_records_alone_have_no_texts_and_damage_is_reported(folder, tmp_path):
-    assert evaluate.texts(tmp_path, ("greedy",)).trajectories == ()
+    assert read_texts(tmp_path, ("greedy",)).trajectories == ()
     (folder / "manifest.json").write_text("{")
     with pytest.raises(DataError, match="damaged"):
-        evaluate.texts(folder, ("greedy",))
+        read_texts(folder, ("greedy",))
 
 
 def test_a_prediction_files_texts_lie_beside_its_records(tmp_path):
     made = tuple(trajectory(1, number, "greedy", 0) for number in (0, 1))
     database = dataclasses.replace(example(0).database, location="db.sqlite")
     asked = tuple(dataclasses.replace(example(number), database=database) for number in (0, 1))
-    evaluate.write_texts(tmp_path, asked, System("mine", (), made))
-    found = evaluate.texts(tmp_path, ("greedy",))
+    write_texts(tmp_path, asked, System("mine", (), made))
+    found = read_texts(tmp_path, ("greedy",))
     assert found.trajectories == made
     assert [each.question for each in found.examples] == [each.question for each in asked]
     assert found.examples[0].database.location == str(Path("db.sqlite").resolve())
 
 
 def test_questions_left_out_are_counted_by_their_reason(tmp_path):
-    assert evaluate.left_out(tmp_path) == {}
+    assert count_left_out(tmp_path) == {}
     rows = [("test", "missing_database")] * 3 + [("test", "gold_error"), ("sft", "gold_error")]
     lines = [{"pool": pool, "reason": reason, "detail": "x\u2028y\u0085z"} for pool, reason in rows]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (tmp_path / "quarantine.jsonl").write_text(text, encoding="utf-8")
-    assert evaluate.left_out(tmp_path) == {"missing database": 3, "gold error": 1}
+    assert count_left_out(tmp_path) == {"missing database": 3, "gold error": 1}
 
 
 def test_the_cost_of_answers_by_name():
-    timing = {"greedy": evaluate.Latency(4, 1.0, 0.5), "sampled": evaluate.Latency(8, 2.0, 0.0, 100.0, 20.0)}
-    assert evaluate.answer_costs(timing, 71.5) == {
+    timing = {"greedy": Latency(4, 1.0, 0.5), "sampled": Latency(8, 2.0, 0.0, 100.0, 20.0)}
+    assert answer_costs(timing, 71.5) == {
         "seconds (greedy)": 1.5,
         "seconds (sampled)": 2.0,
         "tokens in (sampled)": 100.0,
         "tokens out (sampled)": 20.0,
         "R-VES": 71.5,
     }
-    assert evaluate.answer_costs({}, None) == {}
+    assert answer_costs({}, None) == {}
 
 
 QUESTIONS = 9
@@ -182,18 +186,18 @@ def evaluated(tmp_path, monkeypatch):
     build_database(tmp_path / "harbour.sqlite", "CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('Aurora');")
     rows = [{"question": f"q{n}", "database": "harbour.sqlite", "sql": f"SELECT {n}"} for n in range(QUESTIONS)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(evaluate, "FIRST_EPISODES", 3)
+    monkeypatch.setattr(evaluation_stage, "FIRST_EPISODES", 3)
     settings = ["include=data/own", f"data.test.0.path={tmp_path / 'mine.jsonl'}"]
     settings += ["rollout.processes=1", "evaluation.samples=0", "evaluation.forced_single_turn=false"]
 
     def run(say, shard=2):
-        monkeypatch.setattr(evaluate, "evaluated_policy", lambda *_: ScriptedPolicy(say))
+        monkeypatch.setattr(evaluation_stage, "evaluated_policy", lambda *_: ScriptedPolicy(say))
         recipe = recipes.load("sql_trail", [*settings, f"rollout.shard={shard}"])
         for name in ("test", "evaluation"):
             (tmp_path / name).mkdir()
         data.build_test(Context("test", recipe, tmp_path / "test", {}, Silent()))
         asked = Context("evaluate", recipe, tmp_path / "evaluation", {"test": tmp_path / "test"}, Silent())
-        evaluate.evaluate_questions(asked, examples(tmp_path / "test", "test"), "model", None)
+        evaluation_stage.evaluate_questions(asked, examples(tmp_path / "test", "test"), "model", None)
         return tmp_path / "evaluation"
 
     return run
@@ -215,7 +219,7 @@ def test_an_evaluation_stops_asking_a_model_whose_first_answers_are_all_malforme
     assert figures["errors_generation"] == 9
     assert figures["turns"] == len(asked) / len(set(asked))  # of those that count as asked
     assert [one.stop for one in trajectories(done)] == [StopReason.TURN_LIMIT] * 3 + [StopReason.UNASKED] * 6
-    system = System("base", tuple(evaluate.records(done, "greedy")), tuple(trajectories(done)))
+    system = System("base", tuple(read_records(done, "greedy")), tuple(trajectories(done)))
     data_ = ReportData(title="t", equality="strict", systems=(system,), examples={})
     (warning,) = page.warnings(data_)
     assert "base: 6 episodes were not asked" in warning

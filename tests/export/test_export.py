@@ -311,7 +311,7 @@ def test_an_impossible_export_is_one_plain_line(store, tmp_path, what, kind, kin
     for to, types, refused in (
         ("gguf", "q8_0,q5", "there is no type 'q5'"),
         ("gguf", "", "there is no type ''"),
-        ("hub-folder", "q8_0", "is of GGUF files"),
+        ("hub-folder", "q8_0", "is for GGUF files"),
     ):
         with pytest.raises(UserError, match=refused):
             use.export(

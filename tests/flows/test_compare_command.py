@@ -13,7 +13,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.types import to_dict, write_jsonl
 from pipelines.rollout.engine import Timing
 from pipelines.sql.diagnoses import Diagnosis, Hint
-from pipelines.stages.evaluate import note_time
+from pipelines.stages.answer_latency import note_latency
 from tests.evaluation.evaluation_world import RECORD
 
 
@@ -73,7 +73,7 @@ def test_another_equality_and_tables_for_a_paper(runs, tmp_path, sqltrain):
 
 def test_the_time_that_answers_took_is_read_from_its_side_file(runs, sqltrain):
     for seconds in (3.0, 5.0):
-        note_time(Path(runs[0]) / "timing.jsonl", "greedy", 4, Timing(wall_s=9, generate_s=seconds, sql_s=1.0))
+        note_latency(Path(runs[0]) / "timing.jsonl", "greedy", 4, Timing(wall_s=9, generate_s=seconds, sql_s=1.0))
     _, out, _ = sqltrain("compare", *runs)
     assert "evaluate_sft: 1.25 s a question (greedy)" in out  # (3 + 5 + 1 + 1) / 8
 

@@ -22,6 +22,7 @@ from pipelines.recipe import yaml_files
 from pipelines.recipe.config import Execution
 from pipelines.sql.dialects.dialect import has_password
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
+from pipelines.stages.newest_model import newest_model
 from tests.fakes import build_database
 
 SHOP = """
@@ -168,7 +169,7 @@ def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trail
     sqltrain(*command, "--recipe", "miniature")
     assert [recipe.name for recipe in asked] == ["sql_trail", "miniature"]
     with pytest.raises(DataError) as untrained:
-        use.newest_model(asked[0], Store(Path("store")))
+        newest_model(asked[0], Store(Path("store")))
     assert untrained.value.hint.startswith("Name a checkpoint folder, champion:RECIPE or (to ask) endpoint:NAME")
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import terminal
-from flows.commands import data, train
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.types import ABSTENTION, Example
 from pipelines.recipe import recipes
 from pipelines.recipe.yaml_files import read_yaml
+from pipelines.stages import added_benchmarks
+from pipelines.stages.context import Silent
+from pipelines.stages.recipe_check import check_gold
 from tests.fakes import build_database
 
 
@@ -33,7 +34,7 @@ def spider(tmp_path):
 
 def test_a_partial_download_is_told_and_can_still_be_included(spider, tmp_path):
     said = []
-    found = data.add("spider_dev", spider, said.append, tmp_path / "local")
+    found = added_benchmarks.add_benchmark("spider_dev", spider, said.append, tmp_path / "local")
     assert (found["rows"], found["usable"], found["databases"]) == (4, 2, 1)
     assert found["bad"] == {"missing_database": 1, "gold_no_such_column": 1}
     text = "\n".join(said)
@@ -50,18 +51,18 @@ def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider, t
     rows[2]["query"] = "SELECT '\x1b[2J', flag FROM ship -- " + "x" * 45_000
     (spider / "dev.json").write_text(json.dumps(rows))
     said = []
-    data.add("spider_dev", spider, said.append, tmp_path / "local")
+    added_benchmarks.add_benchmark("spider_dev", spider, said.append, tmp_path / "local")
     assert any("SELECT '\\x1b[2J', flag" in line for line in said)
     assert max(map(len, said)) < 400
 
 
 def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider, tmp_path):
-    first = data.add("spider_dev", spider, lambda line: None, tmp_path / "local")
+    first = added_benchmarks.add_benchmark("spider_dev", spider, lambda line: None, tmp_path / "local")
     again = []
-    assert data.add("spider_dev", spider, again.append, tmp_path / "local") == first
+    assert added_benchmarks.add_benchmark("spider_dev", spider, again.append, tmp_path / "local") == first
     assert not [line for line in again if "differ from those added before" in line]
     (spider / "dev.json").write_text((spider / "dev.json").read_text().replace("Which", "What"))
-    changed = data.add("spider_dev", spider, again.append, tmp_path / "local")
+    changed = added_benchmarks.add_benchmark("spider_dev", spider, again.append, tmp_path / "local")
     assert changed["questions_sha256"] != first["questions_sha256"]
     assert changed["databases_sha256"] == first["databases_sha256"]
     assert [line for line in again if "differ from those added before" in line]
@@ -69,9 +70,9 @@ def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider, tmp_path)
 
 def test_what_is_not_there_says_where_to_get_it(tmp_path):
     with pytest.raises(DataError, match=r"dev\.json.*Get it from https://bird-bench\.github\.io"):
-        data.add("bird_dev", tmp_path, lambda line: None, tmp_path / "local")
+        added_benchmarks.add_benchmark("bird_dev", tmp_path, lambda line: None, tmp_path / "local")
     with pytest.raises(DataError, match=r"no benchmark 'spyder'.*spider_dev"):
-        data.add("spyder", tmp_path, lambda line: None, tmp_path / "local")
+        added_benchmarks.add_benchmark("spyder", tmp_path, lambda line: None, tmp_path / "local")
     assert not (tmp_path / "local").exists()
 
 
@@ -79,7 +80,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_questions_are_checked
     (tmp_path / "conf").write_text("a file")
     said = []
     with pytest.raises(DataError, match=r"conf/local cannot be written\. Run this in a folder of your own"):
-        data.add("spider_dev", spider, said.append, tmp_path / "conf" / "local")
+        added_benchmarks.add_benchmark("spider_dev", spider, said.append, tmp_path / "conf" / "local")
     assert said == []
 
 
@@ -89,14 +90,14 @@ def test_ones_own_questions_are_checked_like_a_benchmark(spider, tmp_path):
     rows = [row, row | {"sql": "SELECT flag FROM ship"}, row | {"database": "airport.sqlite"}]
     mine, said = tmp_path / "mine.jsonl", list[str]()
     mine.write_text("".join(json.dumps(one) + "\n" for one in rows) + "no row\n")
-    found = data.add("own", mine, said.append, tmp_path / "local")
+    found = added_benchmarks.add_benchmark("own", mine, said.append, tmp_path / "local")
     assert (found["rows"], found["usable"], found["licence"]) == (4, 1, "your own")
     assert found["bad"] == {"missing_database": 1, "not_json": 1, "gold_no_such_column": 1}
     assert not [line for line in said if "whole benchmark" in line or "what is missing" in line]
     noted = read_yaml(tmp_path / "local" / "own.yaml")
     assert noted == {"data": {"test": [{"name": "own", "kind": "jsonl", "split": "test", "path": str(mine)}]}}
     with pytest.raises(DataError, match=r"no such file.*Each line of the file is"):
-        data.add("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")
+        added_benchmarks.add_benchmark("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")
 
 
 def test_several_files_of_ones_own_lie_side_by_side_under_names(spider, tmp_path):
@@ -105,12 +106,15 @@ def test_several_files_of_ones_own_lie_side_by_side_under_names(spider, tmp_path
     local = tmp_path / "local"
     for slot in ("sales", "stock"):
         (tmp_path / f"{slot}.jsonl").write_text(json.dumps(row) + "\n")
-        assert data.add("own", tmp_path / f"{slot}.jsonl", print, local, called=slot)["include"] == f"local/{slot}"
+        assert (
+            added_benchmarks.add_benchmark("own", tmp_path / f"{slot}.jsonl", print, local, called=slot)["include"]
+            == f"local/{slot}"
+        )
     noted = [read_yaml(local / f"{slot}.yaml")["data"]["test"][0] for slot in ("sales", "stock")]
     found = [(one["name"], Path(one["path"]).name) for one in noted]
     assert found == [("sales", "sales.jsonl"), ("stock", "stock.jsonl")]
     with pytest.raises(DataError, match="is no name for it"):
-        data.add("own", tmp_path / "sales.jsonl", print, local, called="../sales")
+        added_benchmarks.add_benchmark("own", tmp_path / "sales.jsonl", print, local, called="../sales")
 
 
 @pytest.mark.parametrize("name", downloads.BENCHMARKS)
@@ -125,7 +129,7 @@ def test_a_noted_benchmark_is_included_by_its_name(spider, tmp_path, monkeypatch
     conf = tmp_path / "conf"
     shutil.copytree(recipes.CONF, conf, ignore=shutil.ignore_patterns("local"))
     monkeypatch.setattr(recipes, "CONF", conf)
-    found = data.add("spider_dev", spider, lambda line: None, conf / "local")
+    found = added_benchmarks.add_benchmark("spider_dev", spider, lambda line: None, conf / "local")
     recipe = recipes.load("sql_trail", [f"include={found['include']}"])
     assert (recipe.benchmark.kind, recipe.benchmark.path) == ("spider", str(spider))
     with pytest.raises(RecipeError, match="cannot read"):
@@ -150,7 +154,7 @@ def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are
     shutil.copytree(spider, small)
     (small / "dev.json").rename(small / "Spider-DK.json")
     for name, folder in (("spider_dev", spider), ("spider_dk", small)):
-        data.add(name, folder, lambda line: None, local)
+        added_benchmarks.add_benchmark(name, folder, lambda line: None, local)
     words = ("evaluate", "miniature", "--model", "oracle", "--benchmarks", "omnisql", "data.max_bad_share=1")
     out = sqltrain.ok(*words, f"--store={tmp_path / 'store'}")
     missing = [line.split()[3].rstrip(",") for line in out.splitlines() if line.startswith("no data of")]
@@ -160,7 +164,7 @@ def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are
     assert table[1].split() == ["system", "spider_dev", "(strict)", "spider_dk", "(strict)"]
     assert table[2].split() == ["oracle", "100.0", "100.0"]
     with pytest.raises(DataError, match="none of bird_dev is on this machine"):
-        data.chosen("bird_dev", lambda line: None)
+        added_benchmarks.benchmarks_override("bird_dev", lambda line: None)
 
 
 THREE = "CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('a'), ('b'), ('c')"
@@ -176,11 +180,12 @@ THREE = "CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('a'), ('b'), ('
 def test_a_gold_sql_that_is_too_large_is_told_from_one_that_fails(sql, said, tmp_path):
     example = Example("q", "?", build_database(tmp_path / "harbour.sqlite", THREE), sql)
     recipe = recipes.load("miniature", ["execution.max_rows=2"])
-    (problem,), counts = train.check_gold(recipe, [[example]], terminal.Bars(terminal.console))
+    checked = check_gold(recipe, [[example]], Silent())
+    (problem,) = checked.problems
     assert said in problem
-    assert counts == {"gold_checked": 1, "gold_full": 0}
+    assert (checked.checked, checked.full) == (1, 0)
     in_vain = dataclasses.replace(example, gold_sql=ABSTENTION)  # there is no schema to be paid for
-    assert train.check_gold(recipes.load("sql_trail"), [[in_vain]], terminal.Bars(terminal.console))[0] == []
+    assert check_gold(recipes.load("sql_trail"), [[in_vain]], Silent()).problems == ()
 
 
 def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(tmp_path, sqltrain):

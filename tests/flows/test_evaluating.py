@@ -17,12 +17,12 @@ import yaml
 from flows import terminal
 from flows.commands import evaluate as evaluating
 from flows.terminal import Bars
+from pipelines.core.claims import live_runs
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.databases import card
-from pipelines.nightly import store_gc
 from pipelines.recipe import recipes
-from pipelines.stages import data, evaluate
+from pipelines.stages import data, evaluation_stage, policy_evaluation
 from pipelines.stages.context import Context, Silent, examples
 from tests.fakes import build_database
 
@@ -106,7 +106,7 @@ def spider2(harbour):
 
 def oracle(store, name, *overrides):
     evaluating.evaluate_policy(
-        recipes.load(name, [*QUICK, *overrides]), Store(store), evaluating.named_answerer("oracle"), True
+        recipes.load(name, [*QUICK, *overrides]), Store(store), policy_evaluation.named_answerer("oracle"), True
     )
 
 
@@ -147,7 +147,7 @@ def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(harbou
     assert (stage["metrics"]["ex"], stage["metrics"]["n_questions"]) == (1.0, 4)
     for wrong, said in (
         (["--questions", "no.csv"], "there is no file no.csv"),
-        (["--database", "x"], "of --questions"),
+        (["--database", "x"], "needs --questions"),
     ):
         assert said in sqltrain("evaluate", "sql_trail", "--model", "oracle", *wrong)[2]
 
@@ -175,15 +175,17 @@ def test_another_page_asks_nothing_again_and_an_edited_prompt_for_one_turn_is_pu
     store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}")
     mine += ("evaluation.forced_single_turn=true",)
     oracle(store, "sql_trail", *mine)
-    before, digest_of = answers(store), evaluating.prompt_digest
-    monkeypatch.setitem(evaluating.VERSIONS, "report", 1000)
+    before, digest_of = answers(store), policy_evaluation.prompt_digest
+    monkeypatch.setitem(policy_evaluation.VERSIONS, "report", 1000)
     oracle(store, "sql_trail", *mine)
     assert answers(store) == before
     assert len(list(store.glob("evaluations/*"))) == 2  # and the new page is written
-    monkeypatch.setitem(evaluating.VERSIONS, "evaluate_model", 1000)
+    monkeypatch.setitem(policy_evaluation.VERSIONS, "evaluate_model", 1000)
     oracle(store, "sql_trail", *mine)
     assert len(answers(store)) == 2 * len(before)
-    monkeypatch.setattr(evaluating, "prompt_digest", lambda one: digest_of(one) + "edited" * (one.prompt == "single"))
+    monkeypatch.setattr(
+        policy_evaluation, "prompt_digest", lambda one: digest_of(one) + "edited" * (one.prompt == "single")
+    )
     oracle(store, "sql_trail", *mine)
     assert len(answers(store)) == 3 * len(before)
 
@@ -216,7 +218,7 @@ def evaluated(folder, source, *overrides):
         (folder / name).mkdir(parents=True)
     data.build_test(Context("test", recipe, folder / "test", {}, Silent()))
     asked = Context("evaluate", recipe, folder / "evaluation", {"test": folder / "test"}, Silent())
-    evaluate.evaluate_questions(asked, examples(folder / "test", "test"), evaluate.ORACLE, None)
+    evaluation_stage.evaluate_questions(asked, examples(folder / "test", "test"), evaluation_stage.ORACLE, None)
     return folder / "evaluation"
 
 
@@ -283,15 +285,15 @@ def test_gc_takes_nothing_from_under_an_evaluation(tmp_path, monkeypatch):
     store, claimed = Store(tmp_path), list[str]()
 
     def stop(*_):
-        claimed.extend(stage for run in store_gc.live_runs(store) for stage, _ in run["stages"])
+        claimed.extend(stage for run in live_runs(store) for stage, _ in run["stages"])
         raise InterruptedError
 
-    monkeypatch.setattr(evaluating.graph, "execute", stop)
-    oracle = evaluating.Answerer(evaluate.ORACLE, "oracle", {})
+    monkeypatch.setattr(policy_evaluation.graph, "execute", stop)
+    oracle = policy_evaluation.Answerer(evaluation_stage.ORACLE, "oracle", {})
     with pytest.raises(InterruptedError):
-        evaluating.evaluated(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
+        policy_evaluation.evaluate_benchmark(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
     assert claimed == ["test", "test_schema"]
-    assert store_gc.live_runs(store) == []
+    assert live_runs(store) == []
 
 
 def test_a_figure_below_its_bound_ends_with_a_code_of_its_own_and_a_wrong_bound_with_another(tmp_path, sqltrain):

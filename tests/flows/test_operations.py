@@ -14,12 +14,13 @@ from prefect.states import Completed, Running
 from rich.console import Console
 
 from flows import terminal as screen
-from flows.commands import operate, use
+from flows.commands import use
 from flows.prefect import remote
 from flows.terminal import Bars
 from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind
 from pipelines.evaluation.stats import Estimate
+from pipelines.nightly import store_status
 from pipelines.nightly.ledger import Ledger
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
@@ -56,8 +57,8 @@ def test_status_tells_the_last_night_and_plots_accuracy(store, sqltrain):
     out = sqltrain.ok("status", "--store", str(store.root), "--json")
     assert [night["ex"] for night in json.loads(out)["recipes"]["miniature"]["nights"]] == [0.25, 0.5, 0.75]
     night = {"at": "", "decision": "kept", "ex": 0.5}
-    assert [line for line in operate.plot([night, night]) if "┤○" in line] == ["  50.0 ┤○ ○"]
-    assert operate.plot([{"at": "", "decision": "nothing", "ex": None}]) == []
+    assert [line for line in store_status.plot_nights([night, night]) if "┤○" in line] == ["  50.0 ┤○ ○"]
+    assert store_status.plot_nights([{"at": "", "decision": "nothing", "ex": None}]) == []
 
 
 def test_status_shows_several_stores(store, tmp_path, sqltrain):
@@ -293,7 +294,7 @@ def test_bars_and_lines_of_stages_fit_80_columns(monkeypatch, terminal):
 def test_a_reason_of_the_ledger_stays_one_line():
     last = {"event": "night", "at": "x", "decision": "refused", "reason": HOSTILE}
     found = {"store": "s", "running": [], "recipes": {"m": {"champion": None, "nights": [], "last": last}}}
-    assert operate.render_state(found).splitlines()[-1] == f"last night, x: refused: {SHOWN}"
+    assert store_status.status_text(found).splitlines()[-1] == f"last night, x: refused: {SHOWN}"
 
 
 def test_titles_and_paths_hold_no_markup(tmp_path, monkeypatch, sqltrain):

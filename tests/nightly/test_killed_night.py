@@ -18,7 +18,7 @@ from pipelines.nightly import inbox, night
 from pipelines.nightly.ledger import Ledger
 from pipelines.nightly.night import NightContext, run_night
 from pipelines.recipe import recipes
-from pipelines.stages import evaluate, train
+from pipelines.stages import evaluation_stage, train
 from pipelines.stages.context import Silent
 from tasks import contracts
 from tasks.run import Tracker
@@ -62,7 +62,7 @@ def recipe(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "model", model)
     monkeypatch.setattr(train, "sft", sft)
-    monkeypatch.setattr(evaluate, "build", evaluated)
+    monkeypatch.setattr(evaluation_stage, "build", evaluated)
     monkeypatch.setattr(contracts, "check", lambda result, recipe: None)  # another test's
     base = farms.questions(tmp_path / "base", "base.jsonl", farms.named("b", 2), [0, 1])
     (tmp_path / "inbox").mkdir()

@@ -16,6 +16,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import HARDNESS_LEVELS, Database, Example, to_dict
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import sql_engine
+from pipelines.evaluation.record_files import RECORDS
 from pipelines.nightly import night
 from pipelines.nightly.ledger import Champion
 from pipelines.nightly.promotion import HeldOutRecords, decide_promotion, distance, question_drift, trained_on
@@ -24,7 +25,6 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Nightly
 from pipelines.stages import graph
 from pipelines.stages.context import Silent, examples, trajectories
-from pipelines.stages.evaluate import RECORDS
 from pipelines.stages.graph import StageResult
 from tests.evaluation.evaluation_world import RECORD
 from tests.nightly import farms

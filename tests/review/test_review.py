@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_reviewed_is_one_plain_line(mine, text, said):
 def test_options_that_do_not_go_together_are_refused(mine):
     with pytest.raises(UserError, match=r"grpo\.steps=2 changes a recipe, and mine\.jsonl is a file"):
         data.review("mine.jsonl", ["grpo.steps=2"])
-    with pytest.raises(UserError, match="--database is of a file's questions"):
+    with pytest.raises(UserError, match="--database is for a file's questions"):
         data.review("miniature", data=True, database="shop")
 
 

@@ -22,7 +22,7 @@ from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.sql.equalities import official
-from pipelines.stages.evaluations import load
+from pipelines.stages.find_evaluations import load_runs
 from tests.fakes import build_database
 from tests.sql.test_sandbox_state import NoClock
 
@@ -107,7 +107,7 @@ def test_a_report_classes_the_errors_and_can_be_compared(folder):
     code, output = run(folder, "--equality", "bird,strict,r_ves", *options, gold="gold.json")
     assert code == 1
     assert f"report  {folder / 'mine' / 'report.html'}" in output
-    (mine,) = load(str(folder / "mine"))
+    (mine,) = load_runs(str(folder / "mine"))
     assert (mine.name, mine.equality) == ("mine", "bird")
     judged = [(one.broken, one.scores, one.diagnosis and one.diagnosis.error) for one in mine.records]
     right, lax = {"bird": 1.0, "strict": 1.0}, {"bird": 1.0, "strict": 0.0}
@@ -131,7 +131,7 @@ def test_a_report_counts_a_gold_query_without_a_prediction_as_wrong(folder, monk
     monkeypatch.chdir(folder / "here")
     _, output = run(folder, "--equality", "strict", "--report", ".", pred="pred.json")
     assert "4 gold queries have no prediction and count as wrong (2, 3, 4, 5)" in output
-    (mine,) = load(".")
+    (mine,) = load_runs(".")
     assert (mine.name, mine.left_out) == ("here", {})
     # Of the other two, gold itself fails or is away.
     assert [one.scores["strict"] for one in mine.records if not one.broken] == [1.0, 1.0, 0.0, 0.0]
@@ -358,7 +358,7 @@ def test_half_a_character_is_a_wrong_prediction_in_the_report_too(folder):
     code, output = run(folder, "--equality", "bird", "--report", str(folder / "mine"), "--json", pred="pred.json")
     assert code == 1  # a database is missing
     assert json.loads(output.splitlines()[-1])["errors"] == {"syntax": 2, "empty": 1}
-    (mine,) = load(str(folder / "mine"))
+    (mine,) = load_runs(str(folder / "mine"))
     found = [(one.final_sql, one.scores["bird"]) for one in mine.records[:3]]
     assert found == [("SELECT '\\ud800'", 0.0), (GOLD[1], 1.0), ('SELECT "\\udc00" FROM "\\ud800"', 0.0)]
     compare([str(folder / "mine"), f"again={folder / 'mine'}"], None, 1, folder / "page", False)

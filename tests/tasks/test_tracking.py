@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import operate
 from pipelines.core import frames, provenance
+from pipelines.core.claims import claimed
 from pipelines.core.errors import BoundaryError
 from pipelines.core.processes import free_port
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
-from pipelines.nightly.store_gc import claimed
+from pipelines.nightly.store_status import status_text, store_status
 from pipelines.recipe.config import Benchmark
 from pipelines.serving.feedback import Feedback
 from pipelines.stages import graph
@@ -95,7 +95,7 @@ def test_status_shows_a_run_that_waits_for_mlflow(recipe, store, monkeypatch):
     seen = []
 
     def look(*_):
-        seen.append(operate.render_state(operate.state_of(store)))
+        seen.append(status_text(store_status(store)))
 
     monkeypatch.setattr(MlflowNotes, "note", lambda *_: None)
     monkeypatch.setattr(MlflowNotes, "close", look)

@@ -35,8 +35,9 @@ from pipelines.recipe.config import RewardTerm
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.models import open_model
-from pipelines.stages import evaluate
+from pipelines.stages import answer_selection
 from pipelines.stages.context import examples, trajectories
+from pipelines.stages.policy_evaluation import named_answerer
 from pipelines.teachers import experts
 
 SAMPLES = ("evaluation.samples=3", "evaluation.ks=[1, 3]", "evaluation.forced_single_turn=false", "rollout.shard=4")
@@ -77,7 +78,7 @@ def choosing(answers):
 
 
 def ask_teacher(recipe, store, *how):
-    evaluating.evaluate_policy(recipe, store, evaluating.named_answerer("endpoint:teacher"), *how)
+    evaluating.evaluate_policy(recipe, store, named_answerer("endpoint:teacher"), *how)
 
 
 def evaluated(store):
@@ -250,7 +251,7 @@ def test_an_endpoint_merges_the_samples(tmp_path, servers, name_endpoint, monkey
 
     name_endpoint(servers(reply))
     links = []  # the gold schemas that merged answers are held against
-    monkeypatch.setattr(evaluate, "gold_schemas", lambda folder: links.append(folder) or gold_schemas(folder))
+    monkeypatch.setattr(answer_selection, "gold_schemas", lambda folder: links.append(folder) or gold_schemas(folder))
     ask_teacher(recipe, store, False)
     metrics = evaluated(store)
     assert {None if folder is None else folder.parent.name for folder in links} == {"test_schema"}

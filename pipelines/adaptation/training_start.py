@@ -1,0 +1,191 @@
+"""The model that is adapted, the tiny one or any other, and the shipped recipe that it is trained by."""
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.core.errors import DataError
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import CheckpointCard, folder_of, read_card, require_sound
+from pipelines.recipe.recipes import CONF
+from pipelines.recipe.yaml_files import read_yaml
+from pipelines.rollout.checkpoint_files import weight_files
+from pipelines.rollout.gguf_model import is_gguf, read_header
+
+DEFAULT_RECIPE = "sql_trail"
+TINY = "scales/tiny"
+SMALL_BYTES = 200_000_000  # weights of a checkpoint of the tiny model's kind
+LAPTOP_WEIGHTS = 300_000_000  # weights of a language model up to which all of them are trained, on a CPU too
+LAPTOP_RECIPE = "smollm2"
+FETCHED = Path("build/models")  # folder in which `make smollm2` puts a model from the package index
+LORA = {"rank": 32, "alpha": 64}
+ADAPTER_RATES = {"sft": 1e-4, "grpo": 1e-5}  # learning rates: ten times those of whole models
+CHARS_A_TOKEN = 2  # characters of a schema to a token of the tiny tokenizer
+TINY_CONTEXTS = (1024, 2048)  # tokens
+EPISODE_TOKENS = 300  # tokens of an episode without the schema
+MARGIN = 64  # tokens of a context that no episode fills
+SAMPLED_SECTIONS = ("difficulty", "grpo", "evaluation")  # sections of a recipe with a budget of tokens
+Scale = Literal["tiny", "laptop", "gpu"]
+
+
+@dataclass(frozen=True)
+class TrainingStart:
+    """The start of training."""
+
+    includes: tuple[str, ...]  # files of `conf/`, as a recipe includes them
+    settings: dict[str, Any]  # values of the recipe's sections that no include sets
+    scale: Scale  # the smallest machine that trains it in minutes, and so its sizes
+    about: str  # a few words for a person
+
+
+def training_start(model: str | None, recipe: str | None, schema_chars: int) -> TrainingStart:
+    """The start of training: the weights, and the recipe.
+
+    Args:
+        model: a name of conf/models, a folder, a GGUF file or a hub name; None for the tiny model.
+        recipe: a shipped one, by name; None for that of a checkpoint's card, else one that suits the model's size.
+        schema_chars: the length of the schema in a prompt.
+    """
+    if model is None:
+        return _tiny_start(recipe, schema_chars)
+    source = source_of(model)
+    if is_gguf(source):
+        return _gguf_start(Path(source).expanduser().resolve(), recipe)
+    folder = folder_of(Path(source))
+    if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        _require_on_hub(source)
+        return _adapter_start(source, require_shipped(recipe or DEFAULT_RECIPE), source)
+    if not (folder / "config.json").is_file():
+        raise DataError(f"no model in {folder}", "Pass a folder that holds a config.json, or a hub name.")
+    require_sound(folder)
+    return _checkpoint_start(folder, recipe)
+
+
+def _tiny_start(recipe: str | None, schema_chars: int) -> TrainingStart:
+    """The tiny model, with a context that its schema leaves room in."""
+    schema_tokens = schema_chars // CHARS_A_TOKEN
+    contexts = [size for size in TINY_CONTEXTS if schema_tokens + EPISODE_TOKENS <= size]
+    shipped = require_shipped(recipe or DEFAULT_RECIPE)
+    if not contexts:
+        raise DataError(
+            f"the schema is some {schema_tokens:,} tokens: too long for the tiny model",
+            "Hide tables in the card, or pass --model with a language model.",
+        )
+    context = contexts[0]
+    budget = context - MARGIN
+    settings: dict[str, Any] = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": budget}}
+    for section in SAMPLED_SECTIONS:
+        settings[section] = {"sampling": {"episode_tokens": budget}}
+    return TrainingStart((f"recipes/{shipped}", TINY), settings, "tiny", "the tiny model, made from scratch")
+
+
+def _gguf_start(file: Path, recipe: str | None) -> TrainingStart:
+    n_weights = read_header(file).n_weights
+    about = f"{file.name} ({n_weights / 1e6:,.0f} million weights)"
+    return _language_model_start(str(file), n_weights, recipe, about)
+
+
+def _checkpoint_start(folder: Path, recipe: str | None) -> TrainingStart:
+    """A checkpoint; the prompt and the budgets are those of its card, if it has one."""
+    card = read_card(folder)
+    source = str(folder.resolve())
+    shipped = recipe
+    if shipped is None and card is not None and card.recipe in recipes.recipe_names():
+        shipped = card.recipe
+    if is_small(source):
+        includes = (f"recipes/{require_shipped(shipped or DEFAULT_RECIPE)}", TINY)
+        start = TrainingStart(includes, {"model": {"source": source}}, "tiny", f"{source}, all of its weights")
+    else:
+        about = f"{source} ({weight_bytes(folder) / 1e9:.1f} GB)"
+        start = _language_model_start(source, count_weights(folder), shipped, about)
+    if card is None:
+        return start
+    return dataclasses.replace(start, settings=recipes.laid_over(start.settings, _card_settings(card)))
+
+
+def _card_settings(card: CheckpointCard) -> dict[str, Any]:
+    sampling = card.sampling.model_dump(mode="json", include={"turn_tokens", "episode_tokens"})
+    settings: dict[str, Any] = {"protocol": card.protocol.model_dump(mode="json")}
+    for section in SAMPLED_SECTIONS:
+        settings[section] = {"sampling": sampling}
+    return settings
+
+
+def _language_model_start(source: str, n_weights: int, recipe: str | None, about: str) -> TrainingStart:
+    """A language model: all weights of a small one are trained, adapters of a large one."""
+    if n_weights > LAPTOP_WEIGHTS:
+        return _adapter_start(source, require_shipped(recipe or DEFAULT_RECIPE), about)
+    shipped = require_shipped(recipe or LAPTOP_RECIPE)
+    settings = {"model": {"source": source}}
+    return TrainingStart((f"recipes/{shipped}",), settings, "laptop", f"{about}, all of its weights")
+
+
+def _adapter_start(source: str, shipped: str, about: str) -> TrainingStart:
+    settings: dict[str, Any] = {"model": {"source": source, "compute_dtype": "bfloat16", "lora": LORA}}
+    for stage, rate in ADAPTER_RATES.items():
+        settings[stage] = {"optimizer": {"lr": rate}}
+    words = f"{about}, by LoRA adapters of rank {LORA['rank']}"
+    return TrainingStart((f"recipes/{shipped}",), settings, "gpu", words)
+
+
+def source_of(model: str) -> str:
+    """The source of a model of conf/models by its name, or the beginning of its name; any other model as it is.
+
+    A file that was fetched from the package index comes before the hub.
+    """
+    exact = CONF / "models" / f"{model}.yaml"
+    matches = sorted(path for path in (CONF / "models").glob("*.yaml") if path.stem.split("_")[0] == model)
+    if exact.is_file():
+        matches = [exact]
+    if len(matches) != 1 or model == "tiny":
+        return model
+    source = str(read_yaml(matches[0])["model"]["source"])
+    fetched = sorted(FETCHED.glob(f"*/{source.rpartition('/')[2]}*.gguf"))
+    return str(fetched[0]) if fetched else source
+
+
+def count_weights(folder: Path) -> int:
+    """The number of a checkpoint's weights, from the heads of its files."""
+    from safetensors import safe_open
+
+    count = 0
+    for path in weight_files(folder):
+        with safe_open(path, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                count += math.prod(tensors.get_slice(name).get_shape())
+    return count
+
+
+def is_small(source: str) -> bool:
+    """Whether a laptop trains this model: the tiny one, or a checkpoint of about its size."""
+    return source == "tiny" or 0 < weight_bytes(Path(source).expanduser()) <= SMALL_BYTES
+
+
+def weight_bytes(folder: Path) -> int:
+    """The bytes of a checkpoint's weights; 0 if there is no such folder."""
+    if not folder.is_dir():
+        return 0
+    return sum(path.stat().st_size for path in weight_files(folder))
+
+
+def require_shipped(recipe: str) -> str:
+    """The name of a shipped recipe; an error for any other."""
+    if recipe not in recipes.recipe_names():
+        recipes.load(recipe)  # its error names the nearest one
+        hint = f"--recipe takes one of {', '.join(recipes.recipe_names())}."
+        raise DataError(f"{recipe} is a file of your own", hint)
+    return recipe
+
+
+def _require_on_hub(model: str) -> None:
+    from huggingface_hub import HfApi
+
+    try:
+        is_known = HfApi().repo_exists(model)
+    except Exception:  # the hub is out of reach, by whatever its client raises: the loading of the model will fail
+        is_known = True
+    if not is_known:
+        raise DataError(f"the hub has no model {model}", "Check the spelling; a private one needs HF_TOKEN.")

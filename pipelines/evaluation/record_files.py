@@ -1,0 +1,50 @@
+"""The episodes of an evaluation in files: `records.jsonl` of a finished one, and the rows of a shard."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.files import read_lines
+from pipelines.core.types import Trajectory, from_dict, to_dict
+from pipelines.evaluation.record import EpisodeRecord
+
+RECORDS = "records.jsonl"
+# Names of passes, beside "greedy" and "sampled".
+SINGLE_TURN = "once"  # the greedy pass in which the agent must answer without looking
+SELECTED = "selected"  # the pass of the answers that an endpoint selected
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedEpisode:
+    """One episode of an evaluation."""
+
+    pass_name: str
+    trajectory: Trajectory
+    record: EpisodeRecord
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> EvaluatedEpisode:
+        """An episode from a row of a shard."""
+        trajectory = from_dict(Trajectory, row["trajectory"])
+        record = from_dict(EpisodeRecord, row["record"])
+        return cls(row["pass"], trajectory, record)
+
+    def shard_row(self) -> dict[str, Any]:
+        """The row of a shard, in JSON-ready values."""
+        return {"pass": self.pass_name, "trajectory": to_dict(self.trajectory), "record": to_dict(self.record)}
+
+    def record_row(self) -> dict[str, Any]:
+        """The row of `records.jsonl`: the trajectory is in the stage's data file."""
+        return {"pass": self.pass_name, "record": to_dict(self.record)}
+
+
+def read_records(folder: Path, *passes: str) -> list[EpisodeRecord]:
+    """The records of a finished evaluation, of these passes ("greedy", "sampled", "once", "selected")."""
+    records = []
+    for _, row in read_lines(folder / RECORDS):
+        if row["pass"] in passes:
+            records.append(from_dict(EpisodeRecord, row["record"]))
+    return records

@@ -1,0 +1,63 @@
+"""The options of an export, checked before a file is written, and the checkpoint that they name."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipelines.core.errors import DataError, ResourceError, UserError
+from pipelines.core.store import Store
+from pipelines.export import folder as exports
+from pipelines.export.llama_cpp import BLOCKS
+from pipelines.recipe import recipes
+from pipelines.rollout.gguf_model import is_gguf
+from pipelines.serving.models import CHAMPION, champion_of
+from pipelines.stages.gguf_folders import model_folder
+from pipelines.stages.newest_model import newest_model
+
+GGUF_KINDS = ("gguf", "ollama")
+DEFAULT_TYPE = "bf16"
+
+
+def gguf_types(quantize: str | None, kind: exports.Kind) -> list[str]:
+    """The types of the GGUF files, from a list with commas between."""
+    if quantize is None:
+        return [DEFAULT_TYPE]
+    if kind not in GGUF_KINDS:
+        raise UserError("--quantize is for GGUF files", "Pass --to gguf or --to ollama.")
+    types = quantize.split(",")
+    unknown = [name for name in types if name not in BLOCKS]
+    if unknown:
+        raise UserError(f"--quantize: there is no type {unknown[0]!r}", f"There are: {', '.join(BLOCKS)}.")
+    return types
+
+
+def hub_token(repository: str) -> str:
+    """The user's token for the hub; an error if there is none, or if the repository is not OWNER/NAME."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise UserError(f"--push: {repository!r} is not the name of a repository", "Write OWNER/NAME.")
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if not token:
+        raise ResourceError("there is no token for the hub", exports.HUB_HINT)
+    return token
+
+
+def find_checkpoint(model: str, overrides: Sequence[str], store: Store, say: Callable[[str], None]) -> Path:
+    """The checkpoint folder of a model.
+
+    Args:
+        model: a folder, a GGUF file, champion:RECIPE, STAGE/KEY, or a trained recipe.
+        overrides: overrides of that recipe.
+    """
+    stage, _, key = model.partition("/")
+    if Path(model).expanduser().is_dir() or is_gguf(model):
+        return model_folder(model, store, say)
+    if model.startswith(CHAMPION):
+        champion = champion_of(store, model.removeprefix(CHAMPION))
+        return store.folder(champion.stage, champion.key) / "model"
+    if key and store.has(stage, key):
+        return store.folder(stage, key) / "model"
+    if model in recipes.recipe_names() or model.endswith(".yaml"):
+        return newest_model(recipes.load(model, overrides), store)
+    raise DataError(f"there is no model {model!r}", "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe.")

@@ -1,0 +1,109 @@
+"""Candidate selection: an endpoint chooses among the samples of each question.
+
+It prefers one sample to the others, pair by pair (Reasoning-SQL, A.4), or merges the two with most votes (CSC-SQL).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipelines.core.registry import EQUALITIES
+from pipelines.core.types import Example, ExecutionResult, ExecutionStatus
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.endpoints.asker import Asker
+from pipelines.evaluation import evaluate
+from pipelines.evaluation.record_files import SELECTED, EvaluatedEpisode
+from pipelines.evaluation.voting import signature
+from pipelines.recipe.config import MERGE
+from pipelines.sql.engine import SqlEngine
+from pipelines.stages.context import Context
+from pipelines.teachers import experts
+
+NO_RESULT = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_class="empty")
+Samples = Mapping[str, Sequence[EvaluatedEpisode]]  # unbroken samples by question
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectedAnswers:
+    """One answer a question, and figures of the selector for the metrics: the cost of its answers, and its preference
+    for the first place.
+    """
+
+    episodes: list[EvaluatedEpisode]
+    figures: dict[str, float]
+
+
+def select_answers(
+    ctx: Context, selector: str, questions: Sequence[Example], episodes: Sequence[EvaluatedEpisode], gold: Path | None
+) -> SelectedAnswers:
+    """The selected sample of each question as a greedy episode, or the merged answer.
+
+    Args:
+        selector: an endpoint's name, behind `MERGE` if it merges; its answers are kept, so that a killed evaluation
+            asks nothing twice.
+        episodes: episodes of all passes. Broken samples are no candidates, and a question with no other is left out.
+        gold: the gold-schema stage that the answers are held against; None for the gold SQL's own items.
+    """
+    by_id = {question.id: question for question in questions}
+    samples = _unbroken_samples(episodes)
+    asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
+    read_schema = schemas(ctx.recipe)
+    sign = functools.partial(signature, form=EQUALITIES[ctx.recipe.headline].form)
+    with sql_engine(ctx.recipe) as sql:
+        cases = _cases(samples, by_id, sql)
+        if selector.startswith(MERGE):
+            texts = experts.merge_answers(asker, cases, read_schema, sign, sql.execute_many)
+            trajectories = [
+                evaluate.of_prediction(question, text or None, asker.name)
+                for question, text in zip(samples, texts, strict=True)
+            ]
+            examples = {question: by_id[question] for question in samples}
+            records = evaluate.evaluate(
+                trajectories, examples, sql, read_schema, ctx.recipe.equalities, "greedy", gold_schemas(gold)
+            )
+            merged = [
+                EvaluatedEpisode(SELECTED, trajectory, record)
+                for trajectory, record in zip(trajectories, records, strict=True)
+            ]
+            return SelectedAnswers(merged, _bill(asker))
+    choices = experts.choose_answers(asker, cases, read_schema, sign)
+    selected = []
+    for members, choice in zip(samples.values(), choices, strict=True):
+        winner = members[choice.winner]
+        record = dataclasses.replace(winner.record, mode="greedy", sample=0, signature=None)
+        selected.append(EvaluatedEpisode(SELECTED, winner.trajectory, record))
+    first = sum(choice.first for choice in choices) / max(1, len(choices))
+    return SelectedAnswers(selected, {"selector_first": first, **_bill(asker)})
+
+
+def _unbroken_samples(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[EvaluatedEpisode]]:
+    samples: dict[str, list[EvaluatedEpisode]] = {}
+    for episode in episodes:
+        if episode.pass_name == "sampled" and not episode.record.broken:
+            samples.setdefault(episode.record.example_id, []).append(episode)
+    return samples
+
+
+def _cases(
+    samples: Samples, by_id: Mapping[str, Example], sql: SqlEngine
+) -> list[tuple[Example, list[tuple[str, ExecutionResult]]]]:
+    """Each question with the SQL and the result of its samples; a different answer of a question runs once."""
+    answers = {(question, member.record.final_sql) for question, members in samples.items() for member in members}
+    runnable = sorted((question, text) for question, text in answers if text)
+    returned = sql.execute_many([(by_id[question].database, text) for question, text in runnable])
+    results: dict[tuple[str, str | None], ExecutionResult] = dict.fromkeys(answers, NO_RESULT)
+    results.update(zip(runnable, returned, strict=True))
+    cases = []
+    for question, members in samples.items():
+        candidates = []
+        for member in members:
+            final = member.record.final_sql
+            candidates.append((final or "", results[question, final]))
+        cases.append((by_id[question], candidates))
+    return cases
+
+
+def _bill(asker: Asker) -> dict[str, float]:
+    return {f"selector_{name}": number for name, number in asker.take_used().items()}

@@ -1,0 +1,97 @@
+"""The recipe of an evaluation, and the policy that is evaluated, from the options of `sqltrain evaluate`."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import UserError
+from pipelines.core.rows import kind_of
+from pipelines.core.store import Store
+from pipelines.databases import named
+from pipelines.databases.of_recipe import served_tokens
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.opening import open_recipe, split_store
+from pipelines.stages.added_benchmarks import benchmarks_override
+from pipelines.stages.evaluation_stage import ENDPOINT, ORACLE
+from pipelines.stages.gguf_folders import model_folder
+from pipelines.stages.policy_evaluation import Answerer, checkpoint_answerer, named_answerer
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """The options that choose a policy and its questions; None for an option that was not passed."""
+
+    recipe: str
+    overrides: Sequence[str]
+    store_folder: str | None
+    model: str | None  # a checkpoint folder, a GGUF file, endpoint:NAME or oracle; None for the recipe's checkpoints
+    benchmarks: str | None
+    questions: Path | None
+    database: str | None
+    limit: int | None
+
+
+@dataclass(frozen=True)
+class OpenedEvaluation:
+    """A recipe that reads the questions of an evaluation, its store, and its policy."""
+
+    recipe: Recipe
+    store: Store
+    answerer: Answerer | None  # None evaluates the recipe's own checkpoints
+
+
+def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> OpenedEvaluation:
+    """Read the options.
+
+    Args:
+        say: takes lines about benchmarks that are left out, and about a GGUF file that is read.
+    """
+    words = [*request.overrides, *_question_overrides(request)]
+    if request.benchmarks is not None:
+        words.append(benchmarks_override(request.benchmarks, say))
+    checkpoint = None
+    if request.model is not None and not _is_named(request.model):
+        _, store = split_store(words, request.store_folder)
+        checkpoint = model_folder(request.model, store, say)
+    recipe, store = open_recipe(request.recipe, words, request.store_folder, checkpoint)
+    more = _overrides_by_recipe(request, recipe)
+    if more:
+        recipe, store = open_recipe(request.recipe, [*words, *more], request.store_folder, checkpoint)
+    if request.model is None:
+        return OpenedEvaluation(recipe, store, None)
+    if checkpoint is None:
+        return OpenedEvaluation(recipe, store, named_answerer(request.model))
+    return OpenedEvaluation(recipe, store, checkpoint_answerer(request.model, checkpoint, recipe))
+
+
+def _is_named(model: str) -> bool:
+    return model == ORACLE or model.startswith(ENDPOINT)
+
+
+def _question_overrides(request: EvaluationRequest) -> list[str]:
+    """The override that makes `--questions` the recipe's only benchmark."""
+    if request.questions is None:
+        if request.database is not None:
+            raise UserError("--database needs --questions", "Pass both, or data.test.0.options.database=ADDRESS.")
+        return []
+    path = request.questions.expanduser()
+    if not path.is_file():
+        hint = "--questions takes JSON lines, or CSV with a header."
+        raise UserError(f"there is no file {request.questions}", hint)
+    source: dict[str, Any] = {"name": "questions", "kind": kind_of(request.questions), "path": str(path.resolve())}
+    if request.database is not None:
+        source["options"] = {"database": named.find(request.database).address}
+    return [f"data.test={json.dumps([source])}"]
+
+
+def _overrides_by_recipe(request: EvaluationRequest, recipe: Recipe) -> list[str]:
+    """Overrides that depend on the recipe: the limit of each benchmark, and the schema of one's own database."""
+    words = []
+    if request.limit is not None:
+        words += [f"data.test.{place}.count={request.limit}" for place in range(len(recipe.data.test))]
+    if request.questions is not None and recipe.data.linker is None:
+        # `ask` and `serve` show a long schema in part, too.
+        words += ["data.linker=fit", f"data.linker_tokens={served_tokens(recipe)}"]
+    return words

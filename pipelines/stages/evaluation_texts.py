@@ -1,0 +1,76 @@
+"""The texts of a finished evaluation, found from its folder: its trajectories, and the questions that they answer."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.core import frames
+from pipelines.core.files import read_json_lines
+from pipelines.core.frames import DATA
+from pipelines.core.store import MANIFEST, Store
+from pipelines.core.types import Example, Trajectory, read_jsonl, write_jsonl
+from pipelines.report.data import System
+from pipelines.stages.context import QUARANTINE, examples
+
+QUESTIONS = "questions.jsonl"  # file of the questions of a prediction file, whose questions lie in no store
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationTexts:
+    """The texts that records lack; both are () if they are not found."""
+
+    trajectories: tuple[Trajectory, ...] = ()
+    examples: tuple[Example, ...] = ()
+
+
+def read_texts(folder: Path, passes: Sequence[str]) -> EvaluationTexts:
+    """The trajectories of some passes, in the order of the passes and of their records, and the test questions."""
+    if not (folder / DATA).is_file():
+        return EvaluationTexts()
+    frame = frames.read(folder / DATA)
+    trajectories: list[Trajectory] = []
+    for pass_name in passes:
+        trajectories += frames.from_frame(frame.filter(pl.col("pass") == pass_name), Trajectory)
+    return EvaluationTexts(tuple(trajectories), tuple(_read_questions(folder)))
+
+
+def _read_questions(folder: Path) -> list[Example]:
+    """The questions in the folder, or in the `test` stage that its manifest names, in the same store; [] if absent."""
+    if (folder / QUESTIONS).is_file():
+        return list(read_jsonl(folder / QUESTIONS, Example))
+    stage_folder = folder.resolve()
+    if not (stage_folder / MANIFEST).is_file():
+        return []
+    store = Store(stage_folder.parent.parent)
+    manifest = store.manifest(stage_folder.parent.name, stage_folder.name)
+    key = manifest.get("test") or manifest.get("inputs", {}).get("test")
+    if not key:
+        return []
+    test = store.folder("test", str(key))
+    if not (test / DATA).is_file():
+        return []
+    return examples(test, "test")
+
+
+def write_texts(folder: Path, questions: Sequence[Example], system: System) -> None:
+    """Write the files of `read_texts` for a system of greedy answers that lies in no store."""
+    passes = [{"pass": "greedy"}] * len(system.trajectories)
+    frames.write(folder / DATA, frames.to_frame(system.trajectories, extra=passes))
+    with_absolute_paths = []
+    for question in questions:
+        location = str(Path(question.database.location).resolve())
+        database = dataclasses.replace(question.database, location=location)
+        with_absolute_paths.append(dataclasses.replace(question, database=database))
+    write_jsonl(folder / QUESTIONS, with_absolute_paths)
+
+
+def count_left_out(test: Path) -> dict[str, int]:
+    """Questions that a finished `test` stage had to leave out, by the reason, the commonest first."""
+    reasons: Counter[str] = Counter()
+    for row in read_json_lines(test / QUARANTINE):
+        if row["pool"] == "test" and row.get("chosen", True):
+            reasons[str(row["reason"]).replace("_", " ")] += 1
+    return dict(reasons.most_common())

@@ -1,0 +1,231 @@
+"""Evaluations wherever their records come from: a stage's folder, a scored prediction file, or a file of records."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import pydantic
+
+from pipelines.core.errors import DataError
+from pipelines.core.files import read_json, read_lines
+from pipelines.core.store import MANIFEST, Store
+from pipelines.core.types import Example, from_dict
+from pipelines.evaluation import paired_comparison
+from pipelines.evaluation.record import EpisodeRecord, Number
+from pipelines.evaluation.record_files import RECORDS, SELECTED, SINGLE_TURN
+from pipelines.report import writer
+from pipelines.report.data import ReportData, System
+from pipelines.stages.answer_latency import EFFICIENCY, TIMING, Latency, answer_costs, read_latencies
+from pipelines.stages.evaluation_texts import read_texts
+
+HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
+MAIN_PASSES = ("greedy", "sampled")  # passes that make one system
+UNREADABLE = (ValueError, TypeError, RecursionError, DataError)  # errors of reading somebody's JSON
+DAMAGED_FOLDER = (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE)
+QuestionNames = Mapping[str, str]  # common name of a question by its id in one run
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationRun:
+    """One evaluation."""
+
+    name: str
+    records: tuple[EpisodeRecord, ...]  # records of the passes that make one system
+    single_turn: tuple[EpisodeRecord, ...]  # records of the pass in which the agent had to answer without looking
+    passes: tuple[str, ...]  # names of the passes of `records`, as the file calls them
+    equality: str | None  # equality of the headline, if a summary names one
+    folder: Path  # folder of the side files
+    left_out: Mapping[str, int]
+    timing: Mapping[str, Latency]
+    r_ves: float | None
+
+
+def compare_runs(
+    paths: Sequence[str], equality: str | None
+) -> tuple[ReportData, list[EvaluationRun], list[QuestionNames]]:
+    """The runs at these paths under one equality, the runs themselves, and the common names of each one's questions."""
+    if len(paths) < 2:
+        raise DataError("a comparison needs two runs", HINT)
+    runs = _with_distinct_names(_main_runs_first([load_runs(path) for path in paths]))
+    names = paired_comparison.common_names([(*run.records, *run.single_turn) for run in runs])
+    systems = [_renamed_system(run, run_names) for run, run_names in zip(runs, names, strict=True)]
+    data = ReportData("comparison", choose_equality(runs, equality), tuple(systems), examples={})
+    if not data.comparisons:
+        raise DataError("the runs share no question", "Compare evaluations of the same benchmark.")
+    return data, runs, names
+
+
+def _main_runs_first(by_path: Sequence[Sequence[EvaluationRun]]) -> list[EvaluationRun]:
+    """The run of each path, then the selected answers of those that have some."""
+    main = [runs[0] for runs in by_path]
+    selected = [runs[1] for runs in by_path if len(runs) > 1]
+    return [*main, *selected]
+
+
+def _with_distinct_names(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
+    """The runs; equal names get a number."""
+    names = [run.name for run in runs]
+    distinct = []
+    for number, run in enumerate(runs, 1):
+        if names.count(run.name) > 1:
+            run = dataclasses.replace(run, name=f"{run.name} ({number})")
+        distinct.append(run)
+    return distinct
+
+
+def _renamed_system(run: EvaluationRun, names: QuestionNames) -> System:
+    """The system of a run, each question called by its common name."""
+    return System(
+        run.name,
+        _renamed(run.records, names),
+        single_turn=_renamed(run.single_turn, names),
+        left_out=run.left_out,
+        costs=answer_costs(run.timing, run.r_ves),
+    )
+
+
+def _renamed(records: Sequence[EpisodeRecord], names: QuestionNames) -> tuple[EpisodeRecord, ...]:
+    return tuple(dataclasses.replace(record, example_id=names[record.example_id]) for record in records)
+
+
+def add_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[QuestionNames]) -> ReportData:
+    """The report with questions, trajectories, schemas and results, of the runs whose folders lead to them."""
+    systems: list[System] = []
+    examples: dict[str, Example] = {}
+    for system, run, run_names in zip(data.systems, runs, names, strict=True):
+        texts = read_texts(run.folder, run.passes)
+        is_complete = len(texts.trajectories) == len(system.records)
+        systems.append(dataclasses.replace(system, trajectories=texts.trajectories if is_complete else ()))
+        for example in texts.examples:
+            if example.id in run_names:
+                examples.setdefault(run_names[example.id], example)
+    with_examples = dataclasses.replace(data, systems=tuple(systems), examples=examples)
+    if not examples:
+        return with_examples
+    return writer.with_results(with_examples)
+
+
+def load_runs(run: str) -> list[EvaluationRun]:
+    """A run by its path, named by the word before "=", else by its folder; and its selected answers, if any."""
+    name, equals, rest = run.partition("=")
+    path = Path(rest if equals else run).expanduser()
+    file = path / RECORDS if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(f"no records at {file}", HINT)
+    by_pass = _read_passes(file)
+    title = name if equals else _title(path.resolve())
+    main = tuple(record for mode in MAIN_PASSES for record in by_pass.get(mode, ()))
+    if not main:
+        raise DataError(f"{file} holds no records", HINT)
+    folder = file.parent
+    side = _read_side_files(folder)
+    runs = [
+        EvaluationRun(
+            name=title,
+            records=main,
+            single_turn=tuple(by_pass.get(SINGLE_TURN, ())),
+            passes=MAIN_PASSES,
+            equality=side.facts.equality,
+            folder=folder,
+            left_out=side.facts.left_out,
+            timing=side.timing,
+            r_ves=side.facts.r_ves,
+        )
+    ]
+    if SELECTED in by_pass:
+        selected = dataclasses.replace(
+            runs[0],
+            name=f"{title}, selected",
+            records=tuple(by_pass[SELECTED]),
+            single_turn=(),
+            passes=(SELECTED,),
+            timing={},
+            r_ves=None,
+        )
+        runs.append(selected)
+    return runs
+
+
+def _read_passes(file: Path) -> dict[str, list[EpisodeRecord]]:
+    """The records by pass; all have verdicts under the same equalities."""
+    by_pass: dict[str, list[EpisodeRecord]] = {}
+    equalities: set[str] | None = None
+    for number, row in read_lines(file, HINT):
+        try:
+            record = from_dict(EpisodeRecord, row.get("record", row))
+        except (AttributeError, DataError) as error:
+            raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
+        if equalities is None:
+            equalities = set(record.scores)
+        if set(record.scores) != equalities:
+            raise DataError(f"{file}, line {number} has verdicts under other equalities than the lines before", HINT)
+        by_pass.setdefault(str(row.get("pass", record.mode)), []).append(record)
+    return by_pass
+
+
+def _title(path: Path) -> str:
+    """The name of a run: a finished folder's manifest or stage with its key, else the file's or the folder's name."""
+    if path.is_file():
+        return path.stem
+    if not (path / MANIFEST).is_file():
+        return path.name
+    stage = path.parent.name
+    try:
+        manifest = Store(path.parent.parent).manifest(stage, path.name)
+        return f"{manifest.get('name', stage)} {path.name[:6]}"
+    except (AttributeError, *UNREADABLE):
+        raise DataError(f"{path / MANIFEST} is damaged", HINT) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderFacts:
+    """The fields of a comparison in the summary and the efficiency of an evaluation's folder."""
+
+    equality: str | None = None
+    left_out: Mapping[str, Number] = dataclasses.field(default_factory=dict)
+    r_ves: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SideFiles:
+    """The files beside the records."""
+
+    facts: FolderFacts
+    timing: Mapping[str, Latency]
+
+
+def _read_side_files(folder: Path) -> SideFiles:
+    try:
+        summary = read_json(folder / "summary.json")
+        efficiency = read_json(folder / EFFICIENCY)
+        fields = {name: summary[name] for name in ("equality", "left_out") if name in summary}
+        facts = from_dict(FolderFacts, {**fields, "r_ves": efficiency.get("r_ves")})
+        timing = read_latencies(folder)
+    except DAMAGED_FOLDER as error:
+        raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
+    for latency in timing.values():
+        if not all(0 <= figure < math.inf for figure in dataclasses.astuple(latency)):
+            fault = f"{TIMING} has no such figures"
+            raise DataError(f"a file beside the records in {folder} is damaged: {fault}", HINT)
+    return SideFiles(facts, timing)
+
+
+def choose_equality(runs: Sequence[EvaluationRun], wanted: str | None) -> str:
+    """The equality to compare under: the wanted one, the first run's headline, or the first that all share."""
+    by_run = [set(run.records[0].scores) for run in runs]
+    shared = [name for name in runs[0].records[0].scores if all(name in names for names in by_run)]
+    equality = wanted
+    if not equality and runs[0].equality in shared:
+        equality = runs[0].equality
+    elif not equality and shared:
+        equality = shared[0]
+    if equality is None or equality not in shared:
+        raise DataError(
+            f"not every run was evaluated under {equality or 'a common equality'}",
+            f"All have: {', '.join(shared) or 'none'}. Choose one with --equality, or evaluate again.",
+        )
+    return equality

@@ -1,0 +1,96 @@
+"""Tables of the memory that training takes of each GPU: `sqltrain plan`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pipelines.recipe.config import Recipe
+from pipelines.training import memory
+from pipelines.training.memory import Setup, Shape, Way
+
+GPU_COUNTS = (1, 2, 4, 8)
+GPU_SIZES = (24, 48, 80)  # GB of usual GPUs
+ROWS = (64, 32, 16, 8, 4, 2, 1)  # rows of a micro-batch to try, the most first
+USES = ("weights", "copies", "gradients", "optimizer", "activations", "logits", "cache", "peak")  # uses of GPU memory
+STAGES: tuple[Literal["sft", "grpo"], ...] = ("sft", "grpo")
+WAYS_ON_ONE: tuple[Way, ...] = ("full", "lora", "qlora")
+WAYS_ON_MANY: tuple[Way, ...] = ("full", "zero2", "zero3", "lora")
+GIB = 2**30
+DEFAULT_RANK = 32  # rank of adapters for a recipe without any
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """The memory of one training stage on so many GPUs."""
+
+    stage: str
+    gpus: int
+    way: str
+    gib: dict[str, float]  # GiB on each GPU by use
+
+    def values(self) -> dict[str, Any]:
+        """The need as JSON values."""
+        return {"stage": self.stage, "gpus": self.gpus, "way": self.way, **self.gib}
+
+    def line(self) -> str:
+        """A row of the table."""
+        uses = "".join(f"{self.gib[name]:12.2f}" for name in USES)
+        fits = " ".join(str(size) for size in GPU_SIZES if self.gib["peak"] <= size * 1e9 / GIB)
+        return f"{self.stage:6}{self.gpus:5}  {self.way:6}{uses}  {fits or 'none'}"
+
+
+def memory_needs(recipe: Recipe) -> list[MemoryNeed]:
+    """The needs of a recipe's training stages, for 1 to 8 GPUs."""
+    shape = memory.shape_of(recipe.model)
+    needs = []
+    for stage in STAGES:
+        if stage not in recipe.stages:
+            continue
+        for gpus in GPU_COUNTS:
+            setup = memory.setup(recipe, stage, gpus)
+            used = memory.estimate(shape, setup)
+            gib = {name: round(getattr(used, name) / GIB, 2) for name in USES}
+            needs.append(MemoryNeed(stage, gpus, setup.way, gib))
+    return needs
+
+
+def need_lines(needs: Sequence[MemoryNeed]) -> Iterator[str]:
+    """The table of needs."""
+    yield f"{'stage':6}{'GPUs':>5}  {'way':6}" + "".join(f"{name:>12}" for name in USES) + "  fits"
+    for need in needs:
+        yield need.line()
+    yield f"GiB on each GPU; fits: of {', '.join(map(str, GPU_SIZES))} GB"
+
+
+def fitting_lines(recipe: Recipe) -> list[str]:
+    """For models of 0.5B to 14B: the ways that fit one GPU of each size, and eight of 80 GB, with the most rows."""
+    machines = [*((1, size) for size in GPU_SIZES), (8, GPU_SIZES[-1])]
+    heads = [f"{size} GB" if gpus == 1 else f"{gpus} x {size} GB" for gpus, size in machines]
+    rank = recipe.model.lora.rank if recipe.model.lora is not None else DEFAULT_RANK
+    lines = ["| model | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for name, shape in memory.SHAPES.items():
+        cells = [_fitting_ways(recipe, shape, gpus, size, rank) for gpus, size in machines]
+        lines.append(f"| {name.rpartition('/')[2]} | " + " | ".join(cells) + " |")
+    tokens = recipe.grpo.sampling.episode_tokens
+    slots = memory.setup(recipe, "grpo", 1).slots
+    about = f"rows of a micro-batch, episodes of {tokens:,} tokens, {slots} decoded together, adapters of rank {rank}"
+    return [*lines, "", about]
+
+
+def _fitting_ways(recipe: Recipe, shape: Shape, gpus: int, size: int, rank: int) -> str:
+    """The ways of training that fit a machine, each with the most rows."""
+    base = memory.setup(recipe, "grpo", gpus)
+    fits = []
+    for way in WAYS_ON_ONE if gpus == 1 else WAYS_ON_MANY:
+        rows = _most_rows(shape, replace(base, way=way, half=True, rank=rank), size * 1e9)
+        if rows:
+            fits.append(f"{way} {rows}")
+    return ", ".join(fits) or "–"
+
+
+def _most_rows(shape: Shape, setup: Setup, n_bytes: float) -> int:
+    """The most rows of a micro-batch that fit; 0 if not even one does."""
+    for rows in ROWS:
+        if memory.estimate(shape, replace(setup, rows=rows)).peak <= n_bytes:
+            return rows
+    return 0
